@@ -15,10 +15,9 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core import outbox
 from timer_service.core.database import Database
 from timer_service.core.event_allowances import EVENT_BYTES, GO_ON, USAGE, WAITS, EventAllowances, delete_empty
-from timer_service.core.health import Health
 from timer_service.core.lease import Lease
 from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Event
+from timer_service.core.message import Address, Event, Kind
 from timer_service.core.outbox import OUTBOX, stored_message
 
 PERIOD = timedelta(hours=1)
@@ -43,8 +42,8 @@ class Instance:
         self.store, self.broker, self.clock = store, broker, clock
         self.metrics = RecordingMetrics()
         self.allowances = EventAllowances(limits, metrics=self.metrics, keeps_events_for=lambda: PERIOD)
-        parts = make_parts(store, broker, clock, self.metrics, batch_size=size, allowances=self.allowances)
-        self.relay = parts.relay(OUTBOX, stored_message)
+        self.parts = make_parts(store, broker, clock, self.metrics, batch_size=size, allowances=self.allowances)
+        self.relay = self.parts.relay(OUTBOX, stored_message)
 
     async def add(self, tenant: str, *numbers: int, text: str = TEXT) -> None:
         events = [Event(f"{tenant}-{n:06}", "something.happened", tenant, {"text": text}, NOW) for n in numbers]
@@ -93,9 +92,8 @@ async def test_only_the_tenant_over_its_limit_waits(instance: Instance, caplog: 
     assert instance.published("a") == [f"a-{number:06}" for number in range(count)]
     assert len(instance.published("b")) == 100
     waiting = await instance.store.reader.fetch("SELECT attempt, state, available_at, last_error FROM outbox")
-    assert {tuple(row) if not hasattr(row, "values") else tuple(row.values()) for row in waiting} == {
-        (0, "Waiting", NOW, None)
-    }
+    columns = ("attempt", "state", "available_at", "last_error")
+    assert {tuple(row[column] for column in columns) for row in waiting} == {(0, "Waiting", NOW, None)}
     assert instance.metrics.reached_limits == 1
     assert [each.message for each in caplog.records if each.name.endswith("audit")] == [WAITS]
     assert await instance.used() >= MOST - 20
@@ -185,12 +183,10 @@ async def test_event_larger_than_the_limit(store: Database, memory_broker: Memor
 async def test_failed_publishing_gives_back(instance: Instance) -> None:
     """Events that the broker did not store use nothing, however often they are tried."""
     await instance.add("a", *range(10))
-    instance.broker.health = Health.down("away")
     instance.broker.has_no_room_for = lambda _message: True
-    instance.broker.health = Health()
-    await instance.run(minutes=5)
+    await instance.run(seconds=30)
     instance.broker.has_no_room_for = lambda _message: False
-    await instance.run(minutes=1)
+    await instance.run(seconds=10)
     assert len(instance.published("a")) == 10
     assert await instance.used() < MOST
 
@@ -304,7 +300,7 @@ async def test_statements(
 ) -> None:
     """A tenant without a limit costs no statement. One with a limit costs three for each part of its limit."""
     counted = CountedStatements(store)
-    instance = Instance(counted, memory_broker, clock, limits, size=100)  # type: ignore[arg-type]
+    instance = Instance(counted, memory_broker, clock, limits, size=100)
     await instance.add("a", *range(400))
     counted.statements.clear()
     await instance.run(seconds=0)
@@ -313,3 +309,38 @@ async def test_statements(
     if not more:
         baseline = len(counted.statements)
         assert baseline == len([sql for sql in counted.statements if "outbox" in sql])
+
+
+async def test_rejected_command_of_a_tenant_over_its_limit(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Rejected commands use the limit too. Over it, the dead letter is stored and the event is left out."""
+    limits = TenantLimits(tenants={"a": Limits(published_events=3_000)})
+    instance = Instance(store, memory_broker, clock, limits)
+    consumer = instance.parts.consumer([])
+    subscription = await memory_broker.subscribe()
+    for number in range(20):
+        for tenant in "ab":
+            memory_broker.send(Address(Kind.COMMAND, tenant, "schedule-timer"), b"{", message_id=f"{tenant}-{number}")
+    await consumer.handle(subscription, await subscription.next_batch(40))
+    assert len(memory_broker.dead_letters) == 40
+    assert (len(memory_broker.settlements.terminated), memory_broker.waiting) == (40, [])
+    assert 1 <= len(instance.published("a")) <= 4
+    assert len(instance.published("b")) == 20
+
+
+async def test_events_of_rejections_that_the_broker_does_not_store(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """An event of a rejection that finds the stream full uses nothing."""
+    instance = Instance(store, memory_broker, clock)
+    consumer = instance.parts.consumer([])
+    subscription = await memory_broker.subscribe()
+    memory_broker.has_no_room_for = lambda message: message.address.kind is Kind.EVENT
+    for _ in range(30):
+        memory_broker.send(Address(Kind.COMMAND, "a", "schedule-timer"), b"{")
+        await consumer.handle(subscription, await subscription.next_batch(1))
+    memory_broker.has_no_room_for = lambda _message: False
+    await instance.add("a", *range(10))
+    await instance.run(seconds=0)
+    assert len(instance.published("a")) == 10

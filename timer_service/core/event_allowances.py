@@ -109,6 +109,8 @@ class EventAllowances:
 
     def give_back(self, sizes: Iterable[Size]) -> None:
         """Give back the bytes of events that were admitted and not published."""
+        if not self._left:
+            return
         for size in sizes:
             if size.tenant in self._left:
                 self._left[size.tenant] += size.amount

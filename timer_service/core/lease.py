@@ -156,7 +156,7 @@ class Lease:
         `allowances`: who may publish the events of the rows. Without them, all tenants may.
         """
         self.table = table
-        self._allowances = allowances or EventAllowances()
+        self._allowances = allowances
         self._look: Look | None = None
         """What the last claim has found if it left out waiting tenants."""
         self._claim_bytes = claim_bytes
@@ -204,12 +204,15 @@ class Lease:
         if self.table.large is not None:
             claim["inline"] = self._claim_bytes // limit
         self._look = None
-        if waiting := self._allowances.waiting(now):
+        allowances = self._allowances
+        if allowances is not None and (waiting := allowances.waiting(now)):
             rows = await self._claim_beside(tx, claim, limit, waiting)
         else:
             rows = await self._claim_all(tx, claim, limit)
         rows = await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit)
-        return await self._admit(tx, rows, now) if self._allowances.limits_somebody else rows
+        if allowances is None or not allowances.limits_somebody:
+            return rows
+        return await self._admit(tx, allowances, rows, now)
 
     async def _claim_all(self, tx: Transaction, claim: Mapping[str, Any], limit: int) -> list[Row]:
         available = await self.count_available(tx, claim["now"], limit + 1)
@@ -229,9 +232,9 @@ class Lease:
                 rows += await fetch([(tenant, rest)])
         return rows
 
-    async def _admit(self, tx: Transaction, rows: list[Row], now: int) -> list[Row]:
+    async def _admit(self, tx: Transaction, allowances: EventAllowances, rows: list[Row], now: int) -> list[Row]:
         """Return the claimed rows whose events may be published. Release the other rows."""
-        admitted = await self._allowances.admit(tx, [self._event_size(row) for row in rows], now)
+        admitted = await allowances.admit(tx, [self._event_size(row) for row in rows], now)
         if all(admitted):
             return rows
         await self.release(tx, [row for row, is_admitted in zip(rows, admitted, strict=True) if not is_admitted])
@@ -240,7 +243,8 @@ class Lease:
 
     def give_back(self, rows: Sequence[Row]) -> None:
         """Give back the allowances of claimed rows whose events were not published."""
-        self._allowances.give_back(self._event_size(row) for row in rows)
+        if self._allowances is not None:
+            self._allowances.give_back(self._event_size(row) for row in rows)
 
     def _event_size(self, row: Row) -> Size:
         texts = (row[column] for column in self.table.claimed)
@@ -365,7 +369,7 @@ class Lease:
     async def _next_beside(self, look: Look, reader: Reader) -> int:
         """Return when to claim again after a claim that left out waiting tenants."""
         at = await look.next_at(reader, self._next_available_after)
-        next_look_at = self._allowances.next_look_at(look.at)
+        next_look_at = None if self._allowances is None else self._allowances.next_look_at(look.at)
         return at if next_look_at is None else min(at, next_look_at)
 
     def _held(self, row: Row, **values: Any) -> Mapping[str, Any]:
