@@ -27,7 +27,7 @@ USAGE = Usage(LIMIT, _SQL["used"])
 WAITS = "events of a tenant wait: it has used its limit"
 GO_ON = "events of a tenant no longer wait"
 EVENT_BYTES = 600
-"""What an event has in the stream in addition to the texts of its row: at most so much, with the headers."""
+"""What an event has in the stream in addition to the texts of its row, at most."""
 _DEFAULT_PERIOD = timedelta(days=7)
 """The time for which the bytes of a limit count if the broker keeps events for ever."""
 _GRACE_MS = 5_000

@@ -247,8 +247,10 @@ class Lease:
             self._allowances.give_back(self._event_size(row) for row in rows)
 
     def _event_size(self, row: Row) -> Size:
-        texts = (row[column] for column in self.table.claimed)
-        return Size(row["tenant_id"], EVENT_BYTES + sum(len(each.encode()) for each in texts if isinstance(each, str)))
+        """Return the size of the event of a row, or more. A short text may be in the body and in a header."""
+        texts = {column: text for column in self.table.claimed if isinstance(text := row[column], str)}
+        large = texts.pop(self.table.large or "", "")
+        return Size(row["tenant_id"], EVENT_BYTES + len(large.encode()) + 2 * len("".join(texts.values()).encode()))
 
     async def _bound_bytes(self, tx: Transaction, rows: list[Row], limit: int) -> list[Row]:
         """Load the large texts of claimed rows as far as these fit into the bytes of a claim; release the other rows.
