@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -21,6 +22,11 @@ _T = TypeVar("_T")
 
 _NEW_OBJECTS_PER_COLLECTION = 20_000
 """With Python's default of 700, a batch of commands triggers several searches for cycles, and commands have none."""
+_SWITCH_SECONDS = 0.0005
+"""How long the event loop goes on while a thread of the database waits to run Python.
+
+With Python's default of 5 ms, a statement waits that long several times, and one for many rows once for each row.
+"""
 _CLOSE_SECONDS = 2
 _LOG_SECONDS = 0.2
 
@@ -47,6 +53,7 @@ async def serve_until_signalled(app: "App", shutdown_timeout: timedelta) -> None
         signal.signal(number, stop)  # a handler of the event loop would not run while the event loop hangs
     gc.freeze()  # modules and models live as long as the process
     gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     await app.run(Supervisor(os.environ), on_draining=last_resort.start)
 
 

@@ -109,7 +109,7 @@ class _Session:
             return []
         text = await self._insert_from_arrays(translate(sql).text)
         returned: Sequence[Row] = await self._connection.fetch(text, *zip(*rows, strict=True), timeout=self._timeout)
-        self.wrote = self.wrote or bool(returned)
+        self.wrote = self.wrote or bool(returned) or "RETURNING" not in text
         return returned
 
     async def wait_briefly(self) -> None:
