@@ -5,6 +5,7 @@ once, never early, and always under the same id.
 
 Each word below has this one meaning in the package:
 
+allowance     the bytes of events that a tenant may still publish, if it has the limit `published_events`
 attempt       the number of times a row was claimed; a released claim does not count
 available_at  when a row may be claimed (new: due_at; claimed: end of the lease; retried: after a backoff), else null
 backfill      one row of `schedule_backfills`: a BackfillSchedule that has not ended, and how far it is

@@ -108,6 +108,9 @@ class Metrics:
             ["loop"],
             registry=registry,
         )
+        self._event_limits_reached = Gauge(
+            "timer_event_limits_reached", "Limits of events that are used up, so that events wait.", registry=registry
+        )
         self._clock_offset = Gauge(
             "timer_clock_offset_seconds",
             "Seconds that the database's clock is ahead of this machine's clock; always 0 on SQLite.",
@@ -268,6 +271,10 @@ class Metrics:
         """Set the number of claimable rows of a table, and for how long the oldest has been claimable."""
         self._overdue.labels(table).set(count)
         self._oldest.labels(table).set(oldest_seconds)
+
+    def event_limits_reached(self, count: int) -> None:
+        """Set the number of limits `published_events` that are used up, so that events wait."""
+        self._event_limits_reached.set(count)
 
     def clock_measured(self, offset_seconds: float) -> None:
         """Set how far the clock that decides what is due is ahead of this machine's clock."""

@@ -14,6 +14,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
 from timer_service.core.broker import Broker, Subscription
 from timer_service.core.database import Database
+from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.loop import Worker
 from timer_service.core.message import Address, Position
@@ -80,6 +81,7 @@ class InProcess(Conversation):
             wake=lambda loop, at: self.worker_wakes.append((loop, at)),
             offer=lambda lane, at: self.offers.append((lane, at)),
             quotas=quotas,
+            allowances=EventAllowances(options.get("limits", DEFAULT_LIMITS), metrics=self.metrics),
         )
         self.positions: list[Position] = []
         """The positions of the sent commands."""

@@ -27,6 +27,7 @@ class RecordingMetrics:
         """The number of rows by (table, outcome)."""
         self.lateness: list[float] = []
         self.lost = 0
+        self.reached_limits = 0
         self.missed = 0
         self.not_started = Counter[str]()
         self.given_up: Counter[str] = Counter()
@@ -96,6 +97,9 @@ class RecordingMetrics:
 
     def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
         self.overdues[table].append((count, oldest_seconds))
+
+    def event_limits_reached(self, count: int) -> None:
+        self.reached_limits = count
 
     def clock_measured(self, offset_seconds: float) -> None:
         self.clock_offset = offset_seconds

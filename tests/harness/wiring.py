@@ -7,6 +7,7 @@ from datetime import timedelta
 from timer_service.core.broker import Broker
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database
+from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.handover import Handover
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.quotas import Quotas
@@ -30,6 +31,7 @@ def make_parts(
     offer: Callable[[Lane, int], None] = offer_nothing,
     quotas: Quotas | None = None,
     handovers: dict[str, Handover] | None = None,
+    allowances: EventAllowances | None = None,
 ) -> Parts:
     """Return the parts of an instance. The jitter of retries is the same in every test."""
     return Parts(
@@ -44,5 +46,6 @@ def make_parts(
         offer=offer,
         quotas=quotas or Quotas(),
         handovers={} if handovers is None else handovers,
+        allowances=allowances or EventAllowances(),
         rng=random.Random(0),
     )

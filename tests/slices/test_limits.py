@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
-from timer_service import runs, signals, timers, workflows
+from timer_service import events, runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES, queries
 from timer_service.app.usage import GetUsage, usage_query
@@ -17,7 +17,7 @@ from timer_service.core.limits import DEFAULT_LIMITS, Limits, TenantLimits
 from timer_service.core.message import Position
 from timer_service.core.slice import Slice
 
-SLICES = (timers.SLICE, signals.SLICE, SCHEDULES, workflows.SLICE, runs.SLICE)
+SLICES = (timers.SLICE, signals.SLICE, SCHEDULES, workflows.SLICE, runs.SLICE, events.SLICE)
 LATER = iso(after(hours=1))
 
 

@@ -28,7 +28,7 @@ from timer_service.timers.store import TIMERS
 ALL = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
     *("timers-retention", "signals-retention", "schedules-retention", "workflows-retention", "runs-retention"),
-    *("workflow-deadlines", "row-counts"),
+    *("events-retention", "workflow-deadlines", "row-counts"),
 }
 UPKEEP = {each for each in ALL if each.endswith("-retention")} | {"row-counts"}
 """The loops that only clean up and count."""

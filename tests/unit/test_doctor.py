@@ -13,6 +13,7 @@ from timer_service.cli.doctor.broker import check_server
 from timer_service.cli.doctor.clocks import check_broker_clock, check_clocks, check_database_clock
 from timer_service.cli.doctor.command import summary
 from timer_service.cli.doctor.consumer import check_consumer
+from timer_service.cli.doctor.event_limits import check_event_limits
 from timer_service.cli.doctor.exposure import check_exposure, check_rights
 from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.flows import check_page, check_readiness
@@ -22,6 +23,7 @@ from timer_service.cli.doctor.sqlite import check_version
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.cli.readiness import read_readiness
 from timer_service.config import Config
+from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.message import Kind
 
 SETTING = "TIMER_DB_PATH"
@@ -64,6 +66,26 @@ def separate_stream(**source: Any) -> list[Finding]:
     state = {"name": "TIMER_CMD_acme", "active": 10**9, **source}
     info = {"config": {**HEALTHY, **sources}, "state": {"messages": 3, "bytes": 900}, "sources": [state]}
     return list(check_stream(Kind.COMMAND, SUBJECT, info, shared=True))
+
+
+@pytest.mark.parametrize(
+    ("default", "acme", "room", "found"),
+    [
+        (None, None, 1000, [(Status.NOTE, "a tenant without the limit")]),
+        (None, 100, 1000, [(Status.NOTE, "a tenant without the limit")]),
+        (100, None, 1000, [(Status.NOTE, "a tenant without the limit"), (Status.OK, "room for 5 tenants")]),
+        (100, 200, 1000, [(Status.OK, "room for 3 tenants")]),
+        (100, 401, 1000, [(Status.WARN, "twice the limits published_events are 1002, and max_bytes is 1000")]),
+        (100, 200, -1, []),
+    ],
+)
+def test_limits_of_events(default: int | None, acme: int | None, room: int, found: list[tuple[Status, str]]) -> None:
+    """The limits of events are compared with the stream. A tenant without one is named as a risk."""
+    limits = TenantLimits.model_validate(
+        {"default": Limits(published_events=default), "tenants": {"acme": Limits(published_events=acme)}}
+    )
+    findings = list(check_event_limits(limits, {"name": "TIMER_EVT", "max_bytes": room}))
+    assert [(each.status, each.message[: len(text)]) for each, (_, text) in zip(findings, found, strict=True)] == found
 
 
 def test_healthy_stream() -> None:

@@ -12,6 +12,7 @@ from tests.harness.reachable import attributes, reachable
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.audit import AuditLog
 from timer_service.core.budget import MIB, Budget
+from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.health import OutageLog, Publishing
 from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.query_queue import QueryLimits
@@ -51,6 +52,7 @@ SHARED = (
     InstanceBroker,
     Metrics,
     AuditLog,
+    EventAllowances,
     Publishing,
     Quotas,
     TenantLimits,

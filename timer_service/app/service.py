@@ -18,11 +18,13 @@ from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.config import Config
+from timer_service.core.audit import AuditLog
 from timer_service.core.broker import Subscription
 from timer_service.core.budget import Budget
 from timer_service.core.command_streams import CommandHistory
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.instant import format_instant
 from timer_service.core.loop import Loop, Worker
@@ -68,6 +70,7 @@ class App:
         self._metrics = metrics
         self._registry = registry
         self._tracing = tracing
+        audit = AuditLog()
         self._parts = Parts(
             database=storage.database,
             broker=broker,
@@ -80,6 +83,10 @@ class App:
             reply_prefix=config.reply_prefix,
             budget=Budget.of(config.memory_budget),
             quotas=Quotas(config.limits, alone=storage.database.exclusive),
+            allowances=EventAllowances(
+                config.limits, metrics=metrics, audit=audit, keeps_events_for=lambda: broker.keeps_events_for
+            ),
+            audit=audit,
             offer=self._offer,
             publish=None if tracing is None else tracing.trace_events(broker.publish),
         )
@@ -293,6 +300,8 @@ class App:
             )
 
         workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
+        if self._parts.allowances.limits_somebody:
+            workers["event-allowances"] = self._parts.allowances
         workers["clock-repair"] = build_clock_repair(self._parts)
         if self._config.role != "worker":
             workers["backlog"] = BacklogWatch(self._database, self._broker.oldest_unsettled)

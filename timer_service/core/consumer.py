@@ -22,6 +22,8 @@ from timer_service.core.database import Database
 from timer_service.core.decoder import Decoded, decode, parts
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
+from timer_service.core.event_admission import EventAdmission
+from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.failures import Failures
 from timer_service.core.health import Health, OutageLog, worst
 from timer_service.core.metrics_port import MetricsPort
@@ -63,6 +65,7 @@ class Consumer:
         audit: AuditLog | None = None,
         newest: NewestRejections | None = None,
         budget: Budget = DEFAULT_BUDGET,
+        allowances: EventAllowances | None = None,
     ) -> None:
         self._database = database
         self._routes = {payload: route for route in routes for payload in route.payloads}
@@ -99,6 +102,7 @@ class Consumer:
             newest=newest or NewestRejections(),
             command_types=self._payloads,
             reply_prefix=reply_prefix,
+            publish=EventAdmission(broker.publish, allowances or EventAllowances(), database, clock).publish,
         )
 
     @property

@@ -5,14 +5,16 @@ The table has the columns `tenant_id` and `available_at`, and two indexes over t
 (available_at), and (tenant_id, available_at, the rest of the key).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.sql import load_sql
 from timer_service.core.tenant_turns import TenantTurns
+from timer_service.core.waiting_tenants import Look, nobody, take_beside
 
 _SQL = load_sql("timer_service.core", "lease.sql")
 NOTHING: Mapping[str, int] = {}
@@ -43,7 +45,11 @@ class DueTable:
 class DueRows:
     """Selects due rows. No row is returned that another transaction has locked."""
 
-    def __init__(self, table: DueTable) -> None:
+    def __init__(self, table: DueTable, waiting: Callable[[int], Collection[str]] = nobody) -> None:
+        """`waiting` returns the tenants whose rows are left out at an instant."""
+        self._waiting = waiting
+        self._look: Look | None = None
+        """What the last select has found if it left out waiting tenants."""
         self.key_of = itemgetter(*table.key)
         """Returns the key of a row."""
         self._table = table
@@ -52,6 +58,7 @@ class DueRows:
         self._due_by_key = table.sql("due_by_key")
         self._count_available = table.sql("count_available")
         self._next_available = table.sql("next_available")
+        self._next_available_after = table.sql("next_available_after")
         self._turns = TenantTurns(table.sql("due_tenants"))
 
     async def select(self, tx: Transaction, now: int, limit: int, beyond: Mapping[str, int] = NOTHING) -> list[Row]:
@@ -60,16 +67,25 @@ class DueRows:
         If more rows are due, each tenant gets an equal share. If these are less than half of the limit, the oldest rows
         get the rest. A tenant in `beyond` gets so many rows in addition: its oldest rows are not those that come first.
         """
+        self._look = None
+        fetch = partial(self._select_each, tx, now, beyond)
+        if waiting := self._waiting(now):
+            rows, self._look = await take_beside(tx, self._turns, fetch, now=now, limit=limit, waiting=waiting)
+            return sorted(rows, key=itemgetter("available_at"))
         (row,) = await tx.fetch(self._count_available, {"now": now, "limit": limit + 1})
-        shares = await self._turns.shares(tx, now, limit) if row["count"] > limit else []
-        each = [{"tenant_id": tenant, "now": now, "limit": share + beyond.get(tenant, 0)} for tenant, share in shares]
-        rows = list(await tx.fetch_each(self._due_of_tenant, each))
+        rows = list(await fetch(await self._turns.shares(tx, now, limit) if row["count"] > limit else []))
         if 2 * len(rows) < limit:
             known = set(map(self.key_of, rows))
             most = limit + sum(beyond.values())
             oldest = await tx.fetch(self._due, {"now": now, "limit": most})
             rows += [row for row in oldest if self.key_of(row) not in known][: most - len(rows)]
         return sorted(rows, key=itemgetter("available_at"))
+
+    async def _select_each(
+        self, tx: Transaction, now: int, beyond: Mapping[str, int], shares: Sequence[tuple[str, int]]
+    ) -> Sequence[Row]:
+        each = [{"tenant_id": tenant, "now": now, "limit": share + beyond.get(tenant, 0)} for tenant, share in shares]
+        return await tx.fetch_each(self._due_of_tenant, each)
 
     async def select_keys(self, tx: Transaction, keys: Sequence[Any], now: int) -> list[Row]:
         """Lock and return the rows among `keys` that are due at `now`."""
@@ -78,6 +94,8 @@ class DueRows:
 
     async def next_available(self, reader: Reader) -> int | None:
         """Return when the next row is due; None if no row is waiting."""
+        if self._look is not None:
+            return await self._look.next_at(reader, self._next_available_after)
         (row,) = await reader.fetch(self._next_available)
         at: int | None = row["at"]
         return at

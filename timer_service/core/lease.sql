@@ -196,6 +196,9 @@ WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL
 -- When the next row is available.
 SELECT MIN(available_at) AS at FROM {table} WHERE available_at IS NOT NULL
 
+-- name: next_available_after
+-- When the next row is available that was not available at an instant.
+SELECT MIN(available_at) AS at FROM {table} WHERE available_at > :now
 
 -- name: due
 -- Locks and returns the rows that have been due longest, up to a limit, as `claim` does, but without a lease.

@@ -47,6 +47,8 @@ class Limits(BaseModel):
     """The workflows that have not ended."""
     workflow_data: _Size | None = None
     """The inputs, results and waiting messages of its workflows, as far as one has more than 1,000 bytes."""
+    published_events: _Size | None = None
+    """The bytes of events that it may publish at once. They come back within the `max_age` of the events' stream."""
 
     def amount(self, name: str) -> int | None:
         """Return the limit of a name."""

@@ -86,6 +86,10 @@ class MetricsPort(Protocol):
         """Set the number of claimable rows of a table, and for how long the oldest has been claimable."""
         ...
 
+    def event_limits_reached(self, count: int) -> None:
+        """Set the number of limits `published_events` that are used up, so that events wait."""
+        ...
+
     def clock_measured(self, offset_seconds: float) -> None:
         """Set how far the clock that decides what is due is ahead of this machine's clock."""
         ...

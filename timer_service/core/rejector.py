@@ -11,6 +11,7 @@ from timer_service.core.broker import (
     PUBLISHED,
     TRANSIENT,
     Broker,
+    Publish,
     PublishResult,
     PublishStatus,
     Reply,
@@ -59,6 +60,8 @@ class _Storing(NamedTuple):
 class Rejector:
     """Ends rejected commands. A command is retried until its messages are stored.
 
+    A tenant that has used its limit of events gets no event. The dead letter has everything.
+
     If the broker refuses a dead letter ten times even without the command's body and headers, the command is dropped:
     it is terminated without a dead letter, and counted.
     """
@@ -74,8 +77,11 @@ class Rejector:
         newest: NewestRejections,
         command_types: Collection[str],
         reply_prefix: str,
+        publish: Publish | None = None,
     ) -> None:
+        """`publish` is used in place of `broker.publish`."""
         self._broker = broker
+        self._publish_all = publish or broker.publish
         self._clock = clock
         self._metrics = metrics
         self._attempts = attempts
@@ -133,9 +139,7 @@ class Rejector:
     async def _publish(self, messages: Sequence[Message]) -> list[PublishResult]:
         """Publish the messages that are not known to be stored."""
         new = [message for message in messages if message.id not in self._stored]
-        results = dict(
-            zip((message.id for message in new), await self._broker.publish(new) if new else (), strict=True)
-        )
+        results = dict(zip((message.id for message in new), await self._publish_all(new) if new else (), strict=True))
         for name, result in results.items():
             if result.status is PublishStatus.PUBLISHED:
                 self._stored[name] = None

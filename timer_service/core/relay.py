@@ -162,7 +162,7 @@ class Relay:
 
     async def _fire_written(self, rows: Sequence[Row]) -> None:
         self._metrics.claimed(len(rows))
-        await self._fire(rows)
+        await self._fire(rows, self._lease.most_bytes)
 
     async def _claim_in(self, tx: Transaction, now: int, limit: int) -> list[Row]:
         rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive)
@@ -225,6 +225,7 @@ class Relay:
                 self._metrics.published(time.perf_counter() - started)
                 self._sort_results([row for row, _ in messages], results, settlement)
         settlement.release += waiting
+        self._lease.give_back([*settlement.release, *(each.row for each in (*settlement.retry, *settlement.bury))])
         self._set_pause(settlement)
         return settlement
 

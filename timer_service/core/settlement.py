@@ -13,7 +13,7 @@ from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.transactions import run_at_once
+from timer_service.core.transactions import in_transaction, run_at_once
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +159,10 @@ class Settler:
             counts = [await self._lease.complete_claim(tx, each.complete, each.at, shared=False) for each in claims]
             return counts, await work(tx)
 
+        # Not in the thread of the database if other loops use the same allowances.
+        run = in_transaction if self._lease.is_bounded else run_at_once
         try:
-            counts, result = await run_at_once(self._database, write)
+            counts, result = await run(self._database, write)
         except DatabaseUnavailableError:
             self._left += claims
             raise
@@ -169,7 +171,7 @@ class Settler:
                 raise
             log.warning("settling with the next claim failed, settling alone", exc_info=error)
             await self.settle_all(claims)
-            return await run_at_once(self._database, work)
+            return await run(self._database, work)
         for each, count in zip(claims, counts, strict=True):
             self._record(each, {"fired": count}, 0)
         return result

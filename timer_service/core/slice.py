@@ -17,6 +17,7 @@ from timer_service.core.clock_repair import TimedRows
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Database
 from timer_service.core.due_rows import DueTable
+from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.handover import Handover
 from timer_service.core.health import OutageLog, Publishing
 from timer_service.core.lease import Lease, LeasedTable
@@ -59,6 +60,8 @@ class Parts:
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""
     quotas: Quotas = field(default_factory=Quotas)
+    allowances: EventAllowances = field(default_factory=EventAllowances)
+    """Who may publish events."""
     offer: Callable[[Lane, int], None] = offer_nothing
     """Says that a row of a lane becomes available to workers of users at an instant."""
     handovers: dict[str, Handover] = field(default_factory=dict)
@@ -80,6 +83,7 @@ class Parts:
             audit=self.audit,
             newest=self.newest_rejections,
             budget=self.budget,
+            allowances=self.allowances,
         )
 
     def queries(self, routes: Sequence[QueryRoute]) -> Queries:
@@ -91,7 +95,7 @@ class Parts:
         return Relay(
             database=self.database,
             broker=self.broker,
-            lease=Lease(table, self.visibility_timeout, self.budget.claim),
+            lease=Lease(table, self.visibility_timeout, self.budget.claim, self.allowances),
             encode=encode,
             clock=self.clock,
             metrics=self.metrics,

@@ -1,5 +1,6 @@
 """The turns of tenants: which tenants a select or a claim shares its rows between."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from timer_service.core.database import Reader, Transaction
@@ -34,6 +35,14 @@ class TenantTurns:
         if len(due) == 1 and all_looked_at:
             return []
         return [(tenant, limit // len(due)) for tenant in due]
+
+    async def shares_beside(
+        self, tx: Transaction, now: int, limit: int, waiting: Collection[str]
+    ) -> tuple[list[tuple[str, int]], bool]:
+        """Return the shares of tenants that are not in `waiting`, also of a single one, and whether these are all."""
+        due, all_looked_at = await self._next(tx, now, limit)
+        others = [tenant for tenant in due if tenant not in waiting]
+        return [(tenant, limit // len(others)) for tenant in others], all_looked_at
 
     async def next_due(self, reader: Reader, now: int, limit: int) -> list[str]:
         """Return the next tenants with rows that are due at `now`, up to `limit`. Looks at 5,000 tenants at most."""

@@ -1,5 +1,6 @@
 """The events slice: users list the buried events of the outbox and retry them. The outbox itself is in the core."""
 
+from timer_service.core import event_allowances
 from timer_service.core.outbox import COUNTED, OUTBOX, stored_message
 from timer_service.core.slice import Slice
 from timer_service.events.handler import Outcome, handle
@@ -16,4 +17,6 @@ SLICE = Slice(
     wakes=("outbox",),
     leased=(OUTBOX,),
     counted=COUNTED,
+    usages=(event_allowances.USAGE,),
+    delete_settled=event_allowances.delete_empty,
 )

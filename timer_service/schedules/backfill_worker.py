@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _TENANTS = 5
 """How many tenants one transaction serves, with one backfill of each. Computing a slot takes 4 ms at most."""
 _LOCKED_PAUSE_MS = 50
-"""How long to wait for backfills that another instance has locked."""
+"""How long to wait for backfills that another instance has locked, or whose tenants must not publish events."""
 _PUBLISHING_PAUSE_MS = 20
 """How long to wait before looking again whether the events of the last portions have left the outbox."""
 
@@ -44,7 +44,8 @@ class BackfillWorker:
         self._start = partial(start, quotas=parts.quotas)
         self._offer = parts.offer
         self._wake = parts.wake
-        self._gate = FiringGate(parts.broker, parts.publishing, parts.database)
+        self._gate = FiringGate(parts.broker, parts.publishing, parts.database, parts.allowances.over)
+        self._over = parts.allowances.over
         self._turns = TenantTurns(store.DUE_TENANTS)
         self._delays = Delays()
         self._added_at: int | None = None
@@ -59,7 +60,11 @@ class BackfillWorker:
             return Pass(0, now + RECHECK_MS)
         if not await self._are_published(now):
             return Pass(0, now + _PUBLISHING_PAUSE_MS)
-        tenants = await self._turns.next_due(self._database.reader, now, _TENANTS)
+        over = self._over(now)
+        due = await self._turns.next_due(self._database.reader, now, _TENANTS)
+        tenants = [tenant for tenant in due if tenant not in over]
+        if not tenants:
+            return Pass(0, now + _LOCKED_PAUSE_MS)
         try:
             handled = await self._handle(now, tenants)
         except Exception as error:
@@ -73,7 +78,7 @@ class BackfillWorker:
         """Return whether the events of the last portions, and those before them, have left the outbox."""
         if self._added_at is not None:
             self._added_at = min(self._added_at, now)  # the clock may have been set back
-            oldest = await outbox.oldest_available(self._database.reader)
+            oldest = await outbox.oldest_available(self._database.reader, self._over(now))
             if oldest is not None and oldest <= self._added_at:
                 return False
             self._added_at = None

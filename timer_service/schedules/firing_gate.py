@@ -4,6 +4,8 @@ A PauseSchedule that was sent while the service or the broker was away shall sto
 While the event stream is full, slots wait too, so that the outbox does not grow.
 """
 
+from collections.abc import Callable, Collection
+
 from timer_service.core import outbox
 from timer_service.core.backlog_gate import BacklogGate
 from timer_service.core.broker import Broker
@@ -14,7 +16,11 @@ from timer_service.core.health import Publishing
 class FiringGate:
     """Closed while the backlog gate is, while events cannot be published, and until those that waited are out."""
 
-    def __init__(self, broker: Broker, publishing: Publishing, database: Database) -> None:
+    def __init__(
+        self, broker: Broker, publishing: Publishing, database: Database, over: Callable[[int], Collection[str]]
+    ) -> None:
+        """`over` returns the tenants whose events wait because of their limit. The gate does not wait for these."""
+        self._over = over
         self._backlog = BacklogGate(broker)
         self._publishing = publishing
         self._database = database
@@ -34,7 +40,7 @@ class FiringGate:
             return False
         if self._full_at is not None:
             self._full_at = min(self._full_at, now)  # the clock may have been set back
-            oldest = await outbox.oldest_available(self._database.reader)
+            oldest = await outbox.oldest_available(self._database.reader, self._over(now))
             if oldest is not None and oldest <= self._full_at:
                 return False
             self._full_at = None

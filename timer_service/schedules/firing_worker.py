@@ -80,8 +80,8 @@ class FiringWorker:
         self._offer = parts.offer
         self._wake_loop = parts.wake
         self._wake = partial(parts.wake, "outbox")
-        self._rows = DueRows(SCHEDULES)
-        self._gate = FiringGate(parts.broker, parts.publishing, parts.database)
+        self._rows = DueRows(SCHEDULES, parts.allowances.over)
+        self._gate = FiringGate(parts.broker, parts.publishing, parts.database, parts.allowances.over)
         self._order = PassOrder()
         self._to_others = LeftToOthers(exclusive=parts.database.exclusive)
         self._hint = partial(parts.broker.hint, LOOP)

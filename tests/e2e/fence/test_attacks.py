@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,7 +18,7 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from tests.harness.fence import LONG_AGO, PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, connect
+from tests.harness.fence import LONG_AGO, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, Operator, Peer, command, connect
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
 
@@ -253,6 +254,36 @@ async def is_stored(operator: Operator, subject: str) -> bool:
     """Return whether the stream of events has a message with a subject."""
     info = await operator.connection.jetstream().stream_info("TIMER_EVT", subjects_filter=subject)
     return bool(info.state.subjects)
+
+
+@pytest.fixture
+async def limited_service(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Service]:
+    limits = tmp_path / "limits.toml"
+    limits.write_text('[default]\npublished_events = "10KiB"\n', "utf-8")
+    settings = {**SERVICE_LOGIN, "TIMER_LOG_FORMAT": "json", "TIMER_LIMITS_FILE": str(limits)}
+    async with Service(tmp_path / "service", broker.url, **settings) as running:
+        yield running
+
+
+@pytest.mark.slow
+async def test_tenant_cannot_fill_the_stream_of_events(broker: NatsServer, limited_service: Service) -> None:
+    """With a limit, A's events use a part of their stream. The rest of A's timers waits, and B's timers fire."""
+    operator = await connect(broker, "operator", Operator)
+    b = await connect(broker, "tenant-b")
+    await limit(operator, "TIMER_EVT", 50_000)
+    async with attackers(broker, 1) as (raw,):
+        await raw.publish(due_timers(100))
+    assert (await b.schedule("tenant-b", "due"))["outcome"] == "scheduled"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await is_stored(operator, "timer.evt.v1.tenant-b.due-time-reached"):
+            await asyncio.sleep(0.02)
+    info = await operator.connection.jetstream().stream_info("TIMER_EVT")
+    assert 5_000 < info.state.bytes < 25_000
+    await limited_service.until_page("/readyz", 200)
+    found = await b.request("timer.qry.v1.tenant-b.get-usage", b"{}")
+    assert {each["limit"]: each.get("most") for each in found["usage"]}["published_events"] == 10 * 1024
+    await operator.connection.close()
+    await b.connection.close()
 
 
 @pytest.mark.slow

@@ -153,6 +153,11 @@ class NatsBroker:
         return self._connection.outages
 
     @property
+    def keeps_events_for(self) -> timedelta | None:
+        """How long stored events stay; None: for ever."""
+        return self.streams.keeps_events_for
+
+    @property
     def query_health(self) -> Health:
         """Whether queries arrive: their connection is down, or healthy."""
         return HEALTHY if self._queries is None else self._queries.health

@@ -70,6 +70,12 @@ class StreamUpkeep:
             for kind, checked in self._checked.items()
         }
 
+    @property
+    def keeps_events_for(self) -> timedelta | None:
+        """How long the stream of events keeps them, at the last look; None: for ever."""
+        age: int = self._found[Kind.EVENT]["config"]["max_age"]
+        return timedelta(microseconds=age // 1000) if age > 0 else None
+
     async def tick(self, now: int) -> Pass:
         """Check every stream once, if the broker is connected. Check again soon while one has a problem."""
         if self._client.is_connected:

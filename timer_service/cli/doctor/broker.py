@@ -15,6 +15,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.app.login import nats_login
 from timer_service.cli.doctor.clocks import check_broker_clock
 from timer_service.cli.doctor.consumer import check_consumer
+from timer_service.cli.doctor.event_limits import check_event_limits
 from timer_service.cli.doctor.exposure import check_exposure, check_rights
 from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.permissions import check_permissions, needed_publishes
@@ -128,6 +129,9 @@ async def _check_jetstream(client: Client, config: Config, *, runs: bool) -> Asy
             clock = clock or _check_clock(asked_at, info, config)
             for finding in check_stream(kind, subjects.pattern(kind), info, shared=_has_logins(client)):
                 yield finding
+            if kind is Kind.EVENT and _has_logins(client):
+                for finding in check_event_limits(config.limits, info["config"]):
+                    yield finding
         else:
             yield _stream_error(name, info["error"], config)
     yield await _check_consumer(client, subjects, runs=runs)

@@ -1,0 +1,346 @@
+"""The limit of a tenant's events: who waits, for how long, and what the others notice of it."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.wiring import BATCH, make_parts
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core import outbox
+from timer_service.core.database import Database
+from timer_service.core.event_allowances import EVENT_BYTES, GO_ON, USAGE, WAITS, EventAllowances, delete_empty
+from timer_service.core.lease import Lease
+from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.message import Address, Event, Kind
+from timer_service.core.outbox import OUTBOX, stored_message
+
+PERIOD = timedelta(hours=1)
+"""For how long the broker keeps events."""
+TEXT = "x" * 400
+MOST = 20_000
+"""The limit of the tenant `a`: about 17 events."""
+LIMITS = TenantLimits(tenants={"a": Limits(published_events=MOST)})
+
+
+class Instance:
+    """An instance with a relay of the outbox, on a store that others may use too."""
+
+    def __init__(
+        self,
+        store: Database,
+        broker: MemoryBroker,
+        clock: ManualClock,
+        limits: TenantLimits = LIMITS,
+        size: int = BATCH,
+    ) -> None:
+        self.store, self.broker, self.clock = store, broker, clock
+        self.metrics = RecordingMetrics()
+        self.allowances = EventAllowances(limits, metrics=self.metrics, keeps_events_for=lambda: PERIOD)
+        self.parts = make_parts(store, broker, clock, self.metrics, batch_size=size, allowances=self.allowances)
+        self.relay = self.parts.relay(OUTBOX, stored_message)
+
+    async def add(self, tenant: str, *numbers: int, text: str = TEXT) -> None:
+        events = [Event(f"{tenant}-{n:06}", "something.happened", tenant, {"text": text}, NOW) for n in numbers]
+        async with self.store.transaction() as tx:
+            await outbox.add(tx, events, self.clock.now())
+
+    async def run(self, **duration: float) -> int:
+        """Tick as the loop does, for a time. Return the number of ticks.
+
+        If the time is long, look only when a waiting tenant may go on.
+        """
+        started = self.clock.now()
+        until = started + timedelta(**duration) // timedelta(milliseconds=1)
+        ticks = 0
+        while True:
+            now = self.clock.now()
+            await self.allowances.tick(now)
+            next_at = (await self.relay.tick(now)).next_at
+            ticks += 1
+            if now >= until:
+                return ticks
+            at = (self.allowances.next_look_at(now) if until > started + 60_000 else None) or next_at or until
+            self.clock.set(min(until, max(now + 1, at)))
+
+    def published(self, tenant: str) -> list[str]:
+        return [message.id for message in self.broker.events if message.address.tenant == tenant]
+
+    async def used(self, tenant: str = "a") -> int:
+        return await USAGE.amount_of(self.store.reader, tenant, self.clock.now(), 10**15)
+
+
+@pytest.fixture
+def instance(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Instance:
+    return Instance(store, memory_broker, clock)
+
+
+async def test_only_the_tenant_over_its_limit_waits(instance: Instance, caplog: pytest.LogCaptureFixture) -> None:
+    """A tenant publishes its share. The rest waits, in order and without an attempt, and others go on."""
+    caplog.set_level(logging.INFO)
+    await instance.add("a", *range(100))
+    await instance.run(seconds=0)
+    await instance.add("b", *range(100))
+    await instance.run(seconds=0)
+    count = len(instance.published("a"))
+    assert 15 <= count <= 20
+    assert instance.published("a") == [f"a-{number:06}" for number in range(count)]
+    assert len(instance.published("b")) == 100
+    waiting = await instance.store.reader.fetch("SELECT attempt, state, available_at, last_error FROM outbox")
+    columns = ("attempt", "state", "available_at", "last_error")
+    assert {tuple(row[column] for column in columns) for row in waiting} == {(0, "Waiting", NOW, None)}
+    assert instance.metrics.reached_limits == 1
+    assert [each.message for each in caplog.records if each.name.endswith("audit")] == [WAITS]
+    assert await instance.used() >= MOST - 20
+
+
+async def test_waiting_events_go_out_as_room_comes_back(instance: Instance, caplog: pytest.LogCaptureFixture) -> None:
+    """What a tenant has used comes back evenly. Its events go out in order, each once. The end is logged once."""
+    caplog.set_level(logging.INFO)
+    await instance.add("a", *range(60))
+    await instance.run(seconds=0)
+    first = len(instance.published("a"))
+    await instance.run(hours=0.5)
+    half = len(instance.published("a"))
+    await instance.run(hours=3)
+    assert half - first == pytest.approx(first / 2, abs=2)
+    assert instance.published("a") == [f"a-{number:06}" for number in range(60)]
+    assert instance.metrics.reached_limits == 0
+    assert [each.message for each in caplog.records if each.name.endswith("audit")] == [WAITS, GO_ON]
+    assert instance.metrics.settled_in["outbox", "buried"] == 0
+
+
+async def test_usage_falls_to_nothing_and_the_row_is_deleted(instance: Instance) -> None:
+    """Usage falls evenly. The row of a tenant that uses nothing is deleted some time later."""
+    await instance.add("a", *range(100))
+    await instance.run(seconds=0)
+    async with instance.store.transaction() as tx:
+        await tx.execute("DELETE FROM outbox")
+    full = await instance.used()
+    await instance.run(hours=0.5)
+    assert await instance.used() == pytest.approx(full / 2, rel=0.02)
+    await instance.run(hours=0.6)
+    assert (await instance.used(), instance.metrics.reached_limits) == (0, 0)
+    async with instance.store.transaction() as tx:
+        assert await delete_empty(tx, NOW + 1000, 10) == 0
+        assert await delete_empty(tx, instance.clock.now(), 10) == 1
+
+
+async def test_new_process_keeps_the_level(instance: Instance) -> None:
+    """After a restart a tenant gets no new share. The unused rest of a part counts as used."""
+    await instance.add("a", *range(100))
+    await instance.run(seconds=0)
+    before = instance.published("a")
+    for _ in range(5):
+        other = Instance(instance.store, instance.broker, instance.clock)
+        await other.run(seconds=0)
+    assert instance.published("a") == before
+    fresh = Instance(
+        instance.store, instance.broker, instance.clock, TenantLimits(default=Limits(published_events=10**6))
+    )
+    await fresh.add("b", 1)
+    await fresh.run(seconds=0)
+    assert await fresh.used("b") == 10**6 // 64
+
+
+async def test_instances_share_a_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Several instances together publish one share."""
+    instances = [Instance(store, memory_broker, clock, size=4) for _ in range(3)]
+    await instances[0].add("a", *range(100))
+    for _ in range(10):
+        for each in instances:
+            await each.run(seconds=0)
+    assert 15 <= len(instances[0].published("a")) <= 20
+
+
+async def test_claim_that_dies(instance: Instance) -> None:
+    """A claim that dies before it publishes costs the tenant its bytes once. Its events go out later."""
+    await instance.add("a", *range(100))
+    dead = Lease(OUTBOX, timedelta(seconds=30), allowances=EventAllowances(LIMITS))
+    async with instance.store.transaction() as tx:
+        rows = await dead.claim(tx, NOW, 5)
+    assert await instance.used() >= sum(EVENT_BYTES + len(row["body"]) for row in rows)
+    await instance.run(hours=8)
+    assert sorted(instance.published("a")) == [f"a-{number:06}" for number in range(100)]
+
+
+async def test_event_larger_than_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """An event that is larger than the rest, or than the limit, is published once something is left."""
+    limits = TenantLimits(default=Limits(published_events=5_000))
+    instance = Instance(store, memory_broker, clock, limits)
+    await instance.add("a", *range(3), text="x" * 9_000)
+    await instance.run(seconds=0)
+    first = len(instance.published("a"))
+    await instance.run(hours=40)
+    assert (first, len(instance.published("a"))) == (1, 3)
+
+
+async def test_failed_publishing_gives_back(instance: Instance) -> None:
+    """Events that the broker did not store use nothing, however often they are tried."""
+    await instance.add("a", *range(10))
+    instance.broker.has_no_room_for = lambda _message: True
+    await instance.run(seconds=30)
+    instance.broker.has_no_room_for = lambda _message: False
+    await instance.run(seconds=10)
+    assert len(instance.published("a")) == 10
+    assert await instance.used() < MOST
+
+
+async def test_rolled_back_claim_uses_nothing(instance: Instance) -> None:
+    """If the transaction of a claim is rolled back, the tenant has all that it had before."""
+    await instance.add("a", *range(10))
+    lease = Lease(OUTBOX, timedelta(seconds=30), allowances=instance.allowances)
+    for _ in range(20):
+        with suppress(ZeroDivisionError):
+            async with instance.store.transaction() as tx:
+                assert len(await lease.claim(tx, NOW, 10)) == 10
+                raise ZeroDivisionError
+    await instance.run(seconds=0)
+    assert len(instance.published("a")) == 10
+
+
+async def test_waiting_rows_are_not_touched(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """While a tenant waits with many rows, passes write none of them, however many rows of others are published."""
+    instance = Instance(store, memory_broker, clock, size=10)
+    await instance.add("a", *range(300))
+    await instance.run(seconds=0)
+    released = instance.metrics.settled_in["outbox", "released"]
+    claims = len(instance.metrics.claims)
+    for number in range(20):
+        await instance.add(f"tenant-{number}", *range(25))
+    ticks = await instance.run(seconds=10)
+    assert sum(len(instance.published(f"tenant-{number}")) for number in range(20)) == 500
+    assert instance.metrics.settled_in["outbox", "released"] == released
+    assert len(instance.metrics.claims) - claims <= 50 + ticks
+    assert ticks <= 80, "a pass that finds only waiting rows is followed by a pause"
+    (row,) = await store.reader.fetch("SELECT MAX(attempt) AS most FROM outbox")
+    assert row["most"] == 0
+
+
+async def test_one_busy_tenant_beside_a_waiting_one(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A tenant with many rows gets whole claims, although tenants with few rows take turns with it."""
+    instance = Instance(store, memory_broker, clock, size=20)
+    await instance.add("a", *range(300))
+    await instance.run(seconds=0)
+    for number in range(9):
+        await instance.add(f"small-{number}", 1)
+    await instance.add("busy", *range(200))
+    instance.metrics.claims.clear()
+    await instance.run(seconds=0)
+    assert len(instance.published("busy")) + 9 >= 8 * 20 - 2
+
+
+async def test_later_rows_are_on_time(instance: Instance) -> None:
+    """While a tenant waits, a row of another tenant that becomes available later is claimed at that instant."""
+    await instance.add("a", *range(100))
+    await instance.run(seconds=0)
+    await instance.add("b", 1)
+    async with instance.store.transaction() as tx:
+        await tx.execute(
+            "UPDATE outbox SET available_at = :at, added_at = :at WHERE tenant_id = 'b'", {"at": NOW + 321}
+        )
+    next_at = (await instance.relay.tick(NOW)).next_at
+    assert next_at == NOW + 321
+
+
+class CountedStatements:
+    """A database that counts the statements of its transactions and reads."""
+
+    def __init__(self, inner: Database) -> None:
+        self._inner = inner
+        self.statements: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def reader(self) -> Any:
+        return _Counted(self._inner.reader, self.statements)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        async with self._inner.transaction() as tx:
+            yield _Counted(tx, self.statements)
+
+
+class _Counted:
+    def __init__(self, inner: Any, statements: list[str]) -> None:
+        self._inner, self._statements = inner, statements
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if name in {"on_rollback", "wait_briefly"}:
+            return method
+
+        async def run(sql: str, *arguments: Any) -> Any:
+            if not name.endswith(("_each", "many")) or arguments[0]:
+                self._statements.append(sql)
+            return await method(sql, *arguments)
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("limits", "more"),
+    [
+        (TenantLimits(), 0),
+        (TenantLimits(tenants={"other": Limits(published_events=1)}), 0),
+        (TenantLimits(default=Limits(published_events=10**9)), 3),
+    ],
+)
+async def test_statements(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, limits: TenantLimits, more: int
+) -> None:
+    """A tenant without a limit costs no statement. One with a limit costs three for each part of its limit."""
+    counted = CountedStatements(store)
+    instance = Instance(counted, memory_broker, clock, limits, size=100)
+    await instance.add("a", *range(400))
+    counted.statements.clear()
+    await instance.run(seconds=0)
+    assert len(instance.published("a")) == 400
+    assert len([sql for sql in counted.statements if "event_allowances" in sql]) == more
+    if not more:
+        baseline = len(counted.statements)
+        assert baseline == len([sql for sql in counted.statements if "outbox" in sql])
+
+
+async def test_rejected_command_of_a_tenant_over_its_limit(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Rejected commands use the limit too. Over it, the dead letter is stored and the event is left out."""
+    limits = TenantLimits(tenants={"a": Limits(published_events=3_000)})
+    instance = Instance(store, memory_broker, clock, limits)
+    consumer = instance.parts.consumer([])
+    subscription = await memory_broker.subscribe()
+    for number in range(20):
+        for tenant in "ab":
+            memory_broker.send(Address(Kind.COMMAND, tenant, "schedule-timer"), b"{", message_id=f"{tenant}-{number}")
+    await consumer.handle(subscription, await subscription.next_batch(40))
+    assert len(memory_broker.dead_letters) == 40
+    assert (len(memory_broker.settlements.terminated), memory_broker.waiting) == (40, [])
+    assert 1 <= len(instance.published("a")) <= 4
+    assert len(instance.published("b")) == 20
+
+
+async def test_events_of_rejections_that_the_broker_does_not_store(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """An event of a rejection that finds the stream full uses nothing."""
+    instance = Instance(store, memory_broker, clock)
+    consumer = instance.parts.consumer([])
+    subscription = await memory_broker.subscribe()
+    memory_broker.has_no_room_for = lambda message: message.address.kind is Kind.EVENT
+    for _ in range(30):
+        memory_broker.send(Address(Kind.COMMAND, "a", "schedule-timer"), b"{")
+        await consumer.handle(subscription, await subscription.next_batch(1))
+    memory_broker.has_no_room_for = lambda _message: False
+    await instance.add("a", *range(10))
+    await instance.run(seconds=0)
+    assert len(instance.published("a")) == 10
