@@ -229,6 +229,8 @@ class Service(BrokerObserver):
         self._tables = [row["name"] for row in self._reader.execute(_TABLES)]
         self.counts: Counter[str] = Counter()
         self.instances: list[Instance] = []
+        self.hands_over = True
+        """Whether transactions hand rows to workers of their process. If not, all rows wait for passes."""
         self.begin(CommitObserver())
 
     def begin(self, observer: CommitObserver) -> None:
@@ -287,7 +289,7 @@ class Service(BrokerObserver):
 
     def may_hand_over(self, slice_: Slice, may_claim: Callable[[int], bool], now: int) -> bool:
         """Return whether rows are handed over to a worker. In the service, a disabled slice has no worker."""
-        return slice_.name not in self.disabled and may_claim(now)
+        return self.hands_over and slice_.name not in self.disabled and may_claim(now)
 
     def _tasks(self) -> list[GatedTask]:
         return [task for each in self.instances for task in each.tasks]
