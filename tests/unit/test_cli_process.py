@@ -24,8 +24,9 @@ from timer_service.core.errors import DatabaseUnavailableError, StartError
 def same_process() -> Iterator[None]:
     """Leave the process as it was."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    threshold = gc.get_threshold()
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
     yield
+    sys.setswitchinterval(interval)
     gc.set_threshold(*threshold)
     gc.unfreeze()
     for number, handler in handlers.items():
@@ -71,7 +72,10 @@ class SignalledApp:
 @pytest.mark.usefixtures("same_process")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
 def test_end_by_a_signal(monkeypatch: pytest.MonkeyPatch, number: int | None) -> None:
-    """SIGTERM and Ctrl-C stop the app. The last resort begins with the signal, or else when the app drains, once."""
+    """SIGTERM and Ctrl-C stop the app. The last resort begins with the signal, or else when the app drains, once.
+
+    Meanwhile, the threads of the database wait for the event loop for half a millisecond at most.
+    """
     timers = Timers()
     monkeypatch.setattr(threading, "Timer", timers)
 
@@ -82,6 +86,7 @@ def test_end_by_a_signal(monkeypatch: pytest.MonkeyPatch, number: int | None) ->
 
     app = run_async(main())
     assert timers.made == [(3.5, process._end_process)]
+    assert sys.getswitchinterval() == pytest.approx(0.0005)
     assert (app.started_before_draining, timers.started) == (0 if number is None else 1, 1)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness.stores import opened_sqlite
-from timer_service.adapters.sqlite.text import join, prepare
+from timer_service.adapters.sqlite.text import insert_statements, join, prepare
 
 FIND = "SELECT key, number FROM /* each of many */ kept WHERE key = :key AND number = :number"
+INSERT = "INSERT INTO kept (key, number) VALUES /* each of many */ (:key, :number) ON CONFLICT (key) DO NOTHING"
 KEYS = ["x", "007", "1e5", 'it\'s "so"', "\\u0000", "\u2028\U0001f600"]
 NUMBERS = [0, -1, 2**53 + 1, 2**63 - 1, -(2**63)]
 
@@ -42,6 +43,39 @@ async def test_joined_statement_returns_the_same_rows(tmp_path: Path, number: in
         with_nul = {"key": "x\0y", "number": number}  # SQLite would end the JSON string there, and find x
         assert await database.reader.fetch_each(FIND, [with_nul]) == []
         assert await database.reader.fetch_each(FIND, []) == []
+
+
+def test_marked_insert_is_one_statement() -> None:
+    """An INSERT with the mark is one statement for 1,000 rows, so that its thread waits for Python's lock only once."""
+    rows = [(str(number), number) for number in range(1000)]
+    assert len(list(insert_statements(INSERT, rows))) == 1
+
+
+def test_sizes_of_other_inserts() -> None:
+    """An INSERT without the mark is few statements, of few sizes, so that they stay prepared."""
+    unmarked = INSERT.replace("/* each of many */ ", "")
+    sizes = [
+        [
+            len(values) // 2
+            for _, values in insert_statements(unmarked, [(str(number), number) for number in range(count)])
+        ]
+        for count in (0, 1, 31, 32, 513, 1000)
+    ]
+    assert sizes == [[], [1], [31], [32], [512, 1], [512, 256, 128, 64, 32, 8]]
+
+
+@pytest.mark.parametrize("more", [[], ["x\0y"]])
+async def test_marked_insert_writes_the_same_values(tmp_path: Path, more: list[str]) -> None:
+    """An INSERT with the mark stores its values as they are, also NUL, and skips rows that exist."""
+    rows = list(zip([*KEYS, *more], [*NUMBERS, 1, None], strict=False))
+    async with opened_sqlite(tmp_path / "kept.db") as database:
+        async with database.transaction() as tx:
+            await tx.execute("CREATE TABLE kept (key TEXT PRIMARY KEY, number INTEGER)")
+            await tx.insert(INSERT, rows[:2])
+            await tx.insert(INSERT, rows)
+            await tx.insert(INSERT, [])
+        kept = await database.reader.fetch("SELECT key, number FROM kept ORDER BY rowid")
+        assert [(row["key"], row["number"]) for row in kept] == rows
 
 
 def _rows(rows: object) -> list[sqlite3.Row]:

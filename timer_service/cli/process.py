@@ -22,10 +22,10 @@ _T = TypeVar("_T")
 
 _NEW_OBJECTS_PER_COLLECTION = 20_000
 """With Python's default of 700, a batch of commands triggers several searches for cycles, and commands have none."""
-_SWITCH_SECONDS = 0.0001
+_SWITCH_SECONDS = 0.0005
 """How long the event loop goes on while a thread of the database waits to run Python.
 
-Python's default is 5 ms. A busy loop with turns of 1 ms then hardly ever gives way, see docs/decisions/0071.
+With Python's default of 5 ms, a statement waits that long several times, and one for many rows once for each row.
 """
 _CLOSE_SECONDS = 2
 _LOG_SECONDS = 0.2

@@ -54,7 +54,8 @@ class Transaction(Reader, Protocol):
         """Run an INSERT of one row for each of `rows`; return those of `rows` that were inserted.
 
         Each row has the values of the parameters in the order in which they occur in `VALUES`. The first ones are the
-        key, which the statement must return with RETURNING. No two rows may have the same key.
+        key, which the statement returns with RETURNING; without it, no rows are returned. No two rows may have the same
+        key.
         """
         ...
 

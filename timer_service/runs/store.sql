@@ -44,7 +44,7 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 -- name: insert_need
 -- Inserts an edge between two jobs.
 INSERT INTO run_needs (tenant_id, run_id, job_name, upstream_name, if_failed)
-VALUES (:tenant_id, :run_id, :job_name, :upstream_name, :if_failed)
+VALUES /* each of many */ (:tenant_id, :run_id, :job_name, :upstream_name, :if_failed)
 
 -- name: insert_group_need
 -- Inserts an edge from a group to a job that needs it.

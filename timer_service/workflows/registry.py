@@ -5,8 +5,8 @@ Anyone may invent workers, so a tenant has a limited number of rows, and a row a
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pydantic_core import to_json
 
@@ -40,14 +40,23 @@ _MOST_KNOWN = 20_000
 _Key = tuple[str, str]
 
 
+class _Shown(NamedTuple):
+    """The columns that a poll shows."""
+
+    name: str | None
+    queue: str
+    types: str
+    slots: int
+
+
 class _Seen(NamedTuple):
     at: int
-    shown: Mapping[str, Any] | None
-    """The columns that a poll shows. None: the worker sent another request."""
+    shown: _Shown | None
+    """None: the worker sent another request than a poll."""
 
     @property
     def size(self) -> int:
-        return _ROW_BYTES if self.shown is None else max(_ROW_BYTES, len(self.shown["types"].encode()))
+        return _ROW_BYTES if self.shown is None else max(_ROW_BYTES, len(self.shown.types.encode()))
 
 
 class WorkerRegistry:
@@ -103,12 +112,10 @@ class WorkerRegistry:
 
 
 async def _write(tx: Transaction, batch: Sequence[tuple[_Key, _Seen]]) -> None:
-    rows = [
-        ({"tenant_id": key[0], "worker_id": key[1], "now": seen.at}, seen.shown)
-        for key, seen in sorted(batch, key=_key)
-    ]
-    await tx.executemany(_SQL["poll"], [{**row, **shown} for row, shown in rows if shown is not None])
-    await tx.executemany(_SQL["seen"], [row for row, shown in rows if shown is None])
+    rows = sorted(batch, key=_key)
+    await tx.insert(_SQL["poll"], [(*key, *seen.shown, seen.at) for key, seen in rows if seen.shown is not None])
+    known = [(key, seen.at) for key, seen in rows if seen.shown is None]
+    await tx.executemany(_SQL["seen"], [{"tenant_id": key[0], "worker_id": key[1], "now": at} for key, at in known])
     limits = {"most": MOST_WORKERS, "limit": _FORGOTTEN}
     tenants = sorted({key[0] for key, seen in batch if seen.shown is not None})
     await tx.executemany(_SQL["forget"], [{"tenant_id": each, **limits} for each in tenants])
@@ -118,7 +125,7 @@ def _key(seen: tuple[_Key, _Seen]) -> _Key:
     return seen[0]
 
 
-def _shown(poll: PollTasks) -> dict[str, Any]:
+def _shown(poll: PollTasks) -> _Shown:
     """Return the columns that a poll shows."""
     types, room = [], _TYPES_BYTES
     for each in poll.types:
@@ -126,4 +133,4 @@ def _shown(poll: PollTasks) -> dict[str, Any]:
         if room < 0:
             break
         types.append(each)
-    return {"name": poll.name, "queue": poll.queue, "types": to_json(types).decode(), "slots": poll.slots}
+    return _Shown(poll.name, poll.queue, to_json(types).decode(), poll.slots)

@@ -1,7 +1,7 @@
 -- name: poll
 -- Writes what a poll shows about a worker. If the clock was set back, the worker was seen first now.
 INSERT INTO workflow_workers (tenant_id, worker_id, name, queue, types, slots, first_seen_at, seen_at)
-VALUES (:tenant_id, :worker_id, :name, :queue, :types, :slots, :now, :now)
+VALUES /* each of many */ (:tenant_id, :worker_id, :name, :queue, :types, :slots, :now, :now)
 ON CONFLICT (tenant_id, worker_id) DO UPDATE
 SET name = excluded.name, queue = excluded.queue, types = excluded.types, slots = excluded.slots,
     seen_at = excluded.seen_at,

@@ -109,8 +109,8 @@ class _Session:
             return []
         text = await self._insert_from_arrays(translate(sql).text)
         returned = await self._connection.fetch(text, *zip(*rows, strict=True), timeout=self._timeout)
+        self.wrote = self.wrote or bool(returned) or "RETURNING" not in text
         keys = set(map(tuple, returned))
-        self.wrote = self.wrote or bool(keys)
         length = len(next(iter(keys), ()))
         return rows if len(keys) == len(rows) else [row for row in rows if tuple(row[:length]) in keys]
 

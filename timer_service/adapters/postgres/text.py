@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from timer_service.core.sql import Statement, number_parameters
 
-_MARKERS = {"/* skip locked */": "FOR UPDATE SKIP LOCKED", "/* for update */": "FOR UPDATE"}
+_MARKERS = {"/* skip locked */": "FOR UPDATE SKIP LOCKED", "/* for update */": "FOR UPDATE", "/* each of many */ ": ""}
 _VALUE = r"(?:\$\d+|\d+|'\w*(?:\.\w+)*')"
 _VALUES = re.compile(rf"\bVALUES\s*\((\s*{_VALUE}(?:\s*,\s*{_VALUE})*\s*)\)")
 _NUMBERED = re.compile(r"\$(\d+)")

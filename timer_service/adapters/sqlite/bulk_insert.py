@@ -16,45 +16,34 @@ returns the inserted ones runs instead.
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
-from timer_service.adapters.sqlite.text import prepare_insert, without_returning
+from timer_service.adapters.sqlite.text import insert_statements, without_returning
 
-_MOST_ROWS = 512
-_FEW_ROWS = 32
-Rows = Sequence[Sequence[Any]]
+_Rows = Sequence[Sequence[Any]]
 
 
-def insert(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
+def insert(connection: sqlite3.Connection, sql: str, rows: _Rows) -> _Rows:
     """Run an INSERT for each of `rows`; return those that were inserted. See `core.database.Transaction.insert`."""
-    connection.execute("SAVEPOINT bulk_insert").close()
     plain = without_returning(sql)
-    inserted = 0
-    for part in _parts(rows):
-        inserted += _run(connection, plain, part).rowcount
+    if plain == sql:
+        _count(connection, sql, rows)
+        return []
+    connection.execute("SAVEPOINT bulk_insert").close()
+    inserted = _count(connection, plain, rows)
     if inserted < len(rows):
         connection.execute("ROLLBACK TO bulk_insert").close()
     connection.execute("RELEASE bulk_insert").close()
     return rows if inserted == len(rows) else _insert_returning(connection, sql, rows)
 
 
-def _insert_returning(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
-    keys = {tuple(key) for part in _parts(rows) for key in _run(connection, sql, part)}
+def _count(connection: sqlite3.Connection, sql: str, rows: _Rows) -> int:
+    """Run an INSERT without RETURNING; return how many rows were written."""
+    return sum(connection.execute(text, values).rowcount for text, values in insert_statements(sql, rows))
+
+
+def _insert_returning(connection: sqlite3.Connection, sql: str, rows: _Rows) -> _Rows:
+    keys = {tuple(key) for text, values in insert_statements(sql, rows) for key in connection.execute(text, values)}
     length = len(next(iter(keys), ()))
     return [row for row in rows if tuple(row[:length]) in keys]
-
-
-def _run(connection: sqlite3.Connection, sql: str, rows: Rows) -> sqlite3.Cursor:
-    return connection.execute(prepare_insert(sql, len(rows)), list(chain.from_iterable(rows)))
-
-
-def _parts(rows: Rows) -> Iterator[Rows]:
-    """Yield the rows in parts whose sizes are powers of two, so that few statements are prepared."""
-    start, size = 0, _MOST_ROWS
-    while start < len(rows):
-        while _FEW_ROWS <= size > len(rows) - start:
-            size //= 2
-        yield rows[start : start + size] if size >= _FEW_ROWS else rows[start:]
-        start += size if size >= _FEW_ROWS else len(rows)

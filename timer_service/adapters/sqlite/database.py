@@ -29,6 +29,8 @@ from timer_service.core.health import HEALTHY, Health, worst
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
+_WRITER_CACHE_KIB = 16 * 1024
+"""With SQLite's 2 MiB, a transaction of 100,000 rows reads and writes pages several times."""
 
 
 class _Connection(aiosqlite.Connection):
@@ -159,7 +161,8 @@ class SqliteDatabase:
             refuse_unfinished_restore(path)
             try:
                 _prepare_file(path)
-                writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+                cache = f"PRAGMA cache_size = -{_WRITER_CACHE_KIB}"
+                writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", cache)
                 opened.push_async_callback(writer.close)
                 reader = await _connect(path, "PRAGMA query_only = ON")
                 opened.push_async_callback(reader.close)

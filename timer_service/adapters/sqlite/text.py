@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -14,7 +15,13 @@ _CACHED_STATEMENTS = 1000
 _VALUES = re.compile(r"\bVALUES\s*(\([^()]*\))")
 _RETURNING = re.compile(r"\bRETURNING\b.*", re.DOTALL)
 _EACH_OF = re.compile(r"/\* each of many \*/")
-_MANY = "(SELECT value AS parameter_set FROM json_each(?1)) CROSS JOIN "
+_EACH_ROW = re.compile(r"\bVALUES\s*/\* each of many \*/\s*\(([^()]*)\)")
+_SETS = "(SELECT value AS parameter_set FROM json_each(?1))"
+_MOST_ROWS = 512
+"""The most rows of a statement with a parameter for each value."""
+_FEW_ROWS = 32
+_JOINED_ROWS = 2000
+"""The rows of one JSON text. Meanwhile, they need twice the memory."""
 _NUL = "\\u0000"
 
 
@@ -47,11 +54,31 @@ def join(sql: str, many: Sequence[Parameters]) -> tuple[str, tuple[str]] | None:
     return None if _NUL in sets else (text, (sets,))
 
 
-@lru_cache(_CACHED_STATEMENTS)
-def prepare_insert(sql: str, count: int) -> str:
-    """Return the statement that inserts `count` rows. Its parameters are the values of all rows, in order."""
-    text, _ = number_parameters(sql, lambda _number: "?")
-    return _VALUES.sub(lambda values: f"VALUES {', '.join([values[1]] * count)}", text, count=1)
+def insert_statements(sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield the statements that insert rows, and the values of their parameters.
+
+    A statement marked `VALUES /* each of many */` inserts the rows of a JSON array. It runs without Python's lock until
+    it is done. `executemany` needs the lock for each row, and waits for it each time if another thread runs Python.
+    """
+    if _EACH_ROW.search(sql) is None:
+        yield from ((_prepare_insert(sql, len(part)), list(chain.from_iterable(part))) for part in _parts(rows))
+        return
+    for start in range(0, len(rows), _JOINED_ROWS):
+        part = rows[start : start + _JOINED_ROWS]
+        if _NUL in (array := json.dumps(part, ensure_ascii=False)):  # SQLite would end a string there
+            yield from ((prepare(sql).text, row) for row in part)
+        else:
+            yield _prepare_joined(sql).text, [array]
+
+
+def _parts(rows: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
+    """Yield the rows in parts. The sizes of large parts are powers of two, so that few statements are prepared."""
+    start, size = 0, _MOST_ROWS
+    while start < len(rows):
+        while _FEW_ROWS <= size > len(rows) - start:
+            size //= 2
+        yield rows[start : start + size] if size >= _FEW_ROWS else rows[start:]
+        start += size if size >= _FEW_ROWS else len(rows)
 
 
 @lru_cache(_CACHED_STATEMENTS)
@@ -61,9 +88,18 @@ def without_returning(sql: str) -> str:
 
 
 @lru_cache(_CACHED_STATEMENTS)
+def _prepare_insert(sql: str, count: int) -> str:
+    text, _ = number_parameters(sql, lambda _number: "?")
+    return _VALUES.sub(lambda values: f"VALUES {', '.join([values[1]] * count)}", text, count=1)
+
+
+@lru_cache(_CACHED_STATEMENTS)
 def _prepare_joined(sql: str) -> Prepared:
-    text, names = number_parameters(sql, lambda number: f"json_extract(parameter_set, '$[{number - 1}]')")
-    return Prepared(_EACH_OF.sub(_MANY, text), _values(names))
+    # Without WHERE, `ON CONFLICT` would belong to FROM.
+    joined = _EACH_ROW.sub(rf"SELECT \1 FROM {_SETS} WHERE TRUE", sql)  # noqa: S608 - constants
+    joined = _EACH_OF.sub(f"{_SETS} CROSS JOIN ", joined)
+    text, names = number_parameters(joined, lambda number: f"json_extract(parameter_set, '$[{number - 1}]')")
+    return Prepared(text, _values(names))
 
 
 def _values(names: tuple[str, ...]) -> Callable[[Parameters], tuple[Any, ...]]:
