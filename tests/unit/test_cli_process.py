@@ -86,7 +86,7 @@ def test_end_by_a_signal(monkeypatch: pytest.MonkeyPatch, number: int | None) ->
 
     app = run_async(main())
     assert timers.made == [(3.5, process._end_process)]
-    assert sys.getswitchinterval() == pytest.approx(0.0005)
+    assert sys.getswitchinterval() == pytest.approx(0.0001)
     assert (app.started_before_draining, timers.started) == (0 if number is None else 1, 1)
 
 

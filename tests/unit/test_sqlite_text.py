@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.stores import opened_sqlite
+from timer_service.adapters.sqlite.bulk_insert import parts
 from timer_service.adapters.sqlite.text import join, prepare
 
 FIND = "SELECT key, number FROM /* each of many */ kept WHERE key = :key AND number = :number"
@@ -43,6 +44,12 @@ async def test_joined_statement_returns_the_same_rows(tmp_path: Path, number: in
         with_nul = {"key": "x\0y", "number": number}  # SQLite would end the JSON string there, and find x
         assert await database.reader.fetch_each(FIND, [with_nul]) == []
         assert await database.reader.fetch_each(FIND, []) == []
+
+
+def test_sizes_of_inserts() -> None:
+    """Many rows are inserted with few statements, of few sizes, so that they stay prepared."""
+    sizes = [[len(part) for part in parts([()] * count)] for count in (0, 1, 31, 32, 513, 1000)]
+    assert sizes == [[], [1], [31], [32], [512, 1], [512, 256, 128, 64, 32, 8]]
 
 
 @pytest.mark.parametrize("more", [[], ["x\0y"]])

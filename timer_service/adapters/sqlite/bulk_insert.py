@@ -42,11 +42,11 @@ def insert(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
 
 
 def _insert_plain(connection: sqlite3.Connection, sql: str, rows: Rows) -> int:
-    return sum(_run(connection, sql, part).rowcount for part in _parts(rows))
+    return sum(_run(connection, sql, part).rowcount for part in parts(rows))
 
 
 def _insert_returning(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
-    keys = {tuple(key) for part in _parts(rows) for key in _run(connection, sql, part)}
+    keys = {tuple(key) for part in parts(rows) for key in _run(connection, sql, part)}
     length = len(next(iter(keys), ()))
     return [row for row in rows if tuple(row[:length]) in keys]
 
@@ -55,7 +55,7 @@ def _run(connection: sqlite3.Connection, sql: str, rows: Rows) -> sqlite3.Cursor
     return connection.execute(prepare_insert(sql, len(rows)), list(chain.from_iterable(rows)))
 
 
-def _parts(rows: Rows) -> Iterator[Rows]:
+def parts(rows: Rows) -> Iterator[Rows]:
     """Yield the rows in parts whose sizes are powers of two, so that few statements are prepared."""
     start, size = 0, _MOST_ROWS
     while start < len(rows):
