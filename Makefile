@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 PROJECT := --no-deps --no-build-isolation
 TOOLS := .venv-tools
+PEERS := .venv-peers
 SBOM := build/sbom
 LOCK := $(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 SOURCES := timer_service tests benchmarks contracts deploy docs/examples requirements
@@ -12,7 +13,7 @@ SOURCES := timer_service tests benchmarks contracts deploy docs/examples require
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-again soak soak-short check check-deploy format contracts dashboard docs bench lock audit sbom clean
+.PHONY: help run test test-slow test-again soak soak-short check check-deploy format contracts dashboard docs bench peers lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -60,8 +61,10 @@ docs: $(VENV)/.dev $(TOOLS)/.done  ## Write the documentation as a site into bui
 	@$(BIN)/python docs/site/stage.py build/docs
 	@$(TOOLS)/bin/zensical build --strict --config-file build/docs/mkdocs.yml
 
-bench: $(VENV)/.dev  ## Run the benchmarks. ARGS="--full": full sizes. ARGS="drain lag": only these scenarios.
+bench: $(VENV)/.dev  ## Compare the service with other projects. ARGS="drain lag": only these scenarios, once.
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+peers: $(PEERS)/.done  ## Install the job queues that `make bench` compares the service with.
 
 # The hashes are those of every file of a version, so the lock files fit all platforms. ARGS=--upgrade: newer versions.
 lock: $(TOOLS)/.done  ## Write requirements/*.txt from pyproject.toml: the version and the hashes of every dependency.
@@ -87,7 +90,7 @@ sbom: $(TOOLS)/.done  ## Write dist/sbom.cdx.json: what an installation of the s
 	@echo "Wrote dist/sbom.cdx.json"
 
 clean:  ## Delete the virtual environment, caches and builds.
-	rm -rf $(VENV) $(TOOLS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
+	rm -rf $(VENV) $(TOOLS) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -110,4 +113,10 @@ $(TOOLS)/.done: requirements/tools.txt
 	@echo "Installing the tools for lock files, documentation and deploy/ into $(TOOLS) ..."
 	@$(PYTHON) -m venv $(TOOLS)
 	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
+	@touch $@
+
+$(PEERS)/.done: benchmarks/peers/requirements.txt
+	@echo "Installing other projects, to compare with, into $(PEERS) ..."
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
 	@touch $@

@@ -1,91 +1,208 @@
-"""`python -m benchmarks [SCENARIO ...] [--full] [--sync ...] [--store ...] [--instances N]`."""
+"""`python -m benchmarks [SCENARIO ...] [options]`. See README.md."""
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import SYNC_INTERVALS, Rig
+from benchmarks import records
+from benchmarks.chart import chart
+from benchmarks.comparison import SYNCS, ratios
+from benchmarks.environment import environment, revision
+from benchmarks.harness import ROOT, Rig, TooLateError
+from benchmarks.peers import scenarios as peers
+from benchmarks.plan import COMPARISON, Group, plan, seconds
 from benchmarks.processes import BenchmarkError
-from benchmarks.report import RESULTS, Result, dbos_version, environment, show, show_environment, write
+from benchmarks.records import Benchmark, Record, Run
+from benchmarks.report import median_lines, page, ratio_lines, settings_of, shown
+from benchmarks.result import Result
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.stores import STORES
+
+_FOLDER = Path(__file__).parent
+_RESULTS = _FOLDER / "results"
+_COMPARISON = _RESULTS / "comparison.json"
+_PUBLISHED = _FOLDER / "figures.json"
+_CHART = ROOT / "docs" / "figures.svg"
+_PAGE = ROOT / "docs" / "figures.md"
+_ROUNDS = 3
+_MORE_PATIENCE = (1, 3, 9)
 
 
 def main() -> int:
     """Run the scenarios. Return 1 if a scenario has problems, such as missing, duplicate or early events."""
     arguments = _arguments()
-    RESULTS.mkdir(exist_ok=True)
+    if arguments.publish:
+        return _publish()
+    _RESULTS.mkdir(exist_ok=True)
+    runs = _planned(arguments)
     try:
-        facts = environment(arguments.sync, asyncio.run(_store_facts(arguments.store)), arguments.instances)
+        benchmark, file = _start(arguments, runs)
     except BenchmarkError as error:
         sys.exit(str(error))
-    show_environment(facts)
-    results = []
-    for name in arguments.scenarios:
-        results.append(asyncio.run(_run(name, arguments)))
-        show(results[-1])
-    print(f"written to {write(facts, results)}")
-    return int(any(result.problems for result in results))
+    print(f"{len(runs)} runs, about {seconds(runs, SCENARIOS) / 60:.0f} minutes with the default sizes\n", flush=True)
+    done = len(benchmark.records)
+    for number, run in enumerate(runs, 1):
+        result = asyncio.run(_measure(run))
+        _show(f"{number}/{len(runs)} {run.scenario}, {run.store}, sync {run.sync}", result)
+        benchmark = benchmark.with_record(Record(run, result, _now(), revision()))
+        records.write(file, benchmark)
+    _report(benchmark)
+    print(f"\nwritten to {file}")
+    return int(any(each.result.problems for each in benchmark.records[done:]))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmark the service.")
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"one or more of: {', '.join(SCENARIOS)}")
-    parser.add_argument("--full", action="store_true", help="use the full sizes, which takes minutes")
+    parser.add_argument(
+        "scenarios",
+        nargs="*",
+        metavar="SCENARIO",
+        help=f"one or more of: {', '.join(SCENARIOS)}. Without any: the comparison with other projects",
+    )
+    parser.add_argument("--all", action="store_true", help="run every scenario once, without the peers")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"how often; {_ROUNDS} for the comparison, otherwise 1")
+    parser.add_argument("--full", action="store_true", help="use the full sizes, which takes much longer")
     parser.add_argument(
         "--sync",
-        choices=SYNC_INTERVALS,
-        default="always",
+        choices=(*SYNCS, "both"),
         help="always: the broker syncs to disk before each acknowledgement, like the embedded server. "
-        "default: it syncs every two minutes, the default of nats-server. Without this option: always",
+        "default: it syncs every two minutes, the default of nats-server. "
+        "Without this option: always, and both for the comparison",
     )
-    parser.add_argument("--store", choices=STORES, default="sqlite", help="the database")
+    parser.add_argument("--store", choices=STORES, help="the database; without this option: sqlite if possible")
     parser.add_argument("--instances", type=int, default=1, metavar="N", help="how many instances share the database")
+    parser.add_argument("--add", type=Path, metavar="FILE", help="add the runs to this file, which need not exist")
+    parser.add_argument(
+        "--publish", action="store_true", help="write the files of the documentation from the comparison"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.scenarios) - SCENARIOS.keys():
         parser.error(f"unknown scenario: {', '.join(sorted(unknown))}")
     if arguments.instances < 1:
         parser.error("--instances must be at least 1")
-    if arguments.instances > 1 and arguments.store == "sqlite":
+    if arguments.instances > 1 and arguments.store != "postgres":
         parser.error("SQLite supports one instance; for more, add --store postgres")
     for name in arguments.scenarios:
-        if arguments.store not in (stores := SCENARIOS[name].stores):
-            parser.error(f"{name} does not run on {arguments.store}; add --store {' or '.join(stores)}")
-    if not arguments.scenarios:
-        arguments.scenarios = [name for name, each in SCENARIOS.items() if arguments.store in each.stores]
-        if "dbos" in arguments.scenarios and dbos_version() is None:
-            print("DBOS is not installed, so the scenario dbos is left out")
-            arguments.scenarios.remove("dbos")
+        if arguments.store not in (None, *(stores := SCENARIOS[name].stores)):
+            parser.error(f"{name} does not run on {arguments.store}; use --store {' or '.join(stores)}")
+    if not arguments.scenarios and not arguments.all and (arguments.store or arguments.sync):
+        parser.error("the comparison has its own databases and settings; name scenarios, or add --all")
     return arguments
 
 
-async def _run(name: str, arguments: argparse.Namespace) -> Result:
-    scenario = SCENARIOS[name]
-    try:
-        with _new_folder(name) as folder:
-            async with STORES[arguments.store](folder) as store:
-                rig = Rig(folder, arguments.sync, store, arguments.instances)
-                return await scenario.run(rig, scenario.full if arguments.full else scenario.size)
-    except (BenchmarkError, TimeoutError) as error:
-        return Result(name, problems=[f"{type(error).__name__}: {error}"])
+def _planned(arguments: argparse.Namespace) -> list[Run]:
+    syncs = SYNCS if arguments.sync == "both" else (arguments.sync or "always",)
+    names = arguments.scenarios
+    if arguments.all:
+        store = arguments.store or "sqlite"
+        names = [name for name, each in SCENARIOS.items() if store in each.stores and name not in peers.PEERS]
+    # Scenarios of one database take turns.
+    groups: Sequence[Group] = [
+        Group([name for name in names if (arguments.store or SCENARIOS[name].stores[0]) == store], store, syncs)
+        for store in STORES
+    ]
+    if not names:
+        groups = COMPARISON if peers.installed() else [_without_peers(group) for group in COMPARISON]
+    rounds = arguments.rounds or (1 if names else _ROUNDS)
+    return plan(groups, SCENARIOS, rounds, full=arguments.full, instances=arguments.instances)
 
 
-async def _store_facts(store: str) -> Mapping[str, str]:
-    with _new_folder("facts") as folder:
-        async with STORES[store](folder) as opened:
-            return await opened.facts()
+def _without_peers(group: Group) -> Group:
+    return group._replace(scenarios=[name for name in group.scenarios if name not in peers.PEERS])
+
+
+def _start(arguments: argparse.Namespace, runs: Sequence[Run]) -> tuple[Benchmark, Path]:
+    """Return what was measured before, and the file for all of it. Print the setting."""
+    setting = environment(asyncio.run(_store_facts({run.store for run in runs})))
+    for name, fact in setting.items():
+        print(f"{name:<14} {fact}")
+    if not peers.installed():
+        print("The peers are not installed, so they are left out; to install them: make peers")
+    if arguments.add:
+        before = records.read(arguments.add) if arguments.add.exists() else Benchmark(setting)
+        if others := [name for name, fact in setting.items() if before.setting.get(name, fact) != fact]:
+            raise BenchmarkError(f"{arguments.add} was measured with another {', '.join(others)}")
+        return Benchmark({**before.setting, **setting}, before.records), arguments.add
+    named = bool(arguments.scenarios or arguments.all)
+    return Benchmark(setting), _RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json" if named else _COMPARISON
+
+
+async def _measure(run: Run) -> Result:
+    """Run a scenario. If its timers were due before all of them were stored, run it again with more time."""
+    for patience in _MORE_PATIENCE:
+        try:
+            return await _measure_once(run, patience)
+        except TooLateError:
+            print(f"{run.scenario}: the timers were due too early; once more, with more time", flush=True)
+        except (BenchmarkError, TimeoutError) as error:
+            return Result(problems=[f"{type(error).__name__}: {error}"])
+    return Result(problems=["this machine did not store the timers before they were due"])
+
+
+async def _measure_once(run: Run, patience: float) -> Result:
+    with _new_folder(run.scenario) as folder:
+        async with STORES[run.store](folder) as store:
+            rig = Rig(folder, "default" if run.sync == "default" else "always", store, run.instances, patience)
+            return await SCENARIOS[run.scenario].run(rig, run.size)
+
+
+async def _store_facts(stores: set[str]) -> Mapping[str, str]:
+    facts: dict[str, str] = {}
+    for store in sorted(stores):
+        with _new_folder("facts") as folder:
+            async with STORES[store](folder) as opened:
+                facts |= await opened.facts()
+    return facts
 
 
 @contextmanager
 def _new_folder(name: str) -> Iterator[Path]:
     # In the folder of the results: the temporary folder of the system may be in memory, where syncing is free.
-    with TemporaryDirectory(prefix=f"{name}-", dir=RESULTS) as folder:
+    with TemporaryDirectory(prefix=f"{name}-", dir=_RESULTS) as folder:
         Path(folder).chmod(0o711)  # PostgreSQL does not run as root, and its user must reach its files
         yield Path(folder)
+
+
+def _show(title: str, result: Result) -> None:
+    """Print the figures and problems of one run."""
+    print(title)
+    for name, value in result.figures.items():
+        print(f"    {name:<64} {shown(value):>12}")
+    for problem in result.problems:
+        print(f"    FAILED: {problem}")
+    print(flush=True)
+
+
+def _report(benchmark: Benchmark) -> None:
+    """Print the ratios, then the setting, then all medians."""
+    print(*ratio_lines(ratios(benchmark)), "", sep="\n")
+    for name, fact in settings_of(benchmark).items():
+        print(f"{name:<14} {fact}")
+    print("", *median_lines(benchmark), sep="\n")
+    for problem in benchmark.problems:
+        print(f"FAILED: {problem}")
+
+
+def _publish() -> int:
+    """Write the files in the repository from the comparison, and print its report."""
+    benchmark = records.read(_COMPARISON)
+    _report(benchmark)
+    if benchmark.problems:
+        return 1
+    records.write(_PUBLISHED, benchmark)
+    _CHART.write_text(chart(benchmark), "utf-8")
+    _PAGE.write_text(page(benchmark), "utf-8")
+    print(f"\nwritten to {_PUBLISHED}, {_CHART} and {_PAGE}")
+    return 0
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 from benchmarks.harness import Publisher, Rig, read_events, stored_events, unhandled, until_none
 from benchmarks.processes import BenchmarkError, Fleet
-from benchmarks.report import Result
+from benchmarks.result import Result
 from benchmarks.stores import PostgresStore
 from benchmarks.timers import Timer, faults, now, sleep_until
 
@@ -58,7 +58,7 @@ async def bloat(rig: Rig, size: int) -> Result:
         "timers/s, last wave": rates[-1],
     }
     figures |= _counts(samples) | _sizes(samples, await _rewritten(connection))
-    return Result("bloat", figures, faults(timers, events), samples)
+    return Result(figures, faults(timers, events), samples)
 
 
 async def _store(client: Client, service: Fleet, wave: list[Timer]) -> int:

@@ -20,8 +20,9 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.processes import BenchmarkError, Fleet, Process, nats_server, running
+from benchmarks.sender import frame, send_frames
 from benchmarks.stores import Store
-from benchmarks.timers import Fired, fired
+from benchmarks.timers import Fired, fired, now
 from timer_service.adapters.embedded import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -30,10 +31,16 @@ COMMANDS = "TIMER_CMD"
 EVENTS = "TIMER_EVT"
 CONSUMER = "timer-service"
 
+_START_MS = 4500
+_MS_PER_TIMER = 1 / 9
 _WINDOW = 500
 _READ_BATCH = 1000
 _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 30
+
+
+class TooLateError(BenchmarkError):
+    """The timers were not stored before they were due. On this machine, they need a later instant."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,9 @@ class Rig:
     folder: Path
     sync: str
     store: Store
-    instances: int
+    instances: int = 1
+    patience: float = 1
+    """A factor for the time to store timers before they are due."""
     nats_port: int = field(default_factory=lambda: free_port(0))
 
     @asynccontextmanager
@@ -89,6 +98,10 @@ class Rig:
         settings = {"TIMER_BROKER_URL": self._url, "PYTHONPATH": str(ROOT)}
         async with running("worker", command, self.folder, settings) as process:
             yield process
+
+    def soon(self, size: int) -> int:
+        """Return an instant that is late enough to store `size` timers before it. See `TooLateError`."""
+        return now() + round(self.patience * (_START_MS + size * _MS_PER_TIMER))
 
     @property
     def _url(self) -> str:
@@ -176,14 +189,11 @@ async def load(rig: Rig, commands: Iterable[Command]) -> None:
 
     The broker does not sync, whatever `rig.sync` is. The measurement comes later, on a restarted broker.
     """
-    async with rig.broker("default") as client:
+    frames = [frame(each.subject, {"Nats-Msg-Id": each.id}, each.body()) for each in commands]
+    async with rig.broker("default"):
         async with rig.service(1):
             pass  # the service creates the streams and the consumer
-        publisher = Publisher(client)
-        await publisher.open()
-        for command in commands:
-            await publisher.send(command)
-        await publisher.flush()
+        await send_frames(rig.nats_port, frames)
 
 
 async def pause_commands(client: Client, *, until: datetime | None) -> None:
@@ -196,6 +206,18 @@ async def unhandled(client: Client) -> int:
     """Return how many commands the service has not acknowledged. It acknowledges after its commit."""
     facts = await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}")
     return int(facts["num_pending"] + facts["num_ack_pending"])
+
+
+async def until_delivered(client: Client, service: Fleet) -> float:
+    """Wait until the broker delivers a command to the service. Return the last time when it had delivered none."""
+    looked_at, deadline = time.time(), time.monotonic() + _PATIENCE_SECONDS
+    while not (await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}"))["delivered"]["consumer_seq"]:
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"the broker has delivered no command for {_PATIENCE_SECONDS} s")
+        await asyncio.sleep(_POLL_SECONDS)
+        service.check()
+        looked_at = time.time()
+    return looked_at
 
 
 async def stored_events(client: Client) -> int:
@@ -227,11 +249,13 @@ async def ask(client: Client, subject: str, details: Mapping[str, Any] | None = 
     return answer
 
 
-async def read_events(client: Client) -> list[Fired]:
-    """Return every event, with the time at which the broker stored it."""
-    expected = await stored_events(client)
+async def read_events(
+    client: Client, stream: str = EVENTS, subject: str = "timer.evt.v1.>", expected: int | None = None
+) -> list[Fired]:
+    """Return every event of a stream, with the time at which the broker stored it. `expected`: how many there are."""
+    expected = await stored_events(client) if expected is None else expected
     subscription = await client.jetstream().pull_subscribe(
-        "timer.evt.v1.>", stream=EVENTS, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
+        subject, stream=stream, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
     )
     events: list[Fired] = []
     while len(events) < expected:

@@ -1,87 +1,90 @@
-"""The report of a benchmark: figures, problems, and the environment."""
+"""The report of a benchmark, as Markdown: the ratios, the setting and all medians."""
 
-import json
-import os
-import platform
-import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.harness import SYNC_INTERVALS
-from benchmarks.processes import nats_server
-
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.comparison import Ratio, medians, ratios
+from benchmarks.records import Benchmark, Run
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of one scenario. The name of each figure ends with its unit."""
-
-    scenario: str
-    figures: Mapping[str, float] = field(default_factory=dict)
-    problems: Sequence[str] = ()
-    """The benchmark fails if there is a problem."""
-    samples: Sequence[Mapping[str, float]] = ()
-    """Measurements over time, written to the file only."""
-
-
-def environment(sync: str, store: Mapping[str, str], instances: int) -> dict[str, str]:
-    """Return the machine, the versions and the durability settings. `store` holds the facts of the database."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {
-        "cpu": f"{_cpu()}, {os.cpu_count()} cores",
-        "memory": f"{memory:.1f} GiB",
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "instances": str(instances),
-        **store,
-        "nats-server": subprocess.check_output([nats_server(), "--version"], text=True).split(": v")[-1].strip(),
-        "jetstream": f"file storage, 1 replica, sync_interval={SYNC_INTERVALS[sync]}",
-        "nats-py": version("nats-py"),
-        **({"dbos": f"{dbos}, SQLite with its default, synchronous=FULL"} if (dbos := dbos_version()) else {}),
-    }
+def page(benchmark: Benchmark) -> str:
+    """Return the page of the documentation."""
+    dates = sorted(each.at[:10] for each in benchmark.records)
+    lines = [
+        "# Figures",
+        "",
+        "`make bench` wrote this page. A ratio above 1 means that the service is ahead.",
+        "[Performance](performance.md) explains the figures, and [benchmarks/README.md](../benchmarks/README.md)",
+        "says what each scenario measures.",
+        "",
+        "## Ratios",
+        "",
+        *ratio_lines(ratios(benchmark)),
+        "",
+        "## Setting",
+        "",
+        *_table([("", ""), *settings_of(benchmark).items(), ("measured", " to ".join(sorted({dates[0], dates[-1]})))]),
+        "",
+        "## All medians",
+        "",
+        *median_lines(benchmark),
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def dbos_version() -> str | None:
-    """Return the version of DBOS, a peer; None if it is not installed."""
-    try:
-        return version("dbos")
-    except PackageNotFoundError:
-        return None
+def ratio_lines(found: Iterable[Ratio]) -> Iterator[str]:
+    """Yield a Markdown table of the ratios."""
+    header = ("", "sync_interval", "database", "timer_service", "", "other", "ratio", "runs")
+    cells = [
+        (
+            each.row.what,
+            each.sync,
+            each.row.ours.store,
+            shown(each.ours),
+            each.row.other,
+            shown(each.theirs),
+            f"{each.ratio:.3g}",
+            str(each.runs),
+        )
+        for each in found
+    ]
+    if cells:
+        yield from _table([header, *cells])
 
 
-def _cpu() -> str:
-    """Return the name of the processor. On Linux it is read from a file."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+def median_lines(benchmark: Benchmark) -> Iterator[str]:
+    """Yield a Markdown table of all medians."""
+    header = ("scenario", "database", "sync_interval", "size", "figure", "median")
+    cells = [
+        (run.scenario, _with_instances(run), run.sync, f"{run.size:,}", name, shown(value))
+        for run, figures in medians(benchmark.records).items()
+        for name, value in figures.items()
+    ]
+    if cells:
+        yield from _table([header, *cells])
 
 
-def show_environment(facts: Mapping[str, str]) -> None:
-    """Print the environment."""
-    for name, fact in facts.items():
-        print(f"{name:<12} {fact}")
-    print(flush=True)
+def _with_instances(run: Run) -> str:
+    return run.store if run.instances == 1 else f"{run.store}, {run.instances} instances"
 
 
-def show(result: Result) -> None:
-    """Print the figures and problems of one scenario."""
-    for name, value in result.figures.items():
-        shown = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.2f}"
-        print(f"{result.scenario:<8} {name:<52} {shown:>12}")
-    for problem in result.problems:
-        print(f"{result.scenario:<8} FAILED: {problem}")
-    print(flush=True)
+def shown(value: float) -> str:
+    """Return a figure with as many digits as a reader needs."""
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    if abs(value) >= 10:
+        return f"{value:,.1f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
-def write(facts: Mapping[str, str], results: Sequence[Result]) -> Path:
-    """Write all results to a JSON file and return its path."""
-    at = datetime.now(UTC)
-    file = RESULTS / f"{at:%Y%m%dT%H%M%SZ}.json"
-    run = {"at": at.isoformat(timespec="seconds"), "setting": facts, "results": [asdict(each) for each in results]}
-    file.write_text(json.dumps(run, indent=2) + "\n", "utf-8")
-    return file
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        if number == 0:
+            yield "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+
+
+def settings_of(benchmark: Benchmark) -> Mapping[str, str]:
+    """Return the setting, with the revisions that were measured."""
+    revisions = sorted({each.revision for each in benchmark.records if each.revision})
+    return {**benchmark.setting, **({"revision": ", ".join(revisions)} if revisions else {})}

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.harness import Message, Publisher, Rig, until_none
-from benchmarks.report import Result
+from benchmarks.result import Result
 
 _JOBS = 20
 _JOBS_PER_STEP = 4
@@ -74,7 +74,7 @@ async def runs(rig: Rig, size: int) -> Result:
     problems = (
         [] if len(set(ready_ids)) == size * _JOBS else [f"{len(set(ready_ids))} of {size * _JOBS} jobs were ready"]
     )
-    return Result("runs", figures, problems)
+    return Result(figures, problems)
 
 
 async def _execute(client: Client, queue: asyncio.Queue[Message]) -> None:

@@ -1,101 +1,127 @@
 """The scenarios. Each counts only the events on the broker, and reports problems with them."""
 
 import asyncio
-import json
 import math
-import random
-import statistics
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.bloat import bloat
-from benchmarks.dbos_peer import dbos
+from benchmarks.growth import idle, pending, retention
 from benchmarks.harness import (
-    Publisher,
+    COMMANDS,
+    EVENTS,
     Rig,
+    TooLateError,
+    ask,
     load,
     pause_commands,
     read_events,
     stored_events,
     unhandled,
+    until_delivered,
     until_none,
 )
-from benchmarks.processes import BenchmarkError
-from benchmarks.report import Result
+from benchmarks.nats_scheduler import nats_accept, nats_drain, nats_fair, nats_lag
+from benchmarks.peers.scenarios import PEERS, dbos, queue_scenario
+from benchmarks.result import Result
 from benchmarks.runs import runs
-from benchmarks.scheduler import scheduler
 from benchmarks.schedules import crons, intervals, slots
+from benchmarks.sender import frame, send_frames
 from benchmarks.signals import signals
-from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until, soon
+from benchmarks.steady import schedule_steadily
+from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until
 from benchmarks.workflows import polls, sleeps, starts, steps, workflows
 
 _DUPLICATES_SECONDS = 1
 """How long to wait for duplicate events."""
 _HOUR_MS = 3_600_000
-_IDLE_SECONDS = 30
 _LAG_RATE = 200
-_LAG_AHEAD_MS = (2000, 5000)
 
 
 async def ingest(rig: Rig, size: int) -> Result:
-    """Store commands while their delivery is paused. Resume it when the service is ready, and measure the commits."""
+    """Store commands while their delivery is paused. Resume it when the service is ready, and measure the commits.
+
+    The broker resumes up to a second later, so the clock begins with the first delivery.
+    """
     await load(rig, due_together("bench", size, now() + 24 * _HOUR_MS))
     async with rig.broker() as client:
         await pause_commands(client, until=datetime.now(UTC) + timedelta(hours=1))
         async with rig.service() as service:
             waiting = await unhandled(client)
-            started, used = time.time(), service.cpu_seconds()
+            used = service.cpu_seconds()
             await pause_commands(client, until=None)
+            started = await until_delivered(client, service)
             seconds = await until_none(service, partial(unhandled, client)) - started
             used = service.cpu_seconds() - used
+        stream_bytes = (await ask(client, f"STREAM.INFO.{COMMANDS}"))["state"]["bytes"]
     rows = await rig.store.rows()
     figures = {
         "commands": size,
-        "seconds from the resumed delivery to the last commit": seconds,
+        "seconds from the first delivery to the last commit": seconds,
         "commands/s": size / seconds,
         "CPU seconds, all instances": used,
+        "database, bytes per timer": await rig.store.size() / size,
+        "stream of commands, bytes per command": stream_bytes / size,
     }
     problems = [] if rows == size else [f"{size} commands wrote {rows} rows"]
     if waiting != size:
         problems.append(f"{size - waiting} of {size} commands were handled before the delivery was resumed")
-    return Result("ingest", figures, problems)
+    return Result(figures, problems)
 
 
 async def drain(rig: Rig, size: int) -> Result:
     """Schedule timers for one instant. Measure how fast their events are published."""
-    timers = due_together("bench", size, soon(size))
-    events, seconds = await _fire_together(rig, timers)
+    timers = due_together("bench", size, rig.soon(size))
+    events, seconds, stream_bytes = await _fire_together(rig, timers)
     figures = {
         "timers": size,
         "seconds from the instant to the last event": seconds,
         "timers/s": size / seconds,
         **lateness(timers, events, (0.5, 0.99)),
+        "stream of events, bytes per event": stream_bytes / size,
     }
-    return Result("drain", figures, faults(timers, events))
+    return Result(figures, faults(timers, events))
 
 
 async def fair(rig: Rig, size: int) -> Result:
     """Schedule many timers of one tenant and one timer of another for one instant. Measure how late the one is."""
-    due_at = soon(size)
+    due_at = rig.soon(size)
     single = due_together("single", 1, due_at)
     timers = due_together("flood", size, due_at) + single
-    events, seconds = await _fire_together(rig, timers)
+    events, seconds, _ = await _fire_together(rig, timers)
     late = [event.at - due_at for event in events if event.tenant == "single"]
     figures = {
         "timers of the first tenant": size,
         "seconds from the instant to the last event": seconds,
         "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
     }
-    return Result("fair", figures, faults(timers, events))
+    return Result(figures, faults(timers, events))
 
 
-async def lag(rig: Rig, seconds: int) -> Result:
+async def accept(rig: Rig, size: int) -> Result:
+    """Send commands as fast as the broker takes them. Measure the time until the service has committed all of them."""
+    timers = due_together("bench", size, now() + 24 * _HOUR_MS)
+    frames = [frame(each.subject, {"Nats-Msg-Id": each.id}, each.body()) for each in timers]
+    async with rig.broker() as client, rig.service() as service:
+        started = time.time()
+        stored = await send_frames(rig.nats_port, frames)
+        seconds = await until_none(service, partial(unhandled, client)) - started
+    rows = await rig.store.rows()
+    figures = {
+        "commands": size,
+        "seconds from the first command to the last acknowledgement of the broker": stored,
+        "seconds from the first command to the last commit": seconds,
+        "commands/s": size / seconds,
+    }
+    return Result(figures, [] if rows == size else [f"{size} commands wrote {rows} rows"])
+
+
+async def lag(rig: Rig, seconds: int, rate: int = _LAG_RATE) -> Result:
     """Schedule timers for random instants at a steady rate. Measure how late each event arrives at a subscriber."""
     arrived: list[tuple[bytes, float]] = []
 
@@ -107,63 +133,17 @@ async def lag(rig: Rig, seconds: int) -> Result:
 
     async with rig.broker() as client, rig.service() as service:
         await client.subscribe("timer.evt.v1.>", cb=arrive)
-        timers = await _schedule_steadily(client, _LAG_RATE * seconds)
+        timers = await schedule_steadily(client, rate, seconds)
         await sleep_until(max(timer.due_at for timer in timers))
         await until_none(service, missing)
         await asyncio.sleep(_DUPLICATES_SECONDS)
     events = [fired(body, at) for body, at in arrived]
     figures = {
         "timers": len(timers),
-        "timers/s, scheduled 2 to 5 s ahead": _LAG_RATE,
+        "timers/s, scheduled 2 to 5 s ahead": rate,
         **lateness(timers, events, (0.5, 0.99, 0.999, 1)),
     }
-    return Result("lag", figures, faults(timers, events))
-
-
-async def pending(rig: Rig, size: int) -> Result:
-    """Schedule timers of one tenant for tomorrow. Measure their cost while they wait, and the cost of queries."""
-    tomorrow = now() + 24 * _HOUR_MS
-    await load(rig, [Timer("bench", f"call-{index}", tomorrow + index) for index in range(size)])
-    async with rig.broker() as client, rig.service() as service:
-        await until_none(service, partial(unhandled, client))
-        counted = json.loads((await client.request("timer.qry.v1.bench.count-timers", timeout=10)).data)
-        used = service.cpu_seconds()
-        await asyncio.sleep(_IDLE_SECONDS)
-        idle = (service.cpu_seconds() - used) / _IDLE_SECONDS
-        resident = [each / 2**20 for each in service.resident_bytes()]
-        figures = {
-            "timers pending": size,
-            "resident memory, the largest instance, MiB": max(resident),
-            "resident memory, all instances, MiB": sum(resident),
-            "CPU seconds per idle minute, all instances": 60 * idle,
-            "a poll's queries, p50, ms": await _median(rig.store.poll, 200),
-            "get-timer, p50, ms": await _query_time(client, "get-timer", {"serviceCallId": f"call-{size // 2}"}, 200),
-            "list-timers of 100, p50, ms": await _query_time(client, "list-timers", {"limit": 100}, 100),
-            "count-timers, p50, ms": await _query_time(client, "count-timers", {}, 10),
-        }
-    problems = [] if counted["counts"]["Scheduled"] == size else [f"{size} timers were counted as {counted}"]
-    return Result("pending", figures, problems)
-
-
-async def _query_time(client: Client, query: str, request: dict[str, Any], times: int) -> float:
-    """Return the median time of a query, in ms."""
-
-    async def ask() -> None:
-        answer = await client.request(f"timer.qry.v1.bench.{query}", json.dumps(request).encode(), timeout=10)
-        if b'"error"' in answer.data[:10]:
-            raise BenchmarkError(f"{query}: {answer.data.decode()}")
-
-    return await _median(ask, times)
-
-
-async def _median(act: Callable[[], Awaitable[None]], times: int) -> float:
-    """Return the median time of `act`, in ms."""
-    times_ms: list[float] = []
-    for _ in range(times):
-        started = time.perf_counter()
-        await act()
-        times_ms.append(1000 * (time.perf_counter() - started))
-    return statistics.median(times_ms)
+    return Result(figures, faults(timers, events))
 
 
 class Scenario(NamedTuple):
@@ -172,33 +152,59 @@ class Scenario(NamedTuple):
     run: Callable[[Rig, int], Coroutine[Any, Any, Result]]
     size: int
     full: int
+    seconds: int
+    """About how long it takes with the default size."""
     stores: tuple[str, ...] = ("sqlite", "postgres")
+    broker: bool = True
+    """Whether it has a broker, so that its `sync_interval` matters."""
 
+
+def _peer(name: str, size: int, full: int, seconds: int) -> Scenario:
+    return Scenario(queue_scenario(name), size, full, seconds, (PEERS[name].store,), broker=False)
+
+
+_SQLITE = ("sqlite",)
+"""The store of scenarios without the service and without a database."""
 
 SCENARIOS = {
-    "ingest": Scenario(ingest, 50_000, 500_000),
-    "drain": Scenario(drain, 50_000, 200_000),
-    "lag": Scenario(lag, 15, 60),
-    "fair": Scenario(fair, 20_000, 100_000),
-    "signals": Scenario(signals, 15, 60),
-    "runs": Scenario(runs, 300, 1000),
-    "intervals": Scenario(intervals, 20_000, 100_000),
-    "crons": Scenario(crons, 20_000, 100_000),
-    "slots": Scenario(slots, 15, 60),
-    "workflows": Scenario(workflows, 5000, 20_000),
-    "starts": Scenario(starts, 15, 60),
-    "steps": Scenario(steps, 1000, 5000),
-    "sleeps": Scenario(sleeps, 15, 60),
-    "polls": Scenario(polls, 30, 120),
-    "dbos": Scenario(dbos, 1000, 5000, ("sqlite",)),
-    "pending": Scenario(pending, 100_000, 1_000_000),
-    "scheduler": Scenario(scheduler, 50_000, 200_000, ("sqlite",)),
-    "bloat": Scenario(bloat, 100_000, 1_000_000, ("postgres",)),
+    "ingest": Scenario(ingest, 50_000, 500_000, 8),
+    "accept": Scenario(accept, 50_000, 500_000, 10),
+    "drain": Scenario(drain, 50_000, 200_000, 18),
+    "lag": Scenario(lag, 8, 60, 16),
+    "lag-2000": Scenario(partial(lag, rate=2000), 8, 60, 16),
+    "fair": Scenario(fair, 20_000, 100_000, 10),
+    "signals": Scenario(signals, 15, 60, 20),
+    "runs": Scenario(runs, 300, 1000, 8),
+    "intervals": Scenario(intervals, 20_000, 100_000, 40),
+    "crons": Scenario(crons, 20_000, 100_000, 45),
+    "slots": Scenario(slots, 15, 60, 25),
+    "workflows": Scenario(workflows, 5000, 20_000, 11),
+    "starts": Scenario(starts, 15, 60, 22),
+    "steps": Scenario(steps, 1000, 5000, 5),
+    "sleeps": Scenario(sleeps, 15, 60, 60),
+    "polls": Scenario(polls, 30, 120, 75),
+    "pending": Scenario(pending, 1_000_000, 10_000_000, 24),
+    "idle": Scenario(idle, 1_000_000, 1_000_000, 60),
+    "retention": Scenario(retention, 50_000, 500_000, 8),
+    "bloat": Scenario(bloat, 100_000, 1_000_000, 240, ("postgres",)),
+    "nats-accept": Scenario(nats_accept, 50_000, 500_000, 7, _SQLITE),
+    "nats-drain": Scenario(nats_drain, 50_000, 200_000, 17, _SQLITE),
+    "nats-lag": Scenario(nats_lag, 8, 60, 15, _SQLITE),
+    "nats-lag-2000": Scenario(partial(nats_lag, rate=2000), 8, 60, 15, _SQLITE),
+    "nats-fair": Scenario(nats_fair, 20_000, 100_000, 11, _SQLITE),
+    "pgqueuer": _peer("pgqueuer", 50_000, 200_000, 17),
+    "procrastinate": _peer("procrastinate", 2000, 10_000, 20),
+    "saq": _peer("saq", 3000, 15_000, 20),
+    "huey": _peer("huey", 5000, 25_000, 20),
+    "dbos": Scenario(dbos, 300, 5000, 8, _SQLITE, broker=False),
 }
 
 
-async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float]:
-    """Schedule timers for one instant. Return their events, and the seconds from the instant to the last event."""
+async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float, int]:
+    """Schedule timers for one instant.
+
+    Return their events, the seconds from the instant to the last event, and the bytes of the events in the stream.
+    """
     await load(rig, timers)
     due_at = timers[0].due_at
     async with rig.broker() as client, rig.service() as service:
@@ -208,24 +214,9 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired]
 
         await until_none(service, partial(unhandled, client))
         if now() >= due_at:
-            raise BenchmarkError(f"this machine did not store {len(timers)} timers before they were due")
+            raise TooLateError(f"this machine did not store {len(timers)} timers before they were due")
         await sleep_until(due_at)
         seconds = await until_none(service, missing) - due_at / 1000
         await asyncio.sleep(_DUPLICATES_SECONDS)
-        return await read_events(client), seconds
-
-
-async def _schedule_steadily(client: Client, count: int) -> list[Timer]:
-    """Publish timers at `_LAG_RATE`, each due at a random instant in the near future. Return the timers."""
-    rng = random.Random(1)
-    publisher = Publisher(client)
-    await publisher.open()
-    start = time.time()
-    timers: list[Timer] = []
-    for index in range(count):
-        await asyncio.sleep(max(0.0, start + index / _LAG_RATE - time.time()))
-        timer = Timer("bench", f"call-{index}", now() + rng.randint(*_LAG_AHEAD_MS))
-        await publisher.send(timer)
-        timers.append(timer)
-    await publisher.flush()
-    return timers
+        stream_bytes = (await ask(client, f"STREAM.INFO.{EVENTS}"))["state"]["bytes"]
+        return await read_events(client), seconds, stream_bytes

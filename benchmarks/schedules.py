@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 
 from benchmarks.harness import Publisher, Rig, stored_events, unhandled, until_none
 from benchmarks.processes import BenchmarkError, Fleet
-from benchmarks.report import Result
+from benchmarks.result import Result
 from benchmarks.timers import instant, now, percentiles, sleep_until
 
 _RATE = 200
@@ -58,12 +58,12 @@ class Slot(NamedTuple):
 
 async def intervals(rig: Rig, size: int) -> Result:
     """Put schedules with `every` for one instant, and one of another tenant. Measure how fast all fire."""
-    return await _fire_together("intervals", rig, size, lambda at, _: {"every": "P1D", "startAt": instant(at)})
+    return await _fire_together(rig, size, lambda at, _: {"every": "P1D", "startAt": instant(at)})
 
 
 async def crons(rig: Rig, size: int) -> Result:
     """Like `intervals`, with a different cron expression for each schedule."""
-    return await _fire_together("crons", rig, size, _cron)
+    return await _fire_together(rig, size, _cron)
 
 
 async def slots(rig: Rig, seconds: int) -> Result:
@@ -90,10 +90,10 @@ async def slots(rig: Rig, seconds: int) -> Result:
         **percentiles("lateness", [slot.arrived - slot.at for slot in arrived], (0.5, 0.99, 1)),
     }
     expected = {(f"s-{n}", begin + 1000 * n // _RATE + 1000 * k) for n in range(_RATE) for k in range(seconds)}
-    return Result("slots", figures, _faults(arrived, expected))
+    return Result(figures, _faults(arrived, expected))
 
 
-async def _fire_together(name: str, rig: Rig, size: int, fields_of: Callable[[int, int], Mapping[str, Any]]) -> Result:
+async def _fire_together(rig: Rig, size: int, fields_of: Callable[[int, int], Mapping[str, Any]]) -> Result:
     async with rig.broker() as client, rig.service() as service:
         sample = _due_together("sample", math.ceil(size * _SAMPLE), now() + _DAY_MS, fields_of)
         began = now()
@@ -118,7 +118,7 @@ async def _fire_together(name: str, rig: Rig, size: int, fields_of: Callable[[in
         "events/s": 2 * len(puts) / seconds,
         "lateness of another tenant's schedule, ms": late,
     }
-    return Result(name, figures, _faults(arrived, {(put.schedule, due_at) for put in puts}))
+    return Result(figures, _faults(arrived, {(put.schedule, due_at) for put in puts}))
 
 
 def _due_together(

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.harness import Publisher, Rig, unhandled, until_none
-from benchmarks.report import Result
+from benchmarks.result import Result
 from benchmarks.timers import now, percentiles, sleep_until
 
 _RATE = 100
@@ -89,7 +89,7 @@ async def signals(rig: Rig, seconds: int) -> Result:
     }
     times = Counter(name for name, _ in arrived)
     faults = {"missing": len(waiting) - len(times), "duplicate": times.total() - len(times)}
-    return Result("signals", figures, [f"{count} {fault} events" for fault, count in faults.items() if count])
+    return Result(figures, [f"{count} {fault} events" for fault, count in faults.items() if count])
 
 
 async def _create(client: Client, waiting: Sequence[Signal]) -> None:

@@ -54,11 +54,6 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def soon(size: int) -> int:
-    """Return an instant late enough to store `size` timers before it, even on a slow machine."""
-    return now() + 15_000 + size // 4
-
-
 async def sleep_until(at: int) -> None:
     await asyncio.sleep(max(0.0, at / 1000 - time.time()))
 
@@ -87,10 +82,10 @@ def percentiles(what: str, values: Iterable[float], shares: Sequence[float]) -> 
     return {f"{what} {name}, ms": found[math.ceil(share * len(found)) - 1] for share, name in names.items() if found}
 
 
-def faults(timers: Sequence[Timer], events: Sequence[Fired]) -> list[str]:
+def faults(timers: Sequence[Timer], events: Sequence[Fired], event_type: str = "DueTimeReached") -> list[str]:
     """Return a line for each kind of fault: missing, duplicate, early and unexpected events."""
     due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
-    fires = [event for event in events if event.type == "DueTimeReached" and (event.tenant, event.call) in due]
+    fires = [event for event in events if event.type == event_type and (event.tenant, event.call) in due]
     times = Counter((event.tenant, event.call) for event in fires)
     counts = {
         "missing": len(due.keys() - times.keys()),

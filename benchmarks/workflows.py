@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from benchmarks.harness import Message, Publisher, Rig, load, unhandled, until_none
 from benchmarks.processes import BenchmarkError, Fleet
-from benchmarks.report import Result
+from benchmarks.result import Result
 from benchmarks.timers import now, percentiles, sleep_until
 
 _RATE = 100
@@ -57,7 +57,7 @@ async def workflows(rig: Rig, size: int) -> Result:
         "CPU seconds, all instances": used,
         "CPU seconds, worker, with its start": used_by_worker,
     }
-    return Result("workflows", figures, _faults(ended, names))
+    return Result(figures, _faults(ended, names))
 
 
 async def starts(rig: Rig, seconds: int) -> Result:
@@ -81,7 +81,7 @@ async def starts(rig: Rig, seconds: int) -> Result:
         "workflows/s": _RATE,
         **percentiles("from StartWorkflow to its step", late, (0.5, 0.99, 1)),
     }
-    return Result("starts", figures, _faults(ended, names))
+    return Result(figures, _faults(ended, names))
 
 
 async def steps(rig: Rig, size: int) -> Result:
@@ -104,7 +104,7 @@ async def steps(rig: Rig, size: int) -> Result:
         "seconds from the first step to the last": seconds,
         "steps/s": (size - 1) / seconds if seconds else 0,
     }
-    return Result("steps", figures, _faults(ended, ["w"]))
+    return Result(figures, _faults(ended, ["w"]))
 
 
 async def sleeps(rig: Rig, seconds: int) -> Result:
@@ -139,7 +139,7 @@ async def sleeps(rig: Rig, seconds: int) -> Result:
         **percentiles("from the end of the sleep to the next step", late, (0.5, 0.99, 1)),
     }
     early = [f"{each} ms early" for each in late if each < 0]
-    return Result("sleeps", figures, _faults(woken, names) + early)
+    return Result(figures, _faults(woken, names) + early)
 
 
 async def _end_of_sleep(client: Client, workflow: str) -> float:
@@ -170,7 +170,7 @@ async def polls(rig: Rig, seconds: int) -> Result:
         "share of a core, all instances, %": share,
     }
     unexpected = [reply for reply in replies if reply != b'{"tasks":[]}']
-    return Result("polls", figures, problems + [f"{replies[each]} polls got {each!r}" for each in unexpected])
+    return Result(figures, problems + [f"{replies[each]} polls got {each!r}" for each in unexpected])
 
 
 async def _poll(client: Client, number: int, replies: Counter[bytes]) -> None:

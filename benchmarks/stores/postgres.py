@@ -8,6 +8,7 @@ from pathlib import Path
 import asyncpg
 
 from benchmarks.processes import BenchmarkError
+from benchmarks.stores.filling import Filling, insert
 from benchmarks.timers import now
 from tests.harness.postgres import installed_programs, packaged_programs, postgres_server
 from timer_service.adapters.postgres import PostgresDatabase
@@ -23,6 +24,7 @@ class PostgresStore:
     """PostgreSQL, queried over its own connection. A poll runs like a poll of the service."""
 
     def __init__(self, url: str, connection: asyncpg.Connection, database: PostgresDatabase) -> None:
+        self.url = url
         self.settings = {"TIMER_DATABASE_URL": url}
         self.connection = connection
         self._database = database
@@ -41,6 +43,18 @@ class PostgresStore:
             if await _LEASE.claim(tx, now(), _BATCH):
                 raise BenchmarkError("a timer was due, but no timer should be")
         await _LEASE.next_available(self._database.reader)
+
+    async def size(self) -> int:
+        size: int = await self.connection.fetchval("SELECT pg_total_relation_size('timer_schedules')")
+        return size
+
+    async def fill(self, filling: Filling) -> None:
+        """Write the rows, and vacuum the table as autovacuum does after so many."""
+        numbers = f"generate_series({filling.first}, {filling.first + filling.timers - 1}) AS numbers (n)"
+        await self.connection.execute("SET synchronous_commit = off")
+        await self.connection.execute(insert(numbers, "", "lpad(n::text, 9, '0')", "md5(random()::text)", filling))
+        await self.connection.execute("RESET synchronous_commit")
+        await self.connection.execute("VACUUM ANALYZE timer_schedules")
 
     async def _shown(self, name: str) -> str:
         value: str = await self.connection.fetchval(f"SHOW {name}")

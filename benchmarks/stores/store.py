@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+from benchmarks.stores.filling import Filling
+
 
 class Store(Protocol):
     """The database of one scenario, queried without the service."""
@@ -22,4 +24,12 @@ class Store(Protocol):
 
     async def poll(self) -> None:
         """Run the queries of a poll that finds no due timer."""
+        ...
+
+    async def size(self) -> int:
+        """Return the bytes of the database on the disk."""
+        ...
+
+    async def fill(self, filling: Filling) -> None:
+        """Write timers into the database. The service must not run, and must have made the tables."""
         ...

@@ -50,6 +50,15 @@
   const page = document.documentElement;
   if (page.scrollWidth > page.clientWidth) fault(`the page is ${page.scrollWidth} wide and the window ${page.clientWidth}`);
 
+  // Nothing is cut, and on a phone only the graph scrolls sideways
+  for (const element of all("main :is(dd, tbody th, tbody td, p, h1, h2)")) {
+    if (element.scrollWidth > element.clientWidth + 1 && !element.matches(".unseen")) fault("its text does not fit", element);
+  }
+  for (const element of all("main :is(.scroll, pre)")) {
+    const isCut = innerWidth <= 640 && element.scrollWidth > element.clientWidth;
+    if (isCut && !element.matches(".graph")) fault("it scrolls sideways on a phone", element);
+  }
+
   // Contrast of text (WCAG 2.2, 1.4.3)
   const parse = (colour) => { const [r, g, b, a = 1] = colour.match(/[\d.]+/g).map(Number); return { r, g, b, a }; };
   const light = ({ r, g, b }) => {

@@ -1,6 +1,7 @@
 """The operations page of an instance that does not run: a database, a clock and metrics."""
 
 import asyncio
+import re
 from collections.abc import Mapping, MutableMapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     text: str
+    """The body, without the marks around the words of a command."""
 
 
 class Page:
@@ -90,4 +92,5 @@ async def request(app: Starlette, path: str, query: str, *, method: str, host: s
 
     await app(scope, receive, send)
     headers = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-    return Answer(sent[0]["status"], headers, b"".join(each.get("body", b"") for each in sent[1:]).decode())
+    body = b"".join(each.get("body", b"") for each in sent[1:]).decode()
+    return Answer(sent[0]["status"], headers, re.sub(r"<span>([^<]*)</span>", r"\1", body))

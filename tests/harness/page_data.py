@@ -1,5 +1,6 @@
 """Rows of every kind for the operations page, with ids that would do harm if they were not escaped."""
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 
@@ -25,6 +26,9 @@ HOSTILE = (
     "-rf",
     "日本語のタイマー",
     "x" * 200,
+    "שלום (7) עולם",
+    "Zoe" + "\u0308\u0301\u0302\u0303\u0304\u0305" * 4 + "/1",
+    "👩‍👩‍👧‍👧" * 12,
 )
 BURIED = """
 INSERT INTO outbox (tenant_id, event_id, message, body, added_at, ordinal, state, attempt, last_error)
@@ -34,6 +38,14 @@ FAILED_FIRING = """
 INSERT INTO work_signal_firings (tenant_id, firing_id, signal_id, defined_epoch, defined_sequence, dedupe_key, status,
     due_at, created_at, position_epoch, position_sequence, settled_at, attempt, last_error)
 VALUES ('acme', 'firing-1', 'signal-1', 1, 1, '1', 'failed', :now, :now, 1, 1, :now, 5, 'no room')
+"""
+WORKER = """
+INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at)
+VALUES ('acme', :id, :queue, :types, 4, :seen, :seen)
+"""
+FAILED_BACKFILL = """
+UPDATE schedule_backfills SET last_error = :error, available_at = :at
+WHERE position_sequence = (SELECT MAX(position_sequence) FROM schedule_backfills)
 """
 
 
@@ -124,8 +136,12 @@ async def _fill_schedules(database: Database, now: int) -> None:
     await schedules.put("order", cron="*/5 * * * *", zone="UTC", start={"type": "order", "input": {"a": 1}})
     await schedules.about("Pause", HOSTILE[1])
     await schedules.advance(minutes=59)
+    for days in (100, 90):
+        await schedules.backfill(now - days * 86_400_000, now - 86_400_000, HOSTILE[0], limit=2000)
+        await schedules.fire_backfills(most=1)
     async with database.transaction() as tx:
         await tx.execute("UPDATE schedules SET last_error = 'there is no zone X' WHERE schedule_id = '-rf'")
+        await tx.execute(FAILED_BACKFILL, {"error": f"there is no zone {HOSTILE[0]}", "at": now + 42_000})
 
 
 async def _fill_workflows(database: Database, now: int) -> None:
@@ -140,6 +156,14 @@ async def _fill_workflows(database: Database, now: int) -> None:
     await workflows.report(task, fail("the warehouse <b> is closed", "reserve"))
     task = await workflows.begin("order-3")
     await workflows.report(task, complete({"shipped": True}))
+    await workflows.start("rare", type="rare")
     for name in HOSTILE:
         await workflows.start(name)
     await workflows.about("Cancel", HOSTILE[1], reason="no longer needed")
+    async with database.transaction() as tx:
+        for number, name in enumerate(("worker-1", *HOSTILE)):
+            types = json.dumps(["refund", name[:100]] if number else ["order"])
+            at = now - 40_000 * number
+            await tx.execute(
+                WORKER, {"id": name, "queue": name[:100] if number else "default", "types": types, "seen": at}
+            )

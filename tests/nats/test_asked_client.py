@@ -62,7 +62,8 @@ async def test_many_are_refused_with_one_write(site: Site) -> None:
     await site.receive(mine + b"MSG timer.qry.v1.b.list SID _R_.b 2\r\nhi\r\n" + mine)
     assert site.passed == [b"hi"]
     assert len(site.refused) == 500
-    assert site.peer.published == [(f"_R_.{number}", "", REFUSAL.body) for number in range(250)] * 2
+    headers = b"NATS/1.0\r\nNats-Service-Error-Code: BUSY\r\nNats-Service-Error: ask again later\r\n\r\n"
+    assert site.peer.published == [(f"_R_.{number}", "", headers + REFUSAL.body) for number in range(250)] * 2
 
 
 async def test_reply_subjects_that_are_no_inboxes(site: Site) -> None:

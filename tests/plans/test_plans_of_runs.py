@@ -40,7 +40,7 @@ PLANS = {
     "a changed job": (store._SQL["update_job"], [f"Index Scan {JOB}"]),
     "the open jobs of a cancelled run": (store._SQL["cancel_open_jobs"], [f"Index Scan {JOB}"]),
     "jobs that need a job": (loader._SQL["downstream"], ["Index Only Scan run_needs_downstream"]),
-    "jobs that a job needs": (queries._SQL["needs_of_job"], [f"Index Scan {NEED}"]),
+    "jobs that some jobs need": (queries._SQL["needs_of_jobs"], [f"Index Scan {NEED}"]),
     "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
     "the sizes of upstream outputs": (events._SQL["upstream_sizes"], [f"Index Only Scan {NEED}", f"Index Scan {JOB}"]),
     "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),

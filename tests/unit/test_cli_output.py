@@ -241,14 +241,16 @@ def test_details_of_a_schedule_that_does_not_fire() -> None:
 def test_details_of_backfills() -> None:
     """A schedule shows its open backfills: the range, how far they are, and the error."""
     span = {"from_at": NINE - timedelta(days=2), "to_at": NINE, "limit": 100}
-    going_on = Backfill(command_id="1", count=7, skipped=0, **span)
-    failing = Backfill(command_id="2", count=0, skipped=1, last_error="no zone", **span)
-    lines = list(schedule_details(a_schedule("report", backfills=[going_on, failing]), NINE))
+    waiting = Backfill(command_id="1", count=0, skipped=0, **span)
+    going_on = Backfill(command_id="2", count=7, skipped=1, last_slot_at=NINE - timedelta(days=1), **span)
+    failing = Backfill(command_id="3", count=0, skipped=0, last_error="no zone", retry_at=NINE, **span)
+    lines = list(schedule_details(a_schedule("report", backfills=[waiting, going_on, failing]), NINE))
     head = "  2027-03-27T07:00:00.000Z to 2027-03-29T07:00:00.000Z:"
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         "backfills:",
-        f"{head} 7 slots of at most 100 fired",
-        f"{head} 0 slots of at most 100 fired, 1 skipped (error: no zone)",
+        f"{head} 0 slots of at most 100 fired",
+        f"{head} 7 slots of at most 100 fired, 1 skipped; all up to 2027-03-28T07:00:00.000Z",
+        f"{head} 0 slots of at most 100 fired (error: no zone; again at 2027-03-29T07:00:00.000Z)",
     ]
 
 

@@ -249,8 +249,12 @@ class Backfill(View):
     """How many slots have fired."""
     skipped: int
     """How many slots started no workflow."""
+    last_slot_at: Instant | None = None
+    """The last slot that was handled. Each earlier slot of the range was handled, too."""
     last_error: str | None = None
     """Why its next slots did not fire. They are tried again."""
+    retry_at: Instant | None = None
+    """When they are tried again, if there is a `last_error`."""
 
 
 class Schedule(View):

@@ -27,9 +27,8 @@ from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus,
 from timer_service.runs.rules import Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "queries.sql")
-_JOBS_PER_READ = 10
-_NEEDS_PER_READ = 1000
-"""The limit for the needs of one job that are read at a time. So at most 10,000 needs are read at a time."""
+_NEEDS_PER_READ = 10_000
+"""How many needs are read at a time, of all jobs that are read together."""
 _NEEDS_OVERHEAD = 50
 """The bytes of the field names `needs` and `moreNeeds`."""
 _NEWER_THAN_ALL = (LATEST + 1, "")
@@ -171,10 +170,10 @@ async def _jobs(
     shown: list[RawJson] = []
     used = 0
     while True:
-        count = min(next_step(len(shown), used), _JOBS_PER_READ, limit - len(shown))
+        count = min(next_step(len(shown), used), limit - len(shown))
         rows = await reader.fetch(_SQL["page_of_jobs"], {**key._asdict(), "first": start.job_name, "limit": count + 1})
         needs = await _read_needs(reader, key, [row["job_name"] for row in rows[:count]], groups, start)
-        for row in rows[:count]:
+        for row in rows[: len(needs)]:
             view = _job_view(row, needs[row["job_name"]], PAGE_BYTES - used)
             if shown and used + view.size > PAGE_BYTES:
                 return write_list(shown), write_cursor([row["job_name"], ""])
@@ -182,9 +181,9 @@ async def _jobs(
             used += view.size
             if view.more_after is not None:
                 return write_list(shown), write_cursor([row["job_name"], view.more_after])
-        if len(rows) <= count:
+        if len(needs) == len(rows):
             return write_list(shown), None
-        start = _Start(rows[count]["job_name"], "")
+        start = _Start(rows[len(needs)]["job_name"], "")
         if len(shown) == limit:
             return write_list(shown), write_cursor(start)
 
@@ -196,21 +195,34 @@ class _Needs(NamedTuple):
     """The groups that are not resolved."""
     jobs: list[Mapping[str, str]]
     """The next jobs, ordered by name."""
+    are_cut: bool = False
+    """Whether there are more jobs, which were not read."""
 
 
 async def _read_needs(
     reader: Reader, key: RunKey, jobs: Sequence[str], groups: Mapping[str, bool], start: _Start
 ) -> Mapping[str, _Needs]:
-    """Read the needs of jobs. For the first job of the page, read only the needs after the start."""
+    """Read the needs of the first of some jobs: as many jobs as have all their needs in one read, at least one.
+
+    For the first job of the page, read only the needs after the start.
+    """
+    if not jobs:
+        return {}
+    after = start.after if jobs[0] == start.job_name else ""
+    span = {"first": jobs[0], "after": after, "last": jobs[-1], "limit": _NEEDS_PER_READ}
+    rows = await reader.fetch(_SQL["needs_of_jobs"], {**key._asdict(), **span})
     needs = {name: _Needs([], []) for name in jobs}
-    after = {name: start.after if name == start.job_name else "" for name in jobs}
-    named = [{**key._asdict(), "job_name": name, "after": after[name], "limit": _NEEDS_PER_READ} for name in jobs]
-    for row in await reader.fetch_each(_SQL["needs_of_job"], named):
-        needs[row["job_name"]].jobs.append({"job": row["upstream_name"], "ifFailed": row["if_failed"]})
-    named = [{**key._asdict(), "job_name": name} for name in jobs if not after[name]]
-    for row in await reader.fetch_each(_SQL["group_needs_of_job"], named):
-        if groups.get(row["group_name"]) is False:  # otherwise it is resolved, or retention has deleted it
-            needs[row["job_name"]].groups.append({"group": row["group_name"], "ifFailed": row["if_failed"]})
+    for row in rows:
+        if row["job_name"] in needs:  # otherwise the job was added a moment ago
+            needs[row["job_name"]].jobs.append({"job": row["upstream_name"], "ifFailed": row["if_failed"]})
+    if len(rows) == _NEEDS_PER_READ:
+        whole = {name: needs[name] for name in jobs if name < rows[-1]["job_name"]}
+        needs = whole or {jobs[0]: needs[jobs[0]]._replace(are_cut=True)}
+    if False in groups.values():
+        named = [{**key._asdict(), "job_name": name} for name in needs if name != jobs[0] or not after]
+        for row in await reader.fetch_each(_SQL["group_needs_of_job"], named):
+            if groups.get(row["group_name"]) is False:  # otherwise it is resolved, or retention has deleted it
+                needs[row["job_name"]].groups.append({"group": row["group_name"], "ifFailed": row["if_failed"]})
     return needs
 
 
@@ -241,7 +253,7 @@ def _job_view(row: Row, needs: _Needs, room: int) -> _JobView:
             break
         fitting += 1
     shown = needs.jobs[:fitting]
-    more = fitting < len(needs.jobs) or fitting == _NEEDS_PER_READ
+    more = fitting < len(needs.jobs) or needs.are_cut
     fields = {**fields, "needs": [*shown, *needs.groups], **({"moreNeeds": True} if more else {})}
     view = write_object(fields, {"outputs": read_stored(row["outputs"])})
     return _JobView(view, size, shown[-1]["job"] if more else None)

@@ -16,13 +16,12 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name >= :first
 ORDER BY job_name
 LIMIT :limit
 
--- name: needs_of_job
--- Returns the next jobs that a job needs, ordered by name.
+-- name: needs_of_jobs
+-- Returns what the jobs between two names need, ordered by job and name. Of the first job, returns the needs after a name.
 SELECT job_name, upstream_name, if_failed
 FROM run_needs
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
-    AND upstream_name > :after
-ORDER BY upstream_name
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND (job_name, upstream_name) > (:first, :after) AND job_name <= :last
+ORDER BY job_name, upstream_name
 LIMIT :limit
 
 -- name: group_needs_of_job

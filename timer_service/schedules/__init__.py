@@ -40,13 +40,13 @@ from timer_service.schedules.messages import (
     ScheduleEnded,
     ScheduleFired,
     ScheduleSkipped,
-    ScheduleView,
     TriggerSchedule,
 )
 from timer_service.schedules.queries import QUERIES
 from timer_service.schedules.rules import Outcome
 from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED, delete_settled
 from timer_service.schedules.usage import USAGES
+from timer_service.schedules.views import ScheduleView
 
 
 def build_slice(start: StartWorkflows) -> Slice:

@@ -11,7 +11,7 @@ from timer_service.core.message import Position
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.core.unfinished_commands import statements_of
-from timer_service.schedules.backfills import Backfill, BackfillKey
+from timer_service.schedules.backfills import Backfill, BackfillKey, OpenBackfill
 from timer_service.schedules.recurrence import Recurrence
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import dump_spec, read_spec
@@ -32,7 +32,6 @@ _COLUMNS = (*_WITHOUT_DATA, "data")
 
 _SQL = load_sql("timer_service.schedules", "backfill_store.sql")
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
-_SQL["of_schedule"] = _SQL["of_schedule"].format(columns=", ".join(_WITHOUT_DATA))
 _SQL |= statements_of(TABLE, _WITHOUT_DATA)
 
 DUE_TENANTS = _SQL["due_tenants"]
@@ -110,10 +109,10 @@ async def delete(tx: Transaction, keys: Collection[BackfillKey]) -> None:
     await tx.executemany(_SQL["delete"], [_key_columns(key) for key in sorted(keys)])
 
 
-async def of_schedule(reader: Reader, schedule: Key, limit: int) -> list[Backfill]:
-    """Return the oldest backfills of a schedule, without their data."""
+async def of_schedule(reader: Reader, schedule: Key, limit: int) -> list[OpenBackfill]:
+    """Return how far the oldest backfills of a schedule are."""
     rows = await reader.fetch(_SQL["of_schedule"], {**schedule._asdict(), "limit": limit})
-    return [read_backfill(row) for row in rows]
+    return [OpenBackfill(*(row[name] for name in OpenBackfill._fields)) for row in rows]
 
 
 def key_of(row: Row) -> BackfillKey:

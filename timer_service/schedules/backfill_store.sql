@@ -31,8 +31,8 @@ DELETE FROM schedule_backfills
 WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_sequence = :position_sequence
 
 -- name: of_schedule
--- Returns the oldest backfills of a schedule, without their data.
-SELECT {columns}
+-- Returns how far the oldest backfills of a schedule are. It reads no column that must be parsed.
+SELECT causation_id AS command_id, from_at, to_at, slot_limit, after_at, available_at, fired_count, skipped_count, last_error
 FROM schedule_backfills
 WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
 ORDER BY position_epoch, position_sequence

@@ -91,6 +91,23 @@ class Backfill(NamedTuple):
         return None if self.left else BackfillEnd.LIMIT
 
 
+class OpenBackfill(NamedTuple):
+    """How far a backfill is, for readers. It has no part that must be parsed, so it can be read if others are damaged.
+
+    The fields mean the same as in `Backfill`.
+    """
+
+    command_id: str
+    from_at: int
+    to_at: int
+    slot_limit: int
+    after_at: int
+    available_at: int
+    fired_count: int
+    skipped_count: int
+    last_error: str | None
+
+
 def new_backfill(schedule: Schedule, command: Command, now: int) -> Backfill:
     """Return the backfill of a BackfillSchedule that was accepted."""
     payload, definition = command.payload, schedule.definition

@@ -14,19 +14,19 @@ from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.core.workflow_start import WorkflowSpec
 from timer_service.schedules import backfill_store, store
-from timer_service.schedules.backfills import Backfill
+from timer_service.schedules.backfills import OpenBackfill
 from timer_service.schedules.errors import RecurrenceError
-from timer_service.schedules.messages import (
+from timer_service.schedules.messages import ShownStatus
+from timer_service.schedules.recurrence import Recurrence, next_slot
+from timer_service.schedules.schedule import Key, Schedule
+from timer_service.schedules.views import (
     GetSchedule,
     ListSchedules,
     PreviewSlots,
     SchedulePage,
     ScheduleView,
-    ShownStatus,
     SlotPreview,
 )
-from timer_service.schedules.recurrence import Recurrence, next_slot
-from timer_service.schedules.schedule import Key, Schedule
 
 _COMPUTING_SECONDS = 0.02
 """How long a query may compute slots, without its rests."""
@@ -96,16 +96,19 @@ async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> R
     return _view_with_upcoming(schedule, request.upcoming, now, more)
 
 
-def _backfill_view(backfill: Backfill) -> Mapping[str, Any]:
-    fields = {"from": format_instant(backfill.from_at), "to": format_instant(backfill.to_at)}
+def _backfill_view(backfill: OpenBackfill) -> Mapping[str, Any]:
+    has_begun = backfill.after_at >= backfill.from_at
     return {
-        "commandId": backfill.cause.command_id,
-        **fields,
+        "commandId": backfill.command_id,
+        "from": format_instant(backfill.from_at),
+        "to": format_instant(backfill.to_at),
         **omit_none(
             limit=backfill.slot_limit,
             count=backfill.fired_count,
             skipped=backfill.skipped_count,
+            lastSlotAt=format_instant(backfill.after_at) if has_begun else None,
             lastError=backfill.last_error,
+            retryAt=None if backfill.last_error is None else format_instant(backfill.available_at),
         ),
     }
 

@@ -1,10 +1,12 @@
 """Texts of the page: times, numbers, and values of users."""
 
 import json
+import re
 from typing import Any
 
 from markupsafe import Markup, escape
 
+from timer_service.core.duration import parse_duration
 from timer_service.core.instant import format_instant, parse_instant
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
@@ -12,16 +14,25 @@ _SHOWN_UNITS = 2
 _SMALL = 10
 _SHORT = 160
 _UNKNOWN = "\N{EN DASH}"
+_ACCENTS = r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+_PILED = re.compile(f"(?<={_ACCENTS}{{3}}){_ACCENTS}+")
+"""The accents on a letter after the third one."""
 
 
 def visible(value: Any) -> Any:
     """Return a value with each character escaped that is invisible or acts on others, such as a change of direction.
 
-    Such characters could make one id look like another. Markup stays as it is.
+    Such characters could make one id look like another, and a pile of accents covers the lines above it. Markup stays
+    as it is.
     """
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+    if not isinstance(value, str) or isinstance(value, Markup) or (value.isascii() and value.isprintable()):
         return value
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in value)
+    shown = value if value.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in value)
+    return _PILED.sub(lambda found: "".join(map(_escape, found[0])), shown)
+
+
+def _escape(each: str) -> str:
+    return each.encode("unicode_escape").decode()
 
 
 def milliseconds(value: str | int) -> int:
@@ -54,13 +65,23 @@ def distance(value: str | int, now: int) -> str:
 
 def duration(length: int) -> str:
     """Return milliseconds in their two largest units, rounded down. Milliseconds are shown alone only."""
+    shown = _in_units(length)[:_SHOWN_UNITS]
+    return " ".join(f"{number} {unit}" for number, unit in shown if number and (unit != "ms" or len(shown) == 1))
+
+
+def length_of(value: str) -> str:
+    """Return an ISO 8601 duration in words, exactly, such as `1 h 30 min`; nothing for a duration of 0."""
+    return " ".join(f"{number} {unit}" for number, unit in _in_units(parse_duration(value)) if number)
+
+
+def _in_units(length: int) -> list[tuple[int, str]]:
+    """Return milliseconds as numbers of units, from the largest unit that is not 0 to the smallest one."""
     parts: list[tuple[int, str]] = []
     for unit, size in _UNITS:
         number, length = divmod(length, size)
         if number or parts:
             parts.append((number, unit))
-    shown = parts[:_SHOWN_UNITS]
-    return " ".join(f"{number} {unit}" for number, unit in shown if number and (unit != "ms" or len(shown) == 1))
+    return parts
 
 
 def seconds(value: float | None) -> str:
@@ -103,7 +124,7 @@ def input_value(text: str | None) -> Markup:
 
 
 FILTERS = (
-    *(iso, day_and_time, distance, duration, seconds, number, at_least),
+    *(milliseconds, iso, day_and_time, distance, duration, length_of, seconds, number, at_least),
     *(json_text, short_json, input_value, input_time),
 )
 """The functions that templates use."""

@@ -25,7 +25,8 @@ _BOX_GAP = 40
 _EDGE_GAP = 12
 _COLUMN_GAP = 60
 _MARGIN = 12
-_CELL = 7.3
+_CELL = 7.6
+"""The width of a character in the widest of the usual fonts."""
 _LONGEST_TEXT = 24
 _LEAST_TEXT = 8
 _AROUND_TEXT = 38
@@ -223,11 +224,9 @@ class _Rows:
 
 def _push(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
     """Return the heights, each at least a gap below the one before."""
-    last = wanted[0]
-    pushed = [last]
+    pushed = list(wanted[:1])
     for height, gap in zip(wanted[1:], gaps, strict=True):
-        last = max(height, last + gap)
-        pushed.append(last)
+        pushed.append(max(height, pushed[-1] + gap))
     return pushed
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from timer_service.core.broker import QueryReply, Request, RequestSubscription
 
 _MOST_WAITING = 1000
+"""How many answers may wait. Then their senders wait until all are sent."""
 
 
 class Answers:

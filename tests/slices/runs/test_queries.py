@@ -1,6 +1,12 @@
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.harness.runs import RunConversation, run_after
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.runs import RunConversation, Runs, run_after
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 
 
 async def test_run_with_its_jobs_and_needs(runs: RunConversation) -> None:
@@ -63,3 +69,56 @@ async def test_invalid_field(runs: RunConversation) -> None:
     await runs.start({"a": []})
     found = [(await runs.ask(name, **question))["error"]["errors"] for _, name, question in WRONG]
     assert [each["path"] for (each,) in found] == [path for path, _, _ in WRONG]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 1000])
+async def test_needs_that_do_not_fit_into_one_read(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """However many needs are read at a time, the pages show each job with all its needs."""
+    monkeypatch.setattr("timer_service.runs.queries._NEEDS_PER_READ", most)
+    runs = Runs(sqlite, memory_broker, clock)
+    graph: dict[str, list[object]] = {
+        "a": [],
+        "b": ["a"],
+        "c": [],
+        "d": ["a", "b", "c", {"group": "g"}],
+        "e": ["d", "a"],
+    }
+    await runs.start(graph, "g")
+    found: dict[str, list[object]] = {}
+    cursor: dict[str, str] | None = {}
+    while cursor is not None:
+        reply = await runs.ask("get-run", runId="run-1", **cursor)
+        assert len(reply["jobs"]) > 0
+        for job in reply["jobs"]:
+            found.setdefault(job["name"], []).extend(
+                need.get("job") or {"group": need["group"]} for need in job["needs"]
+            )
+        cursor = {"cursor": reply["cursor"]} if "cursor" in reply else None
+    assert {name: sorted(needs, key=str) for name, needs in found.items()} == {
+        name: sorted(needs, key=str) for name, needs in graph.items()
+    }
+
+
+async def test_statements_of_a_large_run(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many jobs are read together with their needs: a run of 300 jobs takes few statements."""
+    runs = Runs(sqlite, memory_broker, clock)
+    await runs.start({"job-0": [], **{f"job-{number}": ["job-0"] for number in range(1, 300)}})
+    reads: list[str] = []
+    for name in ("fetch", "fetch_each"):
+        monkeypatch.setattr(type(sqlite.queries), name, noting(reads, getattr(type(sqlite.queries), name)))
+    assert len((await runs.ask("get-run", runId="run-1"))["jobs"]) == 300
+    assert len(reads) <= 20
+
+
+def noting(reads: list[str], real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the reader that notes its statements."""
+
+    async def read(self: object, sql: str, *arguments: object) -> Any:
+        reads.append(sql)
+        return await real(self, sql, *arguments)
+
+    return read

@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -228,7 +229,10 @@ async def test_signal(filled: Page) -> None:
     assert "enqueued" in text
     assert "timer-service signals activate acme" in text
     assert "It has not fired yet." in (await filled.get(link("signal", tenant="acme", id=HOSTILE[4]))).text
-    assert "its trigger is invalid" in (await filled.get("/ui/signal?tenant=acme&id=invalid")).text
+    text = (await filled.get("/ui/signal?tenant=acme&id=invalid")).text
+    assert "never fires" in text
+    assert "Its trigger is invalid." in text
+    assert "it is 2026-11-21 10:00:00 UTC" in (await filled.get("/ui/signal?tenant=acme&id=tomorrow")).text
 
 
 async def test_signals_of_an_item(filled: Page) -> None:
@@ -240,7 +244,7 @@ async def test_signals_of_an_item(filled: Page) -> None:
 async def test_schedule(filled: Page) -> None:
     """A schedule shows its next ten slots and what an operator can do."""
     text = (await filled.get("/ui/schedule?tenant=acme&id=weekdays")).text
-    slots = re.findall(r'<li class="num"><time datetime="([^"]*)"', text)
+    slots = re.findall(r'<li class="num"><span><time datetime="([^"]*)"', text)
     assert len(slots) == 10
     assert slots[:2] == ["2026-11-23T08:00:00.000Z", "2026-11-24T08:00:00.000Z"]
     assert "Europe/Berlin" in text
@@ -252,7 +256,9 @@ async def test_schedule(filled: Page) -> None:
 async def test_schedules_without_slots(filled: Page) -> None:
     """A schedule that has ended or cannot fire says so."""
     assert "There is no further slot." in (await filled.get("/ui/schedule?tenant=acme&id=short")).text
-    assert "there is no zone X" in (await filled.get("/ui/schedule?tenant=acme&id=-rf")).text
+    text = (await filled.get("/ui/schedule?tenant=acme&id=-rf")).text
+    assert "there is no zone X" in text
+    assert '<span class="status bad">cannot fire</span> every 15 min' in text
 
 
 async def test_workflow(filled: Page) -> None:
@@ -266,8 +272,10 @@ async def test_workflow(filled: Page) -> None:
         "{&#34;charge&#34;: &#34;ch_1&#34;}",
     ):
         assert shown in text
-    assert "No worker asks for its queue and type." in text
+    assert "continues <time" in text
+    assert "waits for a worker since <time" in (await filled.get("/ui/workflow?tenant=acme&id=-rf")).text
     assert "timer-service workflows cancel acme order-1" in text
+    assert "No worker asks for its queue and type." in (await filled.get("/ui/workflow?tenant=acme&id=rare")).text
 
 
 async def test_failed_workflow(filled: Page) -> None:
@@ -281,8 +289,8 @@ async def test_failed_workflow(filled: Page) -> None:
 
 async def test_workers(filled: Page) -> None:
     """The workers of a tenant are listed."""
-    assert "No worker of tenant acme was seen lately." in (await filled.get("/ui/workers?tenant=acme")).text
-    worker: Mapping[str, Any] = {"id": "worker-1", "now": NOW, "types": '["order"]', "name": "<i>one</i>"}
+    assert "No worker of tenant other was seen lately." in (await filled.get("/ui/workers?tenant=other")).text
+    worker: Mapping[str, Any] = {"id": "worker-2", "now": NOW, "types": '["order"]', "name": "<i>one</i>"}
     async with filled.instance.database.transaction() as tx:
         await tx.execute(
             """INSERT INTO workflow_workers (tenant_id, worker_id, name, queue, types, slots, first_seen_at, seen_at)
@@ -307,11 +315,24 @@ async def test_run(filled: Page) -> None:
     assert "timer-service runs cancel acme build" in text
 
 
+async def test_counts_of_a_run(filled: Page) -> None:
+    """The counts above the graph are those of the jobs as they are shown: a pending job may be ready."""
+    found = Counter[str]()
+    for run in ("build", "-rf"):
+        text = (await filled.get(link("run", tenant="acme", id=run))).text
+        legend = text[text.index("Jobs by status") : text.index("graph-heading")]
+        counts = re.findall(r'class="status [^"]*">([^<]*)</span> <span class="num">(\d+)<', legend)
+        rows = Counter(re.findall(r'data-label="Status"><span class="status [^"]*">([^<]*)<', text))
+        assert {status: int(count) for status, count in counts} == rows
+        found += rows
+    assert min(found[status] for status in ("ready", "pending", "running", "success")) > 0
+
+
 async def test_rejected_run(filled: Page) -> None:
     """A rejected run shows the reason and the jobs at fault."""
     text = (await filled.get("/ui/run?tenant=acme&id=circle")).text
     assert "CYCLE" in text
-    assert "The run has no jobs." in text
+    assert "It was rejected. Correct the graph, and start it with another id." in text
 
 
 async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,3 +385,21 @@ async def test_pages_on_postgres(postgres: PostgresDatabase, clock: ManualClock)
         text = (await page.get(f"/ui/{name}?tenant=acme")).text
         for path in links_to(text, item)[:3]:
             assert (await page.get(path)).status == 200, path
+
+
+async def test_open_backfills(filled: Page) -> None:
+    """A schedule shows its open backfills: the range, how many slots fired and are left, and why one waits."""
+    text = (await filled.get(link("schedule", tenant="acme", id=HOSTILE[0]))).text
+    rows = [texts(each) for each in re.findall(r"<tr>.*?</tr>", text[text.index("Open backfills") :], re.DOTALL)[1:]]
+    first, last = "2026-08-13 09:00:00 UTC", "2026-11-20 09:00:00 UTC"
+    assert rows[0] == [first, last, "500", "0", "1,500", "2026-08-18 13:45:00 UTC", "its next turn"]
+    assert rows[1][:6] == ["2026-08-23 09:00:00 UTC", last, "0", "0", "2,000", "none yet"]
+    assert "there is no zone &lt;script&gt;" in rows[1][6]
+    assert "2026-11-21 09:00:42 UTC in 42 s" in rows[1][6]
+    assert "Open backfills" not in (await filled.get("/ui/schedule?tenant=acme&id=weekdays")).text
+
+
+def texts(row: str) -> list[str]:
+    """Return the text of each cell of a row."""
+    cells = [re.sub(r"<[^>]*>", "", each) for each in re.findall(r"<t[hd][^>]*>.*?</t[hd]>", row, re.DOTALL)]
+    return [" ".join(each.split()) for each in cells]

@@ -2,13 +2,14 @@
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.page_data import graph
-from timer_service.ui.graph import MOST_ROWS, Drawing, Job, Need, assign_columns, draw, shorten
+from timer_service.ui.graph import MOST_ROWS, Drawing, Job, Need, _push, assign_columns, draw, shorten
 
 
 def jobs(**needs: str) -> list[Job]:
@@ -47,6 +48,20 @@ def test_unknown_needs_and_cycles() -> None:
 def test_empty() -> None:
     """A graph without jobs has no boxes."""
     assert drawn([]).boxes == []
+    assert _push([], []) == []
+
+
+@pytest.mark.parametrize("size", [1, MOST_ROWS, 1000])
+def test_wide_graphs(size: int) -> None:
+    """A graph as wide as it gets is drawn: all jobs at once, also if they all need one job, or one needs them all."""
+    many = [Job(str(number), str(number), "pending") for number in range(size)]
+    fan = [Job("first", "first", "pending"), *(each._replace(needs=[Need("first")]) for each in many)]
+    funnel = [*many, Job("last", "last", "pending", [Need(each.name) for each in many])]
+    for found in (many, fan, funnel):
+        drawing = drawn(found)
+        assert len({(box.x, box.y) for box in drawing.boxes}) == len(found)
+        assert len(drawing.edges) == sum(len(job.needs) for job in found)
+        assert Counter(box.x for box in drawing.boxes).most_common(1)[0][1] <= MOST_ROWS
 
 
 def test_chain_is_straight() -> None:

@@ -30,6 +30,15 @@ def test_distance(at: int | str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("duration", "text"),
+    [("PT15M", "15 min"), ("P1DT1H1M1.5S", "1 d 1 h 1 min 1 s 500 ms"), ("P2W", "14 d"), ("PT0S", "")],
+)
+def test_length_of(duration: str, text: str) -> None:
+    """A duration of a schedule is shown exactly, with all its units."""
+    assert formats.length_of(duration) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "\N{EN DASH}"), (0.0042, "4.2 ms"), (0.25, "250 ms"), (1.5, "1.5 s"), (4000, "4,000 s")],
 )
@@ -45,9 +54,11 @@ def test_counts() -> None:
 
 
 def test_visible() -> None:
-    """Characters that are invisible or change the direction of writing are shown as escapes, but not in markup."""
+    """Invisible characters, changes of the direction of writing and piles of accents are escaped, but not in markup."""
     assert formats.visible("a\u202eb\u200bc\nd") == "a\\u202eb\\u200bc\\nd"
     assert formats.visible("Käse 日本") == "Käse 日本"
+    assert formats.visible("e\u0301\u0302\u0303!") == "e\u0301\u0302\u0303!"
+    assert formats.visible("e\u0301\u0302\u0303\u0304\u0305!\u202e") == "e\u0301\u0302\u0303\\u0304\\u0305!\\u202e"
     assert formats.visible(Markup("<b>\n</b>")) == Markup("<b>\n</b>")
 
 

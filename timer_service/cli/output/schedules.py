@@ -115,8 +115,10 @@ def _slot_text(at: datetime, zone: str | None) -> str:
 def _backfill_text(backfill: Backfill) -> str:
     span = f"{format_time(backfill.from_at, milliseconds=True)} to {format_time(backfill.to_at, milliseconds=True)}"
     skipped = f", {backfill.skipped} skipped" if backfill.skipped else ""
-    error = f" (error: {backfill.last_error})" if backfill.last_error else ""
-    return f"{span}: {backfill.count} slots of at most {backfill.limit} fired{skipped}{error}"
+    last = f"; all up to {format_time(backfill.last_slot_at, milliseconds=True)}" if backfill.last_slot_at else ""
+    again = f"; again at {format_time(backfill.retry_at, milliseconds=True)}" if backfill.retry_at else ""
+    error = f" (error: {backfill.last_error}{again})" if backfill.last_error else ""
+    return f"{span}: {backfill.count} slots of at most {backfill.limit} fired{skipped}{last}{error}"
 
 
 def _exact(at: datetime | None) -> str | None:

@@ -77,7 +77,16 @@ function keepPlaces(change) {
   parts()[focused]?.focus({ preventScroll: true });
 }
 
+// The first box of a tall graph is in the middle of its column, which may be out of sight, above all on a phone.
+function showFirstBox() {
+  const graph = main.querySelector(".graph");
+  const box = graph?.querySelector(".box rect");
+  const top = box ? box.y.baseVal.value : 0;
+  if (top + 30 > graph?.clientHeight) graph.scrollTop = top - graph.clientHeight / 2;
+}
+
 addCopyButtons();
+showFirstBox();
 for (const each of document.querySelectorAll(".bar [aria-current], .tabs [aria-current]")) {
   each.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone, it may be out of sight
 }

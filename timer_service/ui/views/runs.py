@@ -1,5 +1,6 @@
 """The runs of a tenant, and one run with its graph."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ async def _show(asked: Asked) -> Content:
     open_groups = [name for name, is_resolved in first["groups"].items() if not is_resolved]
     values = {
         "run": first,
+        "counts": first["counts"] if drawn is None else _counts(first["counts"], drawn),
         "jobs": [{**job, "shown": _status(job)} for job in found.jobs],
         "names": {job["name"]: number for number, job in enumerate(found.jobs, 1)},
         "drawing": None if drawn is None else await _draw(asked, drawn, open_groups),
@@ -110,6 +112,12 @@ def _group_box(name: str) -> str:
 
 def _status(job: Mapping[str, Any]) -> str:
     return READY if job["status"] == JobStatus.PENDING and "readyAt" in job else str(job["status"])
+
+
+def _counts(counts: Mapping[str, int], jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
+    """Return how many jobs have each status as it is shown."""
+    shown = Counter(_status(job) for job in jobs)
+    return {status: shown[status] for status in (READY, *counts) if shown[status]}
 
 
 def _commands(run: Mapping[str, Any]) -> dict[str, str]:

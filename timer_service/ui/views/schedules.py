@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from timer_service.schedules.messages import GetSchedule, ShownStatus
+from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.queries import QUERIES
+from timer_service.schedules.views import GetSchedule
 from timer_service.ui.commands import command
 from timer_service.ui.pages import Content
 from timer_service.ui.tenants import Rows

@@ -7,6 +7,7 @@ from timer_service.signals.messages import TriggerKind
 from timer_service.signals.queries import QUERIES, GetSignal, ListFirings
 from timer_service.signals.steps import Status
 from timer_service.ui.commands import command
+from timer_service.ui.formats import day_and_time
 from timer_service.ui.pages import Content
 from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import Rows
@@ -50,12 +51,14 @@ async def _show(asked: Asked) -> Content:
 
 
 def _fires_when(signal: Mapping[str, Any]) -> str:
-    """Return the condition of a signal as the end of a sentence."""
+    """Return the condition of a signal as the end of a sentence; nothing if its trigger is invalid."""
+    if "triggerError" in signal:
+        return ""
     match signal["triggerSpec"]:
         case {"to": [*statuses]} if signal["triggerKind"] == TriggerKind.EVENT:
             return f"{signal.get('workItemId', 'the work item')} becomes {' or '.join(map(str, statuses))}"
         case {"at": str(at)} if signal["triggerKind"] == TriggerKind.TIME:
-            return f"it is {at}"
+            return f"it is {day_and_time(at)} UTC"
         case _:
             return "its trigger is true"
 

@@ -1,4 +1,4 @@
-"""The workloads `workflows` and `steps` in DBOS on SQLite: python -m benchmarks.dbos_program FOLDER SIZE.
+"""The workloads `workflows` and `steps` in DBOS on SQLite: python -m benchmarks.peers.dbos_program FOLDER SIZE.
 
 Prints the figures as JSON.
 """

@@ -1,0 +1,116 @@
+"""What the programs of the peers share: a queue with jobs that do nothing, and what is counted about its jobs.
+
+    python -m benchmarks.peers.<NAME>_program ADDRESS JOBS SECONDS
+
+runs in the environment of the peers, so it imports nothing of the service. It prints one line of JSON.
+"""
+
+import asyncio
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol
+
+_RATE = 200
+_AHEAD_MS = 4000
+_POLL_SECONDS = 0.02
+_DUPLICATES_SECONDS = 1
+_PATIENCE_SECONDS = 20
+"""How long no job may be executed before the rest counts as missing."""
+
+
+class Execution(NamedTuple):
+    """A job that was executed, and when, in epoch milliseconds."""
+
+    number: int
+    at: float
+
+
+class Queue(Protocol):
+    """A peer. Its job takes a number, and calls `executed` with it."""
+
+    async def store(self, numbers: Sequence[int]) -> None:
+        """Store jobs that are due at once."""
+        ...
+
+    async def store_due(self, due: Mapping[int, float]) -> None:
+        """Store jobs with their due times, in epoch milliseconds."""
+        ...
+
+    def worker(self) -> AbstractAsyncContextManager[None]:
+        """Run a worker until the block ends."""
+        ...
+
+
+OpenQueue = Callable[[str, Callable[[int], None]], AbstractAsyncContextManager[Queue]]
+"""Opens a queue by its address. The second argument is `executed`."""
+
+
+def main(open_queue: OpenQueue) -> None:
+    """Measure a peer and print the figures."""
+    address, jobs, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    print(json.dumps(asyncio.run(_measure(open_queue, address, jobs, seconds))))
+
+
+async def _measure(open_queue: OpenQueue, address: str, jobs: int, seconds: int) -> dict[str, float]:
+    executions: list[Execution] = []
+
+    def executed(number: int) -> None:
+        executions.append(Execution(number, time.time_ns() / 1_000_000))
+
+    async with open_queue(address, executed) as queue:
+        await queue.store(range(jobs))
+        async with queue.worker():
+            await _until_executed(executions, jobs)
+            drained = list(executions)
+            begin = time.time_ns() / 1_000_000 + _AHEAD_MS
+            rng = random.Random(1)
+            due = {jobs + n: begin + rng.uniform(0, 1000 * seconds) for n in range(_RATE * seconds)}
+            await queue.store_due(due)
+            if time.time_ns() / 1_000_000 > begin:
+                raise RuntimeError("the jobs were not stored before they were due")
+            await _until_executed(executions, jobs + len(due), begin)
+            await asyncio.sleep(_DUPLICATES_SECONDS)
+    return {**drain_figures(drained), **lag_figures(executions, due), **fault_figures(executions, due, jobs)}
+
+
+async def _until_executed(executions: Sequence[Execution], count: int, begin: float = 0) -> None:
+    """Wait until so many jobs were executed, or none has been for a while. `begin`: when the first one is due."""
+    seen, since = len(executions), max(time.time(), begin / 1000)
+    while len(executions) < count and time.time() - since < _PATIENCE_SECONDS:
+        await asyncio.sleep(_POLL_SECONDS)
+        if len(executions) != seen:
+            seen, since = len(executions), max(time.time(), begin / 1000)
+
+
+def drain_figures(executions: Sequence[Execution]) -> dict[str, float]:
+    times = [each.at for each in executions]
+    seconds = (max(times) - min(times)) / 1000
+    return {"drain_seconds": seconds, "jobs_per_second": (len(times) - 1) / seconds}
+
+
+def lag_figures(executions: Sequence[Execution], due: Mapping[int, float]) -> dict[str, float]:
+    late = sorted(each.at - due[each.number] for each in executions if each.number in due)
+    if not late:
+        return {}
+    return {f"lag_p{percent}_ms": late[math.ceil(percent * len(late) / 100) - 1] for percent in (50, 99)}
+
+
+def fault_figures(executions: Sequence[Execution], due: Mapping[int, float], jobs: int) -> dict[str, float]:
+    times = Counter(each.number for each in executions)
+    return {
+        "missing": jobs + len(due) - len(times),
+        "duplicate": times.total() - len(times),
+        "early": sum(each.at < due[each.number] for each in executions if each.number in due),
+    }
+
+
+async def in_portions(numbers: Sequence[int], size: int, store: Callable[[Sequence[int]], Awaitable[object]]) -> None:
+    """Store jobs so many at a time."""
+    for start in range(0, len(numbers), size):
+        await store(numbers[start : start + size])
