@@ -31,6 +31,26 @@ async def test_others_run(sizes: list[int], seconds: float, others: int, monkeyp
     assert runs == others
 
 
+@pytest.mark.parametrize(("seconds", "pauses", "slept"), [(0.02, True, 0.02), (0.02, False, 0), (0.002, True, 0)])
+async def test_others_run_for_as_long(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, *, pauses: bool, slept: float
+) -> None:
+    """With pauses, other tasks run after a message that took more than 5 ms, for as long as it took."""
+    now = 0.0
+    sleeps: list[float] = []
+
+    async def sleep(delay: float) -> None:
+        sleeps.append(delay)
+
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(turns, "asyncio", SimpleNamespace(sleep=sleep))
+    work = Turns(100, pauses=pauses)
+    await work.take(1)
+    now += seconds
+    await work.take(0)
+    assert sleeps == [slept]
+
+
 async def test_time_of_a_transaction() -> None:
     """A handler applies one command at least, and no more after 50 ms. Other tasks run every millisecond."""
     now = 0.0

@@ -36,7 +36,7 @@ async def decode(
     """
     decoded = Decoded([], [])
     models = {kebab(name): model for name, model in payloads.items()}
-    turns = Turns(_BYTES_AT_ONCE)
+    turns = Turns(_BYTES_AT_ONCE, pauses=True)
     began = now()
     for number, delivery in enumerate(batch):
         if number and number % _PER_READING == 0 and not 0 <= now() - began < _LONGEST_MS:
@@ -47,6 +47,7 @@ async def decode(
             decoded.rejected.append(command)
         else:
             decoded.commands.append((delivery, command))
+    await turns.take(0)
     return decoded
 
 

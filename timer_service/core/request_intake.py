@@ -147,7 +147,7 @@ class Intake:
         self._changed.set()
 
     async def _decode(self, batch: Sequence[Waiting], errors: list[tuple[Request, QueryReply]]) -> Incoming:
-        turns = Turns(_BYTES_PER_TURN)
+        turns = Turns(_BYTES_PER_TURN, pauses=True)
         valid: list[Valid] = []
         for waiting in batch:
             request = waiting.request
@@ -158,6 +158,7 @@ class Intake:
             except Rejection as rejection:
                 self._refusals.record(request.tenant)
                 errors.append((request._replace(body=b""), self._count_error(request, error_reply(rejection))))
+        await turns.take(0)
         return Incoming(valid, errors)
 
     def _count_waiting(self) -> None:

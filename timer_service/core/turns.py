@@ -5,25 +5,30 @@ import time
 from collections.abc import Callable
 
 _LONGEST_SECONDS = 0.001
+_LONG_SECONDS = 0.005
 _TRANSACTION_SECONDS = 0.05
 
 
 class Turns:
     """The turns of one task. It works on a limited number of bytes in each turn, for 1 ms at most.
 
-    A single message may have more bytes and take longer.
+    A single message may have more bytes and take longer. A command needs some sixty turns of the event loop, so beside
+    a flood of such messages it would take sixty times as long as one of them. With `pauses`, the other tasks run after
+    such a message for as long as it took. Use it if the task waits for nothing else between its turns.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, *, pauses: bool = False) -> None:
         self._most_bytes = most_bytes
+        self._pauses = pauses
         self._used = 0
         self._began = time.perf_counter()
 
     async def take(self, size: int) -> None:
         """Let other tasks run first if work on `size` more bytes is too much for this turn, or its time is up."""
         self._used += size
-        if self._used > self._most_bytes or time.perf_counter() - self._began > _LONGEST_SECONDS:
-            await asyncio.sleep(0)
+        took = time.perf_counter() - self._began
+        if self._used > self._most_bytes or took > _LONGEST_SECONDS:
+            await asyncio.sleep(took if self._pauses and took > _LONG_SECONDS else 0)
             self._used = size
             self._began = time.perf_counter()
 

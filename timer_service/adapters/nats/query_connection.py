@@ -7,10 +7,10 @@ from typing import Any
 import nats.errors
 from nats.micro.service import Service
 
+from timer_service.adapters.nats.asked_client import AskedClient
 from timer_service.adapters.nats.connect import connect
 from timer_service.adapters.nats.driver import GuardedClient
-from timer_service.adapters.nats.headers import decode_text
-from timer_service.adapters.nats.queries import error_headers, may_answer, serve_queries
+from timer_service.adapters.nats.queries import serve_queries
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import QueryFilter, QueryHandler
 from timer_service.core.health import HEALTHY, Health
@@ -57,8 +57,9 @@ class QueryConnection:
 
     async def open(self, urls: str, login: Mapping[str, Any], names: Sequence[str], answer: QueryHandler) -> None:
         """Connect, and start to answer the named queries. Raises `StartError` if no server accepts the connection."""
+        prefix = self._subjects.pattern(Kind.QUERY).partition("*")[0].encode()
         self._client = await connect(
-            lambda: _QueryClient(self._subjects, self._reply_prefix, self._refuse),
+            lambda: AskedClient(prefix, self._reply_prefix, self._refuse),
             urls,
             name="timer-service queries",
             pending_size=_UNSENT_BYTES,
@@ -89,25 +90,3 @@ class QueryConnection:
 
     async def _on_connected(self) -> None:
         self._last_error = ""
-
-
-class _QueryClient(GuardedClient):
-    """A client that refuses queries unread, before the driver spends time on them."""
-
-    def __init__(self, subjects: Subjects, reply_prefix: str, refuse: QueryFilter) -> None:
-        super().__init__()
-        self._prefix = subjects.pattern(Kind.QUERY).partition("*")[0].encode()
-        self._reply_prefix = reply_prefix
-        self._refuse = refuse
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
-        if subject.startswith(self._prefix):
-            tenant, _, name = subject[len(self._prefix) :].decode("ascii", "replace").partition(".")
-            if not reply:
-                return  # nobody waits for an answer
-            if (refusal := self._refuse(name, tenant)) is not None:
-                to = decode_text(reply)
-                if may_answer(to, self._reply_prefix):
-                    await self.publish(to, refusal.body, headers=error_headers(refusal))
-                return
-        await super()._process_msg(sid, subject, reply, data, headers)
