@@ -111,14 +111,19 @@ async def test_the_same_jump_again(retained: Retained) -> None:
     assert found == [True, False, True, False, False]
 
 
-@pytest.mark.parametrize(("deleted", "pause"), [(0, None), (499, None), (500, 50), (501, 50)])
-async def test_next_batch(sqlite: SqliteDatabase, deleted: int, pause: int | None) -> None:
-    """A batch has at most 500 rows of a kind. After a full one, the next batch follows after a short pause."""
+@pytest.mark.parametrize(
+    ("deleted", "seconds", "next_at"), [(0, 1, None), (499, 1, None), (500, 0, 5), (501, 0.003, 8), (500, 0.4, 800)]
+)
+async def test_next_batch(sqlite: SqliteDatabase, deleted: int, seconds: float, next_at: int | None) -> None:
+    """A batch has at most 500 rows of a kind. After a full one, the pause is as long as it took, at least 5 ms."""
     limits: list[int] = []
+    elapsed = 0.0
 
     async def delete(_tx: object, _before: int, limit: int) -> int:
+        nonlocal elapsed
+        elapsed += seconds
         limits.append(limit)
         return deleted
 
-    found = await Retention(sqlite, timedelta(days=1), delete).tick(NOW)
-    assert (found.done, found.next_at, limits) == (deleted, None if pause is None else NOW + pause, [500])
+    found = await Retention(sqlite, timedelta(days=1), delete, monotonic=lambda: elapsed).tick(NOW)
+    assert (found.done, found.next_at, limits) == (deleted, None if next_at is None else NOW + next_at, [500])

@@ -70,7 +70,7 @@ HOUR = 3600
         [consumer._PAUSE_SECONDS, consumer._SLOW_BATCH_SECONDS, consumer._LONGEST_BATCH_SECONDS, HOUR],
         [1, delays.LONGEST.total_seconds(), backoff.LONGEST_DELAY.total_seconds(), HOUR],
         [1, relay._LOCKED_ROWS_PAUSE_MS, pause.SHORTEST_MS, relay._UNSETTLED_PAUSE_MS, pause.LONGEST_MS, 1000 * HOLD],
-        [10, retention._PAUSE_MS, 1000, retention._TOLERANCE_MS, retention._TRUSTED_AFTER_MS, 1000 * HOUR],
+        [1, retention._SHORTEST_PAUSE_MS, 1000, retention._TOLERANCE_MS, retention._TRUSTED_AFTER_MS, 1000 * HOUR],
         [500, stream_upkeep._AGAIN_MS, 5000],
     ],
 )

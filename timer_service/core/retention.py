@@ -15,7 +15,7 @@ Delete = Callable[[Transaction, int, int], Awaitable[int]]
 """Deletes rows that were settled before an instant, up to a limit per kind; returns how many."""
 
 _BATCH = 500  # takes a few ms, so commands and claims hardly wait
-_PAUSE_MS = 50
+_SHORTEST_PAUSE_MS = 5
 _TOLERANCE_MS = 60_000
 _TRUSTED_AFTER_MS = 60 * 60 * 1000
 
@@ -67,8 +67,15 @@ class Retention:
         self._guard = JumpGuard()
 
     async def tick(self, now: int) -> Pass:
-        """Delete one batch of rows that were settled longer ago than the retention period, if `now` can be trusted."""
-        if not self._guard.trusts(now, round(self._monotonic() * 1000)):
+        """Delete one batch of rows that were settled longer ago than the retention period, if `now` can be trusted.
+
+        The pause after a full batch is as long as the batch took, so others have the database for half of the time.
+        """
+        began = self._monotonic()
+        if not self._guard.trusts(now, round(began * 1000)):
             return Pass(0)
         deleted = await run_at_once(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
-        return Pass(deleted, now + _PAUSE_MS if deleted >= _BATCH else None)
+        if deleted < _BATCH:
+            return Pass(deleted)
+        took = round((self._monotonic() - began) * 1000)
+        return Pass(deleted, now + took + max(took, _SHORTEST_PAUSE_MS))

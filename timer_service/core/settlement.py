@@ -144,9 +144,13 @@ class Settler:
                 self._record(part, changed, waiting)
 
     async def settle_all(self, settlements: Iterable[Settlement]) -> None:
-        """Settle rows of several claims. See `settle`."""
-        self._left += settlements
-        await self.settle_left()
+        """Settle rows of several claims. If that fails, `settle_left` settles the rest. See `settle`."""
+        rest = list(settlements)
+        try:
+            while rest:
+                await self.settle(rest.pop(0))
+        finally:
+            self._left += rest
 
     async def settle_and(self, claims: Sequence[Settlement], work: Callable[[Transaction], Awaitable[_T]]) -> _T:
         """Settle whole claims whose rows are all complete, and do `work`, in one transaction. Return its result.

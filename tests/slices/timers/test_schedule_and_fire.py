@@ -183,14 +183,14 @@ async def test_row_after_firing(timers: Timers) -> None:
 
 async def test_one_tick_fires_several_batches(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """One tick fires several batches, oldest first, but not all: other loops must run too."""
-    timers = Timers(store, memory_broker, clock, batch_size=10)
-    for number in range(100):
+    timers = Timers(store, memory_broker, clock, batch_size=5)
+    for number in range(200):
         timers.send(schedule_timer(f"call-{number}", NOW - number))
     await timers.consume()
     first, second, third = await timers.tick(), await timers.tick(), await timers.tick()
-    assert (first, second, third) == (80, 20, 0)
-    assert timers.fired() == [f"call-{number}" for number in range(99, -1, -1)]
-    assert max(timers.metrics.claims) == 10
+    assert (first, second, third) == (160, 40, 0)
+    assert timers.fired() == [f"call-{number}" for number in range(199, -1, -1)]
+    assert max(timers.metrics.claims) == 5
 
 
 async def test_next_at(timers: Timers) -> None:

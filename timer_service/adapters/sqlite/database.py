@@ -30,9 +30,6 @@ from timer_service.core.health import HEALTHY, Health, worst
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
-_CHECKPOINT_PAGES = 4000
-"""At how many pages of the WAL, of 4 KiB, a commit copies them to the file. With 1,000, SQLite's default, every third
-transaction of the relay took 6 ms longer."""
 _WRITER_CACHE_KIB = 16 * 1024
 """With SQLite's 2 MiB, a transaction of 100,000 rows reads and writes pages several times."""
 
@@ -156,9 +153,7 @@ class SqliteDatabase:
             try:
                 _prepare_file(path)
                 cache = f"PRAGMA cache_size = -{_WRITER_CACHE_KIB}"
-                checkpoint = f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}"
-                pragmas = "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", cache, checkpoint
-                writer = await _connect(path, *pragmas)
+                writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", cache)
                 opened.push_async_callback(writer.close)
                 reader = await _connect(path, "PRAGMA query_only = ON")
                 opened.push_async_callback(reader.close)
