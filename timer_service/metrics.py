@@ -78,8 +78,14 @@ class Metrics:
                 buckets=_DURATION,
             ).labels
         )
-        self._lag = CountedHistogram(
-            registry, "timer_fire_lag_seconds", "Time from when a row was due until its event was published.", _LAG
+        self._lag = cache(
+            CountedHistogram(
+                "timer_fire_lag_seconds",
+                "Time from when a row was due until its event was published.",
+                ["table"],
+                registry=registry,
+                buckets=_LAG,
+            ).labels
         )
         self._publishing = Histogram(
             "timer_publish_duration_seconds",
@@ -245,7 +251,7 @@ class Metrics:
 
     def fired_late(self, table: str, seconds: float, count: int = 1) -> None:
         """Record that `count` rows were fired `seconds` after they were due."""
-        self._lag.observe(table, seconds, count)
+        self._lag(table).observe_many(seconds, count)
 
     def slots_missed(self, count: int) -> None:
         """Count slots of schedules that were skipped because they were late."""
