@@ -75,6 +75,8 @@ lock: $(TOOLS)/.done  ## Write requirements/*.txt from pyproject.toml: the versi
 	done
 	@echo "Writing requirements/tools.txt ..."
 	@$(LOCK) --group tools -o requirements/tools.txt $(ARGS)
+	@echo "Writing requirements/peers.txt ..."
+	@$(LOCK) --group peers -o requirements/peers.txt $(ARGS)
 
 audit: $(TOOLS)/.done  ## Look up known vulnerabilities of the locked dependencies. Needs a network.
 	@$(TOOLS)/bin/python requirements/audit.py $(ARGS)
@@ -115,8 +117,8 @@ $(TOOLS)/.done: requirements/tools.txt
 	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
 	@touch $@
 
-$(PEERS)/.done: benchmarks/peers/requirements.txt
+$(PEERS)/.done: requirements/peers.txt
 	@echo "Installing other projects, to compare with, into $(PEERS) ..."
 	@$(PYTHON) -m venv $(PEERS)
-	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt
 	@touch $@

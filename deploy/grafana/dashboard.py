@@ -273,6 +273,12 @@ FAILURES = Row(
             ),
         ),
         Panel(
+            "Limits of events reached",
+            "Tenants whose events wait: they have published as many bytes as their limit allows.",
+            "none",
+            (Query("max(timer_event_limits_reached)", "tenants"),),
+        ),
+        Panel(
             "Not published",
             "Messages that the broker did not store, by reason.",
             "ops",

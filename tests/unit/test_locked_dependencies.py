@@ -105,7 +105,7 @@ def test_the_make_file_installs_with_hashes() -> None:
         (ROOT / "Makefile").read_text("utf-8").replace("$(PIP)", "pip install").replace("$(PROJECT)", "--no-deps")
     )
     installs = re.findall(r"^\t.*pip install (.*)$", makefile, re.MULTILINE)
-    assert len(installs) == 6
+    assert len(installs) == 7
     assert [
         each for each in installs if "--require-hashes -r requirements/" not in each and "--no-deps" not in each
     ] == []
