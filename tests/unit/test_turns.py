@@ -31,11 +31,16 @@ async def test_others_run(sizes: list[int], seconds: float, others: int, monkeyp
     assert runs == others
 
 
-@pytest.mark.parametrize(("seconds", "pauses", "slept"), [(0.02, True, 0.02), (0.02, False, 0), (0.002, True, 0)])
+@pytest.mark.parametrize(
+    ("seconds", "pauses", "slept"), [(0.02, True, 0.02), (600, True, 0.5), (0.02, False, 0), (0.002, True, 0)]
+)
 async def test_others_run_for_as_long(
     monkeypatch: pytest.MonkeyPatch, seconds: float, *, pauses: bool, slept: float
 ) -> None:
-    """With pauses, other tasks run after a message that took more than 5 ms, for as long as it took."""
+    """With pauses, other tasks run after a message that took more than 5 ms, for as long as it took.
+
+    After a turn in which the process was stopped for minutes, the pause is short.
+    """
     now = 0.0
     sleeps: list[float] = []
 

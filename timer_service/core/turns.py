@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 _LONGEST_SECONDS = 0.001
 _LONG_SECONDS = 0.005
+_LONGEST_PAUSE_SECONDS = 0.5
+"""No message takes longer. If a turn did, the process was stopped meanwhile, as by `docker pause`."""
 _TRANSACTION_SECONDS = 0.05
 
 
@@ -28,7 +30,7 @@ class Turns:
         self._used += size
         took = time.perf_counter() - self._began
         if self._used > self._most_bytes or took > _LONGEST_SECONDS:
-            await asyncio.sleep(took if self._pauses and took > _LONG_SECONDS else 0)
+            await asyncio.sleep(min(took, _LONGEST_PAUSE_SECONDS) if self._pauses and took > _LONG_SECONDS else 0)
             self._used = size
             self._began = time.perf_counter()
 
