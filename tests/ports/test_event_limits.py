@@ -222,6 +222,25 @@ async def test_waiting_rows_are_not_touched(store: Database, memory_broker: Memo
     assert row["most"] == 0
 
 
+async def test_others_beside_many_waiting_tenants(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Although more tenants wait than a claim has rows, each claim finds the rows of others, and passes make pauses."""
+    names = [f"m-{number}" for number in range(12)]
+    limits = TenantLimits(tenants={name: Limits(published_events=1_000) for name in names})
+    instance = Instance(store, memory_broker, clock, limits, size=4)
+    for name in names:
+        await instance.add(name, *range(3))
+    await instance.run(seconds=1)
+    assert await instance.run(seconds=5) <= 20
+    await instance.add("z", *range(40))
+    await instance.add("a", 1)
+    instance.metrics.claims.clear()
+    await instance.run(seconds=0)
+    assert (len(instance.published("z")), len(instance.published("a"))) == (40, 1)
+    assert len(instance.metrics.claims) <= 13
+
+
 async def test_one_busy_tenant_beside_a_waiting_one(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:

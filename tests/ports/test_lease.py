@@ -460,6 +460,18 @@ async def test_tenants_beyond_those_that_a_claim_looks_at(
     assert claims[2]["c"] == 1
 
 
+async def test_waiting_tenants_take_no_turns(sqlite: Database) -> None:
+    """However many tenants wait, a call returns as many others as there are turns, each of them equally often."""
+    waiting = [f"tenant-{number}" for number in range(0, 20, 2)]
+    others = [f"tenant-{number}" for number in range(1, 15, 2)]
+    for tenant in (*waiting, *others):
+        await put(sqlite, timer(tenant=tenant))
+    turns = TenantTurns(TIMERS.sql("due_tenants"))
+    found = [await turns.next_due(sqlite.reader, NOW, 3, waiting) for _ in range(7)]
+    assert {len(each) for each in found} == {3}
+    assert Counter(tenant for each in found for tenant in each) == dict.fromkeys(others, 3)
+
+
 @pytest.mark.parametrize("bound", [3, 4, 5, 20])
 @pytest.mark.parametrize("each", [1, 3])
 async def test_every_tenant_gets_a_turn(

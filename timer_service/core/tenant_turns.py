@@ -40,14 +40,27 @@ class TenantTurns:
         self, tx: Transaction, now: int, limit: int, waiting: Collection[str]
     ) -> tuple[list[tuple[str, int]], bool]:
         """Return the shares of tenants that are not in `waiting`, also of a single one, and whether these are all."""
-        due, all_looked_at = await self._next(tx, now, limit)
-        others = [tenant for tenant in due if tenant not in waiting]
+        others, all_looked_at = await self._next_beside(tx, now, limit, waiting)
         return [(tenant, limit // len(others)) for tenant in others], all_looked_at
 
-    async def next_due(self, reader: Reader, now: int, limit: int) -> list[str]:
-        """Return the next tenants with rows that are due at `now`, up to `limit`. Looks at 5,000 tenants at most."""
-        due, _ = await self._next(reader, now, limit)
+    async def next_due(self, reader: Reader, now: int, limit: int, waiting: Collection[str] = ()) -> list[str]:
+        """Return the next tenants with rows that are due at `now` and that are not in `waiting`, up to `limit`.
+
+        Looks at 5,000 tenants at most.
+        """
+        due, _ = await self._next_beside(reader, now, limit, waiting)
         return due
+
+    async def _next_beside(
+        self, reader: Reader, now: int, limit: int, waiting: Collection[str]
+    ) -> tuple[list[str], bool]:
+        """Like `_next`, without the tenants in `waiting`. However many these are, they take no place of others."""
+        due, all_looked_at = await self._next(reader, now, limit + len(waiting))
+        others = [tenant for tenant in due if tenant not in waiting]
+        if len(others) <= limit:
+            return others, all_looked_at
+        self._last = others[limit - 1]
+        return others[:limit], False
 
     async def _next(self, reader: Reader, now: int, limit: int) -> tuple[list[str], bool]:
         """Return the next due tenants, and whether all tenants were looked at."""

@@ -60,9 +60,7 @@ class BackfillWorker:
             return Pass(0, now + RECHECK_MS)
         if not await self._are_published(now):
             return Pass(0, now + _PUBLISHING_PAUSE_MS)
-        over = self._over(now)
-        due = await self._turns.next_due(self._database.reader, now, _TENANTS)
-        tenants = [tenant for tenant in due if tenant not in over]
+        tenants = await self._turns.next_due(self._database.reader, now, _TENANTS, self._over(now))
         if not tenants:
             return Pass(0, now + _LOCKED_PAUSE_MS)
         try:
