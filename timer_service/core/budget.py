@@ -26,7 +26,10 @@ class Budget(NamedTuple):
     part: int
     """The commands of one batch that are decoded at a time. A single command may have more."""
     claim: int
-    """The rows of one claim. The claims that are published at a time have twice as much. A single row may have more."""
+    """The rows of one claim. A single row may have more.
+
+    The claims of a pass that are published at a time have twice as much, and so have those that were handed over.
+    """
     queries: int
     """The requests and replies of all queries that wait or are answered."""
     requests: int
