@@ -191,6 +191,18 @@ async def test_failed_publishing_gives_back(instance: Instance) -> None:
     assert await instance.used() < MOST
 
 
+async def test_events_that_are_given_up_use_nothing(instance: Instance) -> None:
+    """Events that are buried because the process died with each of them give back what their claim has taken."""
+    await instance.add("a", *range(10))
+    async with instance.store.transaction() as tx:
+        await tx.execute("UPDATE outbox SET attempt = 1000")
+    await instance.run(seconds=0)
+    assert instance.metrics.settled_in["outbox", "buried"] == 10
+    await instance.add("a", *range(10, 20))
+    await instance.run(seconds=0)
+    assert len(instance.published("a")) == 10
+
+
 async def test_rolled_back_claim_uses_nothing(instance: Instance) -> None:
     """If the transaction of a claim is rolled back, the tenant has all that it had before."""
     await instance.add("a", *range(10))

@@ -208,6 +208,7 @@ class Relay:
             else:
                 self._settler.count_lost(1)
         if rest.count():
+            self._lease.give_back(rest.rows)
             await self._settler.settle(rest)
 
     async def _publish(self, rows: Sequence[Row], until: int, *, whole: bool) -> Settlement:
