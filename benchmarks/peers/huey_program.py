@@ -10,7 +10,7 @@ from huey import SqliteHuey
 
 from benchmarks.peers.jobs import Queue, main
 
-_WORKERS = 1  # more threads are slower
+_WORKERS = 1
 _POLL_SECONDS = 0.01
 
 

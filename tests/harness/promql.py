@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import promql_parser as promql
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from timer_service.app.health import Observed, flows
@@ -17,10 +17,10 @@ from timer_service.metrics import Metrics
 ADDED_BY_PROMETHEUS = frozenset({"job", "instance", "le"})
 """Labels that Prometheus adds, and the one of the buckets of a histogram."""
 
-SUFFIXES: Mapping[type, tuple[str, ...]] = {
-    Counter: ("_total",),
-    Gauge: ("",),
-    Histogram: ("_bucket", "_sum", "_count"),
+SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
 }
 """The endings of the names under which Prometheus stores a metric, by its type."""
 
@@ -70,7 +70,7 @@ def metrics_of_the_service() -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for collector in registry._collector_to_names:
         if isinstance(collector, MetricWrapperBase):
-            names = [f"{collector._name}{suffix}" for suffix in SUFFIXES[type(collector)]]
+            names = [f"{collector._name}{suffix}" for suffix in SUFFIXES[str(collector._type)]]
         else:
             names = [sample.name for family in collector.collect() for sample in family.samples]
         found |= dict.fromkeys(names, frozenset(getattr(collector, "_labelnames", ())))

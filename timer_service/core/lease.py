@@ -175,7 +175,7 @@ class Lease:
         self._count_available = table.sql("count_available")
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._turns = TenantTurns(table.sql("due_tenants"))
-        self._order_of = itemgetter(*table.order)
+        self._order_of = itemgetter(*table.order, *table.key)
         self.key_of = itemgetter(*table.key)
         """Returns the key of a row."""
         deletes = table.done is None
