@@ -375,3 +375,18 @@ async def test_events_of_rejections_that_the_broker_does_not_store(
     await instance.add("a", *range(10))
     await instance.run(seconds=0)
     assert len(instance.published("a")) == 10
+
+
+@pytest.mark.parametrize(("limits", "claimed"), [(LIMITS, None), (TenantLimits(), 1)], ids=["limited", "not limited"])
+async def test_commands_do_not_wait_for_limits(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, limits: TenantLimits, claimed: int | None
+) -> None:
+    """With a limit, a transaction of commands claims nothing for the relay: another session may hold what a claim locks."""
+    instance = Instance(store, memory_broker, clock, limits)
+    await instance.add("b", 1)
+    instance.relay.handover.open()
+    async with store.transaction() as tx:
+        rows = await instance.relay.handover.claim(tx, clock.now())
+    instance.relay.handover.begin(rows)
+    await instance.relay.handover.close()
+    assert (rows and len(rows)) == claimed

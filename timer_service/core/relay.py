@@ -155,7 +155,8 @@ class Relay:
         return rows
 
     def _may_claim_written(self, now: int) -> bool:
-        return not self._pause.probing and self._may_claim(now)
+        # With a limit of events, a claim also locks what other tenants have used. No command may wait for that.
+        return not self._pause.probing and not self._lease.is_bounded and self._may_claim(now)
 
     async def _claim_written(self, tx: Transaction, now: int) -> list[Row]:
         return await self._claim_in(tx, now, self._batch_size)
