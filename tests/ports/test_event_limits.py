@@ -381,7 +381,7 @@ async def test_events_of_rejections_that_the_broker_does_not_store(
 async def test_commands_do_not_wait_for_limits(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, limits: TenantLimits, claimed: int | None
 ) -> None:
-    """With a limit, a transaction of commands claims nothing for the relay: another session may hold what a claim locks."""
+    """With a limit, a transaction of commands claims no events: another session may hold what a claim locks."""
     instance = Instance(store, memory_broker, clock, limits)
     await instance.add("b", 1)
     instance.relay.handover.open()
