@@ -232,6 +232,7 @@ async def test_signal(filled: Page) -> None:
     text = (await filled.get("/ui/signal?tenant=acme&id=invalid")).text
     assert "never fires" in text
     assert "Its trigger is invalid." in text
+    assert "There are no firings." in text
     assert "it is 2026-11-21 10:00:00 UTC" in (await filled.get("/ui/signal?tenant=acme&id=tomorrow")).text
 
 

@@ -35,7 +35,11 @@ async def test_no_timers(page: Page) -> None:
     text = (await page.get("/ui/timers?tenant=acme")).text
     assert "Tenant acme has no timers." in text
     assert "No timer matches." in (await page.get("/ui/timers?tenant=acme&state=Failed")).text
-    assert "No such timer." in (await page.get("/ui/timers?tenant=acme&call=x")).text
+    text = (await page.get("/ui/timers?tenant=acme&call=x")).text
+    assert "No such timer." in text
+    assert "no timer with this call id. Settled" in text
+    text = (await page.get("/ui/timers?tenant=acme&call=x&correlation=y")).text
+    assert "no timer with this call id that matches the other filters. Settled" in text
 
 
 async def test_tenants(page: Page) -> None:
