@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats.driver import GuardedClient
+from timer_service.core.turns import Turns
 
 
 @pytest.fixture
@@ -245,3 +246,21 @@ async def test_unsent_bytes_are_not_counted_any_more(peer: ScriptedPeer, client:
     await client.publish("events", b"x" * 1000)
     client.discard_unsent()
     assert client.pending_data_size == 0
+
+
+async def test_connection_is_lost_between_messages(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is lost while other tasks run loses no message that has been read, and logs no error."""
+    client, arrived = GuardedClient(), list[bytes]()
+
+    class Losing(Turns):
+        async def take(self, size: int) -> None:  # noqa: ARG002 - its size does not matter
+            client._ps.reset()  # as the driver does when the connection is lost
+
+    async def receive(_sid: int, _subject: bytes, _reply: bytes, body: bytes, _headers: bytes | None) -> None:
+        arrived.append(body)
+
+    monkeypatch.setattr(client, "_process_msg", receive)
+    await client._ps.parse(b"MSG commands 1 2\r\nhi\r\n", Losing(1))
+    assert (arrived, caplog.records) == ([b"hi"], [])

@@ -147,8 +147,8 @@ class GuardedParser(Parser):
                 body = bytes(self.buf[: self.needed])
                 del self.buf[: self.needed + len(_END)]
                 self.state = AWAITING_CONTROL_LINE
-                await turns.take(len(body))
                 await self._process_message(body)
+                await turns.take(len(body))  # last, because a lost connection resets the parser
 
     async def take_whole_messages(self, turns: Turns) -> None:
         """Take messages from the beginning of the buffer that need not be handled one by one: here none."""
