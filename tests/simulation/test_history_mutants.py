@@ -175,7 +175,7 @@ MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     r8_unknown_dropped_jobs_not_kept: _RUNS,
     r9_tombstone_keeps_no_commands: _RUNS,
     r10_firing_id_without_creation_of_signal: [signals_one_by_one],
-    r11_fired_by_older_transition: [signals_in_batches],
+    r11_fired_by_older_transition: [signals_in_any_order],
     r13_ready_after_end: _RUNS,
     pending_commands_unsorted: [any_order_with_repeats, runs_in_guaranteed_order],
     tombstone_moves_to_older_position: [any_order_with_repeats],

@@ -170,7 +170,7 @@ def only_one_page(patch: pytest.MonkeyPatch) -> None:
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
     """Rows are completed before they are published."""
 
-    async def fire(self: Relay, rows: Sequence[Row]) -> None:
+    async def fire(self: Relay, rows: Sequence[Row], _size: int) -> None:
         at = self._clock.now()
         await self._settler.settle(Settlement(at, complete=list(rows)))
         await self._broker.publish([self._encode(row, at) for row in rows])
@@ -205,7 +205,7 @@ def no_tombstone(patch: pytest.MonkeyPatch) -> None:
 def claimed_early(patch: pytest.MonkeyPatch) -> None:
     """Timers are claimed one second before they are due."""
     claim = lease.Lease.claim
-    patch.setattr(lease.Lease, "claim", lambda self, tx, now, limit: claim(self, tx, now + 1000, limit))
+    patch.setattr(lease.Lease, "claim", lambda self, tx, now, limit, **how: claim(self, tx, now + 1000, limit, **how))
 
 
 def unavailable_counts_as_published(patch: pytest.MonkeyPatch) -> None:
