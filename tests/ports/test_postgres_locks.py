@@ -111,8 +111,12 @@ async def test_migrations_may_take_long(databases: Databases, monkeypatch: pytes
             "INSERT INTO suspects (epoch, sequence, begun) VALUES (:e, 1, 1)", [{"e": 1}, {"e": 2}]
         ),
         lambda tx: tx.executemany("UPDATE suspects SET begun = 2 WHERE epoch = :e", [{"e": 8}, {"e": 9}]),
+        lambda tx: tx.insert(
+            "INSERT INTO suspects (epoch, sequence, begun) VALUES (:e, 1, 1) ON CONFLICT DO NOTHING RETURNING epoch",
+            [(8,), (9,)],
+        ),
     ],
-    ids=["execute", "insert many", "update many"],
+    ids=["execute", "insert many", "update many", "insert what is new"],
 )
 async def test_a_commit_that_wrote_ends_an_outage(postgres: PostgresDatabase, write: Any, *, changes: bool) -> None:
     """After an outage, a commit counts as a success if any of its statements has changed a row."""

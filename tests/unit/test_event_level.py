@@ -72,7 +72,7 @@ def test_limit_of_zero() -> None:
 
 
 def test_clock_that_was_set_back() -> None:
-    """After the clock was set back by a year, a full level comes back from then on, and nobody waits for that year."""
+    """After the clock was set back by a year, a full level comes back from then on: no tenant waits for that year."""
     level = take(NEW, LIMIT, LIMIT.most, NOW + 365 * DAY).level
     corrected = take(level, LIMIT, 1, NOW)
     assert corrected.amount == 0

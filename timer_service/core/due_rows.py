@@ -14,7 +14,7 @@ from typing import Any
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.sql import load_sql
 from timer_service.core.tenant_turns import TenantTurns
-from timer_service.core.waiting_tenants import Look, nobody, take_beside
+from timer_service.core.waiting_tenants import Look, no_tenants, take_beside
 
 _SQL = load_sql("timer_service.core", "lease.sql")
 NOTHING: Mapping[str, int] = {}
@@ -45,7 +45,7 @@ class DueTable:
 class DueRows:
     """Selects due rows. No row is returned that another transaction has locked."""
 
-    def __init__(self, table: DueTable, waiting: Callable[[int], Collection[str]] = nobody) -> None:
+    def __init__(self, table: DueTable, waiting: Callable[[int], Collection[str]] = no_tenants) -> None:
         """`waiting` returns the tenants whose rows are left out at an instant."""
         self._waiting = waiting
         self._look: Look | None = None

@@ -27,7 +27,7 @@ class EventAdmission:
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages durably; return one result for each, in order."""
         events = [message for message in messages if message.address.kind is Kind.EVENT]
-        if not self._allowances.limits_somebody or not events:
+        if not self._allowances.has_limits or not events:
             return await self._publish(messages)
         excess = await self._find_excess(events)
         kept = [message for message in messages if message.id not in excess]

@@ -33,7 +33,7 @@ _DEFAULT_PERIOD = timedelta(days=7)
 _GRACE_MS = 5_000
 """How long a tenant that has waited long enough still counts as over its limit. A claim has looked at it by then."""
 _MOST_TENANTS = 50_000
-_NOBODY: frozenset[str] = frozenset()
+_NO_TENANTS: frozenset[str] = frozenset()
 
 
 class Size(NamedTuple):
@@ -59,9 +59,7 @@ class EventAllowances:
         self._metrics = metrics
         self._audit = audit or AuditLog()
         self._keeps_events_for = keeps_events_for
-        self.limits_somebody = any(
-            each.published_events is not None for each in (limits.default, *limits.tenants.values())
-        )
+        self.has_limits = any(each.published_events is not None for each in (limits.default, *limits.tenants.values()))
         """Whether a tenant has a limit. If not, nothing is counted."""
         self._left: dict[str, int] = {}
         """What this process has taken and not spent. Negative after an event that was larger than the rest."""
@@ -69,9 +67,9 @@ class EventAllowances:
         """The tenants over their limits, and when to look at each again."""
 
     def waiting(self, now: int) -> Collection[str]:
-        """Return the tenants that must not publish at `now`. Nobody has looked at the other ones, or they may."""
+        """Return the tenants that must not publish at `now`. The other ones may, or no claim has looked at them yet."""
         if not self._waiting:
-            return _NOBODY
+            return _NO_TENANTS
         return frozenset(tenant for tenant, at in self._waiting.items() if is_waiting(at, now))
 
     def over(self, now: int) -> Collection[str]:
@@ -80,7 +78,7 @@ class EventAllowances:
         What adds events by itself, such as a schedule, waits too, so that the outbox does not grow.
         """
         if not self._waiting:
-            return _NOBODY
+            return _NO_TENANTS
         return frozenset(tenant for tenant, at in self._waiting.items() if is_waiting(at, now, _GRACE_MS))
 
     async def tick(self, now: int) -> Pass:
@@ -98,7 +96,7 @@ class EventAllowances:
 
         After the first event of a tenant that may not, no later one of the tenant may.
         """
-        if not self.limits_somebody:
+        if not self.has_limits:
             return [True] * len(sizes)
         limits = self._limits_of(sizes)
         await self._fill(tx, sizes, limits, now)

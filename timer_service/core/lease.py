@@ -199,7 +199,7 @@ class Lease:
     @property
     def is_bounded(self) -> bool:
         """Whether a tenant has a limit of events. Then a claim reads and writes what the event loop uses, too."""
-        return self._allowances is not None and self._allowances.limits_somebody
+        return self._allowances is not None and self._allowances.has_limits
 
     async def claim(self, tx: Transaction, now: int, limit: int, *, alone: bool = False) -> list[Row]:
         """Claim up to `limit` rows that are available at `now`, and add 1 to the `attempt` of each.
@@ -222,7 +222,7 @@ class Lease:
         else:
             rows = await self._claim_all(tx, claim, limit, alone=alone)
         rows = await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit)
-        if allowances is None or not allowances.limits_somebody:
+        if allowances is None or not allowances.has_limits:
             return rows
         return await self._admit(tx, allowances, rows, now)
 

@@ -15,6 +15,7 @@ from timer_service.core.broker import TRANSIENT, Broker, Publish, PublishResult,
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.error_text import error_text
+from timer_service.core.flight import Flight
 from timer_service.core.handover import Handover
 from timer_service.core.health import Publishing
 from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
@@ -34,8 +35,6 @@ _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
 _GROWTH = 4
-_OVERLAPPING_BATCHES = 3
-"""One is claimed or settled, one is encoded and sent, and the broker stores one."""
 _SMALL_PART = 8
 """A claim with at most this part of the bytes of a claim may wait for the next one before it is settled."""
 _CHUNK_BYTES = 2 * 1024 * 1024
@@ -103,7 +102,7 @@ class Relay:
         """
         await self._settler.settle_left()
         claimed = 0
-        flight = _Flight(self._lease.most_bytes)
+        flight = Flight(self._lease.most_bytes)
         try:
             for _ in range(_BATCHES_PER_TICK):
                 if not self._may_claim(now := max(now, self._clock.now())):
@@ -163,7 +162,7 @@ class Relay:
 
     async def _fire_written(self, rows: Sequence[Row]) -> None:
         self._metrics.claimed(len(rows))
-        await self._fire(rows, self._lease.most_bytes)
+        await self._fire(rows, self._lease.most_bytes)  # so that they are settled at once: no claim may follow
 
     async def _claim_in(self, tx: Transaction, now: int, limit: int) -> list[Row]:
         rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive)
@@ -304,58 +303,3 @@ class Relay:
         else:
             self._evidence.forget(self._lease.table.name, self._lease.key_of(row))
             settlement.bury.append(failure)
-
-
-class _Flight:
-    """The claims of a pass that are being published, and how to settle those that were published."""
-
-    def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: the bytes of a claim. If the claims have more together, only two overlap."""
-        self._most_bytes = most_bytes
-        self._publishing: dict[asyncio.Task[Settlement | None], int] = {}
-        self._published: list[Settlement] = []
-        self._errors: list[BaseException] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a claim is being published."""
-        return bool(self._publishing)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no other claim may be published meanwhile."""
-        many = len(self._publishing)
-        return many >= _OVERLAPPING_BATCHES or (many > 1 and sum(self._publishing.values()) > self._most_bytes)
-
-    def add(self, task: asyncio.Task[Settlement | None], size: int) -> None:
-        """Add the task that publishes a claim of `size` bytes."""
-        self._publishing[task] = size
-
-    def take_published(self) -> list[Settlement]:
-        """Return what must be settled, and forget it."""
-        taken, self._published = self._published, []
-        return taken
-
-    async def wait(self) -> None:
-        """Wait until a claim was published. Raise its error."""
-        await self._wait(asyncio.FIRST_COMPLETED)
-        self.raise_first()
-
-    async def land(self) -> None:
-        """Wait until every claim was published."""
-        if self._publishing:
-            await self._wait(asyncio.ALL_COMPLETED)
-
-    def raise_first(self) -> None:
-        """Raise the first error."""
-        if self._errors:
-            raise self._errors[0]
-
-    async def _wait(self, until: str) -> None:
-        finished, _ = await asyncio.wait(self._publishing, return_when=until)
-        for task in finished:
-            del self._publishing[task]
-            if (error := task.exception()) is not None:
-                self._errors.append(error)
-            elif (settlement := task.result()) is not None:
-                self._published.append(settlement)

@@ -18,7 +18,7 @@ FetchShares = Callable[[Sequence[tuple[str, int]]], Awaitable[Sequence[Row]]]
 """Returns rows of tenants: of each, up to a number."""
 
 
-def nobody(_now: int) -> Collection[str]:
+def no_tenants(_now: int) -> Collection[str]:
     """Let no tenant wait."""
     return ()
 

@@ -43,7 +43,7 @@ class AskedClient(GuardedClient):
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
         if subject.startswith(self.prefix):
             if not reply:
-                return  # nobody waits for an answer
+                return  # there is no inbox for an answer
             if (refusal := self.refusal_of(subject, reply)) is not None:
                 await self.send_refusals(refusal)
                 return
@@ -54,10 +54,8 @@ class AskedClient(GuardedClient):
 
         Waiting for the server here would end the reading: a tenant that does not read replies could stop all others.
         """
-        if refusals and self._pending_data_size < _MOST_UNSENT:
-            await self._send_command(refusals)
-            if self._flush_queue is not None and self._flush_queue.empty():  # a full queue would wait for the server
-                await self._flush_pending()
+        if refusals and self.is_connected and self._pending_data_size < _MOST_UNSENT:
+            await self.send(refusals)
 
 
 class _AskedParser(GuardedParser):

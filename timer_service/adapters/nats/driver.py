@@ -81,7 +81,7 @@ class GuardedClient(LastingClient):
         if not self.is_connected:
             raise nats.errors.ConnectionClosedError
         await self._send_command(frames)
-        if self._flush_queue is not None and self._flush_queue.empty():
+        if self._flush_queue is not None and self._flush_queue.empty():  # a full queue would wait for the server
             await self._flush_pending()
 
     def discard_unsent(self) -> None:

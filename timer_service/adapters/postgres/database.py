@@ -114,6 +114,7 @@ class _Session:
             self.wrote = True
             return rows
         keys = set(map(tuple, returned))
+        self.wrote = self.wrote or bool(keys)
         length = len(next(iter(keys), ()))
         return rows if len(keys) == len(rows) else [row for row in rows if tuple(row[:length]) in keys]
 
