@@ -116,15 +116,17 @@ async def test_failing_statement_rolls_back(database: Database) -> None:
     assert await numbers(database) == [3]
 
 
-async def test_on_rollback(database: Database) -> None:
-    """After a transaction that is not committed, `undo` is called once. After a commit, it is not called."""
+async def test_the_end_of_a_transaction(database: Database) -> None:
+    """After a commit, `then` is called once, and `undo` is not. After any other end, it is the other way round."""
     undone: list[str] = []
+    then: list[str] = []
 
     async def write(name: str, statement: str = "SELECT 1 AS one", error: Exception | None = None) -> None:
         async with database.transaction() as tx:
             tx.on_rollback(lambda: undone.append(name))
+            tx.on_commit(lambda: then.append(name))
             await tx.fetch(statement)
-            assert name not in undone
+            assert name not in [*undone, *then]
             if error is not None:
                 raise error
 
@@ -133,15 +135,17 @@ async def test_on_rollback(database: Database) -> None:
     with pytest.raises(DatabaseSetupError):
         await write("a statement fails", "SELECT * FROM nowhere")
     await write("it is committed")
-    assert undone == ["the block fails", "a statement fails"]
+    assert (undone, then) == (["the block fails", "a statement fails"], ["it is committed"])
 
 
 async def test_work_that_runs_at_once(database: Database) -> None:
     """Work that runs at once is committed as a whole. If it fails, it is rolled back, and `undo` is called."""
     undone: list[int] = []
+    then: list[int] = []
 
     async def write(tx: Transaction, number: int, error: Exception | None = None) -> int:
         tx.on_rollback(lambda: undone.append(number))
+        tx.on_commit(lambda: then.append(number))
         written: int = await tx.execute(INSERT, {"number": number})
         if error is not None:
             raise error
@@ -152,7 +156,7 @@ async def test_work_that_runs_at_once(database: Database) -> None:
         await database.run(lambda tx: write(tx, 2, OurError()))
     with pytest.raises(DatabaseSetupError):
         await database.run(lambda tx: tx.fetch("SELECT * FROM nowhere"))
-    assert (undone, await numbers(database)) == ([2], [1])
+    assert (undone, then, await numbers(database)) == ([2], [1], [1])
 
 
 async def test_on_rollback_after_a_failed_commit(database: Database) -> None:
@@ -242,13 +246,15 @@ async def test_cancellation_at_any_point(database: Database) -> None:
             await tx.execute("DELETE FROM numbers")
 
 
-async def test_on_rollback_at_any_cancellation(database: Database) -> None:
-    """`undo` is called exactly if the transaction is not committed, also if it is cancelled during the commit."""
+async def test_the_end_of_a_transaction_at_any_cancellation(database: Database) -> None:
+    """`undo` or `then` is called as the transaction was rolled back or committed, also if that was cancelled."""
     undone: list[int] = []
+    then: list[int] = []
 
     async def write(turn: int) -> None:
         async with database.transaction() as tx:
             tx.on_rollback(lambda: undone.append(turn))
+            tx.on_commit(lambda: then.append(turn))
             began.append(turn)
             await tx.execute(INSERT, {"number": turn})
 
@@ -258,7 +264,7 @@ async def test_on_rollback_at_any_cancellation(database: Database) -> None:
         await yield_to_others(turn)
         writing.cancel()
         await asyncio.wait([writing])
-    assert set(began) - set(undone) == set(await numbers(database))
+    assert set(began) - set(undone) == set(then) == set(await numbers(database))
     assert undone
 
 

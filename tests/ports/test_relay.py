@@ -1,5 +1,6 @@
 """The relay: pauses while nothing can be published, bounded claims, and settling in halves."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
@@ -206,6 +207,33 @@ async def test_claims_are_settled_with_the_next_one(sqlite: SqliteDatabase, cloc
     cast("Any", sqlite).run = count
     assert await timers.tick() == 10 * BATCH
     assert (transactions, len(await fired(timers)), len(timers.metrics.claims)) == (11 + 1, 10 * BATCH, 11)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["waiting", "committing"])
+@pytest.mark.parametrize("transaction", [2, 3, 4])
+async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transaction: int, *, begun: bool) -> None:
+    """Wherever a pass is cancelled, all events that it has published are settled at its end, each once."""
+    timers = Timers(sqlite, MemoryBroker(), clock, batch_size=BATCH)
+    for number in range(3 * BATCH):
+        timers.send(schedule_timer(f"call-{number:02}"))
+    await timers.consume()
+    run = sqlite.run
+    left = transaction
+
+    async def cancel(work: Work) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0 and (task := asyncio.current_task()) is not None:
+            task.cancel()
+            if not begun:
+                await asyncio.sleep(0)
+        return await run(work)
+
+    cast("Any", sqlite).run = cancel
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(timers.tick())
+    assert sorted(await fired(timers)) == sorted(timers.fired()) != []
+    assert timers.metrics.lost == 0
 
 
 async def test_first_claim_is_small(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:

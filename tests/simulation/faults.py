@@ -221,6 +221,9 @@ class FaultyTransaction:
         async with self._statement([]):
             await self._tx.wait_briefly()
 
+    def on_commit(self, then: Callable[[], None]) -> None:
+        self._tx.on_commit(then)
+
     def on_rollback(self, undo: Callable[[], None]) -> None:
         self._tx.on_rollback(undo)
 

@@ -66,6 +66,9 @@ class Recorder:
     async def wait_briefly(self) -> None:
         """Do nothing."""
 
+    def on_commit(self, _then: Callable[[], None]) -> None:
+        """Do nothing."""
+
     def on_rollback(self, _undo: Callable[[], None]) -> None:
         """Do nothing."""
 

@@ -51,6 +51,9 @@ class Rows:
     async def wait_briefly(self) -> None:
         raise NotImplementedError
 
+    def on_commit(self, then: Callable[[], None], /) -> None:
+        raise NotImplementedError
+
     def on_rollback(self, undo: Callable[[], None], /) -> None:
         self.roll_back = undo
 

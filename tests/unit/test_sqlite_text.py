@@ -1,12 +1,13 @@
 """The translation of portable SQL for SQLite."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.harness.stores import opened_sqlite
-from timer_service.adapters.sqlite.bulk_insert import parts
+from timer_service.adapters.sqlite.bulk_insert import insert, parts
 from timer_service.adapters.sqlite.text import join, prepare
 
 FIND = "SELECT key, number FROM /* each of many */ kept WHERE key = :key AND number = :number"
@@ -69,3 +70,16 @@ async def test_insert_without_returning_keeps_every_value(tmp_path: Path, more: 
 def _rows(rows: object) -> list[sqlite3.Row]:
     assert isinstance(rows, list)
     return rows
+
+
+def test_rows_are_inserted_once() -> None:
+    """Rows beside ones that exist are inserted once, also if the table has had other rows before."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE kept (key TEXT, number BIGINT, PRIMARY KEY (key, number))")
+        connection.executemany("INSERT INTO kept VALUES (?, ?)", [("a", number) for number in range(0, 1000, 100)])
+        connection.execute("DELETE FROM kept WHERE number < 300")
+        before = connection.total_changes
+        sql = "INSERT INTO kept (key, number) VALUES (:key, :number) ON CONFLICT DO NOTHING RETURNING key, number"
+        added = insert(connection, sql, [("a", number) for number in range(1000)])
+        assert list(added) == [("a", number) for number in range(1000) if number < 300 or number % 100]
+        assert connection.total_changes - before == len(added)

@@ -1,6 +1,6 @@
 """The base class of the values that the client returns, and the types of their fields."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
 
@@ -28,6 +28,9 @@ class View(BaseModel):
     """A value that the service returned. Fields that a newer service adds are ignored."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="ignore")
+
+    damaged: Sequence[str] = ()
+    """The fields that are missing or empty because their text in the database of the service is damaged."""
 
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> Self:

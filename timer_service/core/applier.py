@@ -15,10 +15,9 @@ from timer_service.core.blocked import Blocked
 from timer_service.core.broker import Broker, Delivery, Reply, Subscription
 from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
-from timer_service.core.database import Database, Row, Transaction
+from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import ChangedStreamError
 from timer_service.core.failures import Failed, Failures
-from timer_service.core.handover import Handover
 from timer_service.core.health import OutageLog
 from timer_service.core.message import Command
 from timer_service.core.metrics_port import MetricsPort
@@ -39,10 +38,6 @@ class Accepted(NamedTuple):
 
 Applied = Sequence[tuple[Accepted, CommandResult]]
 """The applied commands of a transaction and their results."""
-
-
-HandedOver = Sequence[tuple[Handover, Sequence[Row] | None]]
-"""The rows that a transaction has claimed for workers."""
 
 
 @dataclass(slots=True)
@@ -99,14 +94,12 @@ class Applier:
     async def apply(self, progress: Progress, accepted: Sequence[Accepted]) -> list[Accepted]:
         """Commit and acknowledge commands. Return those that their handlers deferred to a later transaction."""
         try:
-            results, handed_over = await self._commit(accepted)
+            results = await self._commit(accepted)
         except ChangedStreamError:
             progress.subscription.stream_changed()
             return []
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
             return await self._divide(progress, accepted, error)
-        for handover, rows in handed_over:
-            handover.begin(rows)
         self._outages.record_success(part="commands")
         pairs = list(zip(accepted, results, strict=True))
         applied = [(each, result) for each, result in pairs if result is not None]
@@ -142,16 +135,17 @@ class Applier:
         )
         await self._failures.wait(progress.subscription, deliveries, Blame.BLOCKED, error, delay)
 
-    async def _commit(self, accepted: Sequence[Accepted]) -> tuple[list[CommandResult | None], HandedOver]:
+    async def _commit(self, accepted: Sequence[Accepted]) -> list[CommandResult | None]:
         now = self._clock.now()
 
-        async def handle(tx: Transaction) -> tuple[list[CommandResult | None], HandedOver]:
+        async def handle(tx: Transaction) -> list[CommandResult | None]:
             results = await self._run_handlers(tx, accepted, now)
             applied = [(each, result) for each, result in zip(accepted, results, strict=True) if result is not None]
             if not applied:
                 raise AssertionError("every command was deferred")  # it would be deferred for ever
             await advance(tx, [each.delivery for each, _ in applied])
-            return results, await _hand_over(tx, applied, now)
+            await _hand_over(tx, applied, now)
+            return results
 
         return await in_transaction(self._database, handle, accepting=True)
 
@@ -218,11 +212,11 @@ def _divide(accepted: Sequence[Accepted], cause: Blame) -> list[Sequence[Accepte
     return [accepted]
 
 
-async def _hand_over(tx: Transaction, applied: Applied, now: int) -> HandedOver:
+async def _hand_over(tx: Transaction, applied: Applied, now: int) -> None:
     """Claim the rows that are available at once for workers of this process."""
     woken = (accepted.route for accepted, result in applied if result.wake_at is not None and result.wake_at <= now)
-    handovers = dict.fromkeys(handover for route in dict.fromkeys(woken) for handover in route.handovers)
-    return [(handover, await handover.claim(tx, now)) for handover in handovers]
+    for handover in dict.fromkeys(handover for route in dict.fromkeys(woken) for handover in route.handovers):
+        await handover.claim(tx, now)
 
 
 async def _wake(applied: Applied) -> None:

@@ -65,6 +65,13 @@ class Transaction(Reader, Protocol):
         """Let the statements that follow wait at most 10 ms for a lock. They raise `DatabaseBlockedError` then."""
         ...
 
+    def on_commit(self, then: Callable[[], None]) -> None:
+        """Call `then` after the commit, also if the task is cancelled meanwhile. It must not raise.
+
+        In `Database.run`, the engine may call it in another thread.
+        """
+        ...
+
     def on_rollback(self, undo: Callable[[], None]) -> None:
         """Call `undo` after the transaction has ended, unless it was committed.
 

@@ -9,6 +9,7 @@ crash, an outage or a lost lease means for them is the same. See docs/decisions/
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from timer_service.core.database import Row, Transaction
@@ -39,50 +40,53 @@ class Handover:
         self._claim = claim
         self._handle = handle
         self._may_claim = may_claim
-        self._is_open = False
+        self._failed: Callable[[DatabaseUnavailableError], None] | None = None
+        """What to call if the database is unavailable; None while this is not open."""
         self._uncommitted = 0
         """How many claims are in transactions that have not ended."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
-    def open(self) -> None:
-        """Accept rows from now on."""
-        self._is_open = True
+    def open(self, failed: Callable[[DatabaseUnavailableError], None]) -> None:
+        """Accept rows from now on. `failed` is called if the worker keeps rows for its next pass."""
+        self._failed = failed
 
     async def close(self) -> None:
         """Accept no more rows, and wait until all rows that were handed over are handled."""
-        self._is_open = False
+        self._failed = None
         while self._uncommitted or self._tasks:
             self._ended.clear()
             await self._ended.wait()
 
-    async def claim(self, tx: Transaction, now: int) -> Sequence[Row] | None:
-        """Claim the available rows, as many as the worker handles at a time; None if it has enough to do.
+    async def claim(self, tx: Transaction, now: int) -> Sequence[Row]:
+        """Claim the available rows, as many as the worker handles at a time; none if it has enough to do.
 
-        After the commit, `begin` must be called with what this returned.
+        The worker begins after the commit, also if the task of the transaction is cancelled. So the transaction must
+        not be one of `Database.run`.
         """
         is_busy = self._uncommitted + len(self._tasks) >= _MOST
-        if not self._is_open or is_busy or not self._may_claim(now):
-            return None
+        if self._failed is None or is_busy or not self._may_claim(now):
+            return []
         self._uncommitted += 1
+        rows: list[Row] = []
+        tx.on_commit(partial(self._begin, rows, self._failed))
         tx.on_rollback(self._forget)
-        return await self._claim(tx, now)
+        rows += await self._claim(tx, now)
+        return rows
 
-    def begin(self, rows: Sequence[Row] | None) -> None:
+    def _begin(self, rows: Sequence[Row], failed: Callable[[DatabaseUnavailableError], None]) -> None:
         """Let the worker handle rows. The transaction that claimed them was committed."""
-        if rows is None:
-            return
         self._forget()
         if rows:
-            task = asyncio.create_task(self._run(rows), name=f"{self._name}-handover")
+            task = asyncio.create_task(self._run(rows, failed), name=f"{self._name}-handover")
             self._tasks.add(task)
             task.add_done_callback(self._end)
 
-    async def _run(self, rows: Sequence[Row]) -> None:
+    async def _run(self, rows: Sequence[Row], failed: Callable[[DatabaseUnavailableError], None]) -> None:
         try:
             await self._handle(rows)
         except DatabaseUnavailableError as error:
-            log.debug("the database is unavailable", extra={"loop": self._name, "reason": str(error)})
+            failed(error)
         except Exception:
             log.exception("rows were not handled; they are claimed again later", extra={"loop": self._name})
 

@@ -107,7 +107,7 @@ class Loop:
         if self._handover is None:
             await self._run()
             return
-        self._handover.open()
+        self._handover.open(self._retry_soon)
         try:
             await self._run()
         finally:
@@ -126,14 +126,8 @@ class Loop:
         self._passing = True
         try:
             done, at = await self._worker.tick(now)
-        except DatabaseBlockedError as error:
-            self._failure = str(error)
-            self._log_blocked(str(error))
-            return now + _AFTER_FAILURE_MS
         except DatabaseUnavailableError as error:
-            self._failure = str(error)
-            self._outages.record_failure(str(error), loop=self.name)
-            log.debug("pass failed: the database is unavailable", extra={"loop": self.name, "reason": str(error)})
+            self._record(error)
             return now + _AFTER_FAILURE_MS
         except Exception as error:
             self._failure = error_text(error)
@@ -148,6 +142,19 @@ class Loop:
             log.debug("pass done", extra={"loop": self.name, "done": done, "next_at": at})
         latest = self._clock.now() + self._poll_ms
         return latest if at is None else min(at, latest)
+
+    def _retry_soon(self, error: DatabaseUnavailableError) -> None:
+        """Wake the loop for rows that were handed over and not handled, as after a failed pass."""
+        self._record(error)
+        self.wake(self._clock.now() + _AFTER_FAILURE_MS)
+
+    def _record(self, error: DatabaseUnavailableError) -> None:
+        self._failure = str(error)
+        if isinstance(error, DatabaseBlockedError):
+            self._log_blocked(str(error))
+            return
+        self._outages.record_failure(str(error), loop=self.name)
+        log.debug("the database is unavailable", extra={"loop": self.name, "reason": str(error)})
 
     def _log_blocked(self, reason: str) -> None:
         """Log that a pass was blocked, at most once a minute. It is no outage: others can use the database."""

@@ -6,6 +6,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -15,6 +16,7 @@ from timer_service.core.broker import TRANSIENT, Broker, Publish, PublishResult,
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.error_text import error_text
+from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.flight import Flight
 from timer_service.core.handover import Handover
 from timer_service.core.health import Publishing
@@ -98,8 +100,16 @@ class Relay:
         single rows until one is published.
 
         Claims that an outage of the database left unsettled are settled first. While their leases last, their events
-        need not be published again.
+        need not be published again. A pass that is cancelled settles them before it ends: no other pass may follow.
         """
+        try:
+            return await self._tick(now)
+        except asyncio.CancelledError:
+            with suppress(DatabaseUnavailableError):
+                await self._settler.settle_left()
+            raise
+
+    async def _tick(self, now: int) -> Pass:
         await self._settler.settle_left()
         claimed = 0
         flight = Flight(self._lease.most_bytes)

@@ -1,5 +1,6 @@
 """Settles the rows of claims, by the results of publishing."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -101,7 +102,7 @@ class Settler:
         return bool(self._locked)
 
     async def settle_left(self) -> None:
-        """Settle the rows that an outage or a lock left unsettled. Raises `DatabaseUnavailableError`."""
+        """Settle the rows that an outage, a lock or a cancellation has left. Raises `DatabaseUnavailableError`."""
         while self._left:
             await self.settle(self._left.pop())
         locked, self._locked = self._locked, []
@@ -112,13 +113,16 @@ class Settler:
             except DatabaseUnavailableError:
                 self._left += [part, *locked]
                 raise
+            except asyncio.CancelledError:
+                self._left += locked
+                raise
 
     async def settle(self, settlement: Settlement) -> None:
         """Settle rows. If that fails, settle them in halves, so that one bad row does not hold the others.
 
         A row that cannot be settled alone keeps its lease until the lease expires. Rows that another session has locked
-        wait for `settle_left`. Raises `DatabaseUnavailableError`, or the error that every row met. `settle_left` then
-        settles the rest.
+        wait for `settle_left`. Raises `DatabaseUnavailableError`, or the error that every row met. After that, and if
+        this is cancelled, `settle_left` settles the rest.
         """
         parts = [settlement]
         settled, failed = 0, 0
@@ -128,6 +132,9 @@ class Settler:
                 changed, waiting = await self._write(part)
             except DatabaseUnavailableError:
                 self._left += [part, *parts]
+                raise
+            except asyncio.CancelledError:
+                self._left += parts
                 raise
             except Exception as error:
                 if part.count() > 1:
@@ -144,7 +151,7 @@ class Settler:
                 self._record(part, changed, waiting)
 
     async def settle_all(self, settlements: Iterable[Settlement]) -> None:
-        """Settle rows of several claims. If that fails, `settle_left` settles the rest. See `settle`."""
+        """Settle rows of several claims. If that fails or is cancelled, `settle_left` settles the rest."""
         rest = list(settlements)
         try:
             while rest:
@@ -156,7 +163,8 @@ class Settler:
         """Settle whole claims whose rows are all complete, and do `work`, in one transaction. Return its result.
 
         One transaction syncs to the disk once. Measured on SQLite, this saves 1.5 µs per row in claims of 1,000. If it
-        fails, the claims are settled first, and `work` has a transaction of its own.
+        fails, the claims are settled first, and `work` has a transaction of its own. After an outage or a cancellation,
+        `settle_left` settles them.
         """
 
         async def write(tx: Transaction) -> tuple[list[int], _T]:
@@ -166,7 +174,7 @@ class Settler:
         # Not in the thread of the database if other loops use the same allowances.
         run = in_transaction if self._lease.is_bounded else run_at_once
         try:
-            counts, result = await run(self._database, write)
+            counts, result = await self._run(claims, write, run)
         except DatabaseUnavailableError:
             self._left += claims
             raise
@@ -185,12 +193,31 @@ class Settler:
         self._metrics.leases_lost(count)
         log.warning("leases expired or rows changed before they were settled", extra={"count": count})
 
+    async def _run(
+        self,
+        settlements: Sequence[Settlement],
+        work: Callable[[Transaction], Awaitable[_T]],
+        run: Callable[[Database, Callable[[Transaction], Awaitable[_T]]], Awaitable[_T]] = run_at_once,
+    ) -> _T:
+        """Run `work`, which settles rows. If it is cancelled before the commit, `settle_left` settles them."""
+        unsettled = list(settlements)
+
+        async def settle(tx: Transaction) -> _T:
+            tx.on_commit(unsettled.clear)
+            return await work(tx)
+
+        try:
+            return await run(self._database, settle)
+        except asyncio.CancelledError:
+            self._left += unsettled
+            raise
+
     async def _write(self, part: Settlement) -> tuple[dict[str, int], int]:
         """Settle rows. Return the number of rows changed, by outcome, and the number of rows that wait for a lock."""
         if part.all_completed:
             return await self._write_claim(part)
         try:
-            return await run_at_once(self._database, partial(part.write, lease=self._lease)), 0
+            return await self._run([part], partial(part.write, lease=self._lease)), 0
         except DatabaseBlockedError as error:
             self._log_locked(part, error)
             return await self._settle_free(part)
@@ -198,11 +225,11 @@ class Settler:
     async def _write_claim(self, part: Settlement) -> tuple[dict[str, int], int]:
         shared = not self._database.exclusive
         complete = partial(self._lease.complete_claim, rows=part.complete, at=part.at, shared=shared)
-        fired = await run_at_once(self._database, complete)
+        fired = await self._run([part], complete)
         if shared and fired < part.count():  # commands held locks on the others
             rest = partial(self._lease.complete, rows=part.complete, at=part.at)
             try:
-                fired += await run_at_once(self._database, rest)
+                fired += await self._run([part], rest)
             except DatabaseBlockedError as error:
                 self._log_locked(part, error)
                 free, waiting = await self._settle_free(part)
@@ -217,7 +244,7 @@ class Settler:
             return await part.part(free).write(tx, self._lease), part.part(locked)
 
         try:
-            changed, rest = await run_at_once(self._database, settle)
+            changed, rest = await self._run([part], settle)
         except DatabaseBlockedError:
             changed, rest = {}, part
         if rest.count():

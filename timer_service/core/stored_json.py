@@ -1,10 +1,11 @@
 """Stored JSON text in messages. It is copied: a parsed text needs up to 24 times its size, and time for each value."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from pydantic_core import SchemaSerializer, core_schema, from_json, to_json
 
 from timer_service.core.errors import DamagedDataError
@@ -14,6 +15,13 @@ quote = encode_basestring
 
 _ENDS = frozenset(["{}", "[]"])
 _SCALAR = re.compile(r'".*"|-?[0-9][0-9.eE+-]*|true|false|null', re.DOTALL)
+
+
+DamagedFields = Annotated[
+    list[str] | None,
+    Field(description="The fields that are missing or empty because their text in the database is damaged."),
+]
+"""The field `damaged` of a view."""
 
 
 class RawJson:
@@ -40,7 +48,7 @@ def check_stored(text: str) -> str:
     Only the ends of the text are compared with each other. This finds a truncated text, at a cost that does not depend
     on its length. Other damage is not found: the text was valid when it was stored.
     """
-    if text[:1] + text[-1:] in _ENDS or _SCALAR.fullmatch(text):
+    if _is_whole(text):
         return text
     raise DamagedDataError(f"the stored JSON is damaged; it has {len(text)} characters")
 
@@ -48,6 +56,20 @@ def check_stored(text: str) -> str:
 def read_stored(text: str | None) -> RawJson | None:
     """Return a stored text for use in a message, or None for None. Raises as `check_stored`."""
     return None if text is None else RawJson(check_stored(text))
+
+
+def _is_whole(text: str) -> bool:
+    return text[:1] + text[-1:] in _ENDS or _SCALAR.fullmatch(text) is not None
+
+
+def write_view(fields: Mapping[str, Any], stored: Mapping[str, str | None], damaged: Sequence[str] = ()) -> RawJson:
+    """Return the JSON object with `fields`, and then those of the `stored` texts that are not None.
+
+    A text that is visibly damaged is left out. Its name is in the field `damaged`, like the names in `damaged`.
+    """
+    raw = {name: RawJson(text) for name, text in stored.items() if text is not None and _is_whole(text)}
+    names = [*damaged, *(name for name, text in stored.items() if text is not None and name not in raw)]
+    return write_object({**fields, "damaged": names} if names else fields, raw)
 
 
 def write_object(fields: Mapping[str, Any], raw: Mapping[str, RawJson | None]) -> RawJson:

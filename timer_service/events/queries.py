@@ -13,7 +13,7 @@ from timer_service.core.instant import Instant, format_instant
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
 from timer_service.core.query import QueryRoute
-from timer_service.core.stored_json import RawJson
+from timer_service.core.stored_json import DamagedFields, RawJson
 
 _BEGINNING = (-1, "")
 _MAX_TEXT = 200
@@ -38,6 +38,7 @@ class BuriedEvent(Payload):
     added_at: Instant
     attempt: int = Field(ge=0)
     last_error: str
+    damaged: DamagedFields = None
 
 
 class BuriedEventPage(Payload):
@@ -61,14 +62,23 @@ def _cursor_of(row: Row) -> tuple[int, str]:
 
 
 def _view(row: Row) -> Mapping[str, Any]:
-    event = from_json(row["head"], allow_partial=True)
-    texts = {name: value for name, value in event["payload"].items() if isinstance(value, str)}
     return {
         "tenantId": row["tenant_id"],
         "eventId": row["event_id"],
-        "eventType": event["type"],
-        "about": {name: text for name, text in texts.items() if name != "tenantId" and len(text) <= _MAX_TEXT},
+        **_contents(row["head"]),
         "addedAt": format_instant(row["added_at"]),
         "attempt": row["attempt"],
         "lastError": row["last_error"],
     }
+
+
+def _contents(head: str) -> Mapping[str, Any]:
+    """Return what is shown of the beginning of a stored event."""
+    try:
+        event = from_json(head, allow_partial=True)
+        event_type, payload = event["type"], event["payload"].items()
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {"eventType": "", "about": {}, "damaged": ["eventType", "about"]}
+    texts = {name: value for name, value in payload if isinstance(value, str)}
+    about = {name: text for name, text in texts.items() if name != "tenantId" and len(text) <= _MAX_TEXT}
+    return {"eventType": event_type, "about": about}

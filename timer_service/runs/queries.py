@@ -21,7 +21,7 @@ from timer_service.core.paging import (
 )
 from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.sql import load_sql
-from timer_service.core.stored_json import RawJson, read_stored, write_list, write_object
+from timer_service.core.stored_json import DamagedFields, RawJson, write_list, write_object, write_view
 from timer_service.runs import loader, store
 from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
 from timer_service.runs.rules import Run, RunKey
@@ -62,6 +62,7 @@ class RunView(Payload):
     settled_at: Instant | None = None
     code: FlawCode | None = Field(default=None, description="Why the run was rejected.")
     path: list[str] | None = Field(default=None, description="The jobs at fault.")
+    damaged: DamagedFields = None
 
 
 class JobView(Payload):
@@ -80,6 +81,7 @@ class JobView(Payload):
     more_needs: bool | None = Field(
         default=None, description="The next page shows this job again, with more of its needs."
     )
+    damaged: DamagedFields = None
 
 
 class RunDetails(RunView):
@@ -100,6 +102,10 @@ class RunPage(Payload):
 
 def run_view(run: Run) -> Mapping[str, Any]:
     """Return the view of a run for replies."""
+    try:
+        path, damaged = None if run.flaw_path is None else from_json(run.flaw_path), None
+    except ValueError:
+        path, damaged = None, ["path"]
     return omit_none(
         tenantId=run.key.tenant_id,
         runId=run.key.run_id,
@@ -109,7 +115,8 @@ def run_view(run: Run) -> Mapping[str, Any]:
         unresolvedGroups=run.open_groups,
         settledAt=format_optional(run.settled_at),
         code=run.flaw_code,
-        path=None if run.flaw_path is None else from_json(run.flaw_path),
+        path=path,
+        damaged=damaged,
     )
 
 
@@ -255,5 +262,5 @@ def _job_view(row: Row, needs: _Needs, room: int) -> _JobView:
     shown = needs.jobs[:fitting]
     more = fitting < len(needs.jobs) or needs.are_cut
     fields = {**fields, "needs": [*shown, *needs.groups], **({"moreNeeds": True} if more else {})}
-    view = write_object(fields, {"outputs": read_stored(row["outputs"])})
+    view = write_view(fields, {"outputs": row["outputs"]})
     return _JobView(view, size, shown[-1]["job"] if more else None)

@@ -1,7 +1,7 @@
 """Queries about schedules. A tenant sees only its own schedules."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timer_service.core.computing import Steps
@@ -11,7 +11,7 @@ from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import format_instant, format_optional
 from timer_service.core.paging import read_cursor, read_page
 from timer_service.core.query import QueryRoute, omit_none
-from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.core.stored_json import RawJson, write_view
 from timer_service.core.workflow_start import WorkflowSpec
 from timer_service.schedules import backfill_store, store
 from timer_service.schedules.backfills import OpenBackfill
@@ -19,6 +19,7 @@ from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.recurrence import Recurrence, next_slot
 from timer_service.schedules.schedule import Key, Schedule
+from timer_service.schedules.store import Shown
 from timer_service.schedules.views import (
     GetSchedule,
     ListSchedules,
@@ -34,8 +35,11 @@ _MOST_BACKFILLS = 10
 """How many backfills a reply shows."""
 
 
-def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
-    """Return the view of a schedule for replies, with more fields: the fields of `ScheduleView` that are not None."""
+def schedule_view(schedule: Schedule, damaged: Sequence[str] = (), **more: Any) -> RawJson:
+    """Return the view of a schedule for replies, with more fields: the fields of `ScheduleView` that are not None.
+
+    `damaged`: the fields that could not be read.
+    """
     definition = schedule.definition
     assert definition is not None  # noqa: S101 - tombstones are not shown
     recurrence = definition.recurrence
@@ -68,32 +72,31 @@ def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
         endReason=schedule.end_reason,
         **more,
     )
-    data = read_stored(definition.data)
     if definition.start is None:
-        return write_object(fields, {"data": data})
-    return write_object(fields, {"start": _start_view(definition.start, data)})
+        return write_view(fields, {"data": definition.data}, damaged)
+    return write_view(fields, {"start": _start_view(definition.start, definition.data).text}, damaged)
 
 
-def _start_view(spec: WorkflowSpec, data: RawJson | None) -> RawJson:
+def _start_view(spec: WorkflowSpec, data: str | None) -> RawJson:
     fields = omit_none(
         type=spec.workflow_type,
         queue=spec.queue,
         deadlineIn=None if spec.deadline_in is None else format_duration(spec.deadline_in),
         concurrencyKey=spec.concurrency_key,
     )
-    return write_object(fields, {"retry": read_stored(spec.retry), "input": data})
+    return write_view(fields, {"retry": spec.retry, "input": data})
 
 
 async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> RawJson | Steps[RawJson]:
     key = Key(tenant, request.schedule_id)
-    schedule = (await store.find(reader, [key])).get(key)
-    if schedule is None or schedule.definition is None:
+    found = await store.find_shown(reader, key)
+    if found is None or found.schedule.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no schedule {request.schedule_id!r}")
     open_ones = await backfill_store.of_schedule(reader, key, _MOST_BACKFILLS)
-    more = {"backfills": [_backfill_view(each) for each in open_ones]} if open_ones else {}
+    more: Mapping[str, Any] = {"backfills": [_backfill_view(each) for each in open_ones]} if open_ones else {}
     if not request.upcoming:
-        return schedule_view(schedule, **more)
-    return _view_with_upcoming(schedule, request.upcoming, now, more)
+        return schedule_view(found.schedule, found.damaged, **more)
+    return _view_with_upcoming(found, request.upcoming, now, more)
 
 
 def _backfill_view(backfill: OpenBackfill) -> Mapping[str, Any]:
@@ -113,8 +116,9 @@ def _backfill_view(backfill: OpenBackfill) -> Mapping[str, Any]:
     }
 
 
-def _view_with_upcoming(schedule: Schedule, count: int, now: int, more: Mapping[str, Any]) -> Steps[RawJson]:
-    return schedule_view(schedule, upcoming=(yield from _upcoming(schedule, count, now)), **more)
+def _view_with_upcoming(found: Shown, count: int, now: int, more: Mapping[str, Any]) -> Steps[RawJson]:
+    upcoming = yield from _upcoming(found.schedule, count, now)
+    return schedule_view(found.schedule, found.damaged, upcoming=upcoming, **more)
 
 
 def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | None]:
@@ -136,7 +140,7 @@ def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | Non
 async def _list(reader: Reader, tenant: str, request: ListSchedules, _now: int) -> RawJson:
     statuses = list(ShownStatus) if request.status is None else [request.status]
 
-    async def read(after: tuple[str], limit: int) -> list[Schedule]:
+    async def read(after: tuple[str], limit: int) -> list[Shown]:
         return await store.page(reader, tenant, statuses, after=after[0], limit=limit)
 
     (after,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
@@ -145,8 +149,8 @@ async def _list(reader: Reader, tenant: str, request: ListSchedules, _now: int) 
         read,
         after=(after,),
         limit=request.limit,
-        view=schedule_view,
-        cursor_of=lambda schedule: (schedule.key.schedule_id,),
+        view=lambda found: schedule_view(*found),
+        cursor_of=lambda found: (found.schedule.key.schedule_id,),
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from timer_service.core.cause import cause_columns, read_cause
 from timer_service.core.clock_repair import SLACK_MS, TimedRows
@@ -81,6 +81,20 @@ async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Schedule]:
     return _by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
 
 
+class Shown(NamedTuple):
+    """A schedule as a query shows it, without what cannot be read."""
+
+    schedule: Schedule
+    damaged: Sequence[str] = ()
+    """The names of the fields that cannot be read."""
+
+
+async def find_shown(reader: Reader, key: Key) -> Shown | None:
+    """Return a schedule for a reply, or None if it does not exist."""
+    rows = await reader.fetch_each(_SQL["find"], [key._asdict()])
+    return _show(rows[0]) if rows else None
+
+
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Schedule]:
     """Like `find`, but lock the rows, in the order of their keys, until the transaction ends."""
     return _by_key(await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)]))
@@ -123,12 +137,12 @@ async def load_data(tx: Transaction, keys: Collection[Key]) -> dict[Key, str]:
 
 async def page(
     reader: Reader, tenant_id: str, statuses: Sequence[ShownStatus], *, after: str, limit: int
-) -> list[Schedule]:
+) -> list[Shown]:
     """Return up to `limit` schedules of a tenant with these statuses after an id, in order of their ids."""
     pages = (f"SELECT * FROM ({_SQL['page'].format(status=status)}) AS page" for status in statuses)  # noqa: S608 - no user input
     parameters = {"tenant_id": tenant_id, "after": after, "limit": limit}
     rows = await reader.fetch("\nUNION ALL\n".join(pages), parameters)
-    return sorted(_by_key(rows).values(), key=lambda schedule: schedule.key)[:limit]
+    return [_show(row) for row in sorted(rows, key=key_of)[:limit]]
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
@@ -170,6 +184,14 @@ def read_schedule(row: Row, data: str | None = None) -> Schedule:
         end_reason=None if row["end_reason"] is None else EndReason(row["end_reason"]),
         confirmed_at=row["confirmed_at"],
     )
+
+
+def _show(row: Row) -> Shown:
+    try:
+        read_spec(row["start"])
+    except (ValueError, TypeError):
+        return Shown(read_schedule({**{name: row[name] for name in _COLUMNS}, "start": None}, row["data"]), ["start"])
+    return Shown(read_schedule(row, row["data"]))
 
 
 def _by_key(rows: Sequence[Row]) -> dict[Key, Schedule]:

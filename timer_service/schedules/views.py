@@ -7,6 +7,7 @@ from pydantic import Field
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit
+from timer_service.core.stored_json import DamagedFields
 from timer_service.core.workflow_start import EffectName, RetryPolicy
 from timer_service.schedules.messages import CatchUp, EndReason, RecurrenceFields, ShownStatus, SkipReason
 
@@ -47,6 +48,7 @@ class StartView(Payload):
     deadline_in: str | None = Field(default=None, description="An ISO 8601 duration.")
     retry: RetryPolicy | None = None
     concurrency_key: Identifier | None = None
+    damaged: DamagedFields = None
 
 
 class BackfillView(Payload):
@@ -102,6 +104,7 @@ class ScheduleView(Payload):
     )
     data: Any = None
     start: StartView | None = None
+    damaged: DamagedFields = None
 
 
 class SchedulePage(Payload):

@@ -41,10 +41,8 @@ class _Processed:
     refused: list[Failure] = field(default_factory=list)
     left: list[Row] = field(default_factory=list)
     """The firings of signals that have too much data for the transaction."""
-    claimed: Sequence[Row] | None = None
-    """The events that the transaction has claimed for the relay of this process."""
     events_left: bool = False
-    """Whether it has left events to the passes of the relay."""
+    """Whether the transaction has left events to the passes of the relay, instead of handing them over."""
 
 
 class FiringWorker:
@@ -150,8 +148,6 @@ class FiringWorker:
             log.exception("firing failed", extra=about)
             await self._or_postpone(rows[0], self._fail(rows[0], error_text(error)))
         else:
-            if relay := self._relay():
-                relay.begin(done.claimed)
             self._record(done, len(rows) - len(done.left), at)
             await self._process(done.left)
 
@@ -215,13 +211,14 @@ class FiringWorker:
         if settled != len(done.fired) + len(done.refused):
             raise ConflictError("another instance changed firings while this transaction settled them")
         if events:
-            await self._hand_over(tx, events, at, done)
+            done.events_left = not await self._hand_over(tx, events, at)
         return done
 
-    async def _hand_over(self, tx: Transaction, events: Sequence[Event], at: int, done: _Processed) -> None:
+    async def _hand_over(self, tx: Transaction, events: Sequence[Event], at: int) -> bool:
+        """Hand events over to the relay of this process. Return whether it takes all of these."""
         relay = self._relay()
-        done.claimed = None if relay is None else await relay.claim(tx, at)
-        done.events_left = not {event.id for event in events} <= {row["event_id"] for row in done.claimed or ()}
+        claimed = [] if relay is None else await relay.claim(tx, at)
+        return {event.id for event in events} <= {row["event_id"] for row in claimed}
 
     async def _fail(self, row: Row, error: str) -> None:
         attempt: int = row["attempt"]

@@ -12,7 +12,7 @@ from timer_service.core.instant import Instant, format_instant, format_optional
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
 from timer_service.core.query import QueryRoute, omit_none
-from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.core.stored_json import DamagedFields, RawJson, write_view
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
 from timer_service.signals.firings import FiringStatus
@@ -70,6 +70,7 @@ class SignalView(Payload):
     note: str | None = None
     last_fired_at: Instant | None = None
     last_error: str | None = Field(default=None, description="Why the last firing was given up.")
+    damaged: DamagedFields = None
 
 
 class SignalPage(Payload):
@@ -125,7 +126,10 @@ def signal_view(signal: Signal) -> RawJson:
     """Return the view of a signal for replies."""
     definition = signal.state.definition
     assert definition is not None  # noqa: S101 - tombstones are not shown
-    trigger = definition.trigger
+    try:
+        trigger, damaged = definition.trigger, []
+    except ValueError:
+        trigger, damaged = None, ["triggerSpec"]
     fields = omit_none(
         tenantId=signal.key.tenant_id,
         signalId=signal.key.signal_id,
@@ -138,12 +142,11 @@ def signal_view(signal: Signal) -> RawJson:
         lastFiredAt=format_optional(signal.state.fired_at),
         lastError=signal.last_error,
     )
-    return write_object(fields, {"triggerSpec": read_stored(definition.trigger_spec)})
+    return write_view(fields, {"triggerSpec": "{}" if damaged else definition.trigger_spec}, damaged)
 
 
 async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> RawJson:
-    key = Key(tenant, request.signal_id)
-    signal = (await store.find(reader, [key])).get(key)
+    signal = await store.find_shown(reader, Key(tenant, request.signal_id))
     if signal is None or signal.state.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no signal {request.signal_id!r}")
     return signal_view(signal)

@@ -177,6 +177,12 @@ async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Signal]:
     return {signal.key: signal for signal in map(read_signal, rows)}
 
 
+async def find_shown(reader: Reader, key: Key) -> Signal | None:
+    """Return a signal without its history, which no reply shows, or None if it does not exist."""
+    rows = await reader.fetch_each(_SQL["find"], [key._asdict()])
+    return read_signal(rows[0], _NO_HISTORY) if rows else None
+
+
 async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Signal]:
     """Like `find`, but lock the rows until the transaction ends."""
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])

@@ -13,6 +13,7 @@ from timer_service.core.duration import Duration
 from timer_service.core.instant import LATEST, Instant, out_of_range
 from timer_service.core.message import Identifier, Payload, Tenant, TenantPayload
 from timer_service.core.paging import PageCursor, PageLimit
+from timer_service.core.stored_json import DamagedFields
 
 
 class State(StrEnum):
@@ -182,6 +183,7 @@ class TimerView(Payload):
     last_error: str | None = None
     correlation_id: Identifier | None = None
     data: Any = None
+    damaged: DamagedFields = None
 
 
 class TimerPage(Payload):

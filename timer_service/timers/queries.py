@@ -11,7 +11,7 @@ from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, format_instant
 from timer_service.core.paging import read_cursor, read_page
 from timer_service.core.query import QueryRoute
-from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.core.stored_json import RawJson, write_view
 from timer_service.timers import store
 from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, State, TimerCounts, TimerPage, TimerView
 from timer_service.timers.rules import Key, Schedule, Timer
@@ -30,7 +30,7 @@ def timer_view(timer: Timer) -> RawJson:
     assert timer.schedule is not None  # noqa: S101 - tombstones are not shown
     values = ((name, read(timer), write) for name, read, write in _VIEW_FIELDS)
     fields = {name: write(value) for name, value, write in values if value is not None}
-    return write_object(fields, {"data": read_stored(timer.schedule.data)})
+    return write_view(fields, {"data": timer.schedule.data})
 
 
 def _view_field(name: str) -> tuple[str, Callable[[Timer], Any], Callable[[Any], Any]]:
@@ -43,7 +43,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields if name != "data"]
+_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields if name not in {"data", "damaged"}]
 
 
 async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> RawJson:

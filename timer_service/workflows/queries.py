@@ -10,7 +10,7 @@ from timer_service.core.instant import format_instant, format_optional
 from timer_service.core.paging import read_cursor, read_page
 from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.sql import load_sql
-from timer_service.core.stored_json import RawJson, check_stored, read_stored, write_object
+from timer_service.core.stored_json import RawJson, write_view
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
 from timer_service.workflows.effect_store import Cursor
@@ -80,7 +80,7 @@ def workflow_view(workflow: Workflow) -> RawJson:
         step=workflow.failed_step,
         reason=workflow.reason,
     )
-    return write_object(fields, {"retry": read_stored(definition.retry)})
+    return write_view(fields, {"retry": definition.retry})
 
 
 def _effect_view(effect: Effect) -> RawJson:
@@ -92,7 +92,7 @@ def _effect_view(effect: Effect) -> RawJson:
         failures=effect.failures,
         dueAt=format_optional(effect.due_at),
     )
-    return write_object(fields, {"result": read_stored(effect.result), "error": read_stored(effect.error)})
+    return write_view(fields, {"result": effect.result, "error": effect.error})
 
 
 async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> RawJson:
@@ -109,13 +109,13 @@ async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> R
     page = await read_page(
         "effects", read, after=after, limit=request.limit, view=_effect_view, cursor_of=effect_store.cursor_of
     )
-    more = {
-        "input": read_stored(texts.input),
-        "result": read_stored(texts.result),
-        "failure": read_stored(texts.error),  # not `error`: that is the field of a reply that is an error
+    stored = {
+        "workflow": workflow_view(workflow).text,
+        "input": texts.input,
+        "result": texts.result,
+        "failure": texts.error,  # not `error`: that is the field of a reply that is an error
     }
-    fields = {"hasWorkers": await _has_workers(reader, workflow, now)}
-    head = write_object(fields, {"workflow": workflow_view(workflow), **more})
+    head = write_view({"hasWorkers": await _has_workers(reader, workflow, now)}, stored)
     return RawJson(f"{head.text[:-1]},{page.text[1:]}")
 
 
@@ -124,7 +124,16 @@ async def _has_workers(reader: Reader, workflow: Workflow, now: int) -> bool:
     tenant_id, queue, workflow_type = workflow.lane
     parameters = {"tenant_id": tenant_id, "queue": queue, "since": now - ONLINE_MS, "limit": _MOST_WORKERS}
     rows = await reader.fetch(_SQL["types_of_queue"], parameters)
-    return any(workflow_type in json.loads(row["types"]) for row in rows)
+    return any(workflow_type in _types_of(row) for row in rows)
+
+
+def _types_of(row: Row) -> Sequence[str]:
+    """Return the types of a worker, or none if the row is damaged."""
+    try:
+        types: Sequence[str] = json.loads(row["types"])
+    except ValueError:
+        return ()
+    return types
 
 
 async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) -> RawJson:
@@ -203,7 +212,8 @@ async def _list_workers(reader: Reader, tenant: str, request: ListWorkers, now: 
             seenAt=format_instant(row["seen_at"]),
             online=row["seen_at"] > now - ONLINE_MS,
         )
-        return write_object(fields, {"types": RawJson(check_stored(row["types"]))})
+        types = _types_of(row)
+        return write_view({**fields, "types": types}, {}, [] if types else ["types"])
 
     return await read_page(
         "workers", read, after=(after,), limit=request.limit, view=view, cursor_of=lambda row: (row["worker_id"],)

@@ -8,6 +8,7 @@ from pydantic import Field
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit
+from timer_service.core.stored_json import DamagedFields
 from timer_service.core.workflow_start import EffectName, RetryPolicy
 from timer_service.workflows.messages import ErrorView, FailureCode, WorkflowStatus
 from timer_service.workflows.protocol import EffectKey, EffectKind, EffectStatus
@@ -67,6 +68,7 @@ class WorkflowView(Payload):
     code: FailureCode | None = Field(default=None, description="Why it failed.")
     step: EffectKey | None = Field(default=None, description="The step that failed.")
     reason: str | None = Field(default=None, description="The reason of the CancelWorkflow.")
+    damaged: DamagedFields = None
 
 
 class EffectDetail(Payload):
@@ -82,6 +84,7 @@ class EffectDetail(Payload):
     )
     result: Any = None
     error: ErrorView | None = None
+    damaged: DamagedFields = None
 
 
 class WorkflowDetail(Payload):
@@ -92,6 +95,7 @@ class WorkflowDetail(Payload):
     input: Any = None
     result: Any = None
     failure: ErrorView | None = Field(default=None, description="The error of its function.")
+    damaged: DamagedFields = None
     effects: list[EffectDetail]
     cursor: str | None = None
 
@@ -124,6 +128,7 @@ class WorkerView(Payload):
     first_seen_at: Instant
     seen_at: Instant
     online: bool = Field(description="Whether it was seen in the last minute.")
+    damaged: DamagedFields = None
 
 
 class WorkerPage(Payload):

@@ -2,9 +2,10 @@
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,9 @@ from tests.harness.clock import NOW, ManualClock, iso
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.stores import open_sqlite
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
+from timer_service.signals import SLICE
 
 WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "triggerSpec": BLOCKED}
 DONE: dict[str, Any] = WAITING | {"triggerSpec": BLOCKED | {"to": ["done"]}}
@@ -44,6 +47,29 @@ async def test_commands_of_one_batch_see_each_other(signals: Signals) -> None:
     await signals.run()
     assert sorted(signals.fired()) == ["back", "fires"]
     assert await signals.status("late") == "active"
+
+
+async def test_consumer_that_is_cancelled(sqlite: SqliteDatabase, clock: ManualClock) -> None:
+    """If a consumer is cancelled in its commit, its firings fire without a pass, and the handover closes."""
+    signals = Signals(sqlite, MemoryBroker(), clock)
+    handover = signals.firings.handover
+    signals.consumer = signals.parts.consumer([replace(signals._route(SLICE), handovers=[handover])])
+    handover.open(lambda error: pytest.fail(str(error)))
+    await signals.create()
+    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
+    consuming = asyncio.create_task(signals.consume())
+    commit = sqlite._writer.commit_counting
+
+    async def cancel(check: Callable[[], None] | None) -> int:
+        consuming.cancel()
+        return await commit(check)
+
+    cast("Any", sqlite._writer).commit_counting = cancel
+    await asyncio.wait([consuming])
+    async with asyncio.timeout(30):
+        await handover.close()
+    await signals.publish()
+    assert (consuming.cancelled(), signals.fired()) == (True, ["signal-1"])
 
 
 async def test_transition_before_its_signal_in_one_batch(signals: Signals) -> None:

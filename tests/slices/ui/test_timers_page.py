@@ -84,11 +84,13 @@ async def test_filters(page: Page) -> None:
 
 
 async def test_due_range(page: Page) -> None:
-    """The due range includes its start and excludes its end."""
+    """The due range includes its start and excludes its end, also of a search for a call id."""
     await put(page, *(scheduled(f"call-{second}", second * 1000, Position(1, second)) for second in range(1, 5)))
     query = "tenant=acme&due_after=1970-01-01T00:00:02&due_before=1970-01-01T00:00:04"
     text = (await page.get(f"/ui/timers?{query}")).text
     assert calls(text) == ["call-2", "call-3"]
+    found = [calls((await page.get(f"/ui/timers?{query}&call=call-{number}")).text) for number in range(1, 5)]
+    assert found == [[], ["call-2"], ["call-3"], []]
     assert 'value="1970-01-01T00:00:02"' in text
 
 

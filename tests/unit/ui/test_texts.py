@@ -62,6 +62,24 @@ def test_visible() -> None:
     assert formats.visible(Markup("<b>\n</b>")) == Markup("<b>\n</b>")
 
 
+@pytest.mark.parametrize(
+    "emoji",
+    ["👩‍💻", "👨🏽‍⚕️", "👩‍❤️‍💋‍👨", "👨‍👩‍👧‍👦", "🏳️‍🌈", "🐈‍⬛", "🏋️‍♀️"],
+    ids=["role", "tone", "couple", "family", "flag", "cat", "sign"],
+)
+def test_emoji_with_joiners(emoji: str) -> None:
+    """An emoji of several ones is shown as it is, also beside characters that are escaped."""
+    assert formats.visible(f"{emoji}\u202e") == f"{emoji}\\u202e"
+
+
+@pytest.mark.parametrize(
+    "text", ["a\u200db", "😀\u200d", "\u200d👩", "😀\u200d😀", "a\u200d💻", "a\ufe0f\u200d💻", "👩\u200d\u202e💻"]
+)
+def test_joiner_elsewhere(text: str) -> None:
+    """A joiner that joins no emoji cannot be seen, so it is escaped."""
+    assert "\u200d" not in formats.visible(text)
+
+
 def test_json_text() -> None:
     """JSON keeps its lines, and its values are escaped for HTML."""
     text = formats.json_text({"<b>": "x\u2028\u202e"})

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from timer_service.core.errors import (
     StartError,
 )
 from timer_service.core.health import HEALTHY, Health
+from timer_service.core.transaction_end import TransactionEnd
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +70,13 @@ class _Session:
     """An open transaction on one connection."""
 
     def __init__(
-        self, connection: _Connection, inserts: dict[str, str], timeout_seconds: float, undoing: ExitStack
+        self, connection: _Connection, inserts: dict[str, str], timeout_seconds: float, end: TransactionEnd
     ) -> None:
         self._connection = connection
         self._inserts = inserts
         self._timeout = timeout_seconds
-        self._undoing = undoing
+        self.on_commit = end.on_commit
+        self.on_rollback = end.on_rollback
         self.wrote = False
         """Whether a statement that returns no rows changed some."""
 
@@ -120,9 +122,6 @@ class _Session:
 
     async def wait_briefly(self) -> None:
         await self._connection.execute(_WAIT_BRIEFLY, timeout=self._timeout)
-
-    def on_rollback(self, undo: Callable[[], None]) -> None:
-        self._undoing.callback(undo)
 
     async def _execute(self, text: str, arguments: Sequence[Any]) -> int:
         status: str = await self._connection.execute(text, *arguments, timeout=self._timeout)
@@ -255,9 +254,9 @@ class PostgresDatabase:
         self, pool: asyncpg.Pool, begin: str, timeout_seconds: float = _STATEMENT_SECONDS
     ) -> AsyncIterator[_Session]:
         """Open a transaction on a connection of a pool. Raises `DatabaseBusyError` if all connections stay in use."""
-        with translate_errors(), ExitStack() as undoing:
-            async with _acquire(pool) as connection, _transaction(connection, begin, undoing):
-                yield _Session(connection, self._inserts, timeout_seconds, undoing)
+        with translate_errors(), TransactionEnd() as end:
+            async with _acquire(pool) as connection, _transaction(connection, begin, end):
+                yield _Session(connection, self._inserts, timeout_seconds, end)
 
     @asynccontextmanager
     async def _writing(self, begin: str, timeout_seconds: float) -> AsyncIterator[_Session]:
@@ -326,7 +325,7 @@ async def _acquire(pool: asyncpg.Pool) -> AsyncIterator[_Connection]:
 
 
 @asynccontextmanager
-async def _transaction(connection: _Connection, begin: str, undoing: ExitStack) -> AsyncIterator[None]:
+async def _transaction(connection: _Connection, begin: str, end: TransactionEnd) -> AsyncIterator[None]:
     try:
         await _begin(connection, begin)
         yield
@@ -337,7 +336,7 @@ async def _transaction(connection: _Connection, begin: str, undoing: ExitStack) 
     except BaseException:
         await run_to_completion(_roll_back(connection))
         raise
-    await run_to_completion(_commit(connection, undoing))
+    await run_to_completion(_commit(connection, end))
 
 
 async def _begin(connection: _Connection, begin: str) -> None:
@@ -360,9 +359,9 @@ async def _roll_back(connection: _Connection) -> bool:
     return True
 
 
-async def _commit(connection: _Connection, undoing: ExitStack) -> None:
+async def _commit(connection: _Connection, end: TransactionEnd) -> None:
     if await connection.execute("COMMIT") != "COMMIT":
         raise asyncpg.InFailedSQLTransactionError(
             "a statement of the transaction failed, so the transaction was rolled back"
         )
-    undoing.pop_all()
+    end.committed()

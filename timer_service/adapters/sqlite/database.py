@@ -8,7 +8,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row, Transaction
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, worst
+from timer_service.core.transaction_end import TransactionEnd
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
@@ -109,8 +110,9 @@ class _Connection(aiosqlite.Connection):
 class _Transaction:
     """The open transaction of the writing connection. It begins with its first statement."""
 
-    def __init__(self, connection: _Connection, undoing: ExitStack) -> None:
-        self._undoing = undoing
+    def __init__(self, connection: _Connection, end: TransactionEnd) -> None:
+        self.on_commit = end.on_commit
+        self.on_rollback = end.on_rollback
         self.fetch = connection.fetch
         self.fetch_each = connection.fetch_each
         self.executemany = connection.execute_counting
@@ -121,9 +123,6 @@ class _Transaction:
 
     async def wait_briefly(self) -> None:
         """Do nothing: the transaction has the only lock there is."""
-
-    def on_rollback(self, undo: Callable[[], None]) -> None:
-        self._undoing.callback(undo)
 
 
 class SqliteDatabase:
@@ -202,30 +201,30 @@ class SqliteDatabase:
     @asynccontextmanager
     async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[_Transaction]:
         async with self._write_lock:
-            undoing = ExitStack()
+            end = TransactionEnd()
             try:
                 self._writer.begins_next = True
                 try:
-                    yield _Transaction(self._writer, undoing)
+                    yield _Transaction(self._writer, end)
                 except BaseException:
                     # A cancelled await may leave its statement running. The rollback runs after it and undoes it.
                     await run_to_completion(self._writer.roll_back())
                     raise
-                await run_to_completion(self._commit(check, undoing))
+                await run_to_completion(self._commit(check, end))
             except DatabaseUnavailableError as error:
                 self._written = Health.down(str(error))
                 raise
             finally:
                 self._writer.begins_next = False
-                undoing.close()
+                end.close()
 
-    async def _commit(self, check: Callable[[], None] | None, undoing: ExitStack) -> None:
+    async def _commit(self, check: Callable[[], None] | None, end: TransactionEnd) -> None:
         try:
             changes = await self._writer.commit_counting(check)
         except BaseException:
             await self._writer.roll_back()
             raise
-        undoing.pop_all()
+        end.committed()
         if changes:  # a commit without changes writes nothing, so it succeeds on a full disk too
             self._written = HEALTHY
 

@@ -13,6 +13,7 @@ from timer_service.core.sql import number_parameters
 _CACHED_STATEMENTS = 1000
 _VALUES = re.compile(r"\bVALUES\s*(\([^()]*\))")
 _RETURNING = re.compile(r"\bRETURNING\b.*", re.DOTALL)
+_INSERTED = re.compile(r"\bINSERT INTO (\w+)\b.*\bRETURNING\s+([\w\s,]+)", re.DOTALL)
 _EACH_OF = re.compile(r"/\* each of many \*/")
 _MANY = "(SELECT value AS parameter_set FROM json_each(?1)) CROSS JOIN "
 _NUL = "\\u0000"
@@ -58,6 +59,32 @@ def prepare_insert(sql: str, count: int) -> str:
 def without_returning(sql: str) -> str:
     """Return an INSERT without its RETURNING clause."""
     return _RETURNING.sub("", sql)
+
+
+class Inserted(NamedTuple):
+    """The table of an INSERT, and the columns of the key that it returns."""
+
+    table: str
+    key: tuple[str, ...]
+
+
+@lru_cache(_CACHED_STATEMENTS)
+def inserted_by(sql: str) -> Inserted | None:
+    """Return where an INSERT adds rows, or None if it returns nothing."""
+    found = _INSERTED.search(sql)
+    return None if found is None else Inserted(found[1], tuple(found[2].replace(",", " ").split()))
+
+
+@lru_cache(_CACHED_STATEMENTS)
+def find_older(inserted: Inserted, count: int) -> str:
+    """Return the statement that finds which of `count` keys are in rows up to a rowid, its last parameter."""
+    wanted = ", ".join(f"wanted_{column}" for column in inserted.key)
+    values = ", ".join([f"({', '.join('?' * len(inserted.key))})"] * count)
+    # CROSS JOIN: without statistics, SQLite reads the whole index of the table instead of looking up each key.
+    return (
+        f"WITH wanted ({wanted}) AS (VALUES {values}) SELECT {wanted} FROM wanted "  # noqa: S608 - no user input
+        f"CROSS JOIN {inserted.table} ON ({', '.join(inserted.key)}) = ({wanted}) AND rowid <= ?"
+    )
 
 
 @lru_cache(_CACHED_STATEMENTS)

@@ -6,13 +6,13 @@ took up to 20 ms while events were encoded. In one call, only the statements cou
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from timer_service.adapters.sqlite.bulk_insert import insert
 from timer_service.adapters.sqlite.errors import translate_errors
 from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each
 from timer_service.core.database import Parameters, Row, Transaction
+from timer_service.core.transaction_end import TransactionEnd
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
@@ -21,18 +21,18 @@ _NONE: Parameters = {}
 def run_whole(connection: sqlite3.Connection, *, work: Callable[[Transaction], Awaitable[_T]]) -> tuple[_T, int]:
     """Run `work` in a write transaction. Return its result, and how many rows the transaction has changed.
 
-    If that fails, the transaction is rolled back, and what `on_rollback` got is called.
+    What `on_commit` and `on_rollback` got is called in this thread.
     """
-    with translate_errors(), ExitStack() as undoing:
+    with translate_errors(), TransactionEnd() as end:
         before = connection.total_changes
         connection.execute("BEGIN IMMEDIATE").close()
         try:
-            result = _finish(work(_Statements(connection, undoing)))
+            result = _finish(work(_Statements(connection, end)))
             connection.execute("COMMIT").close()
         except BaseException:
             connection.rollback()  # does nothing if an error such as a full disk has ended the transaction already
             raise
-        undoing.pop_all()
+        end.committed()
         return result, connection.total_changes - before
 
 
@@ -50,9 +50,10 @@ def _finish(work: Awaitable[_T]) -> _T:
 class _Statements:
     """The open transaction. Its methods run in the thread of the connection, and never wait."""
 
-    def __init__(self, connection: sqlite3.Connection, undoing: ExitStack) -> None:
+    def __init__(self, connection: sqlite3.Connection, end: TransactionEnd) -> None:
         self._connection = connection
-        self._undoing = undoing
+        self.on_commit = end.on_commit
+        self.on_rollback = end.on_rollback
 
     async def fetch(self, sql: str, parameters: Parameters = _NONE) -> list[Row]:
         with translate_errors():
@@ -76,6 +77,3 @@ class _Statements:
 
     async def wait_briefly(self) -> None:
         """Do nothing: the transaction has the only lock there is."""
-
-    def on_rollback(self, undo: Callable[[], None]) -> None:
-        self._undoing.callback(undo)

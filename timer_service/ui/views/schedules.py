@@ -33,7 +33,12 @@ async def _show(asked: Asked) -> Content:
     tenant, schedule_id = asked.parameters.key()
     request = GetSchedule(schedule_id=schedule_id, upcoming=_UPCOMING)
     schedule = await asked.reads.ask(_ROUTES["get-schedule"], tenant, request)
-    values = {"schedule": schedule, "upcoming": schedule.get("upcoming"), "commands": _commands(schedule)}
+    values = {
+        "schedule": schedule,
+        "damaged": [*schedule.get("damaged", []), *schedule.get("start", {}).get("damaged", [])],
+        "upcoming": schedule.get("upcoming"),
+        "commands": _commands(schedule),
+    }
     return Content("schedule.html", values)
 
 

@@ -10,7 +10,7 @@ from timer_service.core.paging import write_cursor
 from timer_service.timers import store
 from timer_service.timers.messages import GetTimer, ListTimers, State
 from timer_service.timers.queries import QUERIES
-from timer_service.timers.rules import Key, Timer
+from timer_service.timers.rules import Key, Schedule, Timer
 from timer_service.timers.store import Cursor
 from timer_service.ui.commands import command
 from timer_service.ui.pages import Content
@@ -110,9 +110,14 @@ def _place_of(timer: Mapping[str, Any]) -> Cursor:
 
 
 def _fits(timer: Mapping[str, Any], filters: _Filters) -> bool:
-    """Return whether a timer has the correlation id and the state of a search."""
-    state, correlation = filters.request.state, filters.correlation
-    return state in {None, timer["state"]} and correlation in {None, timer.get("correlationId")}
+    """Return whether a timer has the state, the correlation id and a due time of a search."""
+    wanted, due_at = filters.request, parse_instant(timer["dueAt"])
+    return (
+        wanted.state in {None, timer["state"]}
+        and filters.correlation in {None, timer.get("correlationId")}
+        and (wanted.due_after is None or due_at >= wanted.due_after)
+        and (wanted.due_before is None or due_at < wanted.due_before)
+    )
 
 
 async def _show(asked: Asked) -> Content:
@@ -121,14 +126,26 @@ async def _show(asked: Asked) -> Content:
     if timer is None:
         raise Rejection(Code.NOT_FOUND, f"There is no timer “{key.service_call_id}” of tenant {key.tenant_id}.")
     schedule = timer.schedule
+    data, damaged = _read_data(schedule)
     values = {
         "timer": timer,
         "schedule": schedule,
-        "data": None if schedule is None or schedule.data is None else json.loads(schedule.data),
+        "data": data,
+        "damaged": damaged,
         "history": _history(timer, asked.now),
         "commands": _commands(timer),
     }
     return Content("timer.html", values)
+
+
+def _read_data(schedule: Schedule | None) -> tuple[Any, Sequence[str]]:
+    """Return the data of a timer, and the names of the fields that cannot be read."""
+    if schedule is None or schedule.data is None:
+        return None, []
+    try:
+        return json.loads(schedule.data), []
+    except ValueError:
+        return None, ["data"]
 
 
 class _Step(NamedTuple):
