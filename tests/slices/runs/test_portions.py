@@ -1,7 +1,7 @@
 """A transaction applies a bounded number of commands on runs. The others follow in further transactions."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.database import Database, Transaction
 from timer_service.core.message import Command, Position, Trace, kebab
 from timer_service.core.quotas import Quotas
+from timer_service.core.route import CommandResult
 from timer_service.runs import SLICE
 from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import (
@@ -81,6 +82,27 @@ async def test_a_small_run_of_another_tenant(runs: Runs) -> None:
     send_as(runs, "other", "StartRun", runId="small", jobs=jobs({"a": []}))
     await runs.consume()
     assert transactions()[0] == ["large-0", "small"]
+
+
+async def test_a_small_run_behind_a_large_command(runs: Runs) -> None:
+    """A small run is handled before the large command of another tenant, which gets its turn in each batch."""
+    handle = partial(SLICE.handle, quotas=Quotas())  # type: ignore[call-arg]
+
+    async def handle_slowly(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+        runs.clock.advance(milliseconds=200)
+        if len(applied) < 3:
+            send_as(runs, "other", "StartRun", runId=f"later-{len(applied)}", jobs=jobs({"a": []}))
+        return await handle(tx, commands, now)
+
+    route, applied = recording_route(SLICE, runs._woken, handle=handle_slowly)
+    runs.consumer = runs.parts.consumer([route])
+    runs.send("StartRun", runId="large", jobs=jobs(LARGE))
+    send_as(runs, "other", "StartRun", runId="small", jobs=jobs({"a": []}))
+    await runs.consume()
+    assert [[each.run_id for each in payloads if isinstance(each, RunPayload)] for payloads in applied[:2]] == [
+        ["small"],
+        ["large"],
+    ]
 
 
 @pytest.mark.slow
