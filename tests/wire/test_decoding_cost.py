@@ -16,12 +16,11 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SLICES
-from timer_service.core import decoder
 from timer_service.core import turns as turns_module
 from timer_service.core.attempts import Attempts
 from timer_service.core.audit import AuditLog
 from timer_service.core.broker import Delivery
-from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS
+from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS, decode_usual_command
 from timer_service.core.decoder import Decoded, decode, parts
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.message import MAX_MESSAGE_BYTES, Command, kebab
@@ -209,13 +208,12 @@ async def test_large_commands_are_decoded_in_a_thread(
 ) -> None:
     """The event loop goes on while a large command is decoded. A small one is not worth a thread."""
     threads: list[int] = []
-    decode_usual_command = decoder.decode_usual_command
 
     def recording(*given: Any) -> Command | None:
         threads.append(threading.get_ident())
         return decode_usual_command(*given)
 
-    monkeypatch.setattr(decoder, "decode_usual_command", recording)
+    monkeypatch.setattr("timer_service.core.decoder.decode_usual_command", recording)
     each = delivery(schedule_timer())
     decoded = await decode([dataclasses.replace(each, size=size)], PAYLOADS, lambda: 0)
     assert len(decoded.commands) == 1

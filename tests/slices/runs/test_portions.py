@@ -86,7 +86,7 @@ async def test_a_small_run_of_another_tenant(runs: Runs) -> None:
 
 async def test_a_small_run_behind_a_large_command(runs: Runs) -> None:
     """A small run is handled before the large command of another tenant, which gets its turn in each batch."""
-    handle = partial(SLICE.handle, quotas=Quotas())  # type: ignore[call-arg]
+    handle = partial(SLICE.handle, quotas=Quotas())
 
     async def handle_slowly(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         runs.clock.advance(milliseconds=200)
