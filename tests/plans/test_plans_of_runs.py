@@ -27,27 +27,29 @@ INSERT INTO run_jobs (
 SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'pending', 0, 1, 0, 0, 0 FROM generate_series(1, $1::bigint) AS n
 """
 NEEDS = """
-INSERT INTO run_needs (tenant_id, run_id, job_name, upstream_name, if_failed)
-SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'job-' || (n - 1), 'skip' FROM generate_series(1, $1::bigint) AS n
+INSERT INTO run_edges (tenant_id, run_id, job_name, needs, needs_size, needed_by)
+SELECT 'tenant-7', 'tenant-7', 'job-' || n, '{"skip":["job-0"]}', 18, '{"run":["job-99999"]}'
+FROM generate_series(1, $1::bigint) AS n
 """
 
 RUN = "runs_pkey"
 JOB = "run_jobs_pkey"
-NEED = "run_needs_pkey"
+EDGES = "run_edges_pkey"
 PLANS = {
     "a run, locked": (loader._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
     "a job": (loader._SQL["find_job"], [f"Index Scan {JOB}"]),
     "a changed job": (store._SQL["update_job"], [f"Index Scan {JOB}"]),
     "the open jobs of a cancelled run": (store._SQL["cancel_open_jobs"], [f"Index Scan {JOB}"]),
-    "jobs that need a job": (loader._SQL["downstream"], ["Index Only Scan run_needs_downstream"]),
-    "jobs that some jobs need": (queries._SQL["needs_of_jobs"], [f"Index Scan {NEED}"]),
+    "jobs that need a job": (loader._SQL["downstream"], [f"Index Scan {EDGES}"]),
+    "jobs that a shown job needs": (queries._SQL["needs"], [f"Index Scan {EDGES}"]),
     "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
-    "the sizes of upstream outputs": (events._SQL["upstream_sizes"], [f"Index Only Scan {NEED}", f"Index Scan {JOB}"]),
+    "jobs that a ready job needs": (events._SQL["needs"], [f"Index Scan {EDGES}"]),
+    "the size of the outputs of a job": (events._SQL["outputs_size"], [f"Index Scan {JOB}"]),
     "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),
     "jobs of a run": (loader._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
     "open jobs of a run": (loader._SQL["open_jobs_of_run"], [f"Index Scan {JOB}"]),
-    "needs of a run": (loader._SQL["needs_of_run"], [f"Index Scan {NEED}"]),
-    "a page of jobs": (queries._SQL["page_of_jobs"], [f"Index Scan {JOB}"]),
+    "edges of a run": (loader._SQL["edges_of_run"], [f"Index Scan {EDGES}"]),
+    "a page of jobs": (queries._SQL["page_of_jobs"], [f"Index Scan {JOB}", f"Index Scan {EDGES}"]),
     "runs of a status": (
         queries._SQL["page"].format(and_status="AND status = 'failed'"),
         ["Index Scan"],  # backward

@@ -11,12 +11,17 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 from timer_service.core.errors import StartError
+from timer_service.runs.edges import read_needed_by, read_needs
+from timer_service.runs.graph import Edge
+from timer_service.runs.messages import IfFailed
 
 # `store` has the bundled schema. The migrations below come after it.
 BUNDLED = read_migrations(MIGRATIONS)
 FOR_SQLITE = [each for each in BUNDLED if each.engine in {None, "sqlite"}]
 FIRST = BUNDLED[-1].number + 1
 EXPIRY = 12
+RUN_EDGES = 26
+SKIP, RUN = IfFailed.SKIP, IfFailed.RUN
 A = Migration(FIRST, f"{FIRST:04}_a", "-- A; with a comment\nCREATE TABLE a (n BIGINT);\nINSERT INTO a VALUES (1);\n")
 B = Migration(FIRST + 1, f"{FIRST + 1:04}_b", "INSERT INTO a VALUES (2)")
 BROKEN = Migration(FIRST + 1, f"{FIRST + 1:04}_broken", "CREATE TABLE b (n BIGINT);\nINSERT INTO nowhere VALUES (1);")
@@ -248,6 +253,48 @@ async def test_timers_are_kept_on_postgres(databases: Databases) -> None:
             await keep_timers(database)
         finally:
             await database.close()
+
+
+NEEDS = """
+INSERT INTO run_needs (tenant_id, run_id, job_name, upstream_name, if_failed) VALUES
+    ('acme', 'r', 'last', 'b "quoted"', 'skip'), ('acme', 'r', 'last', 'a', 'skip'), ('acme', 'r', 'last', 'c', 'run'),
+    ('acme', 'r', 'c', 'a', 'run'), ('acme', 'other', 'last', 'a', 'skip')
+"""
+
+
+async def test_needs_of_runs_are_kept(databases: Databases, tmp_path: Path) -> None:
+    """On both engines, the rows of edges have the needs of the old rows, from both ends."""
+    a, b, c, last = Edge("a", "last", SKIP), Edge('b "quoted"', "last", SKIP), Edge("c", "last", RUN), "last"
+    async with opened_sqlite(tmp_path / "old.db") as sqlite, databases.database() as url:
+        postgres = await PostgresDatabase.open(url)
+        try:
+            for database in (sqlite, postgres):
+                await migrate(database, [each for each in BUNDLED if each.number < RUN_EDGES])
+                async with database.transaction() as tx:
+                    await tx.execute(NEEDS)
+                await migrate(database, BUNDLED)
+                rows = await database.reader.fetch("SELECT * FROM run_edges ORDER BY run_id, job_name")
+                read = {(row["run_id"], row["job_name"]): row for row in rows}
+                needs = {key: read_needs(row["needs"]) for key, row in read.items() if row["needs"] is not None}
+                needed_by = {
+                    key: sorted(read_needed_by(row["job_name"], row["needed_by"]))
+                    for key, row in read.items()
+                    if row["needed_by"] is not None
+                }
+                assert needs == {
+                    ("other", last): [("a", SKIP)],
+                    ("r", last): [("a", SKIP), (b.upstream, SKIP), ("c", RUN)],
+                    ("r", "c"): [("a", RUN)],
+                }
+                assert needed_by == {
+                    ("other", "a"): [a],
+                    ("r", "a"): [Edge("a", "c", RUN), a],
+                    ("r", b.upstream): [b],
+                    ("r", "c"): [c],
+                }
+                assert all(row["needs_size"] == len(row["needs"] or "") for row in rows)
+        finally:
+            await postgres.close()
 
 
 async def test_deadlock_with_a_running_instance(postgres: PostgresDatabase) -> None:

@@ -66,14 +66,23 @@ def _check_job(run: RunModel, name: str, job: JobModel, row: Row) -> None:
 
 
 def _check_needs(model: RunsModel, service: Service) -> None:
-    found = {(_name(row), row["job_name"], row["upstream_name"]): row["if_failed"] for row in service.rows("run_needs")}
+    needs, needed_by = (
+        {
+            (_name(row), row["job_name"], other): if_failed
+            for row in service.rows("run_edges")
+            for if_failed, others in json.loads(row[column] or "{}").items()
+            for other in others
+        }
+        for column in ("needs", "needed_by")
+    )
+    assert needs == {(run, job, upstream): if_failed for (run, upstream, job), if_failed in needed_by.items()}
     wanted = {
         (name, *edge): "skip" if skip else "run"
         for name, run in model.runs.items()
         for edge, skip in run.edges().items()
     }
     rejected = {name for name, run in model.runs.items() if run.status == "rejected"}
-    assert _without(found, rejected) == _without(wanted, rejected)
+    assert _without(needs, rejected) == _without(wanted, rejected)
 
 
 def _without(edges: Mapping[tuple[RunName, str, str], str], rejected: set[RunName]) -> dict[Any, str]:
@@ -108,7 +117,7 @@ def check_run_events(model: RunsModel, service: Service) -> None:
 def check_deleted(model: RunsModel, service: Service) -> None:
     """Assert that retention has deleted every settled run completely, and no row of the running runs."""
     running = {name for name, run in model.runs.items() if run.status == "running"}
-    tables = ("runs", "run_jobs", "run_needs", "run_groups", "run_group_needs", "run_pending_commands")
+    tables = ("runs", "run_jobs", "run_edges", "run_groups", "run_group_needs", "run_pending_commands")
     for table in tables:
         left = {_name(row) for row in service.rows(table)}
         assert left <= running, f"{table} has rows of {left - running}, which are settled"

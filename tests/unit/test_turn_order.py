@@ -1,8 +1,10 @@
 """Tenants take turns with the commands that were put back."""
 
+from dataclasses import replace
+
 from timer_service.core.broker import Delivery
 from timer_service.core.message import Address, Kind, Position
-from timer_service.core.turn_order import in_turns
+from timer_service.core.turn_order import divide_by_size, in_turns
 
 
 def delivered(name: str) -> Delivery:
@@ -27,3 +29,11 @@ def test_served_tenants_come_last() -> None:
 def test_one_tenant() -> None:
     """The commands of a single tenant keep their order."""
     assert (ordered("a1 a2 a3", served="a"), ordered("")) == ("a1 a2 a3", "")
+
+
+def test_tenants_with_a_large_command() -> None:
+    """All commands of a tenant with a large one are apart, in their order: none overtakes another."""
+    sizes = {"a1": 10, "b2": 10, "a3": 11, "b4": 10, "a5": 1}
+    deliveries = [replace(delivered(name), size=size) for name, size in sizes.items()]
+    light, heavy = divide_by_size(deliveries, 10)
+    assert [[each.message_id for each in part] for part in (light, heavy)] == [["b2", "b4"], ["a1", "a3", "a5"]]

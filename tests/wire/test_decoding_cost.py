@@ -1,7 +1,9 @@
 """What hostile commands of 1 MiB cost before they are rejected: memory, faults, and time of the event loop."""
 
 import asyncio
+import dataclasses
 import math
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,10 +20,10 @@ from timer_service.core import turns as turns_module
 from timer_service.core.attempts import Attempts
 from timer_service.core.audit import AuditLog
 from timer_service.core.broker import Delivery
-from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS
+from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS, decode_usual_command
 from timer_service.core.decoder import Decoded, decode, parts
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.message import MAX_MESSAGE_BYTES, kebab
+from timer_service.core.message import MAX_MESSAGE_BYTES, Command, kebab
 from timer_service.core.newest_rejections import NewestRejections
 from timer_service.core.rejection import Rejected
 from timer_service.core.rejector import Rejector
@@ -198,3 +200,21 @@ def test_parts_count_headers() -> None:
     batch = [delivery(b"", headers={str(each): "" for each in range(10)})] * 4
     assert batch[0].size == 50
     assert [len(part) for part in parts(batch, 100)] == [2, 2]
+
+
+@pytest.mark.parametrize(("size", "in_threads"), [(10_000, [False]), (100_000, [True])])
+async def test_large_commands_are_decoded_in_a_thread(
+    size: int, in_threads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop goes on while a large command is decoded. A small one is not worth a thread."""
+    threads: list[int] = []
+
+    def recording(*given: Any) -> Command | None:
+        threads.append(threading.get_ident())
+        return decode_usual_command(*given)
+
+    monkeypatch.setattr("timer_service.core.decoder.decode_usual_command", recording)
+    each = delivery(schedule_timer())
+    decoded = await decode([dataclasses.replace(each, size=size)], PAYLOADS, lambda: 0)
+    assert len(decoded.commands) == 1
+    assert [thread != threading.get_ident() for thread in threads] == in_threads

@@ -19,7 +19,7 @@ from timer_service.core.cancellation import run_to_completion
 from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database
-from timer_service.core.decoder import Decoded, decode, parts
+from timer_service.core.decoder import LARGE_BYTES, Decoded, decode, parts
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
 from timer_service.core.event_admission import EventAdmission
@@ -33,7 +33,7 @@ from timer_service.core.rejector import Rejector
 from timer_service.core.route import Route
 from timer_service.core.suspects import MOST_DEATHS, Suspects
 from timer_service.core.transactions import in_transaction
-from timer_service.core.turn_order import in_turns
+from timer_service.core.turn_order import divide_by_size, in_turns
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ class Consumer:
     """The handler of one subscription's commands.
 
     It handles a batch in parts of limited size and decoding time, each in one transaction or more. After 150 ms it puts
-    the rest of the batch back, so that the commands of other tenants get a turn.
+    the rest of the batch back, so that the commands of other tenants get a turn. Tenants with a large command come
+    last, but one part of theirs is handled in each batch.
     """
 
     def __init__(
@@ -152,21 +153,23 @@ class Consumer:
         others = [each for each in batch if self._attempts.of(each) < _SUSPICIOUS] if suspects else batch
         random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
         together, groups = self._blocked.divide(others)
-        waiting = deque(parts(together, self._part_bytes))
+        light, heavy = divide_by_size(together, LARGE_BYTES)
+        waiting, last = (deque(parts(each, self._part_bytes)) for each in (light, heavy))
         left: list[Delivery] = []
         while waiting and self._goes_on(progress, began):
             left += await self._handle_part(progress, waiting.popleft(), began)
-        # One group and one suspect also if the time is up, or they would wait for ever.
-        apart = deque(part for group in groups for part in parts(group, self._part_bytes))
-        if apart and self._goes_on(progress, None):
-            left += await self._handle_part(progress, apart.popleft(), began)
-        while apart and self._goes_on(progress, began):
-            left += await self._handle_part(progress, apart.popleft(), began)
+        # One group, one part of these and one suspect also if the time is up, or they would wait for ever.
+        divided = deque(part for group in groups for part in parts(group, self._part_bytes))
+        for apart in (divided, last):
+            if apart and self._goes_on(progress, None):
+                left += await self._handle_part(progress, apart.popleft(), began)
+            while apart and self._goes_on(progress, began):
+                left += await self._handle_part(progress, apart.popleft(), began)
         if suspects and self._goes_on(progress, None):
             left += await self._handle_suspect(progress, suspects.pop(), began)
         while suspects and self._goes_on(progress, began):
             left += await self._handle_suspect(progress, suspects.pop(), began)
-        left += [delivery for part in (*waiting, *apart, suspects) for delivery in part]
+        left += [delivery for part in (*waiting, *divided, *last, suspects) for delivery in part]
         return await self._end(progress, [*progress.blocked, *left])
 
     def _goes_on(self, progress: Progress, began: int | None) -> bool:

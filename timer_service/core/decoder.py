@@ -1,5 +1,6 @@
 """Decodes the deliveries of a batch without blocking the event loop for long."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,8 +11,8 @@ from timer_service.core.message import Command, Envelope, TenantPayload, kebab
 from timer_service.core.rejection import Rejected
 from timer_service.core.turns import Turns
 
-_BYTES_AT_ONCE = 64 * 1024
-"""Decoding them takes 10 ms at most, unless a single command has more, or is much work to check."""
+LARGE_BYTES = 64 * 1024
+"""Decoding them takes 10 ms at most. A single command that has more is decoded in a thread: it may take 150 ms."""
 _LONGEST_MS = 50
 """After this time, decoding ends. What is decoded is applied first."""
 _PER_READING = 4
@@ -36,19 +37,29 @@ async def decode(
     """
     decoded = Decoded([], [])
     models = {kebab(name): model for name, model in payloads.items()}
-    turns = Turns(_BYTES_AT_ONCE, pauses=True)
+    turns = Turns(LARGE_BYTES, pauses=True)
     began = now()
     for number, delivery in enumerate(batch):
         if number and number % _PER_READING == 0 and not 0 <= now() - began < _LONGEST_MS:
             return decoded._replace(left=batch[number:])
-        await turns.take(delivery.size)
-        command = decode_usual_command(delivery, models) or _decode_in_steps(delivery, payloads)
+        if delivery.size > LARGE_BYTES:
+            command = await asyncio.to_thread(_decode, delivery, models, payloads)
+            turns = Turns(LARGE_BYTES, pauses=True)  # the other tasks have had theirs
+        else:
+            await turns.take(delivery.size)
+            command = _decode(delivery, models, payloads)
         if isinstance(command, Rejected):
             decoded.rejected.append(command)
         else:
             decoded.commands.append((delivery, command))
     await turns.take(0)
     return decoded
+
+
+def _decode(
+    delivery: Delivery, models: Mapping[str, type[TenantPayload]], payloads: Mapping[str, type[TenantPayload]]
+) -> Command | Rejected:
+    return decode_usual_command(delivery, models) or _decode_in_steps(delivery, payloads)
 
 
 def _decode_in_steps(delivery: Delivery, payloads: Mapping[str, type[TenantPayload]]) -> Command | Rejected:

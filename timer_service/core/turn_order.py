@@ -1,4 +1,4 @@
-"""The order in which commands that were given back are handled next."""
+"""The order in which the commands of a batch are handled."""
 
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -22,3 +22,11 @@ def in_turns(deliveries: Sequence[Delivery], served: Collection[str]) -> list[De
         if queue:
             queues.append((tenant, queue))
     return ordered
+
+
+def divide_by_size(deliveries: Sequence[Delivery], large: int) -> tuple[list[Delivery], list[Delivery]]:
+    """Return the deliveries of tenants without, and of tenants with a delivery of more than `large` bytes."""
+    tenants = {each.address.tenant for each in deliveries if each.size > large}
+    light = [each for each in deliveries if each.address.tenant not in tenants]
+    heavy = [each for each in deliveries if each.address.tenant in tenants]
+    return light, heavy

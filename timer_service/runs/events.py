@@ -17,6 +17,7 @@ from timer_service.core.sql import load_sql
 from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.runs import store
 from timer_service.runs.draft import RunState
+from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import JobReady, JobSkipped, JobStatus, RunCompleted, RunRejected, RunStatus, RunStuck
 from timer_service.runs.rules import Job, Run, RunKey
 from timer_service.runs.store import JobKey
@@ -146,15 +147,19 @@ class _Upstreams(NamedTuple):
 
 async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, _Upstreams]:
     """Return, for each job, the upstream jobs whose outputs fit into its JobReady."""
-    sizes = defaultdict[JobKey, dict[str, int]](dict)
-    for row in await tx.fetch_each(_SQL["upstream_sizes"], jobs):
-        if row["bytes"] is not None:
-            sizes[store.run_key(row), row["job_name"]][row["upstream_name"]] = row["bytes"]
+    needs = {
+        (store.run_key(row), row["job_name"]): [name for name, _ in read_needs(row["needs"])]
+        for row in await tx.fetch_each(_SQL["needs"], jobs)
+    }
+    upstream = {(key, name) for (key, _), names in needs.items() for name in names}
+    rows = await tx.fetch_each(_SQL["outputs_size"], [store.job_parameters(each) for each in sorted(upstream)])
+    sizes = {(store.run_key(row), row["job_name"]): row["outputs_bytes"] for row in rows}
     fitting = defaultdict[JobKey, _Upstreams](lambda: _Upstreams([], 0))
-    for key, each in sizes.items():
-        totals = zip(each, accumulate(each.values()), strict=True)
+    for (key, job), names in needs.items():
+        with_outputs = [name for name in names if (key, name) in sizes]
+        totals = zip(with_outputs, accumulate(sizes[key, name] for name in with_outputs), strict=True)
         shown = [name for name, total in totals if total <= _OUTPUTS_BYTES]
-        fitting[key] = _Upstreams(shown, len(each) - len(shown))
+        fitting[key, job] = _Upstreams(shown, len(with_outputs) - len(shown))
     return fitting
 
 

@@ -11,15 +11,17 @@ SELECT tenant_id, run_id, job_name, payload
 FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
--- name: upstream_sizes
--- Returns the jobs that a job needs, and the bytes their outputs take in its JobReady (null without outputs).
-SELECT needs.tenant_id, needs.run_id, needs.job_name, needs.upstream_name, (
-        SELECT jobs.outputs_bytes FROM run_jobs AS jobs
-        WHERE jobs.tenant_id = needs.tenant_id AND jobs.run_id = needs.run_id AND jobs.job_name = needs.upstream_name
-    ) AS bytes
-FROM run_needs AS needs
-WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.job_name = :job_name
-ORDER BY needs.upstream_name
+-- name: needs
+-- Returns the jobs that a job needs.
+SELECT tenant_id, run_id, job_name, needs
+FROM /* each of many */ run_edges
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needs IS NOT NULL
+
+-- name: outputs_size
+-- Returns the bytes that the outputs of a job take in a JobReady, or no row if it has none.
+SELECT tenant_id, run_id, job_name, outputs_bytes
+FROM /* each of many */ run_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND outputs_bytes IS NOT NULL
 
 -- name: outputs
 -- Returns the outputs of a job.

@@ -47,19 +47,19 @@ def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) ->
     A need for a resolved group becomes one edge for each job in it. There is at most one edge between two jobs. If a
     job needs another one both by name and as a member of a group, `skip` wins over `run`.
     """
-    to_jobs: dict[tuple[str, str], Edge] = {}
+    to_jobs: list[Edge] = []
     to_groups: list[Edge] = []
     for job in jobs:
-        for name, if_failed in job.needed_jobs:
-            to_jobs[name, job.name] = Edge(name, job.name, if_failed)
+        needed = dict(job.needed_jobs)
         for group, if_failed in job.needed_groups:
             if group not in members:
                 to_groups.append(Edge(group, job.name, if_failed))
                 continue
             for name in members[group]:
-                if (name, job.name) not in to_jobs or if_failed is IfFailed.SKIP:
-                    to_jobs[name, job.name] = Edge(name, job.name, if_failed)
-    return NewEdges(list(to_jobs.values()), to_groups)
+                if name not in needed or if_failed is IfFailed.SKIP:
+                    needed[name] = if_failed
+        to_jobs += [Edge(name, job.name, if_failed) for name, if_failed in needed.items()]
+    return NewEdges(to_jobs, to_groups)
 
 
 def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collection[str]) -> Flaw | None:

@@ -9,6 +9,7 @@ from timer_service.core.message import Command, Position
 from timer_service.core.sql import load_sql
 from timer_service.runs import rules, store
 from timer_service.runs.draft import Pending, RunState
+from timer_service.runs.edges import read_needed_by
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import CancelRun, IfFailed, JobStatus, ReportJobStatus, ResolveGroup, StartRun
 from timer_service.runs.rules import NO_POSITION, Group, Job, Run, RunKey
@@ -133,9 +134,7 @@ class Loader:
             self._jobs[store.run_key(row)][row["job_name"]] = store.read_job(row)
         for key in keys:
             self._downstream[key] = {}
-        for row in await self._reader.fetch_each(_SQL["needs_of_run"], named):
-            edge = Edge(row["upstream_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
-            self._downstream[store.run_key(row)].setdefault(edge.upstream, []).append(edge)
+        await self._read_edges("edges_of_run", named)
         await self.read_groups(keys)
         for row in await self._reader.fetch_each(_SQL["group_needs_of_run"], named):
             edge = Edge(row["group_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
@@ -208,13 +207,19 @@ class Loader:
 
         The two reads are not joined: without statistics, PostgreSQL would start the join with all jobs of a run.
         """
-        edges = []
-        for row in await self._reader.fetch_each(_SQL["downstream"], [store.job_parameters(each) for each in jobs]):
-            key, edge = store.run_key(row), Edge(row["upstream_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
-            edges.append((key, edge))
-            self._downstream[key].setdefault(edge.upstream, []).append(edge)
+        read = await self._read_edges("downstream", [store.job_parameters(each) for each in jobs])
+        edges = [(key, edge) for key, upstream in read for edge in self._downstream[key][upstream]]
         await self.read_jobs({(key, edge.job) for key, edge in edges if edge.job not in self._jobs[key]})
         return edges
+
+    async def _read_edges(self, statement: str, named: Sequence[Mapping[str, str]]) -> list[JobKey]:
+        """Read the edges from jobs to the jobs that need them. Return the jobs that other jobs need."""
+        found: list[JobKey] = []
+        for row in await self._reader.fetch_each(_SQL[statement], named):
+            key, upstream = store.run_key(row), row["job_name"]
+            self._downstream[key][upstream] = read_needed_by(upstream, row["needed_by"])
+            found.append((key, upstream))
+        return found
 
     def _can_skip(self, key: RunKey, edge: Edge) -> bool:
         return edge.if_failed is IfFailed.SKIP and self._jobs[key][edge.job].is_waiting

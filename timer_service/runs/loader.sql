@@ -32,12 +32,12 @@ FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND settled_at IS NULL
 ORDER BY job_name
 
--- name: needs_of_run
--- Returns all edges between the jobs of a run.
-SELECT tenant_id, run_id, job_name, upstream_name, if_failed
-FROM run_needs
-WHERE tenant_id = :tenant_id AND run_id = :run_id
-ORDER BY job_name, upstream_name
+-- name: edges_of_run
+-- Returns, for each job of a run that other jobs need, these jobs.
+SELECT tenant_id, run_id, job_name, needed_by
+FROM run_edges
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND needed_by IS NOT NULL
+ORDER BY job_name
 
 -- name: groups_of_run
 -- Returns all groups of a run.
@@ -66,11 +66,10 @@ FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
 -- name: downstream
--- Returns the edges to the jobs that need a job.
-SELECT tenant_id, run_id, job_name, upstream_name, if_failed
-FROM run_needs
-WHERE upstream_name = :job_name AND tenant_id = :tenant_id AND run_id = :run_id
-ORDER BY if_failed, job_name
+-- Returns the jobs that need a job.
+SELECT tenant_id, run_id, job_name, needed_by
+FROM /* each of many */ run_edges
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needed_by IS NOT NULL
 
 -- name: pending
 -- Returns all pending commands of a run.

@@ -1,5 +1,6 @@
 """The commands and events of runs, and the types they share."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from timer_service.core.data import check_fits
+from timer_service.core.data import check_fits, dump_data
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, TenantPayload
 
@@ -145,6 +146,21 @@ Jobs = Annotated[list[NewJob], Field(max_length=MAX_JOBS, fail_fast=True), Befor
 """Jobs of a command. The faults of the first invalid job are reported, because a command can have 100,000 faults."""
 
 
+def _digest(jobs: Sequence[NewJob], groups: Sequence[str]) -> str:
+    """Return a digest of a graph. Two graphs with the same jobs, needs and groups in any order have the same digest."""
+    described = sorted(
+        (
+            job.name,
+            sorted(job.needed_jobs),
+            sorted(job.needed_groups),
+            job.stale_after_seconds or 0,
+            dump_data(job.payload) if "payload" in job.model_fields_set else "",
+        )
+        for job in jobs
+    )
+    return hashlib.sha256(dump_data([described, sorted(groups)]).encode()).hexdigest()
+
+
 class RunPayload(TenantPayload):
     """The payload of a message about one run."""
 
@@ -164,6 +180,15 @@ class StartRun(RunPayload):
         json_schema_extra={"uniqueItems": True},
     )
 
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the graph."""
+        return _digest(self.jobs, self.groups)
+
+    def model_post_init(self, _context: object) -> None:
+        """Compute the digest before the transaction of the command: it takes 60 ms for 100,000 needs."""
+        _ = self.digest
+
     @model_validator(mode="after")
     def _check_groups_differ(self) -> Self:
         if len(set(self.groups)) < len(self.groups):
@@ -179,6 +204,15 @@ class ResolveGroup(RunPayload):
 
     group_name: Identifier
     jobs: Jobs
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the jobs."""
+        return _digest(self.jobs, ())
+
+    def model_post_init(self, _context: object) -> None:
+        """Compute the digest before the transaction of the command, as for a StartRun."""
+        _ = self.digest
 
 
 class ReportJobStatus(RunPayload):

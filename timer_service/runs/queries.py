@@ -1,6 +1,7 @@
 """The queries about runs. A tenant sees only its own runs."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from pydantic import Field
@@ -23,12 +24,13 @@ from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.sql import load_sql
 from timer_service.core.stored_json import DamagedFields, RawJson, write_list, write_object, write_view
 from timer_service.runs import loader, store
+from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
 from timer_service.runs.rules import Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "queries.sql")
-_NEEDS_PER_READ = 10_000
-"""How many needs are read at a time, of all jobs that are read together."""
+_NEEDS_PER_READ = 1024 * 1024
+"""How many characters of needs are read at a time, of all jobs that are read together. A single job may have more."""
 _NEEDS_OVERHEAD = 50
 """The bytes of the field names `needs` and `moreNeeds`."""
 _NEWER_THAN_ALL = (LATEST + 1, "")
@@ -179,7 +181,7 @@ async def _jobs(
     while True:
         count = min(next_step(len(shown), used), limit - len(shown))
         rows = await reader.fetch(_SQL["page_of_jobs"], {**key._asdict(), "first": start.job_name, "limit": count + 1})
-        needs = await _read_needs(reader, key, [row["job_name"] for row in rows[:count]], groups, start)
+        needs = await _read_needs(reader, key, _first_jobs(rows[:count]), groups, start)
         for row in rows[: len(needs)]:
             view = _job_view(row, needs[row["job_name"]], PAGE_BYTES - used)
             if shown and used + view.size > PAGE_BYTES:
@@ -202,31 +204,33 @@ class _Needs(NamedTuple):
     """The groups that are not resolved."""
     jobs: list[Mapping[str, str]]
     """The next jobs, ordered by name."""
-    are_cut: bool = False
-    """Whether there are more jobs, which were not read."""
+
+
+def _first_jobs(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the first jobs whose needs fit into one read, at least one."""
+    totals = accumulate(row["needs_size"] or 0 for row in rows)
+    return [
+        row["job_name"]
+        for number, (row, total) in enumerate(zip(rows, totals, strict=True))
+        if number == 0 or total <= _NEEDS_PER_READ
+    ]
 
 
 async def _read_needs(
     reader: Reader, key: RunKey, jobs: Sequence[str], groups: Mapping[str, bool], start: _Start
 ) -> Mapping[str, _Needs]:
-    """Read the needs of the first of some jobs: as many jobs as have all their needs in one read, at least one.
-
-    For the first job of the page, read only the needs after the start.
-    """
-    if not jobs:
-        return {}
-    after = start.after if jobs[0] == start.job_name else ""
-    span = {"first": jobs[0], "after": after, "last": jobs[-1], "limit": _NEEDS_PER_READ}
-    rows = await reader.fetch(_SQL["needs_of_jobs"], {**key._asdict(), **span})
+    """Read the needs of some jobs. For the first job of the page, return only the needs after the start."""
     needs = {name: _Needs([], []) for name in jobs}
-    for row in rows:
-        if row["job_name"] in needs:  # otherwise the job was added a moment ago
-            needs[row["job_name"]].jobs.append({"job": row["upstream_name"], "ifFailed": row["if_failed"]})
-    if len(rows) == _NEEDS_PER_READ:
-        whole = {name: needs[name] for name in jobs if name < rows[-1]["job_name"]}
-        needs = whole or {jobs[0]: needs[jobs[0]]._replace(are_cut=True)}
+    for row in await reader.fetch_each(_SQL["needs"], [{**key._asdict(), "job_name": name} for name in jobs]):
+        name = row["job_name"]
+        after = start.after if name == start.job_name else ""
+        needs[name].jobs.extend(
+            {"job": upstream, "ifFailed": if_failed}
+            for upstream, if_failed in read_needs(row["needs"])
+            if upstream > after
+        )
     if False in groups.values():
-        named = [{**key._asdict(), "job_name": name} for name in needs if name != jobs[0] or not after]
+        named = [{**key._asdict(), "job_name": name} for name in needs if name != start.job_name or not start.after]
         for row in await reader.fetch_each(_SQL["group_needs_of_job"], named):
             if groups.get(row["group_name"]) is False:  # otherwise it is resolved, or retention has deleted it
                 needs[row["job_name"]].groups.append({"group": row["group_name"], "ifFailed": row["if_failed"]})
@@ -260,7 +264,7 @@ def _job_view(row: Row, needs: _Needs, room: int) -> _JobView:
             break
         fitting += 1
     shown = needs.jobs[:fitting]
-    more = fitting < len(needs.jobs) or needs.are_cut
+    more = fitting < len(needs.jobs)
     fields = {**fields, "needs": [*shown, *needs.groups], **({"moreNeeds": True} if more else {})}
     view = write_view(fields, {"outputs": row["outputs"]})
     return _JobView(view, size, shown[-1]["job"] if more else None)

@@ -10,19 +10,20 @@ LIMIT :limit
 
 -- name: page_of_jobs
 -- Returns the next jobs of a run, ordered by name.
-SELECT job_name, status, group_name, reason, ready_at, settled_at, outputs, outputs_bytes
-FROM run_jobs
+SELECT job_name, status, group_name, reason, ready_at, settled_at, outputs, outputs_bytes, (
+        SELECT needs_size FROM run_edges AS edges
+        WHERE edges.tenant_id = jobs.tenant_id AND edges.run_id = jobs.run_id AND edges.job_name = jobs.job_name
+    ) AS needs_size
+FROM run_jobs AS jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name >= :first
 ORDER BY job_name
 LIMIT :limit
 
--- name: needs_of_jobs
--- Returns what the jobs between two names need, ordered by job and name. Of the first job, returns the needs after a name.
-SELECT job_name, upstream_name, if_failed
-FROM run_needs
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND (job_name, upstream_name) > (:first, :after) AND job_name <= :last
-ORDER BY job_name, upstream_name
-LIMIT :limit
+-- name: needs
+-- Returns the jobs that a job needs.
+SELECT job_name, needs
+FROM /* each of many */ run_edges
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needs IS NOT NULL
 
 -- name: group_needs_of_job
 -- Returns the groups that a job needs, resolved or not.

@@ -4,7 +4,7 @@ from timer_service.core.database import Transaction
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.runs", "retention.sql")
-_STATEMENTS = ("delete_needs", "delete_jobs", "delete_group_needs", "delete_pending", "delete_groups")
+_STATEMENTS = ("delete_edges", "delete_jobs", "delete_group_needs", "delete_pending", "delete_groups")
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:

@@ -2,11 +2,11 @@
 -- Locks and returns the runs that were settled before an instant, oldest first. Skips runs that are locked.
 SELECT tenant_id, run_id FROM runs WHERE settled_at < :before ORDER BY settled_at LIMIT :limit /* skip locked */
 
--- name: delete_needs
--- Deletes some of the edges between the jobs of a run.
-DELETE FROM run_needs
-WHERE (tenant_id, run_id, job_name, upstream_name) IN (
-    SELECT tenant_id, run_id, job_name, upstream_name FROM run_needs
+-- name: delete_edges
+-- Deletes the edges of some of the jobs of a run.
+DELETE FROM run_edges
+WHERE (tenant_id, run_id, job_name) IN (
+    SELECT tenant_id, run_id, job_name FROM run_edges
     WHERE tenant_id = :tenant_id AND run_id = :run_id LIMIT :limit
 )
 
@@ -46,7 +46,7 @@ WHERE (tenant_id, run_id, group_name) IN (
 -- Deletes a run if no row of another table belongs to it.
 DELETE FROM runs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
-    AND NOT EXISTS (SELECT 1 FROM run_needs AS rest WHERE rest.tenant_id = :tenant_id AND rest.run_id = :run_id)
+    AND NOT EXISTS (SELECT 1 FROM run_edges AS rest WHERE rest.tenant_id = :tenant_id AND rest.run_id = :run_id)
     AND NOT EXISTS (SELECT 1 FROM run_jobs AS rest WHERE rest.tenant_id = :tenant_id AND rest.run_id = :run_id)
     AND NOT EXISTS (SELECT 1 FROM run_group_needs AS rest WHERE rest.tenant_id = :tenant_id AND rest.run_id = :run_id)
     AND NOT EXISTS (

@@ -1,6 +1,5 @@
 """Applies commands to one run, as pure functions without I/O."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from timer_service.core.cause import cause_of
@@ -9,7 +8,7 @@ from timer_service.core.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
-from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
+from timer_service.runs.messages import JobStatus, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
 
 SWEEP_MS = 10 * 60 * 1000
@@ -64,7 +63,7 @@ class _CommandApplier:
                 return self._cancel(command)
 
     def _start(self, payload: StartRun, command: Command) -> Outcome:
-        run, digest = self.draft.run, _digest(payload.jobs, payload.groups)
+        run, digest = self.draft.run, payload.digest
         if run.digest == digest:
             return self._start_again(command.position)
         if run.started:
@@ -114,7 +113,7 @@ class _CommandApplier:
             return self._keep(command)
         if command.position < self.draft.run.since:
             return Outcome.IGNORED_STALE
-        digest = _digest(payload.jobs, ())
+        digest = payload.digest
         if (group := self.draft.groups.get(payload.group_name)) is None:
             return Outcome.UNKNOWN_GROUP if self.draft.run.is_open else Outcome.ALREADY_ENDED
         if group.resolved_at is not None:
@@ -234,18 +233,3 @@ class _CommandApplier:
         for command in commands:
             self.apply(command)
         self._applies_pending = outer
-
-
-def _digest(jobs: list[NewJob], groups: Sequence[str]) -> str:
-    """Return a digest of a graph. Two graphs with the same jobs, needs and groups in any order have the same digest."""
-    described = sorted(
-        (
-            job.name,
-            sorted(job.needed_jobs),
-            sorted(job.needed_groups),
-            job.stale_after_seconds or 0,
-            dump_data(job.payload) if "payload" in job.model_fields_set else "",
-        )
-        for job in jobs
-    )
-    return hashlib.sha256(dump_data([described, sorted(groups)]).encode()).hexdigest()

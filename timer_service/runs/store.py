@@ -1,6 +1,8 @@
 """Writes the changes of runs, and converts between rows and values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from pydantic_core import to_json
@@ -11,6 +13,7 @@ from timer_service.core.message import Command, Position, Trace
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.runs.draft import Pending, RunState
+from timer_service.runs.edges import write_needed_by, write_needs
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import JobStatus, ReportJobStatus, ResolveGroup, RunStatus
 from timer_service.runs.rules import Group, Job, Run, RunKey
@@ -20,8 +23,12 @@ _PAYLOADS = {payload.type: payload for payload in (ResolveGroup, ReportJobStatus
 
 _JOB_STATUSES = {str(status): status for status in JobStatus}  # three times as fast as JobStatus(value)
 
+_PART_CHARACTERS = 4 * 1024 * 1024
+"""The limit for the JSON of edges that is in memory at the same time. Each name may be in it 10,000 times."""
+
 JobKey = tuple[RunKey, str]
 """The key of a job: its run and its name."""
+_EdgesRow = tuple[str, str, str, str | None, int, str | None]
 
 COUNTED = (
     CountedRows("runs", "running", "sweep_at IS NOT NULL"),
@@ -32,7 +39,7 @@ COUNTED = (
 async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mapping[RunKey, RunState]) -> None:
     """Write the difference between two states of locked runs."""
     pairs = [(before[key], state) for key, state in after.items()]
-    await tx.executemany(_SQL["insert_job"], [_new_job(*each) for old, new in pairs for each in _added_jobs(old, new)])
+    await tx.insert(_SQL["insert_job"], [_new_job(*each) for old, new in pairs for each in _added_jobs(old, new)])
     changed = [each for old, new in pairs for each in _changed_jobs(old, new)]
     cancelled = {key: job.settled_at for key, job, was in changed if _is_only_cancelled(was, job)}
     updated = [(key, job) for key, job, was in changed if key not in cancelled or not _is_only_cancelled(was, job)]
@@ -40,8 +47,8 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     await tx.executemany(_SQL["cancel_open_jobs"], [{**key._asdict(), "at": at} for key, at in cancelled.items()])
     outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
     await tx.executemany(_SQL["update_outputs"], outputs)
-    needs = [_need(new.run.key, edge) for old, new in pairs for edge in _added_edges(old.downstream, new.downstream)]
-    await tx.insert(_SQL["insert_need"], needs)
+    for rows in _in_parts(row for old, new in pairs for row in _changed_edges(old, new)):
+        await tx.insert(_SQL["upsert_edges"], rows)
     group_needs = [
         _group_need(new.run.key, edge)
         for old, new in pairs
@@ -65,7 +72,7 @@ def _different(left: Mapping[Position, Pending], right: Mapping[Position, Pendin
 
 
 def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
-    return ((new.run.key, job) for name, job in new.jobs.items() if name not in old.jobs)
+    return ((new.run.key, new.jobs[name]) for name in sorted(new.jobs.keys() - old.jobs.keys()))
 
 
 def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job, Job]]:
@@ -85,6 +92,33 @@ def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[E
         known = old.get(upstream, ())
         if edges is not known:
             yield from edges[len(known) :]
+
+
+def _changed_edges(old: RunState, new: RunState) -> Iterator[_EdgesRow]:
+    """Yield the row of each job that got an edge. Commands that add edges have read the whole run."""
+    added = list(_added_edges(old.downstream, new.downstream))
+    changed = {edge.job for edge in added} | {edge.upstream for edge in added}
+    upstream = defaultdict[str, list[Edge]](list)
+    for edge in chain.from_iterable(new.downstream.values()) if added else ():
+        upstream[edge.job].append(edge)
+    for name in sorted(changed):
+        needs = write_needs(upstream.get(name, ()))
+        yield *new.run.key, name, needs, len(needs or ""), write_needed_by(new.downstream.get(name, ()))
+
+
+def _in_parts(rows: Iterable[_EdgesRow]) -> Iterator[list[_EdgesRow]]:
+    """Split rows so that the texts of each part have about `_PART_CHARACTERS`."""
+    part: list[_EdgesRow] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        *_, needs_size, needed_by = row
+        size += needs_size + len(needed_by or "")
+        if size >= _PART_CHARACTERS:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 # Values -> parameters
@@ -126,6 +160,28 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
+def _new_job(key: RunKey, job: Job) -> tuple[Any, ...]:
+    """Return the values of `insert_job`, in its order. A run has up to 10,000 jobs, and dictionaries take longer."""
+    return (
+        *key,
+        job.name,
+        job.status,
+        job.group,
+        job.payload,
+        job.payload_bytes,
+        job.outputs,
+        _outputs_bytes(job),
+        job.reason,
+        job.open_needs,
+        job.open_groups,
+        job.ready_at,
+        job.settled_at,
+        job.stale_after_ms,
+        job.stale_at,
+        *job.position,
+    )
+
+
 def _job(key: RunKey, job: Job) -> dict[str, Any]:
     tenant_id, run_id = key
     return {
@@ -144,33 +200,13 @@ def _job(key: RunKey, job: Job) -> dict[str, Any]:
     }
 
 
-def _new_job(key: RunKey, job: Job) -> dict[str, Any]:
-    return {
-        **_job(key, job),
-        **_outputs((key, job.name), job),
-        "group_name": job.group,
-        "payload": job.payload,
-        "payload_bytes": job.payload_bytes,
-        "stale_after_ms": job.stale_after_ms,
-    }
-
-
 def _outputs(key: JobKey, job: Job) -> dict[str, Any]:
-    return {
-        **job_parameters(key),
-        "outputs": job.outputs,
-        "outputs_bytes": None if job.outputs is None else _entry_bytes(job.name, job.outputs),
-    }
+    return {**job_parameters(key), "outputs": job.outputs, "outputs_bytes": _outputs_bytes(job)}
 
 
-def _entry_bytes(name: str, outputs: str) -> int:
-    """Return how many bytes outputs take in a JobReady, including the name of their job."""
-    return len(to_json(name)) + len(outputs.encode()) + len(":,")
-
-
-def _need(key: RunKey, edge: Edge) -> tuple[str, ...]:
-    """Return the values of a row. A run has up to 100,000, and a dictionary takes twice as long."""
-    return (*key, edge.job, edge.upstream, edge.if_failed)
+def _outputs_bytes(job: Job) -> int | None:
+    """Return how many bytes the outputs of a job take in a JobReady, including its name; None without outputs."""
+    return None if job.outputs is None else len(to_json(job.name)) + len(job.outputs.encode()) + len(":,")
 
 
 def _group_need(key: RunKey, edge: Edge) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A transaction applies a bounded number of commands on runs. The others follow in further transactions."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,12 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.database import Database, Transaction
 from timer_service.core.message import Command, Position, Trace, kebab
 from timer_service.core.quotas import Quotas
+from timer_service.core.route import CommandResult
 from timer_service.runs import SLICE
+from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import (
     CancelRun,
     JobStatus,
@@ -82,6 +84,27 @@ async def test_a_small_run_of_another_tenant(runs: Runs) -> None:
     assert transactions()[0] == ["large-0", "small"]
 
 
+async def test_a_small_run_behind_a_large_command(runs: Runs) -> None:
+    """A small run is handled before the large command of another tenant, which gets its turn in each batch."""
+    handle = partial(SLICE.handle, quotas=Quotas())
+
+    async def handle_slowly(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+        runs.clock.advance(milliseconds=200)
+        if len(applied) < 3:
+            send_as(runs, "other", "StartRun", runId=f"later-{len(applied)}", jobs=jobs({"a": []}))
+        return await handle(tx, commands, now)
+
+    route, applied = recording_route(SLICE, runs._woken, handle=handle_slowly)
+    runs.consumer = runs.parts.consumer([route])
+    runs.send("StartRun", runId="large", jobs=jobs(LARGE))
+    send_as(runs, "other", "StartRun", runId="small", jobs=jobs({"a": []}))
+    await runs.consume()
+    assert [[each.run_id for each in payloads if isinstance(each, RunPayload)] for payloads in applied[:2]] == [
+        ["small"],
+        ["large"],
+    ]
+
+
 @pytest.mark.slow
 async def test_a_large_run_of_another_tenant(runs: Runs) -> None:
     """A large run of another tenant is handled after one of the runs before it, not after all."""
@@ -136,10 +159,11 @@ async def test_row_count(runs: Runs) -> None:
     """A run knows how many jobs, needs and groups it has."""
     await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}, {"group": "h"}]}, "g", "h")
     await runs.resolve("g", {"d": [], "e": ["a", {"group": "h"}]})
-    tables = ["run_jobs", "run_needs", "run_groups", "run_group_needs"]
+    tables = ["run_jobs", "run_groups", "run_group_needs"]
     rows = {table: len(await runs.rows(table)) for table in tables}
-    assert rows == {"run_jobs": 5, "run_needs": 4, "run_groups": 2, "run_group_needs": 3}
-    assert (await runs.rows("runs"))[0]["row_count"] == sum(rows.values())
+    needs = sum([len(read_needs(row["needs"] or "{}")) for row in await runs.rows("run_edges")])
+    assert (rows, needs) == ({"run_jobs": 5, "run_groups": 2, "run_group_needs": 3}, 4)
+    assert (await runs.rows("runs"))[0]["row_count"] == sum(rows.values()) + needs
 
 
 # What fits into a transaction

@@ -71,11 +71,11 @@ async def test_invalid_field(runs: RunConversation) -> None:
     assert [each["path"] for (each,) in found] == [path for path, _, _ in WRONG]
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("most", [1, 14, 40, 60, 1000])
 async def test_needs_that_do_not_fit_into_one_read(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """However many needs are read at a time, the pages show each job with all its needs."""
+    """However many characters of needs are read at a time, the pages show each job with all its needs."""
     monkeypatch.setattr("timer_service.runs.queries._NEEDS_PER_READ", most)
     runs = Runs(sqlite, memory_broker, clock)
     graph: dict[str, list[object]] = {

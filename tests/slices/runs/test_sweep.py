@@ -204,9 +204,9 @@ async def test_retention(runs: Runs) -> None:
     passes = 0
     while await in_transaction(runs.database, lambda tx: delete_settled(tx, runs.clock.now(), 2)):
         passes += 1
-    tables = ("runs", "run_jobs", "run_needs", "run_groups", "run_group_needs", "run_pending_commands")
+    tables = ("runs", "run_jobs", "run_edges", "run_groups", "run_group_needs", "run_pending_commands")
     left = {table: len(await runs.rows(table)) for table in tables}
-    assert list(left.values()) == [1, 2, 1, 0, 0, 0]
+    assert list(left.values()) == [1, 2, 2, 0, 0, 0]
     assert passes > 1
 
 
