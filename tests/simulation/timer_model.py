@@ -120,7 +120,7 @@ class TimersModel:
         if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
             return "not_found"
         if timer is not None and timer.state == REACHED:
-            timer.position = position
+            timer.position = timer.position if sent.type == "RetryTimer" else position
             return "ignored_reached" if sent.type == "ScheduleTimer" else "already_reached"
         match sent.type:
             case "ScheduleTimer":
@@ -166,11 +166,9 @@ class TimersModel:
     def _retry(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
         assert timer is not None
-        again = timer.position == position
-        timer.position = position
-        if timer.state != FAILED or again:
+        if timer.state != FAILED or timer.position == position:
             return "unchanged"
-        timer.state, timer.claims = SCHEDULED, 0
+        timer.state, timer.position, timer.claims = SCHEDULED, position, 0
         self.changed.add(sent.name)
         return "retried"
 

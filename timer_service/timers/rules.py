@@ -7,7 +7,7 @@ from typing import NamedTuple
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position, Trace
 from timer_service.core.quotas import OVER_QUOTA
-from timer_service.timers.messages import CancelTimer, ScheduleTimer, State, TimerPayload
+from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer, State, TimerPayload
 
 
 class Outcome(StrEnum):
@@ -105,7 +105,8 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
         return Applied(timer, Outcome.IGNORED_STALE)
     if timer is not None and timer.state is State.REACHED:
         outcome = Outcome.IGNORED_REACHED if is_schedule else Outcome.ALREADY_REACHED
-        return Applied(_confirm(timer, command.position, now), outcome)
+        is_retry = isinstance(command.payload, RetryTimer)
+        return Applied(timer if is_retry else _confirm(timer, command.position, now), outcome)
     if timer is not None and timer.state is State.EXPIRED and isinstance(command.payload, CancelTimer):
         return Applied(_confirm(timer, command.position, now), Outcome.ALREADY_EXPIRED)
     if timer is not None and timer.position == command.position:  # this command was delivered before
@@ -180,11 +181,15 @@ def _cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Appl
 
 
 def _retry(timer: Timer | None, position: Position, now: int) -> Applied:
-    """Retry a Failed timer. It fires now, but never before its due time, and keeps its event id."""
+    """Retry a Failed timer. It fires now, but never before its due time, and keeps its event id.
+
+    If the timer has not failed, nothing is written. So an older CancelTimer or ScheduleTimer that is delivered later
+    still counts.
+    """
     if timer is None or timer.schedule is None:
         return Applied(timer, Outcome.NOT_FOUND)
     if timer.state is not State.FAILED:
-        return Applied(_confirm(timer, position, now), Outcome.UNCHANGED)
+        return Applied(timer, Outcome.UNCHANGED)
     retried = timer._replace(
         state=State.SCHEDULED,
         position=position,

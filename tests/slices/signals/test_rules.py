@@ -124,6 +124,15 @@ def test_late_command_does_not_undo_a_firing() -> None:
     assert after((Verb.ACTIVATE, 6), signal=paused).state.status is Status.ACTIVE
 
 
+def test_late_create_replaces_a_definition_that_has_fired() -> None:
+    """If a late CreateWorkSignal is in force, the firing of another definition does not count for it."""
+    fired = fire(created(4, ELSEWHERE), Position(1, 5), NOW)
+    refused, outcome = step(fired, Verb.CANCEL, 6)
+    assert (refused.state.status, outcome) == (Status.FIRED, Outcome.ALREADY_FIRED)
+    late, _ = step(refused, Verb.CREATE, 3)
+    assert (late.state.status, late.state.definition) == (Status.CANCELLED, BLOCKED)
+
+
 @pytest.mark.parametrize("end", [Verb.CANCEL, Verb.RESOLVE, None])
 def test_given_up_firing_pauses_an_active_signal(end: Verb | None) -> None:
     """A firing that is given up pauses an active signal. A fired or ended signal does not change."""

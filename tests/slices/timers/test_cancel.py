@@ -260,6 +260,20 @@ async def test_retry_of_a_timer_that_has_not_failed(timers: Timers) -> None:
     assert (await timers.row("waits"))["available_at"] == LATER
 
 
+@pytest.mark.parametrize("late", ["cancel-timer", "schedule-timer"])
+async def test_retry_before_an_older_command(timers: Timers, late: str) -> None:
+    """A command that is delivered after a newer RetryTimer of a waiting timer still counts."""
+    await timers.schedule(due_at=DUE)
+    withheld = timers.send(cancel_timer() if late == "cancel-timer" else schedule_timer(due_at=LATER), message=late)
+    timers.broker.withhold(withheld)
+    await timers.retry()
+    timers.broker.deliver(withheld)
+    await timers.consume()
+    row = await timers.row()
+    wanted = ("Cancelled", DUE) if late == "cancel-timer" else ("Scheduled", LATER)
+    assert (row["state"], row["due_at"]) == wanted
+
+
 async def test_retry_does_not_end_a_claim(timers: Timers) -> None:
     """A RetryTimer does not end the claim of a timer that is being published. The timer fires once and is settled."""
     await timers.schedule()
