@@ -35,7 +35,7 @@ soak: $(VENV)/.dev  ## Run the tests that take minutes, in one process.
 	@$(BIN)/pytest -m full -s --hypothesis-profile=default $(ARGS)
 
 # The histories are the same each time, so that a change is judged by itself. `make soak` tries new ones.
-soak-short: $(VENV)/.dev  ## Run the simulation and its mutants for about three minutes.
+soak-short: $(VENV)/.dev  ## Run the simulation and its mutants for about five minutes.
 	@TIMER_TEST_SIMULATION_SEED=1 TIMER_TEST_SIMULATION_SECONDS=20 $(BIN)/pytest -m full -n 2 --dist worksteal tests/simulation $(ARGS)
 
 check: $(VENV)/.dev  ## Check lint, format, types and import rules.

@@ -1,6 +1,7 @@
 """Fixtures of all tests. `STORES` and `HARNESSES` in `tests.harness` list the stores and brokers."""
 
 import gc
+import os
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.harness.brokers import HARNESSES, BrokerHarness
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.provision import (
     PROVISION_HELP,
@@ -32,6 +34,9 @@ from timer_service.core.database import Database
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
+_MEMORY_BYTES = 4 << 30
+"""How much room a folder in memory must have for the files of the tests. They are much smaller."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--provision", choices=[*map(str, Provision)], default="auto", help=PROVISION_HELP)
@@ -39,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Timeouts())
+    if "not full" in config.option.markexpr and (folder := memory_folder(_MEMORY_BYTES)):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))  # the folder of `tmp_path`
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore it
 
 

@@ -82,7 +82,11 @@ async def execute(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(200, id="short"), pytest.param(3_000, id="full", marks=pytest.mark.full)]
+    "count",
+    [
+        pytest.param(200, id="short", marks=pytest.mark.slow),
+        pytest.param(3_000, id="full", marks=pytest.mark.full),
+    ],
 )
 async def test_one_of_three_is_killed(count: int, user: User, broker: NatsServer, fleet: Fleet) -> None:
     """One of three instances is killed during many runs. Each run completes, and each job has one JobReady id."""

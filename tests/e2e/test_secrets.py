@@ -68,6 +68,7 @@ async def test_refused_by_the_broker(tmp_path: Path, login: dict[str, str]) -> N
         await check_silent(cli, commands, SEED if SEED in login.values() else SECRET)
 
 
+@pytest.mark.slow
 async def test_refused_by_postgres(tmp_path: Path, broker: NatsServer, postgres_server: RestartablePostgres) -> None:
     """No command prints the password of a database that refuses it, that is away, or whose URL is wrong."""
     await require_password(postgres_server.url)

@@ -1,8 +1,8 @@
 """A pool of empty PostgreSQL databases. One test at a time uses a database.
 
 Creating a database takes 20 to 300 ms, depending on the file system. Creating its schema takes 5 ms or more per table.
-So databases are reused, which takes 2 to 6 ms: tables that a test wrote to are truncated, and tables that it created
-are dropped. If the database then still differs from a new one, it is dropped and the next test gets a new one.
+So databases are reused, which takes 1 to 3 ms: tables that a test wrote to are emptied, and tables that it created are
+dropped. If the database then still differs from a new one, it is dropped and the next test gets a new one.
 """
 
 import asyncio
@@ -30,22 +30,32 @@ _T = TypeVar("_T")
 
 # Objects of users have an oid of 16384 or more. Smaller oids belong to the system.
 _TABLES = """
-SELECT oid::regclass::text AS name, pg_relation_size(oid) > 0 OR reltuples >= 0 AS used
+SELECT oid::regclass::text AS name, pg_relation_size(oid) > 0 OR reltuples >= 0 AS used,
+    reltuples < 0 AND CASE WHEN pg_relation_size(oid) > 0 THEN pg_table_size(oid) <= 65536 END
+    AND NOT EXISTS (SELECT FROM pg_class WHERE relkind = 'S') AS small
 FROM pg_class WHERE relkind IN ('r', 'p') AND oid >= 16384 AND relpersistence <> 't' AND NOT relispartition
 """
-_STRUCTURE = """
-SELECT (oid, relname, relnamespace, relowner, relkind, relacl, reloptions, relrowsecurity)::text AS line
+# A change of a row of a catalog makes a row with a newer `xmin`. So the number of rows and the newest `xmin` show each
+# change, at a tenth of the cost of the rows. Only in `pg_class` they also change when a table is emptied.
+_CATALOGS = {
+    "pg_attribute": "attrelid >= 16384",
+    "pg_attrdef": "TRUE",
+    "pg_constraint": "oid >= 16384",
+    "pg_index": "indexrelid >= 16384",
+    "pg_trigger": "TRUE",
+    "pg_proc": "oid >= 16384",
+    "pg_type": "oid >= 16384",
+    "pg_namespace": "nspname !~ '^pg_'",
+    "pg_extension": "TRUE",
+}
+_CHANGES = "SELECT concat_ws(' ', '{catalog}', count(*), max(xmin::text::bigint)) AS line FROM {catalog} WHERE {those}"
+_STRUCTURE = f"""
+SELECT string_agg(
+    (oid, relname, relnamespace, relowner, relkind, relacl, reloptions, relrowsecurity)::text, ' ' ORDER BY oid
+) AS line
 FROM pg_class WHERE oid >= 16384
 UNION ALL SELECT (oid, pg_sequence_last_value(oid))::text FROM pg_class WHERE relkind = 'S'
-UNION ALL SELECT a::text FROM pg_attribute a WHERE attrelid >= 16384
-UNION ALL SELECT d::text FROM pg_attrdef d
-UNION ALL SELECT c::text FROM pg_constraint c WHERE oid >= 16384
-UNION ALL SELECT i::text FROM pg_index i WHERE indexrelid >= 16384
-UNION ALL SELECT t::text FROM pg_trigger t
-UNION ALL SELECT p::text FROM pg_proc p WHERE oid >= 16384
-UNION ALL SELECT t::text FROM pg_type t WHERE oid >= 16384
-UNION ALL SELECT n::text FROM pg_namespace n WHERE nspname !~ '^pg_'
-UNION ALL SELECT e::text FROM pg_extension e
+{"".join(f"UNION ALL {_CHANGES.format(catalog=catalog, those=those)} " for catalog, those in _CATALOGS.items())}
 UNION ALL SELECT (datallowconn, datconnlimit, datacl, setconfig)::text
           FROM pg_database d LEFT JOIN pg_db_role_setting ON d.oid = setdatabase WHERE datname = current_database()
 ORDER BY line
@@ -163,8 +173,13 @@ async def _empty(connection: _Connection, rows: Mapping[str, list[asyncpg.Record
     tables = await connection.fetch(_TABLES)
     if others := [table["name"] for table in tables if table["name"] not in rows]:
         await connection.execute(f"DROP TABLE {', '.join(others)} CASCADE")
-    if used := [table["name"] for table in tables if table["used"] and rows.get(table["name"]) == []]:
-        await connection.execute(f"TRUNCATE {', '.join(used)} RESTART IDENTITY CASCADE")
+    used = [table for table in tables if table["used"] and rows.get(table["name"]) == []]
+    # DELETE takes 0.1 ms, TRUNCATE 1.4 ms, because it makes the files of all indexes anew. The planner takes a table of
+    # up to ten pages without statistics for one of ten pages, so it does not see the pages that DELETE leaves.
+    if small := [table["name"] for table in used if table["small"]]:
+        await connection.execute("; ".join(f"DELETE FROM {name}" for name in small))
+    if others := [table["name"] for table in used if not table["small"]]:
+        await connection.execute(f"TRUNCATE {', '.join(others)} RESTART IDENTITY CASCADE")
         await connection.execute(_FORGET_STATISTICS)
 
 

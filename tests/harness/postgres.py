@@ -17,6 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.harness.memory_folder import memory_folder
 from tests.harness.processes import unused_port
 
 StopMode = Literal["smart", "fast", "immediate"]
@@ -57,8 +58,6 @@ exec 3<&0 </dev/null
 exec "$@"
 """
 
-# A folder in memory is used if it is large enough, because the tests create and empty many small files.
-_MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 2 << 30
 
 
@@ -176,8 +175,7 @@ class PostgresServer:
 
 
 def _new_folder(within: Path | None) -> Path:
-    in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES
-    folder = Path(tempfile.mkdtemp(prefix="timer-pg-", dir=within or (_MEMORY if in_memory else None)))
+    folder = Path(tempfile.mkdtemp(prefix="timer-pg-", dir=within or memory_folder(_MEMORY_BYTES)))
     if identity := _identity():
         os.chown(folder, pwd.getpwnam(identity["user"]).pw_uid, identity["group"])
     return folder

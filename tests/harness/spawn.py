@@ -6,6 +6,7 @@ signal and kill it. Other programs are started with `subprocess`. So are `timer-
 tests of its environment.
 """
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -24,6 +25,8 @@ _IMPORTED = [
     *(f"timer_service.cli.{each}" for each in ("timers", "signals", "schedules", "runs", "events")),
     "timer_service.adapters.sqlite",
     "timer_service.adapters.postgres",
+    *("uvicorn.lifespan.off", "uvloop", "encodings.idna"),  # imported by the first use
+    "tests.harness.spawn",
 ]
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload(_IMPORTED)
@@ -82,6 +85,7 @@ class _Fork:
 
 def _become(command: Sequence[str], output: Path, errors: Path, environment: Mapping[str, str], cwd: Path) -> None:
     """Run `timer-service` in the fork, with its arguments, environment, folder and output."""
+    gc.freeze()  # to look at the objects of the imports would copy the memory that the forks share
     for path, stream in ((output, sys.stdout), (errors, sys.stderr)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), stream.fileno())

@@ -646,13 +646,13 @@ FORBIDDEN = {
 }
 
 
-@pytest.mark.parametrize("change", FORBIDDEN.values(), ids=FORBIDDEN)
-async def test_schema_refuses(store: Database, change: str) -> None:
+async def test_schema_refuses(store: Database) -> None:
     """The schema refuses rows that would break a promise."""
     await put(store, timer())
-    with pytest.raises(Exception, match=r"(?i)check constraint"):
-        async with store.transaction() as tx:
-            await tx.execute(f"UPDATE timer_schedules SET {change}")
+    for change in FORBIDDEN.values():
+        with pytest.raises(Exception, match=r"(?i)check constraint"):
+            async with store.transaction() as tx:
+                await tx.execute(f"UPDATE timer_schedules SET {change}")
 
 
 async def test_schema_accepts_a_tombstone(store: Database) -> None:

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.harness.disk_order import DiskOrder
+from tests.harness.memory_folder import memory_folder
 from tests.harness.sqlite_files import KILLED, kill_while_open, read_epochs, run_until_step, write_database
 from timer_service.app.backup import restore
 from timer_service.config import Config, load_config
@@ -34,7 +35,7 @@ def restore_until(folder: Path, steps: int) -> int:
 
 async def start_on_a_copy(folder: Path) -> list[int]:
     """Return the rows that the service finds. It starts on a copy, because it deletes a `-wal` file that is damaged."""
-    with TemporaryDirectory() as copy:
+    with TemporaryDirectory(dir=memory_folder()) as copy:
         shutil.copytree(folder, copy, dirs_exist_ok=True)
         return await read_epochs(Path(copy) / "timers.db")
 

@@ -24,6 +24,7 @@ import pytest
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
 from tests.harness.history import MemoryHistory
+from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
 from tests.harness.wiring import make_parts
@@ -495,5 +496,5 @@ def running_service() -> Iterator[Service]:
     with ExitStack() as opened:
         opened.enter_context(sqlite_without_threads())
         opened.enter_context(small_passes())
-        folder = opened.enter_context(TemporaryDirectory())
+        folder = opened.enter_context(TemporaryDirectory(dir=memory_folder()))
         yield opened.enter_context(closing(Service(Path(folder) / "service.db")))

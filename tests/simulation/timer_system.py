@@ -21,6 +21,7 @@ from unittest.mock import patch
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
 from tests.harness.history import MemoryHistory
+from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
 from tests.harness.wiring import make_parts
@@ -152,7 +153,7 @@ class TimerSystem(BrokerObserver):
         self._open.enter_context(patch.object(cancellation_worker, "_TIMERS", _TIMERS_OF_A_PAGE))
         self.loop = self._open.enter_context(closing(SteppedLoop()))
         self.loop.set_exception_handler(_ignore_crashes)
-        self._folder = Path(self._open.enter_context(TemporaryDirectory()))
+        self._folder = Path(self._open.enter_context(TemporaryDirectory(dir=memory_folder())))
         self._crashes = 0
         self._file().write_bytes(_empty_database())
         self.clock = ManualClock()
@@ -480,7 +481,7 @@ def _empty_database() -> bytes:
         async with open_sqlite(path):
             pass
 
-    with TemporaryDirectory() as folder, sqlite_without_threads(), closing(SteppedLoop()) as loop:
+    with TemporaryDirectory(dir=memory_folder()) as folder, sqlite_without_threads(), closing(SteppedLoop()) as loop:
         path = Path(folder) / "timers.db"
         loop.run_to_completion(make(path))
         return path.read_bytes()

@@ -156,6 +156,21 @@ async def test_database_is_reused(databases: Databases) -> None:
         assert second == first
 
 
+async def create_plain_table(url: str) -> None:
+    await execute(url, "CREATE TABLE plain (number INTEGER PRIMARY KEY)")
+
+
+@pytest.mark.parametrize(("rows", "pages"), [(5, 1), (5_000, 0)])
+async def test_rows_of_the_last_test_are_removed(databases: Databases, rows: int, pages: int) -> None:
+    """A small table is emptied with DELETE, which is quick, and a large one with TRUNCATE, which leaves no pages."""
+    async with databases.database(create_plain_table) as url:
+        await execute(url, f"INSERT INTO plain SELECT generate_series(1, {rows})")
+    async with databases.database(create_plain_table) as again:
+        assert again == url
+        assert await fetch(url, "SELECT count(*) FROM plain") == 0
+        assert await fetch(url, "SELECT pg_relation_size('plain') / 8192") == pages
+
+
 async def test_open_session_is_ended(databases: Databases) -> None:
     """A session that a test left open in a transaction is ended, and does not block the next test."""
     async with databases.database(create_schema) as url:

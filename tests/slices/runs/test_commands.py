@@ -420,11 +420,8 @@ async def test_agrees_with_the_reference_evaluator(runs: RunConversation) -> Non
     await check_events(runs, random_runs)
 
 
-@pytest.mark.parametrize(
-    "stage",
-    ["memory-sqlite", *(pytest.param(each, marks=pytest.mark.slow) for each in ("nats-sqlite", "nats-postgres"))],
-    indirect=True,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["memory-sqlite", "nats-sqlite", "nats-postgres"], indirect=True)
 async def test_ten_thousand_jobs(runs: RunConversation) -> None:
     """A run of 10,000 jobs and 50,000 edges starts in one command, and one failure skips 8,000 jobs."""
     layer, layers = 100, 100

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.clock import NOW, ManualClock, iso
+from tests.harness.memory_folder import memory_folder
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.stores import open_sqlite
 from timer_service.adapters.memory import MemoryBroker
@@ -353,7 +354,7 @@ async def handle(signals: Signals, sizes: Sequence[int]) -> None:
 
 async def play(history: Sequence[Sent], order: Sequence[int], sizes: Sequence[int]) -> dict[str, Any]:
     """Deliver a history in the given order and batches, fire everything, and return all rows and outcomes."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         async with open_sqlite(Path(folder) / "timers.db") as database:
             signals = Signals(database, MemoryBroker(), ManualClock(NOW))
             for number, sent in enumerate(history):

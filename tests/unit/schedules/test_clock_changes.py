@@ -17,7 +17,6 @@ ZONES = (
     "America/Santiago",  # changes at midnight
     "Antarctica/Troll",  # changes by two hours
     "Asia/Beirut",  # changes at midnight
-    "Asia/Kolkata",  # no change
     "Australia/Lord_Howe",  # changes by half an hour
     "Europe/Berlin",
     "Europe/Dublin",  # its summer time is the standard time
@@ -95,7 +94,9 @@ def check_seconds(change: Change) -> None:
 @pytest.mark.parametrize("zone", ZONES)
 def test_slots_of_a_year(zone: str) -> None:
     """Around each clock change of a year, the slots equal those of a clock that is looked at each minute."""
-    for change in changes_of(zone, 2027, 1):
+    changes = changes_of(zone, 2027, 1)
+    assert changes
+    for change in changes:
         check_change(change)
 
 
