@@ -10,6 +10,7 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.page import Page
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES
 
 
@@ -80,8 +81,9 @@ CASES = [
 async def test_damaged_field(filled: Page, case: Case) -> None:
     """A field whose text is damaged is named. The other fields and rows are shown."""
     database = filled.instance.database
+    assert isinstance(database, SqliteDatabase)
+    await database._writer.control("PRAGMA ignore_check_constraints = ON")
     async with database.transaction() as tx:
-        await tx.execute("PRAGMA ignore_check_constraints = ON")
         changed = await tx.execute(f"UPDATE {case.update}")
     parts = make_parts(database, MemoryBroker(), filled.clock, RecordingMetrics())
     queries = parts.queries([route for each in SLICES for route in each.queries])

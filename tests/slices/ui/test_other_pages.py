@@ -365,7 +365,7 @@ async def test_run_with_many_needs(page: Page, monkeypatch: pytest.MonkeyPatch) 
 
 async def test_long_needs_are_drawn_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose needs come on several pages is one box with all edges."""
-    monkeypatch.setattr("timer_service.runs.queries.PAGE_BYTES", 300)
+    monkeypatch.setattr("timer_service.runs.queries.PAGE_BYTES", 360)
     runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
     names = [f"job-{number}" for number in range(8)]
     await runs.start({**{name: [] for name in names}, "last": names}, runId="wide")
