@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import NamedTuple, TypeAlias
 
 import asyncpg
@@ -14,13 +15,31 @@ from tests.harness.stores import bring_to_head
 from timer_service.adapters.postgres.database import _BEGIN
 from timer_service.adapters.postgres.text import translate
 
-SIZES = [
-    pytest.param((20_000, False), id="20,000 rows, not analyzed"),
-    pytest.param((20_000, True), id="20,000 rows, analyzed"),
-    pytest.param((1_000_000, False), id="1,000,000 rows, not analyzed", marks=pytest.mark.full),
-    pytest.param((1_000_000, True), id="1,000,000 rows, analyzed", marks=pytest.mark.full),
+
+class Statistics(Enum):
+    """What the planner knows about the tables."""
+
+    NONE = auto()
+    """Their sizes only, as before the first ANALYZE."""
+    FRESH = auto()
+    """What ANALYZE has found."""
+    OUTGROWN = auto()
+    """That they have 50 times as many rows, and nothing else: so look tables that grew before the first ANALYZE."""
+
+
+STATISTICS = [
+    pytest.param(Statistics.NONE, id="not analyzed"),
+    pytest.param(Statistics.FRESH, id="analyzed", marks=pytest.mark.slow),
+    pytest.param(Statistics.OUTGROWN, id="outgrown", marks=pytest.mark.slow),
 ]
-"""The number of rows, and whether ANALYZE has run."""
+SIZES = [
+    pytest.param((20_000, Statistics.NONE), id="20,000 rows, not analyzed"),
+    pytest.param((20_000, Statistics.FRESH), id="20,000 rows, analyzed"),
+    pytest.param((20_000, Statistics.OUTGROWN), id="20,000 rows that look like 1,000,000", marks=pytest.mark.slow),
+    pytest.param((1_000_000, Statistics.NONE), id="1,000,000 rows, not analyzed", marks=pytest.mark.full),
+    pytest.param((1_000_000, Statistics.FRESH), id="1,000,000 rows, analyzed", marks=pytest.mark.full),
+]
+"""The number of rows, and what the planner knows about them."""
 MODES = ["force_custom_plan", "force_generic_plan"]
 """The plan modes of a prepared statement: custom for its first five executions, later maybe generic."""
 
@@ -29,6 +48,12 @@ _NODE = re.compile(
     r"(?: using (\w+))?"
 )
 
+
+_FORGET = """
+DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace);
+UPDATE pg_class SET reltuples = 50 * reltuples WHERE relnamespace = 'public'::regnamespace AND reltuples > 0
+"""
+"""The planner estimates the rows from the size of the file and the rows per page, which this multiplies."""
 
 _Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -45,23 +70,27 @@ class FilledDatabase(NamedTuple):
 
 
 @contextmanager
-def filled_database(databases: Databases, inserts: Sequence[str], size: tuple[int, bool]) -> Iterator[FilledDatabase]:
+def filled_database(
+    databases: Databases, inserts: Sequence[str], size: tuple[int, Statistics]
+) -> Iterator[FilledDatabase]:
     """Yield a database with many rows. The parameter of each insert is the number of rows."""
-    rows, analyzed = size
+    rows, statistics = size
     with asyncio.Runner() as runner:
         opening = databases.database(bring_to_head)
         connection = runner.run(asyncpg.connect(runner.run(opening.__aenter__())))
-        runner.run(_fill(connection, inserts, rows, analyzed=analyzed))
+        runner.run(_fill(connection, inserts, rows, statistics))
         yield FilledDatabase(connection, runner)
         runner.run(connection.close())
         runner.run(opening.__aexit__(None, None, None))
 
 
-async def _fill(connection: _Connection, inserts: Sequence[str], rows: int, *, analyzed: bool) -> None:
+async def _fill(connection: _Connection, inserts: Sequence[str], rows: int, statistics: Statistics) -> None:
     for insert in inserts:
         await connection.execute(insert, rows)
-    if analyzed:
+    if statistics is not Statistics.NONE:
         await connection.execute("ANALYZE")
+    if statistics is Statistics.OUTGROWN:
+        await connection.execute(_FORGET)
 
 
 async def _plan(connection: _Connection, sql: str, mode: str) -> list[str]:

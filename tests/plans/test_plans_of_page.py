@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.plans import MODES, FilledDatabase, filled_database
+from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from tests.plans.firings import ALL_FIRINGS
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.ui.tenants import Rows
@@ -109,9 +109,7 @@ async def test_sqlite(sqlite: SqliteDatabase, *, analyzed: bool) -> None:
             assert not [row["detail"] for row in plan if "TEMP B-TREE" in row["detail"]], sql
 
 
-@pytest.fixture(
-    scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["not analyzed", "analyzed"]
-)
+@pytest.fixture(scope="module", params=STATISTICS)
 def filled(databases: Databases, request: pytest.FixtureRequest) -> Iterator[FilledDatabase]:
     """Make tables with 20,000 rows each."""
     with filled_database(databases, FILL, (20_000, request.param)) as database:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.plans import MODES, FilledDatabase, filled_database
+from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.runs import events, loader, queries, retention, store, sweep
 
@@ -76,9 +76,7 @@ PLANS = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["analyzed", "not analyzed"]
-)
+@pytest.fixture(scope="module", params=STATISTICS)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many runs and one run of 20,000 jobs."""
     with filled_database(databases, [RUNS, NAMED, JOBS, NEEDS], (20_000, request.param)) as database:

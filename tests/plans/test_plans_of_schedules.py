@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.plans import MODES, FilledDatabase, filled_database
+from tests.harness.plans import MODES, STATISTICS, FilledDatabase, Statistics, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.row_counts import overdue_sql
 from timer_service.schedules import backfill_store, store, trigger_store
@@ -111,9 +111,7 @@ PLANS = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["analyzed", "not analyzed"]
-)
+@pytest.fixture(scope="module", params=STATISTICS)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many active and deleted schedules."""
     with filled_database(databases, [ACTIVE, ENDED, TRIGGERS, BACKFILLS], (20_000, request.param)) as database:
@@ -131,7 +129,7 @@ def test_plans_on_postgres(filled: FilledDatabase) -> None:
 def test_plans_with_many_waiting_schedules(databases: Databases) -> None:
     """If most schedules wait for their jitter, and the statistics say so, the due ones are still found by index."""
     names = ("due schedules", "due schedules of a tenant", "how many are due", "when the next is due")
-    with filled_database(databases, [WAITING], (100_000, True)) as filled:
+    with filled_database(databases, [WAITING], (100_000, Statistics.FRESH)) as filled:
         for mode in MODES:
             found = {name: filled.plan(PLANS[name][0], mode) for name in names}
             assert found == {name: PLANS[name][1] for name in names}

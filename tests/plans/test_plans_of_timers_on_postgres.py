@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.plans import MODES, SIZES, FilledDatabase, filled_database
+from tests.harness.plans import MODES, SIZES, FilledDatabase, Statistics, filled_database
 from timer_service.core.clock_repair import leased_rows
 from timer_service.core.row_counts import overdue_sql
 from timer_service.timers import cancellation_store as cancellations
@@ -47,6 +47,9 @@ KEY = "Index Scan timer_schedules_pkey"
 UNFINISHED = "timer_cancellations_unfinished"
 LENGTHS = "timer_cancellations_lengths"
 NEWEST = "timer_cancellations_newest"
+ONE_CANCELLATION = "one cancellation"
+OF_ONE_POSITION = {f"Index Scan {NEWEST}", *(f"Index {only}Scan timer_cancellations_pkey" for only in ("", "Only "))}
+"""Both indexes have the whole position, and no two commands have the same one. So a plan may use either of them."""
 AVAILABLE = "timer_schedules_available"
 SCHEDULED = "timer_schedules_scheduled"
 REPAIRED = leased_rows(TIMERS, timedelta(seconds=30))
@@ -83,17 +86,17 @@ STATEMENTS = {
     ),
     "newest cancellation of a prefix": (
         cancellations._SQL["newest_of_prefix"],
-        [f"Index Scan {NEWEST}", "Index Only Scan"],
+        [ONE_CANCELLATION, "Index Only Scan"],
     ),
-    "find a cancellation": (cancellations._SQL["find"], [f"Index Scan {NEWEST}"]),
+    "find a cancellation": (cancellations._SQL["find"], [ONE_CANCELLATION]),
     "next page": (cancellations._SQL["next_available"], ["Index Only Scan timer_cancellations_available"]),
     "due cancellations": (
         cancellations._SQL["lock_due"],
-        ["LockRows", f"Index Only Scan {UNFINISHED}", f"Index Scan {NEWEST}"],
+        ["LockRows", f"Index Only Scan {UNFINISHED}", ONE_CANCELLATION],
     ),
     "page of a cancellation": (cancellations._SQL["page"], ["Index Only Scan timer_schedules_pkey"]),
     "cancel a page": (cancellations._SQL["cancel"], [KEY]),
-    "save a cancellation": (cancellations._SQL["save"], [f"Index Scan {NEWEST}"]),
+    "save a cancellation": (cancellations._SQL["save"], [ONE_CANCELLATION]),
     "delete settled": (
         timers._SQL["delete_settled"],
         ["CTE Scan", "LockRows", "Index Scan timer_schedules_settled", KEY],
@@ -115,7 +118,10 @@ def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Fil
 def test_plan(filled: FilledDatabase, name: str, mode: str) -> None:
     """Every frequent statement uses its index and sorts nothing, with any statistics and any plan mode."""
     sql, nodes = STATEMENTS[name]
-    assert filled.plan(sql, mode) == nodes
+    found = filled.plan(sql, mode)
+    if ONE_CANCELLATION in nodes:
+        found = [ONE_CANCELLATION if node in OF_ONE_POSITION else node for node in found]
+    assert found == nodes
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -126,9 +132,10 @@ def test_pending_tenants(filled: FilledDatabase, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pending_tenants_while_nothing_has_fired(databases: Databases, mode: str) -> None:
+@pytest.mark.parametrize("statistics", [Statistics.NONE, pytest.param(Statistics.OUTGROWN, marks=pytest.mark.slow)])
+def test_pending_tenants_while_nothing_has_fired(databases: Databases, statistics: Statistics, mode: str) -> None:
     """The primary key is the smaller index then. It is not used, because it keeps the timers that have fired."""
-    with filled_database(databases, [PENDING_ROWS], (1000, False)) as database:
+    with filled_database(databases, [PENDING_ROWS], (1000, statistics)) as database:
         found = database.plan(TIMERS.sql("due_tenants"), mode)
         assert set(found) == {f"Index Only Scan {SCHEDULED}", "WorkTable Scan", "CTE Scan"}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.plans import MODES, FilledDatabase, filled_database
+from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.row_counts import overdue_sql
 from timer_service.workflows import effect_store, queries, registry, retention, store
@@ -129,9 +129,7 @@ PLANS = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["analyzed", "not analyzed"]
-)
+@pytest.fixture(scope="module", params=STATISTICS)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many open and ended workflows, effects and messages."""
     with filled_database(databases, [WAITING, ENDED, EFFECTS, MESSAGES, DATA], (20_000, request.param)) as database:
