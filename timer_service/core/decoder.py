@@ -41,7 +41,8 @@ async def decode(
     for number, delivery in enumerate(batch):
         if number and number % _PER_READING == 0 and not 0 <= now() - began < _LONGEST_MS:
             return decoded._replace(left=batch[number:])
-        await turns.take(delivery.size)
+        if turns.ends(delivery.size):
+            await turns.begin(delivery.size)
         command = decode_usual_command(delivery, models) or _decode_in_steps(delivery, payloads)
         if isinstance(command, Rejected):
             decoded.rejected.append(command)
