@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from timer_service.core.database import Transaction
-from timer_service.core.message import Command, TenantPayload
+from timer_service.core.message import Command, CommandPayload
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.slice import Slice
@@ -12,9 +12,9 @@ from timer_service.core.slice import Slice
 
 def recording_route(
     slice_: Slice, wake: Callable[[int, str | None], Awaitable[None]], *, handle: Handle | None = None
-) -> tuple[Route, list[list[TenantPayload]]]:
+) -> tuple[Route, list[list[CommandPayload]]]:
     """Return the route of a slice, and a list that gets the payloads that each call of its handler has applied."""
-    applied: list[list[TenantPayload]] = []
+    applied: list[list[CommandPayload]] = []
     inner = handle or partial(slice_.handle, quotas=Quotas())
 
     async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:

@@ -81,7 +81,7 @@ def no_position_guard(patch: pytest.MonkeyPatch) -> None:
 
 def update_keeps_its_id(patch: pytest.MonkeyPatch) -> None:
     """A schedule with other data keeps the event id of the previous data."""
-    patch.setattr(rules, "event_id", lambda key, due_at, _position: "/".join((*key, str(due_at))))
+    patch.setattr(rules, "event_id", lambda key, due_at, _position: "/".join((*key[:2], str(due_at))))
 
 
 def update_keeps_its_claim(patch: pytest.MonkeyPatch) -> None:
@@ -103,8 +103,10 @@ def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def due_in_counts_from_the_handling(patch: pytest.MonkeyPatch) -> None:
     """A relative due time counts from when the command is handled, not from when it was stored."""
-    due_at = rules._due_at
-    patch.setattr(rules, "_due_at", lambda command, payload, now: due_at(command._replace(stored_at=now), payload, now))
+    due_at = rules.due_time
+    patch.setattr(
+        rules, "due_time", lambda command, payload, now: due_at(command._replace(stored_at=now), payload, now)
+    )
 
 
 def state_by_the_settlement(patch: pytest.MonkeyPatch) -> None:

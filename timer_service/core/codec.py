@@ -17,6 +17,7 @@ from timer_service.core.message import (
     TENANT_PATTERN,
     Address,
     Command,
+    CommandPayload,
     Envelope,
     Event,
     Kind,
@@ -80,7 +81,7 @@ def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str
     if model is None:
         raise Rejection(Code.UNKNOWN_TYPE, _unknown_type(envelope.type, payloads))
     _check_address(delivery.address, envelope)
-    return _command(delivery, envelope, _payload(model, envelope))
+    return _command(delivery, envelope.id, envelope.correlation_id, _payload(model, envelope))
 
 
 def decode_usual_command(delivery: Delivery, models: Mapping[str, type[TenantPayload]]) -> Command | None:
@@ -91,19 +92,23 @@ def decode_usual_command(delivery: Delivery, models: Mapping[str, type[TenantPay
     address = delivery.address
     if (model := models.get(address.message)) is None:
         return None
+    if (plain := model.decode_plain(delivery.body)) is not None:
+        return _command(delivery, *plain) if plain[2].tenant_id == address.tenant else None
     envelope = decode_in_one_pass(delivery.body, model)
     if envelope is None or not address.tenant == envelope.tenant_id == envelope.payload.tenant_id:
         return None
-    return _command(delivery, envelope, envelope.payload)
+    return _command(delivery, envelope.id, envelope.correlation_id, envelope.payload)
 
 
-def _command(delivery: Delivery, envelope: Envelope, payload: TenantPayload) -> Command:
+def _command(
+    delivery: Delivery, command_id: str | None, correlation_id: str | None, payload: CommandPayload
+) -> Command:
     headers = delivery.headers
     return Command(  # without the names of the fields, because this is called for each command
-        envelope.id or delivery.message_id,
+        command_id or delivery.message_id,
         payload,
         delivery.position,
-        envelope.correlation_id,
+        correlation_id,
         read_trace(headers),
         headers.get(REPLY_TO),
         -(-delivery.stored_at // _NANOSECONDS_PER_MILLISECOND),

@@ -69,8 +69,8 @@ class Consumer:
         allowances: EventAllowances | None = None,
     ) -> None:
         self._database = database
-        self._routes = {payload: route for route in routes for payload in route.payloads}
-        self._payloads = {payload.type: payload for payload in self._routes}
+        self._routes = {payload.type: route for route in routes for payload in route.payloads}
+        self._payloads = {payload.type: payload for route in routes for payload in route.payloads}
         self._clock = clock
         self._batch_size = BatchSize(batch_size)
         self._part_bytes = budget.part
@@ -240,7 +240,7 @@ class Consumer:
 
     async def _apply(self, progress: Progress, decoded: Decoded, began: int) -> list[Delivery]:
         """Apply commands in transactions until the time is up. Return the deliveries that were not handled."""
-        rest = [Accepted(*each, self._routes[type(each[1].payload)]) for each in decoded.commands]
+        rest = [Accepted(*each, self._routes[each[1].payload.type]) for each in decoded.commands]
         if rest:
             rest = await self._applier.apply(progress, rest)
         while rest and self._goes_on(progress, began):

@@ -46,7 +46,8 @@ async def decode(
             command = await asyncio.to_thread(_decode, delivery, models, payloads)
             turns = Turns(LARGE_BYTES, pauses=True)  # the other tasks have had theirs
         else:
-            await turns.take(delivery.size)
+            if turns.ends(delivery.size):
+                await turns.begin(delivery.size)
             command = _decode(delivery, models, payloads)
         if isinstance(command, Rejected):
             decoded.rejected.append(command)

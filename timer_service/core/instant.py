@@ -48,10 +48,9 @@ def _parse_usual(text: object) -> int | None:
     if not isinstance(text, str) or not _USUAL.fullmatch(text):
         return None
     try:
-        since = datetime.fromisoformat(text) - _EPOCH
+        at = round(datetime.fromisoformat(text).timestamp() * 1000)  # exact: there are at most milliseconds
     except ValueError:
         return None
-    at = (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
     return at if at >= 0 else None
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -75,6 +75,37 @@ class TenantPayload(Payload):
 
     tenant_id: Tenant
 
+    @classmethod
+    def decode_plain(cls, _body: bytes) -> "PlainCommand | None":
+        """Return the command of a usual body without the models, if the type has such a decoder; None: use the models.
+
+        It accepts no body that the models refuse.
+        """
+        return None
+
+
+class CommandPayload(Protocol):
+    """The payload of a decoded command: a `TenantPayload`, or what `decode_plain` makes instead of one."""
+
+    @property
+    def type(self) -> str:
+        """The type of the command."""
+        ...
+
+    @property
+    def is_operator_action(self) -> bool:
+        """See `TenantPayload.is_operator_action`."""
+        ...
+
+    @property
+    def tenant_id(self) -> str:
+        """The tenant of the command."""
+        ...
+
+
+PlainCommand = tuple[str | None, str | None, CommandPayload]
+"""What `TenantPayload.decode_plain` finds in a body: the ids of command and correlation, and the payload."""
+
 
 class Envelope(BaseModel):
     """The body of every command and event. Unknown envelope fields are ignored, so that v1 can get new fields."""
@@ -101,7 +132,7 @@ class Command(NamedTuple):
     """A decoded command. Its payload is valid, and its tenant equals the tenant of its address."""
 
     id: str
-    payload: TenantPayload
+    payload: CommandPayload
     position: Position
     correlation_id: str | None
     trace: Trace

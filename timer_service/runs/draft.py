@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from timer_service.core.data import dump_data
-from timer_service.core.message import Command, Position
+from timer_service.core.message import Command, Position, TenantPayload
 from timer_service.runs import rules
 from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, RunStatus
@@ -35,7 +35,9 @@ class Pending(NamedTuple):
     @classmethod
     def of(cls, command: Command) -> "Pending":
         """Return a command as it is kept."""
-        return cls(command, command.payload.model_dump_json(exclude_unset=True))
+        payload = command.payload
+        assert isinstance(payload, TenantPayload)  # noqa: S101 - the commands of runs have no other decoder
+        return cls(command, payload.model_dump_json(exclude_unset=True))
 
     @property
     def size(self) -> int:

@@ -37,6 +37,11 @@ COUNTED = (CountedRows("timer_cancellations", "Waiting", "available_at IS NOT NU
 """The cancellations that the gauges count."""
 
 
+async def is_any_newer(reader: Reader, position: Position) -> bool:
+    """Return whether a cancellation is newer than a position. This is one look into an index."""
+    return bool(await reader.fetch(_SQL["any_newer"], _position(position)))
+
+
 async def find_newer(
     reader: Reader, keys: Collection[Key], position: Position
 ) -> tuple[PrefixPositions, frozenset[Key]]:
@@ -45,7 +50,7 @@ async def find_newer(
     Also return the timers that were not looked for, because there were too many prefixes. Timers of tenants that have
     prefixes of few lengths come first.
     """
-    if not await reader.fetch(_SQL["any_newer"], _position(position)):
+    if not await is_any_newer(reader, position):
         return PrefixPositions(), frozenset()
     lengths = await _prefix_lengths(reader, {key.tenant_id for key in keys})
     prefixes: set[tuple[str, str]] = set()

@@ -59,3 +59,7 @@ class Cancelling:
         """Write the new cancellations."""
         if self._new:
             await store.add(tx, self._new.values())
+
+
+NONE_NEWER = Cancelling((), PrefixPositions())
+"""For a batch without CancelTimers, and without a stored cancellation that is newer. It gets no new ones."""

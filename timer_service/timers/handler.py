@@ -1,21 +1,21 @@
 """The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.portions import load_in_portions
-from timer_service.core.quotas import Quotas
+from timer_service.core.quotas import Admission, Quotas
 from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
 from timer_service.timers import rules, store
-from timer_service.timers.cancelling import Cancelling
-from timer_service.timers.messages import CancelTimers, ScheduleTimer
+from timer_service.timers.cancelling import NONE_NEWER, Cancelling
+from timer_service.timers.messages import CancelTimers
+from timer_service.timers.plain_batch import Added, add_plain_batch
 from timer_service.timers.queries import timer_view
-from timer_service.timers.rules import Applied, Key, Outcome, Timer
+from timer_service.timers.rules import AnySchedule, Applied, Key, Outcome, Timer
 from timer_service.timers.usage import growth
 
 
@@ -35,17 +35,33 @@ async def handle(
     each 250 timers. If the timers have much data, or very many prefixes of their ids may be cancelled, the commands on
     some of them are deferred. After 50 ms the rest is deferred.
     """
-    keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
-    known = [(key, command) for key, command in zip(keys, commands, strict=True) if key is not None]
-    cancelling = await Cancelling.load(tx, commands, {key for key, _ in known})
     admission = quotas.admission(tx, now)
     transaction_time = TransactionTime(monotonic)
-    only_known = len(known) == len(keys)  # a CancelTimers decides about the commands behind it
-    added = await _add(tx, known, cancelling, now, transaction_time) if only_known and not admission else _NONE_ADDED
-    if len(added.results) == len(commands) and added.is_all:
+    added = None if admission else await add_plain_batch(tx, commands, now, transaction_time)
+    if added is not None and added.is_all:
+        return added.results
+    return await _handle_any(tx, commands, now, added=added, admission=admission, transaction_time=transaction_time)
+
+
+async def _handle_any(
+    tx: Transaction,
+    commands: Sequence[Command],
+    now: int,
+    *,
+    added: Added | None,
+    admission: Admission | None,
+    transaction_time: TransactionTime,
+) -> Sequence[CommandResult | None]:
+    """Apply commands of all kinds. `added`: what was added of a plain batch; None if it is another batch."""
+    keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
+    known = [(key, command) for key, command in zip(keys, commands, strict=True) if key is not None]
+    cancelling = NONE_NEWER if added else await Cancelling.load(tx, commands, {key for key, _ in known})
+    may_add = not admission and len(known) == len(keys)  # a CancelTimers decides about the commands behind it
+    added = added or (await _add(tx, known, cancelling, now, transaction_time) if may_add else _NONE_ADDED)
+    if added.is_all:
         return added.results
     if not added.keys:  # at least one command must be applied
-        transaction_time = TransactionTime(monotonic)
+        transaction_time.restart()
     is_over = bool(added.keys) and not await transaction_time.is_left()  # then nothing else is applied
     wanted = set() if is_over else {key for key, _ in known if key not in added.keys}
     before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
@@ -76,17 +92,7 @@ async def handle(
     return results
 
 
-class _Added(NamedTuple):
-    """What was added before the timers that exist were read."""
-
-    keys: Collection[Key | None]
-    results: Sequence[CommandResult | None]
-    """The results of the first commands of the batch, until the time was up. Valid for the timers in `keys`."""
-    is_all: bool
-    """Whether all results are valid."""
-
-
-_NONE_ADDED = _Added(frozenset(), (), is_all=False)
+_NONE_ADDED = Added(frozenset(), (), is_all=False)
 
 
 async def _add(
@@ -95,7 +101,7 @@ async def _add(
     cancelling: Cancelling,
     now: int,
     transaction_time: TransactionTime,
-) -> _Added:
+) -> Added:
     """Add the timers that do not exist yet.
 
     A timer is added as it is after its last command in the batch, if the first one schedules it. See
@@ -114,19 +120,20 @@ async def _add(
             break
         applied = (
             Applied(rules.new_timer(key, command, command.payload, now), Outcome.SCHEDULED)
-            if before is None and isinstance(command.payload, ScheduleTimer)
+            if before is None and isinstance(command.payload, AnySchedule)
             else _apply(cancelling, before, key, command, now)
         )
         assert applied.timer is not None  # noqa: S101 - a timer that was scheduled stays
         new[key] = applied.timer
         results.append(_result(before, applied, wants_view=command.reply_to is not None))
     inserted = await store.add(tx, new.values())
-    return _Added(inserted, results, is_all=not others and len(inserted) == len(new))
+    is_all = len(results) == len(commands) and not others and len(inserted) == len(new)
+    return Added(inserted, results, is_all=is_all)
 
 
 def _can_add(cancelling: Cancelling, key: Key, command: Command) -> bool:
     """Return whether a command adds its timer if there is none."""
-    return isinstance(command.payload, ScheduleTimer) and not cancelling.concerns(key, command, None)
+    return isinstance(command.payload, AnySchedule) and not cancelling.concerns(key, command, None)
 
 
 def _apply(cancelling: Cancelling, found: Timer | None, key: Key, command: Command, now: int) -> Applied:

@@ -11,9 +11,10 @@ from pydantic_core import PydanticCustomError
 from timer_service.core.data import check_fits
 from timer_service.core.duration import Duration
 from timer_service.core.instant import LATEST, Instant, out_of_range
-from timer_service.core.message import Identifier, Payload, Tenant, TenantPayload
+from timer_service.core.message import Identifier, Payload, PlainCommand, Tenant, TenantPayload
 from timer_service.core.paging import PageCursor, PageLimit
 from timer_service.core.stored_json import DamagedFields
+from timer_service.timers.plain_timer import decode_plain_timer
 
 
 class State(StrEnum):
@@ -93,6 +94,11 @@ class ScheduleTimer(TimerPayload):
         default=None, description="The time from the due time to the expiry, at most 366 days. It replaces expiresAt."
     )
     data: Data = None
+
+    @classmethod
+    def decode_plain(cls, body: bytes) -> PlainCommand | None:
+        """Return the command of a usual body. See `plain_timer`."""
+        return decode_plain_timer(body)
 
 
 class CancelTimer(TimerPayload):

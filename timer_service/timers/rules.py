@@ -8,6 +8,10 @@ from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position, Trace
 from timer_service.core.quotas import OVER_QUOTA
 from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer, State, TimerPayload
+from timer_service.timers.plain_timer import PlainTimer
+
+AnySchedule = PlainTimer | ScheduleTimer
+"""The payload of a ScheduleTimer."""
 
 
 class Outcome(StrEnum):
@@ -94,13 +98,13 @@ class Applied(NamedTuple):
 def key_of(command: Command) -> Key:
     """Return the key of the timer that a command names."""
     payload = command.payload
-    assert isinstance(payload, TimerPayload)  # noqa: S101 - the route admits no other payload
+    assert isinstance(payload, PlainTimer | TimerPayload)  # noqa: S101 - the route admits no other payload
     return Key(payload.tenant_id, payload.service_call_id)
 
 
 def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
     """Apply a command to the timer with `key`. docs/guarantees.md has the table of outcomes."""
-    is_schedule = isinstance(command.payload, ScheduleTimer)
+    is_schedule = isinstance(command.payload, AnySchedule)
     if timer is not None and timer.position > command.position:
         return Applied(timer, Outcome.IGNORED_STALE)
     if timer is not None and timer.state is State.REACHED:
@@ -112,7 +116,7 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
     if timer is not None and timer.position == command.position:  # this command was delivered before
         return Applied(timer, Outcome.UNCHANGED)
     match command.payload:
-        case ScheduleTimer() as payload:
+        case PlainTimer() | ScheduleTimer() as payload:
             return _schedule(timer, key, _requested_schedule(key, command, payload, now), command.position, now)
         case CancelTimer():
             return _cancel(timer, key, command.position, now)
@@ -120,31 +124,36 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
             return _retry(timer, command.position, now)
 
 
-def new_timer(key: Key, command: Command, payload: ScheduleTimer, now: int) -> Timer:
+def new_timer(key: Key, command: Command, payload: AnySchedule, now: int) -> Timer:
     """Return the timer of a ScheduleTimer for which there is none yet. `apply` does the same, but takes longer."""
     return _scheduled(key, _requested_schedule(key, command, payload, now), command.position, now)
 
 
-def event_id(key: Key, due_at: int, position: Position) -> str:
+def event_id(key: Key | PlainTimer, due_at: int, position: Position) -> str:
     """Return the event id of a schedule. It depends on the accepted command, so a repeated event has the same id."""
     cause = f"{key.tenant_id}\0{key.service_call_id}\0{due_at}\0{position.epoch}\0{position.sequence}"
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
-def _requested_schedule(key: Key, command: Command, payload: ScheduleTimer, now: int) -> Schedule:
-    due_at = _due_at(command, payload, now)
+def _requested_schedule(key: Key, command: Command, payload: AnySchedule, now: int) -> Schedule:
+    due_at = due_time(command, payload, now)
+    if isinstance(payload, PlainTimer):
+        data, expires_at = payload.data, None
+    else:
+        data = dump_data(payload.data) if "data" in payload.model_fields_set else None
+        expires_at = payload.expires_at if payload.late_by is None else due_at + payload.late_by
     return Schedule(
         due_at=due_at,
         event_id=event_id(key, due_at, command.position),
-        data=dump_data(payload.data) if "data" in payload.model_fields_set else None,
-        expires_at=payload.expires_at if payload.late_by is None else due_at + payload.late_by,
+        data=data,
+        expires_at=expires_at,
         correlation_id=command.correlation_id,
         causation_id=command.id,
         trace=command.trace,
     )
 
 
-def _due_at(command: Command, payload: ScheduleTimer, now: int) -> int:
+def due_time(command: Command, payload: AnySchedule, now: int) -> int:
     """Return when a timer is due. `dueIn` counts from the command time, which is the same at each delivery.
 
     If the broker does not know this time, `dueIn` counts from `now`, so that the timer is not early.

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import Expiry, LeasedTable
-from timer_service.core.message import Position, Trace
+from timer_service.core.message import Command, Position, Trace
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.timers.messages import State
-from timer_service.timers.rules import Key, Schedule, Timer
+from timer_service.timers.plain_timer import PlainTimer
+from timer_service.timers.rules import LARGE_DATA, Key, Schedule, Timer
 
 _SQL = load_sql("timer_service.timers", "store.sql")
 _PLAIN_COLUMNS = tuple(name for name in Schedule._fields if name != "trace")
@@ -73,6 +74,10 @@ COUNTED = tuple(CountedRows(TIMERS.name, state, where) for state, where in _WHER
 """The timers that the gauges count."""
 
 
+NewRow = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""The values of a new timer for the usual columns, and for the rare ones, which are often `_NO_RARE_VALUES`."""
+
+
 class Cursor(NamedTuple):
     """The last timer of a page in a list that is ordered by due time, then by service call."""
 
@@ -99,17 +104,22 @@ async def add(tx: Transaction, timers: Collection[Timer]) -> set[Key]:
     """Insert new Scheduled or Cancelled timers. Return the keys of those that were inserted: the others exist already.
 
     Without this, all keys are read first, and then written as an upsert: 4 µs more for each timer on SQLite.
-
-    It is one statement: with two, the keys would not be in one order, so two instances could deadlock.
     """
-    new = [_new_row(timer) for timer in sorted(timers, key=itemgetter(0))]
-    if all(rare == _NO_RARE_VALUES for _, rare in new):
-        rows = await tx.insert(_ADD_USUAL, [usual for usual, _ in new])
-    else:
-        rows = await tx.insert(_ADD_ANY, [usual + rare for usual, rare in new])
+    rows = await insert_new(tx, [_new_row(timer) for timer in timers])
     if len(rows) == len(timers):
         return {timer.key for timer in timers}
     return {Key(*row[:2]) for row in rows}
+
+
+async def insert_new(tx: Transaction, new: Sequence[NewRow]) -> Sequence[Sequence[Any]]:
+    """Insert rows of new timers. Return those that were inserted. The first two values are the key.
+
+    It is one statement: with two, the keys would not be in one order, so two instances could deadlock.
+    """
+    in_order = sorted(new, key=itemgetter(0))
+    if all(rare is _NO_RARE_VALUES for _, rare in in_order):
+        return await tx.insert(_ADD_USUAL, [usual for usual, _ in in_order])
+    return await tx.insert(_ADD_ANY, [usual + rare for usual, rare in in_order])
 
 
 async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key, Timer]) -> None:
@@ -215,11 +225,11 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
 
 
 _SCHEDULED = State.SCHEDULED.value  # plain text: the driver of SQLite adapts other types, which takes longer
-_NO_RARE_VALUES = (None,) * len(_RARE_COLUMNS)
+_NO_RARE_VALUES: tuple[Any, ...] = (None,) * len(_RARE_COLUMNS)
+_NO_TRACE = Trace()
 
 
-def _new_row(timer: Timer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the values of a new timer for the usual columns and for the rare ones."""
+def _new_row(timer: Timer) -> NewRow:
     schedule = timer.schedule
     assert schedule is not None  # noqa: S101 - a tombstone is no new timer
     values = (
@@ -233,8 +243,20 @@ def _new_row(timer: Timer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         *timer.position,
         timer.available_at,
     )
-    rare = schedule.large_data, schedule.expires_at, schedule.correlation_id, *schedule.trace
-    return values, (*rare, timer.settled_at, timer.confirmed_at)
+    large, settled, confirmed = schedule.large_data, timer.settled_at, timer.confirmed_at
+    rare = (large, schedule.expires_at, schedule.correlation_id, *schedule.trace, settled, confirmed)
+    return values, _NO_RARE_VALUES if rare == _NO_RARE_VALUES else rare
+
+
+def plain_row(command: Command, payload: PlainTimer, due_at: int, event_id: str, now: int) -> NewRow:
+    """Return the row of the new timer of a plain command. It is that of `rules.new_timer`."""
+    command_id, _, (epoch, sequence), correlation_id, trace, _, _ = command
+    tenant, call, _, _, data = payload
+    values = tenant, call, _SCHEDULED, due_at, event_id, data, command_id, now, epoch, sequence, due_at
+    is_large = data is not None and len(data) > LARGE_DATA
+    if correlation_id is None and not is_large and trace == _NO_TRACE:
+        return values, _NO_RARE_VALUES
+    return values, (len(data or "") if is_large else None, None, correlation_id, *trace, None, None)
 
 
 def _confirmation(timer: Timer) -> Mapping[str, Any]:

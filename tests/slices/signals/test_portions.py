@@ -13,7 +13,7 @@ from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core import portions
 from timer_service.core.database import Database, Row, Transaction
-from timer_service.core.message import TenantPayload
+from timer_service.core.message import CommandPayload
 from timer_service.core.quotas import Quotas
 from timer_service.signals import SLICE, firing_store
 from timer_service.signals.evaluation import Evaluation
@@ -28,7 +28,7 @@ def signals(store: Database, memory_broker: MemoryBroker, clock: ManualClock) ->
     return Signals(store, memory_broker, clock)
 
 
-def record(signals: Signals) -> list[list[TenantPayload]]:
+def record(signals: Signals) -> list[list[CommandPayload]]:
     """Return a list that gets the commands of each transaction. The clock of the handler stands still."""
     still = partial(SLICE.handle, quotas=Quotas(), monotonic=lambda: 0.0)  # type: ignore[call-arg]
     route, applied = recording_route(SLICE, signals._woken, handle=still)

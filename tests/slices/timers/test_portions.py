@@ -15,7 +15,7 @@ from tests.harness.wiring import make_parts
 from timer_service.core.broker import Delivery
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.message import Command, Position, TenantPayload
+from timer_service.core.message import Command, CommandPayload, Position
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle
 from timer_service.timers import SLICE
@@ -23,7 +23,7 @@ from timer_service.timers import SLICE
 LARGE = "x" * 60_000
 
 
-def consumer_of(timers: Timers, handle: Handle | None = None) -> list[list[TenantPayload]]:
+def consumer_of(timers: Timers, handle: Handle | None = None) -> list[list[CommandPayload]]:
     """Give the timers a new consumer. Return what each of its transactions applied."""
     # Only bytes bound a transaction, however slow the machine is.
     by_bytes = partial(SLICE.handle, quotas=Quotas(), monotonic=lambda: 0.0)  # type: ignore[call-arg]
