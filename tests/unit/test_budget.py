@@ -11,7 +11,7 @@ from timer_service.core.slice import Parts
 SHARES = {
     "batch": 2 * MIB,
     "part": MIB // 2,
-    "claim": 8 * MIB,
+    "claim": 2 * MIB,
     "queries": 16 * MIB,
     "requests": 16 * MIB,
     "portion": 8 * MIB,

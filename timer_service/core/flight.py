@@ -12,7 +12,7 @@ class Flight:
     """The claims of a pass that are being published, and how to settle those that were published."""
 
     def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: the bytes of a claim. If the claims have more together, only two overlap."""
+        """`most_bytes`: if the claims have more together, only two overlap."""
         self._most_bytes = most_bytes
         self._publishing: dict[asyncio.Task[Settlement | None], int] = {}
         self._published: list[Settlement] = []

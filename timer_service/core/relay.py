@@ -37,8 +37,10 @@ _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
 _GROWTH = 4
-_SMALL_PART = 8
+_SMALL_PART = 2
 """A claim with at most this part of the bytes of a claim may wait for the next one before it is settled."""
+_FLYING = 2
+"""If the claims that are published at a time have more than the bytes of so many claims, only two of them overlap."""
 _CHUNK_BYTES = 2 * 1024 * 1024
 """The messages that are encoded and published at a time. The bodies of the other rows of the claim exist only once."""
 _LONGEST_TURN_MS = LONGEST_DELAY // timedelta(milliseconds=1)
@@ -112,7 +114,7 @@ class Relay:
     async def _tick(self, now: int) -> Pass:
         await self._settler.settle_left()
         claimed = 0
-        flight = Flight(self._lease.most_bytes)
+        flight = Flight(_FLYING * self._lease.most_bytes)
         try:
             for _ in range(_BATCHES_PER_TICK):
                 if not self._may_claim(now := max(now, self._clock.now())):

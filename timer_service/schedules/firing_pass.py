@@ -28,7 +28,7 @@ from timer_service.schedules.starts import has_start, settle, slot_starts
 
 MOST_SLOTS = 1000
 MOST_SLOTS_OF_SCHEDULE = 100
-MOST_DATA = 8 * MIB
+MOST_DATA = 2 * MIB
 MOST_COMPUTING_SECONDS = 0.02
 """The bounds of one transaction. Slots beyond them stay due. A single slot may have more data, or take longer."""
 _PIECE_SECONDS = 0.005

@@ -11,15 +11,16 @@ from tests.harness.processes import NatsServer, unused_port
 from tests.harness.raw_nats import RawMessage, RawNats
 
 NEXT = "$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT.tenant-a"
+COUNT = "timer.qry.v1.tenant-a.count-timers"
 PULLS = 100
 MESSAGES = 600
 LOG_LIMIT = 1024 * 1024
 LOG_FILES = 2
 
 
-async def kept_replies(port: int) -> int:
-    """Return how many reply subjects the server keeps for the account of the streams."""
-    with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/accountz?acc=TIMERS") as page:
+async def kept_replies(port: int, account: str = "TIMERS") -> int:
+    """Return how many reply subjects the server keeps for an account."""
+    with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/accountz?acc={account}") as page:
         return len(json.load(page)["account_detail"].get("responses", {}))
 
 
@@ -45,6 +46,26 @@ async def test_answered_pulls_stay_in_the_server(tmp_path: Path) -> None:
                 await asyncio.sleep(0.02)
         await a.connection.close()
         await operator.connection.close()
+
+
+async def test_server_forgets_queries_without_a_reply(tmp_path: Path) -> None:
+    """The server keeps the reply subject of a query that nobody answers only for as long as nats.conf says."""
+    port = unused_port()
+    config = f"{CONFIG}\nhttp: 127.0.0.1:{port}\n".replace('response_threshold: "10s"', 'response_threshold: "500ms"')
+    async with NatsServer(tmp_path / "nats", config=config, **PASSWORDS) as broker:
+        service = await connect(broker, "timer-service")
+        (queries,) = await service.subscribe("timer.qry.v1.*.count-timers")
+        a = await connect(broker, "tenant-a")
+        await a.subscribe("_INBOX.tenant-a.*")
+        for number in range(PULLS):
+            await a.connection.publish(COUNT, b"{}", f"_INBOX.tenant-a.{number}")
+        for _ in range(PULLS):
+            await queries.next_msg(PATIENCE_SECONDS)
+        async with asyncio.timeout(PATIENCE_SECONDS):  # less than the two minutes of the server itself
+            while await kept_replies(port) + await kept_replies(port, "TIMER_SERVICE"):
+                await asyncio.sleep(0.02)
+        await a.connection.close()
+        await service.connection.close()
 
 
 async def test_log_of_the_server_has_a_limit(tmp_path: Path) -> None:

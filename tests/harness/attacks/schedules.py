@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.harness.attacks.attack import Attack, address, body, commands, queries
+from tests.harness.attacks.attack import LONG_AGO, Attack, address, body, commands, queries
 from tests.harness.attacks.commands import LARGE
 from tests.harness.raw_nats import RawMessage
 
@@ -11,6 +11,7 @@ _RARE = "0 0 29 2 0"
 """On a Sunday that is the 29 February. It fires in years that are far apart."""
 _NEVER = {"cron": "* 2 * 3 0#2", "zone": "America/New_York", "startAt": "2030-01-01T00:00:00Z"}
 """All matches are in gaps of the zone. Finding that out takes longest."""
+_START = "2019-12-01T00:00:00Z"
 _ALL = {"policy": "all", "lateBy": "P1D", "limit": 1000}
 
 
@@ -20,6 +21,10 @@ def _put(schedule: str = "schedule-NUMBER", **fields: Any) -> tuple[str, Mapping
 
 def _trigger(**fields: Any) -> tuple[str, Mapping[str, Any]]:
     return "TriggerSchedule", {"scheduleId": "schedule", **fields}
+
+
+def _backfill(**fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "BackfillSchedule", {"scheduleId": "schedule", "from": _START, "to": LONG_AGO, **fields}
 
 
 def _stored(**fields: Any) -> list[RawMessage]:
@@ -40,6 +45,11 @@ SCHEDULES: Mapping[str, Attack] = {
     "one schedule again and again": commands(_put("schedule", cron=_RARE), _put("schedule", every="PT1S"), _trigger()),
     "triggers": commands(_trigger(), prepare=_stored(every="P1D", data=LARGE)),
     "triggers with much data": commands(_trigger(data=LARGE), size=20, prepare=_stored(every="P1D")),
+    "backfills": commands(_backfill(), prepare=_stored(every="PT1S", startAt=_START)),
+    "backfills with much data": commands(_backfill(), prepare=_stored(every="PT1S", startAt=_START, data=LARGE)),
+    "backfills that start workflows": commands(
+        _backfill(), prepare=_stored(every="PT1S", startAt=_START, start={"type": "order", "input": LARGE})
+    ),
 }
 SCHEDULE_QUERIES: Mapping[str, Attack] = {
     "previews of costly expressions": queries(

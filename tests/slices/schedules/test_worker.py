@@ -64,6 +64,17 @@ async def test_pause_that_was_sent_while_the_broker_was_away(schedules: Schedule
     assert await schedules.fired() == [iso(after(minutes=1))]
 
 
+async def test_data_of_one_pass(schedules: Schedules) -> None:
+    """One pass writes at most 2 MiB: other transactions wait for it. The other slots follow in the next passes."""
+    await schedules.put(every="PT1S", data="x" * 60_000, catchUp={"policy": "all"})
+    schedules.clock.advance(seconds=40)
+    await schedules.worker.tick(schedules.clock.now())
+    sizes = [len(row["body"]) for row in await schedules.all_rows("outbox")]
+    assert 1_900_000 < sum(sizes) < 2_100_000
+    await schedules.fire()
+    assert len(await schedules.fired()) == 40
+
+
 async def test_stuck_command_beside_due_slots(schedules: Schedules) -> None:
     """A command that is never handled delays the slots by a minute at most."""
     await schedules.put(catchUp={"policy": "all"})

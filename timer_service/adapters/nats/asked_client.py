@@ -1,7 +1,7 @@
 """The NATS client for queries: it refuses those that are too many before the driver spends time on them.
 
 Any tenant may send faster than the service reads. What is not read waits in the server, and queries of other tenants
-wait behind it.
+wait behind it. Refusals go over a connection of their own, so that replies do not wait until the server has read them.
 """
 
 from functools import lru_cache
@@ -14,8 +14,8 @@ from timer_service.core.broker import QueryFilter, QueryReply
 from timer_service.core.turns import Turns
 
 _END = b"\r\n"
-_TOKENS = 5
-"""How many tokens the line `MSG subject sid reply size` has."""
+_TOKENS = {b"MSG": 5, b"HMSG": 6}
+"""How many tokens the line of a query with a reply subject has. The server adds a header to those of other accounts."""
 _MOST_UNSENT = 256 * 1024
 _MOST_AT_ONCE = 100
 """How many queries are refused before other tasks may run."""
@@ -24,9 +24,13 @@ _MOST_AT_ONCE = 100
 class AskedClient(GuardedClient):
     """A client to which tenants send queries."""
 
-    def __init__(self, prefix: bytes, reply_prefix: str, refuse: QueryFilter) -> None:
-        """`prefix`: of the subjects of queries, before the tenant. `reply_prefix`: of the inboxes of the service."""
+    def __init__(self, prefix: bytes, reply_prefix: str, refuse: QueryFilter, refusing: GuardedClient) -> None:
+        """`prefix`: of the subjects of queries, before the tenant. `reply_prefix`: of the inboxes of the service.
+
+        `refusing` sends the refusals. While it is not connected, they are dropped.
+        """
         super().__init__()
+        self._refusing = refusing
         self.prefix = prefix
         self._reply_prefix = reply_prefix
         self._refuse = refuse
@@ -54,8 +58,9 @@ class AskedClient(GuardedClient):
 
         Waiting for the server here would end the reading: a tenant that does not read replies could stop all others.
         """
-        if refusals and self.is_connected and self._pending_data_size < _MOST_UNSENT:
-            await self.send(refusals)
+        refusing = self._refusing
+        if refusals and refusing.is_connected and refusing._pending_data_size < _MOST_UNSENT:  # noqa: SLF001
+            await refusing.send(refusals)
 
 
 class _AskedParser(GuardedParser):
@@ -63,34 +68,39 @@ class _AskedParser(GuardedParser):
 
     nc: AskedClient
 
+    def __init__(self, client: AskedClient) -> None:
+        super().__init__(client)
+        self._beginnings = tuple(b"%b %b" % (operation, client.prefix) for operation in _TOKENS)
+
     async def take_whole_messages(self, turns: Turns) -> None:
         """Refuse the queries at the beginning of the buffer, up to the first that is not refused."""
-        if not self.buf.startswith(b"MSG " + self.nc.prefix):
-            return
-        read = bytes(self.buf)
-        start = 0
-        refusals: list[bytes] = []
-        while len(refusals) < _MOST_AT_ONCE and (found := self._find_refused(read, start)) is not None:
-            refusal, start = found
-            refusals.append(refusal)
-        del self.buf[:start]  # before anything is awaited: a lost connection empties the buffer
-        await self.nc.send_refusals(b"".join(refusals))
-        await turns.take(start)
+        while self.buf.startswith(self._beginnings):
+            refusals, end = self._find_refused(bytes(self.buf))
+            if not refusals:
+                return
+            del self.buf[:end]  # before anything is awaited: a lost connection empties the buffer
+            await self.nc.send_refusals(b"".join(refusals))
+            await turns.take(end)
 
-    def _find_refused(self, read: bytes, start: int) -> tuple[bytes, int] | None:
-        """Return the refusal of the query that begins at `start`, and where the next one begins; or None."""
-        if (line_end := read.find(_END, start)) < 0:
-            return None
-        tokens = read[start:line_end].split(b" ")
-        if len(tokens) != _TOKENS or tokens[0] != b"MSG" or not tokens[1].startswith(self.nc.prefix):
-            return None
-        try:
-            end = line_end + len(_END) + int(tokens[4])
-        except ValueError:
-            return None
-        if end + len(_END) > len(read) or (refusal := self.nc.refusal_of(tokens[1], tokens[3])) is None:
-            return None
-        return refusal, end + len(_END)
+    def _find_refused(self, read: bytes) -> tuple[list[bytes], int]:
+        """Return the refusals of the first queries, and where these end."""
+        refusals: list[bytes] = []
+        start = 0
+        while len(refusals) < _MOST_AT_ONCE and (line_end := read.find(_END, start)) >= 0:
+            if not read.startswith(self._beginnings, start):
+                break
+            tokens = read[start:line_end].split(b" ")
+            if len(tokens) != _TOKENS[tokens[0]]:
+                break
+            try:
+                end = line_end + len(_END) + int(tokens[-1])
+            except ValueError:
+                break
+            if end + len(_END) > len(read) or (refusal := self.nc.refusal_of(tokens[1], tokens[3])) is None:
+                break
+            refusals.append(refusal)
+            start = end + len(_END)
+        return refusals, start
 
 
 @lru_cache(100)

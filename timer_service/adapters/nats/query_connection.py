@@ -1,4 +1,8 @@
-"""The connection for queries. A flood of queries does not delay what the other connection reads, such as commands."""
+"""The connections for queries. A flood of queries does not delay what the other connections read, such as commands.
+
+One receives queries and sends their replies, the other one sends refusals. The server reads each connection by itself,
+so a reply does not wait until the server has read the refusals to another tenant.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,12 +44,13 @@ class QueryConnection:
         self._on_denied = on_denied
         self._on_closed = on_closed
         self._client = GuardedClient()
+        self._refusing = GuardedClient()
         self._service: Service | None = None
         self._last_error = ""
 
     @property
     def health(self) -> Health:
-        """Down while the connection is lost."""
+        """Down while the connection that receives queries is lost."""
         if self._client.is_connected:
             return HEALTHY
         return Health.down(f"not connected to the broker for queries: {self._last_error or 'connection lost'}")
@@ -58,15 +63,20 @@ class QueryConnection:
     async def open(self, urls: str, login: Mapping[str, Any], names: Sequence[str], answer: QueryHandler) -> None:
         """Connect, and start to answer the named queries. Raises `StartError` if no server accepts the connection."""
         prefix = self._subjects.pattern(Kind.QUERY).partition("*")[0].encode()
+        options = {
+            "pending_size": _UNSENT_BYTES,
+            "last_error": lambda: self._last_error,
+            **login,
+            "error_cb": self._on_error,
+            "reconnected_cb": self._on_connected,
+        }
+        self._refusing = await connect(GuardedClient, urls, name="timer-service refusals", **options)
+        self._refusing.options["closed_cb"] = self._on_closed
         self._client = await connect(
-            lambda: AskedClient(prefix, self._reply_prefix, self._refuse),
+            lambda: AskedClient(prefix, self._reply_prefix, self._refuse, self._refusing),
             urls,
             name="timer-service queries",
-            pending_size=_UNSENT_BYTES,
-            last_error=lambda: self._last_error,
-            **login,
-            error_cb=self._on_error,
-            reconnected_cb=self._on_connected,
+            **options,
         )
         await self._on_connected()
         self._client.options["closed_cb"] = self._on_closed
@@ -81,6 +91,7 @@ class QueryConnection:
             except nats.errors.Error:
                 log.warning("could not flush the connection for queries", exc_info=True)
         await self._client.close()
+        await self._refusing.close()
 
     async def _on_error(self, error: Exception) -> None:
         self._last_error = str(error) or type(error).__name__
