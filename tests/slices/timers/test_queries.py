@@ -140,7 +140,7 @@ async def test_list_by_due_time(timers: Timers) -> None:
     """`dueAfter` is inclusive and `dueBefore` is exclusive. Both can be combined with a state."""
     for call, due_at in {"d": LATER, "b": DUE, "a": DUE - 1, "c": DUE}.items():
         await timers.schedule(call, due_at)
-    for filters, wanted in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, "abcd"),
         ({"dueBefore": iso(DUE)}, "a"),
         ({"dueBefore": iso(DUE + 1)}, "abc"),
@@ -152,7 +152,8 @@ async def test_list_by_due_time(timers: Timers) -> None:
         ({"dueAfter": iso(LATER), "dueBefore": iso(NOW)}, ""),
         ({"dueAfter": iso(0), "dueBefore": iso(LATEST)}, "abcd"),
         ({"state": None, "dueBefore": None, "dueAfter": None, "cursor": None}, "abcd"),
-    ]:
+    ]
+    for filters, wanted in cases:
         for asked in (filters, {**filters, "state": "Scheduled"}):
             assert calls(await timers.ask("list-timers", asked)) == list(wanted), asked
 

@@ -143,7 +143,7 @@ async def test_event_without_optional_fields(timers: Timers) -> None:
 
 async def test_event_carries_the_data(timers: Timers) -> None:
     """The event carries any data unchanged, also null."""
-    sent = [
+    sent: list[Any] = [
         None,
         False,
         0,
