@@ -14,7 +14,7 @@ from tests.harness.builders import command_address, event, schedule_timer
 from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.nats_client import round_trip
-from timer_service.adapters.nats import NatsBroker, backlog
+from timer_service.adapters.nats import NatsBroker, backlog, publisher
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.core.broker import (
     PUBLISHED,
@@ -113,14 +113,16 @@ async def test_same_id_among_new_messages(harness: BrokerHarness) -> None:
     """A message that is already stored does not prevent the other messages of the call from being stored."""
     await statuses(harness, [event(2)])
     copies = ["event-2"] if harness.broker.features.deduplicates else ["event-2"] * 2
-    assert await statuses(harness, [event(1), event(2), event(3)]) == [PublishStatus.PUBLISHED] * 3
-    assert sorted(ids(await harness.events("acme"))) == sorted(["event-1", "event-3", *copies])
+    assert await statuses(harness, [event(number) for number in range(12)]) == [PublishStatus.PUBLISHED] * 12
+    others = [f"event-{number}" for number in range(12) if number != 2]
+    assert sorted(ids(await harness.events("acme"))) == sorted([*others, *copies])
 
 
-async def test_same_id_twice_in_one_call(harness: BrokerHarness) -> None:
-    """The same message twice in one call counts as published both times."""
-    copies = 1 if harness.broker.features.deduplicates else 2
-    assert await statuses(harness, [event(1), event(1)]) == [PublishStatus.PUBLISHED] * 2
+@pytest.mark.parametrize("times", [2, 12])
+async def test_same_id_twice_in_one_call(harness: BrokerHarness, times: int) -> None:
+    """The same message twice in one call counts as published each time."""
+    copies = 1 if harness.broker.features.deduplicates else times
+    assert await statuses(harness, [event(1)] * times) == [PublishStatus.PUBLISHED] * times
     assert ids(await harness.events("acme")) == ["event-1"] * copies
 
 
@@ -900,8 +902,10 @@ async def test_nats_fault(
     settings: dict[str, Any],
     wanted: list[PublishStatus],
     atomic: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A limit that one message exceeds refuses this message. A full or sealed stream refuses none."""
+    monkeypatch.setattr(publisher, "_FEW", 1)
     await change_events(nats_harness, **settings, allow_atomic=atomic and "sealed" not in settings)
     nats_harness.broker._publisher._atomic = set(Kind) if atomic else ()
     assert await statuses(nats_harness, [event(1), event(2, size=300), event(3)]) == wanted

@@ -190,23 +190,46 @@ async def test_partly_published_claim(timers: Timers) -> None:
     assert max(timers.metrics.claims) == BATCH
 
 
+def count_transactions(database: SqliteDatabase) -> list[Work]:
+    """Return a list that gets the work of each transaction of the relay."""
+    run = database.run
+    transactions: list[Work] = []
+
+    def count(work: Work) -> Awaitable[object]:
+        transactions.append(work)
+        return run(work)
+
+    cast("Any", database).run = count
+    return transactions
+
+
 async def test_claims_are_settled_with_the_next_one(sqlite: SqliteDatabase, clock: ManualClock) -> None:
     """On SQLite, a published claim is settled in the transaction of the next claim: both are synced at once."""
     timers = Timers(sqlite, MemoryBroker(), clock, batch_size=BATCH)
     for number in range(10 * BATCH):
         timers.send(schedule_timer(f"call-{number:02}"))
     await timers.consume()
-    run = sqlite.run
-    transactions = 0
-
-    def count(work: Work) -> Awaitable[object]:
-        nonlocal transactions
-        transactions += 1
-        return run(work)
-
-    cast("Any", sqlite).run = count
+    transactions = count_transactions(sqlite)
     assert await timers.tick() == 10 * BATCH
-    assert (transactions, len(await fired(timers)), len(timers.metrics.claims)) == (11 + 1, 10 * BATCH, 11)
+    assert (len(transactions), len(await fired(timers)), len(timers.metrics.claims)) == (11 + 1, 10 * BATCH, 11)
+
+
+async def test_rows_that_become_due_during_a_publish_are_claimed_with_its_settling(
+    sqlite: SqliteDatabase, clock: ManualClock
+) -> None:
+    """On SQLite, the transaction that settles a claim also takes the rows that became due while it was published."""
+    timers = Timers(sqlite, MemoryBroker(), clock, batch_size=BATCH)
+    await timers.schedule("now")
+    await timers.schedule("soon", clock.now() + 1000)
+
+    async def wait(_: Sequence[Message]) -> None:
+        clock.advance(seconds=1)
+
+    timers.broker.before_publishing = wait
+    transactions = count_transactions(sqlite)
+    assert await timers.tick() == 2
+    assert (len(transactions), await fired(timers)) == (3, ["now", "soon"])
+    assert timers.metrics.claims == [1, 1]
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["waiting", "committing"])

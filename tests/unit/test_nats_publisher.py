@@ -166,27 +166,37 @@ async def test_refused_message_among_others() -> None:
     """If a batch is refused for one message, the others are stored one by one."""
     too_large = error(400, 10054, "message size exceeds maximum allowed")
     driver = ScriptedDriver(lambda sent: too_large if batched(sent) or sent.id == "id-1" else STORED)
-    assert await publish(driver, *map(message, range(3))) == [PUBLISHED, REFUSED, PUBLISHED]
+    assert await publish(driver, *map(message, range(12))) == [PUBLISHED, REFUSED, *[PUBLISHED] * 10]
+    assert driver.batches() == [12]
+
+
+@pytest.mark.parametrize(("count", "size", "batches"), [(10, 10, []), (11, 10, [11]), (10, MIB // 10 + 1, [10])])
+async def test_few_messages_are_published_singly(count: int, size: int, batches: list[int]) -> None:
+    """Up to ten small messages are no batch, in their order: the broker stores single ones sooner."""
+    driver = ScriptedDriver(lambda _: STORED)
+    assert await publish(driver, *(message(number, size) for number in range(count))) == [PUBLISHED] * count
+    assert [sent.id for sent in driver.sent] == [f"id-{number}" for number in range(count)]
+    assert driver.batches() == batches
 
 
 @pytest.mark.parametrize(("others", "status"), [(STORED, REFUSED), (error(400, 99999), UNAVAILABLE)])
 async def test_unknown_refusal(others: bytes, status: PublishStatus) -> None:
     """An unknown refusal counts against a message only if the stream stores another message of the call."""
     driver = ScriptedDriver(lambda sent: error(400, 99999) if batched(sent) or sent.id == "id-1" else others)
-    assert (await publish(driver, *map(message, range(3))))[1] is status
+    assert (await publish(driver, *map(message, range(12))))[1] is status
 
 
 async def test_per_subject_limit_is_not_full() -> None:
     """A limit of messages per subject refuses its message. The others are stored, and no batch is halved."""
     limit = error(503, 10077, "maximum messages per subject exceeded")
     driver = ScriptedDriver(lambda sent: limit if batched(sent) or sent.id == "id-0" else STORED)
-    assert await publish(driver, *map(message, range(4))) == [REFUSED, PUBLISHED, PUBLISHED, PUBLISHED]
-    assert driver.batches() == [4]
+    assert await publish(driver, *map(message, range(12))) == [REFUSED, *[PUBLISHED] * 11]
+    assert driver.batches() == [12]
 
 
 async def test_full_stream_is_halved() -> None:
     """A batch that does not fit is sent in halves until a part fits. The rest is FULL."""
-    room = 5
+    room = 14
 
     def script(sent: Sent) -> bytes:
         nonlocal room
@@ -196,8 +206,10 @@ async def test_full_stream_is_halved() -> None:
         room -= size
         return STORED
 
-    found = await publish(ScriptedDriver(script), *map(message, range(8)))
-    assert found == [PUBLISHED] * 5 + [FULL] * 3
+    driver = ScriptedDriver(script)
+    found = await publish(driver, *map(message, range(24)))
+    assert found == [PUBLISHED] * 14 + [FULL] * 10
+    assert driver.batches() == [24, 12, 12]
 
 
 async def test_batches_are_bounded() -> None:
@@ -230,31 +242,30 @@ async def test_lost_connection_ends_all_publishes() -> None:
     """If the connection is lost, no publish waits for its acknowledgement any more, in batches and windows."""
     driver = ScriptedDriver(lambda _: None)
     publisher = publisher_of(driver)
-    messages = [message(1), message(2), message(3, kind=Kind.DEAD_LETTER)]
-    calls = [asyncio.create_task(publisher.publish(part)) for part in (messages[:2], messages[2:])]
+    parts = [*map(message, range(11))], [message(11, kind=Kind.DEAD_LETTER)]
+    calls = [asyncio.create_task(publisher.publish(part)) for part in parts]
     while len(driver.requests) < 2:
         await asyncio.sleep(0)
     publisher.connection_lost()
     async with asyncio.timeout(5):
         results = [result for found in await asyncio.gather(*calls) for result in found]
-    assert [(result.status, result.reason) for result in results] == [(UNAVAILABLE, "connection lost")] * 3
+    assert [(result.status, result.reason) for result in results] == [(UNAVAILABLE, "connection lost")] * 12
 
 
+@pytest.mark.parametrize("count", [2, 12])
 @pytest.mark.parametrize("answer", [b"", b"[]", b"\xff", b"{}"])
-async def test_unreadable_acknowledgement(answer: bytes) -> None:
+async def test_unreadable_acknowledgement(answer: bytes, count: int) -> None:
     """An acknowledgement that is no JSON object is no exception, and no message counts as refused."""
     driver = ScriptedDriver(lambda _: answer)
-    assert await publish(driver, message(1), message(2)) == [UNAVAILABLE, UNAVAILABLE]
+    assert await publish(driver, *map(message, range(count))) == [UNAVAILABLE] * count
 
 
-async def test_message_that_the_driver_refuses() -> None:
+@pytest.mark.parametrize("others", [2, 12])
+async def test_message_that_the_driver_refuses(others: int) -> None:
     """A message that the driver cannot send is refused. The others are stored."""
     driver = ScriptedDriver(lambda _: STORED)
-    assert await publish(driver, message(1), message(2, headers={"bad header": "x"}), message(3)) == [
-        PUBLISHED,
-        REFUSED,
-        PUBLISHED,
-    ]
+    messages = [message(-1, headers={"bad header": "x"}), *map(message, range(others))]
+    assert await publish(driver, *messages) == [REFUSED, *[PUBLISHED] * others]
 
 
 async def test_slow_broker_does_not_hold_a_call() -> None:
@@ -302,7 +313,7 @@ async def test_windows_of_many_headers() -> None:
 
 
 async def test_nothing_more_is_sent_to_a_full_stream() -> None:
-    """If the stream has no room for a single event, the other halves of the batch are not sent."""
+    """If the stream has no room for a few single events, the other halves of the batch are not sent."""
     driver = ScriptedDriver(lambda _: error(503, 10077, "maximum bytes exceeded"))
-    assert await publish(driver, *map(message, range(8))) == [FULL] * 8
-    assert (driver.batches(), driver.requests[-1]) == ([8, 4, 2], "id-0")
+    assert await publish(driver, *map(message, range(32))) == [FULL] * 32
+    assert (driver.batches(), driver.requests[-1]) == ([32, 16], "id-7")

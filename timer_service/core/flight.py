@@ -24,6 +24,11 @@ class Flight:
         return bool(self._publishing)
 
     @property
+    def has_published(self) -> bool:
+        """Whether published claims must be settled."""
+        return bool(self._published)
+
+    @property
     def is_full(self) -> bool:
         """Whether no other claim may be published meanwhile."""
         many = len(self._publishing)

@@ -101,6 +101,9 @@ class Relay:
         broker is unavailable, so an outage costs no attempts. After a claim of which nothing was published, it claims
         single rows until one is published.
 
+        After a claim that took all available rows, the next one waits until these are published. Its transaction
+        settles them, and takes the rows that became available meanwhile. See docs/decisions/0081.
+
         Claims that an outage of the database left unsettled are settled first. While their leases last, their events
         need not be published again. A pass that is cancelled settles them before it ends: no other pass may follow.
         """
@@ -127,12 +130,12 @@ class Relay:
                     flight.add(
                         asyncio.create_task(self._fire(rows, self._lease.claimed_bytes)), self._lease.claimed_bytes
                     )
-                if len(rows) < limit and not self._lease.was_cut:
-                    self._limit = self._first_limit
-                    break
-                self._limit = min(_GROWTH * self._limit, self._batch_size)
-                while flight.is_full or (probing and flight.is_open):
+                took_all = len(rows) < limit and not self._lease.was_cut
+                self._limit = self._first_limit if took_all else min(_GROWTH * self._limit, self._batch_size)
+                while flight.is_full or (flight.is_open and (took_all or probing)):
                     await flight.wait()
+                if took_all and not flight.has_published:
+                    break
         finally:
             await flight.land()
             await self._settler.settle_all(flight.take_published())
@@ -162,7 +165,8 @@ class Relay:
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement] = ()) -> list[Row]:
         """Settle claims that were published, and claim the next rows, in one transaction."""
         rows = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit))
-        self._metrics.claimed(len(rows))
+        if rows or not published:  # else the transaction was needed to settle
+            self._metrics.claimed(len(rows))
         return rows
 
     def _may_claim_written(self, now: int) -> bool:
