@@ -90,8 +90,9 @@ def _arguments() -> argparse.Namespace:
     for name in arguments.scenarios:
         if arguments.store not in (None, *(stores := SCENARIOS[name].stores)):
             parser.error(f"{name} does not run on {arguments.store}; use --store {' or '.join(stores)}")
-    if not arguments.scenarios and not arguments.all and (arguments.store or arguments.sync):
-        parser.error("the comparison has its own databases and settings; name scenarios, or add --all")
+    own = (arguments.store, arguments.sync, arguments.full)
+    if not arguments.scenarios and not arguments.all and any(own):
+        parser.error("the comparison has its own databases, sizes and settings; name scenarios, or add --all")
     return arguments
 
 
@@ -103,13 +104,19 @@ def _planned(arguments: argparse.Namespace) -> list[Run]:
         names = [name for name, each in SCENARIOS.items() if store in each.stores and name not in peers.PEERS]
     # Scenarios of one database take turns.
     groups: Sequence[Group] = [
-        Group([name for name in names if (arguments.store or SCENARIOS[name].stores[0]) == store], store, syncs)
+        Group(
+            [name for name in names if (arguments.store or SCENARIOS[name].stores[0]) == store],
+            store,
+            syncs,
+            (arguments.instances,),
+            full=arguments.full,
+        )
         for store in STORES
     ]
     if not names:
         groups = COMPARISON if peers.installed() else [_without_peers(group) for group in COMPARISON]
     rounds = arguments.rounds or (1 if names else _ROUNDS)
-    return plan(groups, SCENARIOS, rounds, full=arguments.full, instances=arguments.instances)
+    return plan(groups, SCENARIOS, rounds)
 
 
 def _without_peers(group: Group) -> Group:

@@ -15,6 +15,7 @@ class Figure(NamedTuple):
     scenario: str
     name: str
     store: str = "sqlite"
+    instances: int = 1
 
 
 class Row(NamedTuple):
@@ -106,6 +107,13 @@ ROWS = (
         Figure("drain", "timers/s"),
         syncs=("always",),
     ),
+    Row(
+        "due together, two instances, per second",
+        Figure("drain", "timers/s", "postgres", instances=2),
+        "one instance",
+        Figure("drain", "timers/s", "postgres"),
+        syncs=("always",),
+    ),
     *(row for peer, store in _PEER_STORES.items() for row in _peer_rows(peer, store)),
     Row(
         "workflows of one step, per second",
@@ -135,22 +143,20 @@ def medians(records: Iterable[Record]) -> dict[Run, dict[str, float]]:
 
 
 def ratios(benchmark: Benchmark, rows: Sequence[Row] = ROWS) -> Iterator[Ratio]:
-    """Yield the ratios of the rows whose figures were measured, with one instance of the service."""
-    found = {
-        (run.scenario, run.store, run.sync): (run, figures)
-        for run, figures in medians(benchmark.records).items()
-        if run.instances == 1
-    }
+    """Yield the ratios of the rows whose figures were measured."""
+    found = {_place(run, run.sync): (run, figures) for run, figures in medians(benchmark.records).items()}
     counts = _counts(benchmark.records)
     for row in rows:
         for sync in row.syncs:
-            ours = found.get((row.ours.scenario, row.ours.store, sync))
-            theirs = found.get((row.theirs.scenario, row.theirs.store, sync)) or found.get(
-                (row.theirs.scenario, row.theirs.store, NO_BROKER)
-            )
+            ours = found.get(_place(row.ours, sync))
+            theirs = found.get(_place(row.theirs, sync)) or found.get(_place(row.theirs, NO_BROKER))
             if ours and theirs and row.ours.name in ours[1] and row.theirs.name in theirs[1]:
                 values = ours[1][row.ours.name], theirs[1][row.theirs.name]
                 yield Ratio(row, sync, *values, min(counts[ours[0]], counts[theirs[0]]))
+
+
+def _place(measured: Figure | Run, sync: str) -> tuple[str, str, str, int]:
+    return (measured.scenario, measured.store, sync, measured.instances)
 
 
 def _counts(records: Iterable[Record]) -> dict[Run, int]:
@@ -163,6 +169,6 @@ def _counts(records: Iterable[Record]) -> dict[Run, int]:
 def figures_of(benchmark: Benchmark, figure: Figure, sync: str) -> float | None:
     """Return the median of a figure; None if it was not measured."""
     for run, figures in medians(benchmark.records).items():
-        if (run.scenario, run.store, run.sync, run.instances) == (figure.scenario, figure.store, sync, 1):
+        if _place(run, run.sync) == _place(figure, sync):
             return figures.get(figure.name)
     return None

@@ -1,6 +1,6 @@
 """Which scenarios run, with which settings and in which order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.comparison import NO_BROKER, SYNCS
@@ -14,6 +14,10 @@ class Group(NamedTuple):
     scenarios: Sequence[str]
     store: str = "sqlite"
     syncs: Sequence[str] = SYNCS
+    instances: Sequence[int] = (1,)
+    """How many instances of the service there are. The scenarios run with each number."""
+    full: bool = False
+    """Whether they run with their full size."""
     once: bool = False
     """Whether they run in the first round only."""
 
@@ -22,37 +26,31 @@ COMPARISON = (
     Group(("drain", "nats-drain")),
     Group(("lag", "nats-lag")),
     Group(("lag-2000", "nats-lag-2000"), syncs=("always",)),
-    Group(("fair", "nats-fair")),
+    Group(("fair", "nats-fair"), full=True),
     Group(("ingest", "accept", "nats-accept")),
-    Group(("drain", "lag", "pgqueuer", "procrastinate", "saq"), "postgres", ("always",)),
+    Group(("signals", "runs"), syncs=("always",)),
+    Group(("drain", "lag", "pgqueuer", "procrastinate", "saq"), "postgres", ("always",), (1, 2)),
     Group(("workflows", "steps", "dbos", "huey"), syncs=("always",)),
-    Group(("retention", "pending", "idle"), syncs=("always",), once=True),
+    Group(("retention", "idle"), syncs=("always",), once=True),
+    Group(("pending",), syncs=("always",), full=True, once=True),
 )
 """What `make bench` measures without arguments. `comparison.ROWS` has the ratios of it."""
 
 
-def plan(
-    groups: Sequence[Group], scenarios: Mapping[str, Scenario], rounds: int, *, full: bool, instances: int = 1
-) -> list[Run]:
+def plan(groups: Sequence[Group], scenarios: Mapping[str, Scenario], rounds: int) -> list[Run]:
     """Return the runs in their order. The scenarios of a group take turns, so that both sides meet the same machine."""
-    runs: list[Run] = []
-    for group in groups:
-        for _ in range(1 if group.once else rounds):
-            runs += _round(group, scenarios, full=full, instances=instances)
-    return runs
+    return [run for group in groups for _ in range(1 if group.once else rounds) for run in _round(group, scenarios)]
 
 
-def _round(group: Group, scenarios: Mapping[str, Scenario], *, full: bool, instances: int) -> list[Run]:
-    runs = []
+def _round(group: Group, scenarios: Mapping[str, Scenario]) -> Iterator[Run]:
     for sync in group.syncs:
         for name in group.scenarios:
             scenario = scenarios[name]
-            size = scenario.full if full else scenario.size
+            size = scenario.full if group.full else scenario.size
             if scenario.broker:
-                runs.append(Run(name, group.store, sync, size, instances))
+                yield from (Run(name, group.store, sync, size, instances) for instances in group.instances)
             elif sync == group.syncs[0]:
-                runs.append(Run(name, group.store, NO_BROKER, size))
-    return runs
+                yield Run(name, group.store, NO_BROKER, size)
 
 
 def seconds(runs: Sequence[Run], scenarios: Mapping[str, Scenario]) -> int:

@@ -75,6 +75,14 @@ def test_databases_are_not_mixed() -> None:
     assert list(ratios(benchmark, [MORE])) == []
 
 
+def test_instances_are_not_mixed() -> None:
+    """Two instances are compared with one only if a row says so."""
+    one, two = record("drain", 10), record("drain", 15)
+    benchmark = measured(one, two._replace(run=two.run._replace(instances=2)), record("nats-drain", 10))
+    more = Row("due together", OURS._replace(instances=2), "one instance", OURS)
+    assert [each.ours for each in ratios(benchmark, [MORE, more]) if each.sync == "always"] == [10, 15]
+
+
 def test_sizes_are_not_mixed() -> None:
     """If a scenario was measured with two sizes, the later size counts."""
     benchmark = measured(record("drain", 9, size=1), record("drain", 40), record("nats-drain", 10))
@@ -163,14 +171,14 @@ def test_published_files_show_the_published_figures() -> None:
 
 def test_scenarios_of_a_group_take_turns() -> None:
     """Both sides run in each round: ours, theirs, ours, theirs."""
-    runs = plan([Group(("drain", "nats-drain"), syncs=("always",))], SCENARIOS, 2, full=False)
+    runs = plan([Group(("drain", "nats-drain"), syncs=("always",))], SCENARIOS, 2)
     assert [each.scenario for each in runs] == ["drain", "nats-drain", "drain", "nats-drain"]
     assert {each.size for each in runs} == {SCENARIOS["drain"].size}
 
 
 def test_a_peer_runs_once_in_a_round() -> None:
     """A scenario without a broker runs once in a round, and not once for each setting of the broker."""
-    runs = plan([Group(("workflows", "huey"))], SCENARIOS, 1, full=True)
+    runs = plan([Group(("workflows", "huey"), full=True)], SCENARIOS, 1)
     found = [(each.scenario, each.sync, each.size) for each in runs]
     full = SCENARIOS["workflows"].full
     assert found == [
@@ -182,13 +190,20 @@ def test_a_peer_runs_once_in_a_round() -> None:
 
 def test_slow_groups_run_once() -> None:
     """A group that is marked runs in the first round only."""
-    runs = plan([Group(("pending",), syncs=("always",), once=True)], SCENARIOS, 3, full=False)
+    runs = plan([Group(("pending",), syncs=("always",), once=True)], SCENARIOS, 3)
     assert len(runs) == 1
+
+
+def test_numbers_of_instances_take_turns() -> None:
+    """A scenario of a group runs with each number of instances. A peer, which has none, runs once."""
+    group = Group(("drain", "saq"), "postgres", ("always",), instances=(1, 2))
+    found = [(each.scenario, each.instances) for each in plan([group], SCENARIOS, 2)]
+    assert found == [("drain", 1), ("drain", 2), ("saq", 1)] * 2
 
 
 def test_comparison_measures_what_its_rows_need() -> None:
     """Each figure of a ratio is of a scenario and a database that the comparison measures."""
-    measured = {(name, group.store) for group in COMPARISON for name in group.scenarios}
-    needed = {(each.scenario, each.store) for row in ROWS for each in (row.ours, row.theirs)}
-    assert needed <= measured
-    assert all(store in SCENARIOS[name].stores for name, store in measured)
+    runs = plan(COMPARISON, SCENARIOS, 1)
+    needed = {(each.scenario, each.store, each.instances) for row in ROWS for each in (row.ours, row.theirs)}
+    assert needed <= {(each.scenario, each.store, each.instances) for each in runs}
+    assert all(each.store in SCENARIOS[each.scenario].stores for each in runs)
