@@ -14,6 +14,7 @@ from contextvars import Context as ContextVars
 from typing import Any, NoReturn
 
 from timer_service.worker.errors import NotInWorkflowError
+from timer_service.worker.watchdog import WATCHDOG
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         events._set_running_loop(self)  # noqa: SLF001
         sys.set_asyncgen_hooks(firstiter=self._generators.append, finalizer=_ignore)
         try:
-            self._run_ready()
+            WATCHDOG.run_turn(self._run_ready)
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)  # noqa: SLF001

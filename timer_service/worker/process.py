@@ -12,6 +12,7 @@ from timer_service.worker.service import Service
 from timer_service.worker.settings import Settings
 from timer_service.worker.tasks import Tasks
 from timer_service.worker.threads import Threads
+from timer_service.worker.watchdog import WATCHDOG
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,11 @@ async def run_worker(service: Service, settings: Settings, stop: asyncio.Event) 
     After the stop there is no new poll, and no step begins. Steps in progress may finish for `shutdown_seconds`. Their
     results are reported, and the tasks are released. If this function is cancelled, its steps are cancelled.
     """
+    with WATCHDOG.watching():
+        await _run_worker(service, settings, stop)
+
+
+async def _run_worker(service: Service, settings: Settings, stop: asyncio.Event) -> None:
     threads = Threads(settings.slots)
     reporter = Reporter(service, settings)
     tasks = Tasks(settings.slots, threads, reporter.notify)
