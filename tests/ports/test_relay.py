@@ -85,6 +85,20 @@ async def test_the_first_refused_event_waits_for_two_probes(timers: Timers) -> N
     assert delay == 10_000
 
 
+async def test_a_pass_ends_although_more_is_due(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass whose time is up claims nothing else, so a slow broker does not make it look like one that hangs."""
+    monkeypatch.setattr("timer_service.core.relay._LONGEST_PASS_SECONDS", 0.1)
+
+    async def take_long(_: Sequence[Message]) -> None:
+        await asyncio.sleep(0.15)
+
+    timers.broker.before_publishing = take_long
+    await timers.tick()
+    assert 0 < len(timers.broker.events) < ROWS
+    while len(timers.broker.events) < ROWS:
+        await timers.tick()
+
+
 @pytest.mark.parametrize(("attempts", "sizes"), [(MAX_ATTEMPTS - 1, [BATCH]), (MAX_ATTEMPTS, [1] * BATCH)])
 async def test_rows_whose_attempts_are_used_up(timers: Timers, attempts: int, sizes: list[int]) -> None:
     """Rows are published together in their last attempt. Only after it, each is published alone."""

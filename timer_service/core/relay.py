@@ -34,6 +34,8 @@ Encode = Callable[[Row, int], Message]
 """Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
 
 _BATCHES_PER_TICK = 32
+_LONGEST_PASS_SECONDS = 2
+"""After this time a pass claims nothing else. A loop whose pass takes ten seconds counts as one that hangs."""
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
 _GROWTH = 4
@@ -118,9 +120,11 @@ class Relay:
         await self._settler.settle_left()
         claimed = 0
         flight = Flight(_FLYING * self._lease.most_bytes)
+        seconds = asyncio.get_running_loop().time
+        until = seconds() + _LONGEST_PASS_SECONDS
         try:
             for _ in range(_BATCHES_PER_TICK):
-                if not self._may_claim(now := max(now, self._clock.now())):
+                if seconds() > until or not self._may_claim(now := max(now, self._clock.now())):
                     break
                 probing = self._pause.probing
                 limit = 1 if probing else self._limit

@@ -14,6 +14,7 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Reply
 from timer_service.core.message import Command, Message, Position, Trace
 from timer_service.core.quotas import Quotas
+from timer_service.core.turns import TransactionTime
 from timer_service.timers import plain_batch, rules, store
 from timer_service.timers.handler import handle
 from timer_service.timers.messages import ScheduleTimer
@@ -120,7 +121,7 @@ def test_a_plain_row_is_that_of_the_rules(data: str | None, more: dict[str, Any]
 async def test_which_batches_are_plain(sqlite: SqliteDatabase, batch: list[Command], *, is_plain: bool) -> None:
     """A batch is plain if its commands are, name different timers, and want no view."""
     async with sqlite.transaction() as tx:
-        added = await plain_batch.add_plain_batch(tx, batch, NOW, plain_batch.TransactionTime(lambda: 0))
+        added = await plain_batch.add_plain_batch(tx, batch, NOW, TransactionTime(lambda: 0))
     assert (added is not None) == is_plain
 
 
