@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[Slice, str, dict[str, Any]]] = {
         {"signalId": "{}", "triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": iso(after(hours=1))}},
     ),
     "transitions": (signals.SLICE, "TransitionWorkItem", {"workItemId": "{}", "to": "blocked"}),
-    "runs": (runs.SLICE, "StartRun", {"runId": "{}", "jobs": [{"name": "a"}]}),
+    "runs": (runs.SLICE, "StartRun", {"runId": "{}", "jobs": [{"name": "job"}]}),
 }
 
 

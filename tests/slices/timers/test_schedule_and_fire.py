@@ -16,7 +16,7 @@ from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import BrokerFeatures
-from timer_service.core.database import Database
+from timer_service.core.database import Database, Row
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.lease import Lease
@@ -304,12 +304,18 @@ async def test_updated_twice_in_one_batch(timers: Timers) -> None:
 async def test_updated_during_publishing(timers: Timers) -> None:
     """A timer that is updated while its event is being published fires again, with the new data and a new id."""
     await timers.schedule(data=1)
-    timers.broker.before_publishing = once(timers, lambda: timers.schedule(data=2))
-    await timers.tick()
-    row = await timers.row()
+    updated: list[Row] = []
+
+    async def update() -> None:
+        await timers.schedule(data=2)
+        updated.append(await timers.row())
+
+    timers.broker.before_publishing = once(timers, update)
+    while await timers.tick():
+        pass
+    (row,) = updated
     assert (row["state"], row["available_at"], row["attempt"]) == ("Scheduled", NOW, 0)
     assert (timers.metrics.lost, timers.wakes) == (1, [NOW, NOW])
-    await timers.tick()
     events = timers.broker.events
     assert [each["payload"]["data"] for each in bodies(events)] == [1, 2]
     assert events[0].id != events[1].id
