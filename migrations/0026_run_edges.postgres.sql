@@ -1,5 +1,9 @@
 -- One row for the edges of a job instead of one for each edge: a StartRun may have 100,000 needs, and its transaction must be short.
 
+-- A running instance of the previous version may be adding needs. This waits for its transactions: needs that they commit after the
+-- copy has begun would be dropped with the table.
+LOCK TABLE run_needs IN ACCESS EXCLUSIVE MODE;
+
 -- Edges. A row has the edges of one job of a run, as JSON: the names of jobs by what a failure means. A job without edges has no row.
 -- The key has the collation "C": see 0005_engine.postgres.sql.
 -- {"skip": ["lint", "test"], "run": ["deploy"]}

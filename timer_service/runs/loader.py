@@ -37,9 +37,9 @@ async def load(
     await loader.read_open_jobs(only_cancelled)
     await loader.read_whole_runs(whole - only_cancelled)
     started = {key for key, run in runs.items() if run.started}
-    await loader.read_groups({key for key, _ in by_type[ResolveGroup]} & started - whole)
-    may_apply_pending = {key for kind in (StartRun, ResolveGroup, CancelRun) for key, _ in by_type[kind]}
-    await loader.read_pending(may_apply_pending)
+    resolving = {key for key, _ in by_type[ResolveGroup]} & started  # before the StartRun, a ResolveGroup only waits
+    await loader.read_groups(resolving - whole)
+    await loader.read_pending(resolving | {key for kind in (StartRun, CancelRun) for key, _ in by_type[kind]})
     may_be_kept = [(key, each) for kind in (ReportJobStatus, ResolveGroup) for key, each in by_type[kind]]
     await loader.read_pending_at({(key, each.position) for key, each in may_be_kept if loader.may_keep(key)})
     reports = [

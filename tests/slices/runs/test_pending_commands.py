@@ -1,5 +1,6 @@
 """Commands that are delivered before their run or their job is known."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.runs.draft import MAX_PENDING_BYTES
+from timer_service.core.database import Database, Row
+from timer_service.runs import store as store_of_runs
+from timer_service.runs.draft import MAX_PENDING_BYTES, Pending
 
 
 @pytest.fixture
@@ -133,6 +135,25 @@ async def test_pending_commands_are_applied(runs: Runs) -> None:
     statuses = [row["status"] for row in await runs.rows("run_jobs")]
     assert statuses.count("success") == outcomes.count("kept") > 0
     assert (run["pending_bytes"], await runs.rows("run_pending_commands")) == (0, [])
+
+
+async def test_commands_that_wait_do_not_read_each_other(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the StartRun, a ResolveGroup reads no other command: 4 MiB may wait. The StartRun reads each once."""
+    groups: list[str] = []
+    read_pending = store_of_runs.read_pending
+
+    def recording(row: Row) -> Pending:
+        pending = read_pending(row)
+        groups.append(json.loads(pending.payload)["groupName"])
+        return pending
+
+    monkeypatch.setattr(store_of_runs, "read_pending", recording)
+    for group in ("g", "h"):
+        await runs.resolve(group, {f"in {group}": []})
+    before = list(groups)
+    await runs.start({"a": []}, "g", "h")
+    assert (before, sorted(groups)) == ([], ["g", "h"])
+    assert await runs.statuses() == {"a": "pending", "in g": "pending", "in h": "pending"}
 
 
 async def test_applied_command_is_deleted(runs: Runs) -> None:

@@ -55,6 +55,7 @@ CASES = [
         "run?id=circle",
     ),
     case("run_jobs SET outputs = '{', outputs_bytes = 1", "get-run", {"runId": "build"}, "jobs", ["outputs"]),
+    case("run_edges SET needs = '{'", "get-run", {"runId": "build"}, "jobs", ["needs"]),
     case(
         "workflow_data SET input = '{'", "get-workflow", {"workflowId": "order-1"}, "", ["input"], "workflow?id=order-1"
     ),
