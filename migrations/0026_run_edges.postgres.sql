@@ -1,5 +1,9 @@
 -- One row for the edges of a job instead of one for each edge: a StartRun may have 100,000 needs, and its transaction must be short.
 
+-- An instance of the previous version may be storing a run. Wait for it, and let no other begin: the rows of a transaction that commits between
+-- the copy and the DROP would be lost.
+LOCK TABLE run_needs IN ACCESS EXCLUSIVE MODE;
+
 -- Edges. A row has the edges of one job of a run, as JSON: the names of jobs by what a failure means. A job without edges has no row.
 -- The key has the collation "C": see 0005_engine.postgres.sql.
 -- {"skip": ["lint", "test"], "run": ["deploy"]}

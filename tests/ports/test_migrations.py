@@ -297,6 +297,23 @@ async def test_needs_of_runs_are_kept(databases: Databases, tmp_path: Path) -> N
             await postgres.close()
 
 
+async def test_needs_that_a_running_instance_commits_meanwhile_are_kept(databases: Databases) -> None:
+    """A migration waits for an instance of the previous version that is storing a run, and copies its needs too."""
+    async with databases.database() as url:
+        postgres = await PostgresDatabase.open(url)
+        try:
+            await migrate(postgres, [each for each in BUNDLED if each.number < RUN_EDGES])
+            async with postgres.transaction() as instance:
+                await instance.execute(NEEDS)
+                migrating = asyncio.create_task(migrate(postgres, BUNDLED))
+                await until_waiting(postgres, 1)
+            await migrating
+            rows = await postgres.reader.fetch("SELECT run_id, job_name FROM run_edges WHERE needs IS NOT NULL")
+            assert {(row["run_id"], row["job_name"]) for row in rows} == {("r", "last"), ("r", "c"), ("other", "last")}
+        finally:
+            await postgres.close()
+
+
 async def test_deadlock_with_a_running_instance(postgres: PostgresDatabase) -> None:
     """A migration that deadlocks with the transaction of a running instance is rolled back and applied after it."""
     await migrate(postgres, [*BUNDLED, A])
