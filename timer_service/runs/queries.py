@@ -204,8 +204,7 @@ class _Needs(NamedTuple):
     """The groups that are not resolved."""
     jobs: list[Mapping[str, str]]
     """The next jobs, ordered by name."""
-    are_damaged: bool = False
-    """Whether the jobs cannot be read."""
+    damaged: Sequence[str] = ()
 
 
 def _first_jobs(rows: Sequence[Row]) -> list[str]:
@@ -227,12 +226,12 @@ async def _read_needs(
         name = row["job_name"]
         after = start.after if name == start.job_name else ""
         try:
-            read = read_needs(row["needs"])
-        except ValueError:
-            needs[name] = needs[name]._replace(are_damaged=True)
+            found = read_needs(row["needs"])
+        except (ValueError, AttributeError):  # no JSON, or no object
+            needs[name] = needs[name]._replace(damaged=["needs"])
             continue
         needs[name].jobs.extend(
-            {"job": upstream, "ifFailed": if_failed} for upstream, if_failed in read if upstream > after
+            {"job": upstream, "ifFailed": if_failed} for upstream, if_failed in found if upstream > after
         )
     if False in groups.values():
         named = [{**key._asdict(), "job_name": name} for name in needs if name != start.job_name or not start.after]
@@ -271,5 +270,5 @@ def _job_view(row: Row, needs: _Needs, room: int) -> _JobView:
     shown = needs.jobs[:fitting]
     more = fitting < len(needs.jobs)
     fields = {**fields, "needs": [*shown, *needs.groups], **({"moreNeeds": True} if more else {})}
-    view = write_view(fields, {"outputs": row["outputs"]}, ["needs"] if needs.are_damaged else ())
+    view = write_view(fields, {"outputs": row["outputs"]}, needs.damaged)
     return _JobView(view, size, shown[-1]["job"] if more else None)

@@ -57,6 +57,15 @@ CASES = [
     case("run_jobs SET outputs = '{', outputs_bytes = 1", "get-run", {"runId": "build"}, "jobs", ["outputs"]),
     case("run_edges SET needs = '{'", "get-run", {"runId": "build"}, "jobs", ["needs"]),
     case(
+        "run_edges SET needs = '[' WHERE needs IS NOT NULL",
+        "get-run",
+        {"runId": "build"},
+        "jobs",
+        ["needs"],
+        "run?id=build",
+    ),
+    case("run_edges SET needs = '[]' WHERE needs IS NOT NULL", "get-run", {"runId": "build"}, "jobs", ["needs"]),
+    case(
         "workflow_data SET input = '{'", "get-workflow", {"workflowId": "order-1"}, "", ["input"], "workflow?id=order-1"
     ),
     case(
