@@ -169,3 +169,13 @@ async def test_large_outputs_of_ready_jobs(runs: Runs, monkeypatch: pytest.Monke
     await runs.report("success", "seed", outputs={"log": "x" * 60_000})
     assert sum(sizes) > 150 * 60_000
     assert max(sizes) < 5 * MIB
+
+
+async def test_names_of_needs_that_are_too_long_together(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ResolveGroup rejects its run if the names in all needs of the run have too many bytes."""
+    monkeypatch.setattr("timer_service.runs.graph.MAX_NEED_BYTES", 40)
+    await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}]}, "g", "h")  # 2 + 14 bytes
+    resolved = await runs.resolve("h", {"x" * 10: ["a"]})  # 11 bytes
+    rejected = await runs.resolve("g", {"y" * 20: []})  # 21 bytes
+    assert (resolved["outcome"], rejected["outcome"]) == ("resolved", "run_rejected")
+    assert (rejected["run"]["code"], rejected["run"]["path"]) == ("TOO_LARGE", ["c"])
