@@ -11,12 +11,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position, TenantPayload
 from timer_service.runs import rules
-from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges
+from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges, group_need_bytes, job_need_bytes
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, RunStatus
 from timer_service.runs.rules import Group, Job, Run
 
@@ -171,6 +172,14 @@ class Draft:
         return sorted(job.name for job in waiting if not self.jobs[job.name].is_waiting)
 
     @cached_property
+    def need_bytes(self) -> int:
+        """The bytes of the names in the needs. Only commands that add needs use it: they have read the whole run."""
+        to_jobs, to_groups = (
+            chain.from_iterable(edges.values()) for edges in (self._downstream, self.downstream_of_groups)
+        )
+        return job_need_bytes(to_jobs) + group_need_bytes(to_groups, self.run.key.run_id)
+
+    @cached_property
     def members(self) -> dict[str, list[str]]:
         """The jobs of each resolved group."""
         members: dict[str, list[str]] = {name: [] for name, group in self.groups.items() if group.resolved_at}
@@ -193,6 +202,7 @@ class Draft:
         """
         self.added_edges.append(AddedEdges(command.position, edges.to_jobs))
         self.need_count += len(edges.to_jobs) + len(edges.to_groups)
+        self.need_bytes += job_need_bytes(edges.to_jobs) + group_need_bytes(edges.to_groups, self.run.key.run_id)
         self.jobs |= {job.name: _new_job(job, group, command.id) for job in jobs}
         added = len(jobs) + len(edges.to_jobs) + len(edges.to_groups)
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)

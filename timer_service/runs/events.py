@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections import defaultdict
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -27,6 +27,8 @@ _OUTPUTS_BYTES = 512 * 1024
 """The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
 _PART_BYTES = 4 * 1024 * 1024
 """The limit for the JobReady events that are in memory at the same time."""
+_JOBS_AT_ONCE = 200
+"""Of how many ready jobs the needs are read at a time. Together they have at most 100,000 of each run."""
 _JOB_READY_OVERHEAD = 2000
 """The assumed size of a JobReady without payload and outputs."""
 _MAX_STUCK_JOBS = 100
@@ -43,8 +45,12 @@ async def add(
     completed = [key for key, state in after.items() if _has_completed(before[key].run, state.run)]
     counts = await _counts(tx, completed)
     ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
-    for part in _parts(ready):
-        await outbox.add(tx, await _ready_events(tx, part, now), now)
+    for start in range(0, len(ready), _JOBS_AT_ONCE):
+        some = ready[start : start + _JOBS_AT_ONCE]
+        may_have_outputs = [store.job_parameters((run.key, job.name)) for run, job in some if run.has_outputs]
+        upstreams = await _read_upstreams(tx, may_have_outputs)
+        for part in _parts(some, upstreams):
+            await outbox.add(tx, await _ready_events(tx, part, upstreams, now), now)
     others = [
         event
         for key, state in after.items()
@@ -90,13 +96,26 @@ async def _counts(tx: Transaction, keys: Iterable[RunKey]) -> dict[RunKey, dict[
     return counts
 
 
-def _parts(jobs: Iterable[tuple[Run, Job]]) -> Iterator[list[tuple[Run, Job]]]:
+class _Upstreams(NamedTuple):
+    """The upstream jobs of one job that have outputs."""
+
+    shown: Sequence[str] = ()
+    """The upstream jobs whose outputs fit into the JobReady."""
+    size: int = 0
+    """The bytes of these outputs."""
+    omitted: int = 0
+
+
+_NO_UPSTREAMS = _Upstreams()
+
+
+def _parts(jobs: Iterable[tuple[Run, Job]], upstreams: Mapping[JobKey, _Upstreams]) -> Iterator[list[tuple[Run, Job]]]:
     """Split ready jobs so that the events of each part fit into `_PART_BYTES`."""
     part: list[tuple[Run, Job]] = []
     size = 0
     for run, job in jobs:
         part.append((run, job))
-        size += job.payload_bytes + _JOB_READY_OVERHEAD + (_OUTPUTS_BYTES if run.has_outputs else 0)
+        size += job.payload_bytes + _JOB_READY_OVERHEAD + upstreams.get((run.key, job.name), _NO_UPSTREAMS).size
         if size >= _PART_BYTES:
             yield part
             part, size = [], 0
@@ -104,17 +123,18 @@ def _parts(jobs: Iterable[tuple[Run, Job]]) -> Iterator[list[tuple[Run, Job]]]:
         yield part
 
 
-async def _ready_events(tx: Transaction, jobs: Sequence[tuple[Run, Job]], now: int) -> list[Event]:
+async def _ready_events(
+    tx: Transaction, jobs: Sequence[tuple[Run, Job]], upstreams: Mapping[JobKey, _Upstreams], now: int
+) -> list[Event]:
     with_payload = [store.job_parameters((run.key, job.name)) for run, job in jobs if job.payload_bytes]
     payloads = await _read_texts(tx, "payload", with_payload)
-    may_have_outputs = [store.job_parameters((run.key, job.name)) for run, job in jobs if run.has_outputs]
-    upstreams = await _read_upstreams(tx, may_have_outputs)
-    shown = {(key, name) for (key, _), each in upstreams.items() for name in each.shown}
+    needs = {(run.key, job.name): upstreams.get((run.key, job.name), _NO_UPSTREAMS) for run, job in jobs}
+    shown = {(key, name) for (key, _), each in needs.items() for name in each.shown}
     outputs = await _read_texts(tx, "outputs", [store.job_parameters(each) for each in shown])
     events = []
     for run, job in jobs:
         key = run.key, job.name
-        needed = upstreams[key]
+        needed = needs[key]
         fields: dict[str, Any] = {"jobName": job.name}
         if job.group is not None:
             fields["groupName"] = job.group
@@ -137,14 +157,6 @@ async def _read_texts(tx: Transaction, column: str, jobs: Sequence[Mapping[str, 
     return {(store.run_key(row), row["job_name"]): row[column] for row in rows}
 
 
-class _Upstreams(NamedTuple):
-    """The upstream jobs of one job that have outputs."""
-
-    shown: list[str]
-    """The upstream jobs whose outputs fit into the JobReady."""
-    omitted: int
-
-
 async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, _Upstreams]:
     """Return, for each job, the upstream jobs whose outputs fit into its JobReady."""
     needs = {
@@ -154,12 +166,13 @@ async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]]) ->
     upstream = {(key, name) for (key, _), names in needs.items() for name in names}
     rows = await tx.fetch_each(_SQL["outputs_size"], [store.job_parameters(each) for each in sorted(upstream)])
     sizes = {(store.run_key(row), row["job_name"]): row["outputs_bytes"] for row in rows}
-    fitting = defaultdict[JobKey, _Upstreams](lambda: _Upstreams([], 0))
+    fitting: dict[JobKey, _Upstreams] = {}
     for (key, job), names in needs.items():
         with_outputs = [name for name in names if (key, name) in sizes]
-        totals = zip(with_outputs, accumulate(sizes[key, name] for name in with_outputs), strict=True)
-        shown = [name for name, total in totals if total <= _OUTPUTS_BYTES]
-        fitting[key, job] = _Upstreams(shown, len(with_outputs) - len(shown))
+        totals = list(accumulate(sizes[key, name] for name in with_outputs))
+        count = bisect_right(totals, _OUTPUTS_BYTES)
+        size = totals[count - 1] if count else 0
+        fitting[key, job] = _Upstreams(with_outputs[:count], size, len(with_outputs) - count)
     return fitting
 
 

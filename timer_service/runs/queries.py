@@ -29,8 +29,11 @@ from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus,
 from timer_service.runs.rules import Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "queries.sql")
-_NEEDS_PER_READ = 1024 * 1024
-"""How many characters of needs are read at a time, of all jobs that are read together. A single job may have more."""
+_NEEDS_PER_READ = 64 * 1024
+"""How many characters of needs are read at a time, of all jobs that are read together. A single job may have more.
+
+They are at most 10,000 needs. Nothing else runs while they are parsed and sorted.
+"""
 _NEEDS_OVERHEAD = 50
 """The bytes of the field names `needs` and `moreNeeds`."""
 _NEWER_THAN_ALL = (LATEST + 1, "")

@@ -7,7 +7,7 @@ from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
+from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_need_bytes, check_size, find_cycle
 from timer_service.runs.messages import JobStatus, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
 
@@ -82,6 +82,7 @@ class _CommandApplier:
         if flaw := (
             check_names(payload.jobs, (), payload.groups)
             or check_size(payload.jobs, {}, (), jobs=0, needs=0)
+            or check_need_bytes(payload.jobs, {}, (), run_id=run.key.run_id, used=0)
             or self._cycles.get(command.position)
         ):
             self.draft.reject(flaw)
@@ -128,6 +129,9 @@ class _CommandApplier:
         if flaw := (
             check_names(payload.jobs, self.draft.jobs, self.draft.groups)
             or check_size(payload.jobs, members, downstream, jobs=len(self.draft.jobs), needs=self.draft.need_count)
+            or check_need_bytes(
+                payload.jobs, members, downstream, run_id=self.draft.run.key.run_id, used=self.draft.need_bytes
+            )
             or self._cycles.get(command.position)
         ):
             self.draft.reject(flaw)

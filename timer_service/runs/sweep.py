@@ -4,9 +4,10 @@ It ends stale jobs, evaluates runs whose evaluation was deferred, and looks for 
 A stuck job is still waiting although all jobs it needs have ended, or although it should be skipped.
 """
 
+import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from functools import partial
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 _SQL = load_sql("timer_service.runs", "sweep.sql")
 _MAX_RUNS = 50
 _MAX_STALE_JOBS = 500
+_LONGEST_PASS_SECONDS = 2
+"""After this time a pass sweeps no other run. A loop whose pass takes ten seconds counts as one that hangs."""
 _AGE_SHARE = 4
 _RECHECK_MS = 1000
 """The delay until the broker is asked again whether the commands in the stream have been handled."""
@@ -69,27 +72,47 @@ class Sweep:
         self._delays = Delays()
         self._blocked_until: dict[RunKey, int] = {}
         """When to sweep the runs again that another session had locked."""
+        self._left: dict[RunKey, list[str]] = {}
+        """The runs for which the last pass had no time, with their stale jobs."""
 
     async def tick(self, now: int) -> Pass:
-        """Sweep the due runs and the runs of stale jobs.
+        """Sweep the due runs and the runs of stale jobs, at least one. After two seconds, the rest waits.
 
         A job counts as stale only after the commands that were in the stream when it was found have been handled,
         because a report of the job may be among them.
         """
-        due: defaultdict[RunKey, list[str]] = defaultdict(list, {key: [] for key in await self._due_runs(now)})
-        for key, name in await self._stale_jobs(now):
+        left, self._left = self._left, {}
+        due: defaultdict[RunKey, list[str]] = defaultdict(list, left)
+        due |= {key: [] for key in await self._due_runs(now) if key not in left}
+        for key, name in await self._stale_jobs(now, {(key, name) for key, names in left.items() for name in names}):
             due[key].append(name)
         latest = now + LONGEST // timedelta(milliseconds=1)  # a later instant is from a clock that was ahead
         self._blocked_until = {key: until for key, until in self._blocked_until.items() if now < until <= latest}
-        swept = {key: names for key, names in due.items() if key not in self._blocked_until}
-        for key, names in swept.items():
-            await self._sweep(key, names, now)
-        return Pass(len(swept), now + _RECHECK_MS if self._overdue or self._blocked_until else await self._next_at())
+        swept = await self._sweep_runs(
+            {key: names for key, names in due.items() if key not in self._blocked_until}, now
+        )
+        if self._left:
+            return Pass(swept, now)
+        return Pass(swept, now + _RECHECK_MS if self._overdue or self._blocked_until else await self._next_at())
 
-    async def _stale_jobs(self, now: int) -> set[JobKey]:
-        """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream."""
+    async def _sweep_runs(self, due: Mapping[RunKey, list[str]], now: int) -> int:
+        """Sweep runs until the time of the pass is up, at least one. Return how many."""
+        seconds = asyncio.get_running_loop().time
+        until = seconds() + _LONGEST_PASS_SECONDS
+        for number, (key, names) in enumerate(due.items()):
+            if number and seconds() > until:
+                self._left = dict(list(due.items())[number:])
+                return number
+            await self._sweep(key, names, now)
+        return len(due)
+
+    async def _stale_jobs(self, now: int, left: Collection[JobKey]) -> set[JobKey]:
+        """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream.
+
+        Of the jobs in `left`, this is known.
+        """
         rows = await self._database.reader.fetch(_SQL["stale_jobs"], {"now": now, "limit": _MAX_STALE_JOBS})
-        found = {(store.run_key(row), str(row["job_name"])) for row in rows}
+        found = {(store.run_key(row), str(row["job_name"])) for row in rows} - set(left)
         restart = self._overdue.isdisjoint(found)
         self._overdue = found if restart else self._overdue & found
         if not found or not await self._broker.caught_up(restart=restart):

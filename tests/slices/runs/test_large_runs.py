@@ -138,3 +138,44 @@ async def test_large_payloads_of_ready_jobs(runs: Runs, monkeypatch: pytest.Monk
     await runs.report("success", "seed")
     assert sum(sizes) > 300 * 60_000
     assert max(sizes) < 5 * MIB
+
+
+async def test_small_outputs_of_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one report with a small output makes 150 jobs ready, their events are added at once."""
+    counts: list[int] = []
+    add = outbox.add
+
+    async def count(tx: Transaction, events: Collection[Event], now: int) -> None:
+        counts.append(len(events))
+        await add(tx, events, now)
+
+    await runs.start({"seed": [], **{f"job-{number}": ["seed"] for number in range(150)}})
+    monkeypatch.setattr(outbox, "add", count)
+    await runs.report("success", "seed", outputs={"log": "x"})
+    assert [each for each in counts if each] == [150]
+
+
+async def test_large_outputs_of_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one report with a large output makes 150 jobs ready, their events are added in parts of a few MiB."""
+    sizes: list[int] = []
+    add = outbox.add
+
+    async def measure(tx: Transaction, events: Collection[Event], now: int) -> None:
+        sizes.append(sum(len(to_json(event.payload)) for event in events))
+        await add(tx, events, now)
+
+    await runs.start({"seed": [], **{f"job-{number}": ["seed"] for number in range(150)}})
+    monkeypatch.setattr(outbox, "add", measure)
+    await runs.report("success", "seed", outputs={"log": "x" * 60_000})
+    assert sum(sizes) > 150 * 60_000
+    assert max(sizes) < 5 * MIB
+
+
+async def test_names_of_needs_that_are_too_long_together(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ResolveGroup rejects its run if the names in all needs of the run have too many bytes."""
+    monkeypatch.setattr("timer_service.runs.graph.MAX_NEED_BYTES", 40)
+    await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}]}, "g", "h")  # 2 + 14 bytes
+    resolved = await runs.resolve("h", {"x" * 10: ["a"]})  # 11 bytes
+    rejected = await runs.resolve("g", {"y" * 20: []})  # 21 bytes
+    assert (resolved["outcome"], rejected["outcome"]) == ("resolved", "run_rejected")
+    assert (rejected["run"]["code"], rejected["run"]["path"]) == ("TOO_LARGE", ["c"])

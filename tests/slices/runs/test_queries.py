@@ -7,6 +7,8 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import RunConversation, Runs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.paging import write_cursor
+from timer_service.runs import queries
 
 
 async def test_run_with_its_jobs_and_needs(runs: RunConversation) -> None:
@@ -69,6 +71,28 @@ async def test_invalid_field(runs: RunConversation) -> None:
     await runs.start({"a": []})
     found = [(await runs.ask(name, **question))["error"]["errors"] for _, name, question in WRONG]
     assert [each["path"] for (each,) in found] == [path for path, _, _ in WRONG]
+
+
+async def test_page_parses_the_needs_of_few_jobs_at_a_time(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a page of jobs with many needs, other tasks run after at most 10,000 needs."""
+    runs = Runs(sqlite, memory_broker, clock)
+    names = [f"{number}" for number in range(4_000)]
+    await runs.start({**{name: [] for name in names}, **{f"last-{number}": names for number in range(5)}})
+    read: list[int] = []
+    read_needs = queries._read_needs
+
+    async def count(*arguments: Any) -> Any:
+        needs = await read_needs(*arguments)
+        read.append(sum(len(each.jobs) for each in needs.values()))
+        return needs
+
+    monkeypatch.setattr(queries, "_read_needs", count)
+    page = await runs.ask("get-run", runId="run-1", cursor=write_cursor(["last-0", ""]))
+    assert [len(job["needs"]) for job in page["jobs"]] == [4_000] * len(page["jobs"])
+    assert len(page["jobs"]) > 2
+    assert max(read) <= 10_000
 
 
 @pytest.mark.parametrize("most", [1, 14, 40, 60, 1000])

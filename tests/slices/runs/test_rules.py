@@ -12,9 +12,18 @@ from tests.harness.reference_evaluator import Edges, evaluate_from_scratch
 from timer_service.core.message import Command, Position, TenantPayload, Trace
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import AddedEdges, Edge, build_edges, check_names, check_size, find_cycle
+from timer_service.runs.graph import (
+    AddedEdges,
+    Edge,
+    build_edges,
+    check_names,
+    check_need_bytes,
+    check_size,
+    find_cycle,
+)
 from timer_service.runs.messages import (
     MAX_JOBS,
+    MAX_NEED_BYTES,
     MAX_NEEDS,
     CancelRun,
     FlawCode,
@@ -193,6 +202,26 @@ def test_size_limits() -> None:
     assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 9) is None
     assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 5) == (FlawCode.TOO_LARGE, ["waiting-1"])
     assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 8) == (FlawCode.TOO_LARGE, ["new-2"])
+
+
+@pytest.mark.parametrize(
+    ("new", "members", "waiting", "size"),
+    [
+        (NewJob(name="b", needs=["aa"]), {}, [], 3),
+        (NewJob(name="\U0001f525", needs=["a", "b"]), {}, [], 10),
+        (NewJob(name="b", needs=[GroupNeed(group="g")]), {"g": ["aa", "aaa"]}, [], 7),
+        (NewJob(name="b", needs=[GroupNeed(group="g")]), {}, [], 10),
+        (NewJob(name="b"), {}, ["cc"], 3),
+    ],
+)
+def test_limit_of_the_names_in_needs(new: NewJob, members: dict[str, list[str]], waiting: list[str], size: int) -> None:
+    """A need counts with the bytes of both names; one of an unresolved group twice, with the name of the run."""
+    edges = [Edge("g", name, IfFailed.SKIP) for name in waiting]
+    first = (waiting or [new.name])[0]
+    fits, is_too_much = (
+        check_need_bytes([new], members, edges, run_id="run", used=MAX_NEED_BYTES - size + more) for more in (0, 1)
+    )
+    assert (fits, is_too_much) == (None, (FlawCode.TOO_LARGE, [first]))
 
 
 def test_group_that_makes_a_run_too_large() -> None:

@@ -87,6 +87,19 @@ async def test_sweep_of_a_sound_run_changes_nothing(runs: Runs) -> None:
     assert len(runs.broker.events) == count
 
 
+async def test_a_pass_ends_although_more_runs_are_due(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass whose time is up sweeps no other run, so that many runs do not make it look like one that hangs."""
+    monkeypatch.setattr("timer_service.runs.sweep._LONGEST_PASS_SECONDS", -1)
+    for name in ("run-1", "run-2", "run-3"):
+        await runs.request("StartRun", runId=name, jobs=[{"name": "a", "staleAfterSeconds": 60}])
+    runs.clock.advance(minutes=1)
+    now = runs.clock.now()
+    passes = [await runs.sweep.tick(now) for _ in range(3)]
+    assert passes == [(1, now), (1, now), (1, None)]
+    assert await runs.events_of("RunCompleted")
+    assert {row["status"] for row in await runs.rows("runs")} == {"failed"}
+
+
 async def test_failing_sweep_of_one_run(runs: Runs) -> None:
     """If the sweep of one run fails, that run is postponed and the other runs are swept."""
     for name in ("damaged", "fine"):
