@@ -59,6 +59,7 @@ class ScriptedDriver:
     """A connection whose every acknowledgement is scripted. None: it never comes."""
 
     max_payload = MIB
+    is_connected = True
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -250,6 +251,19 @@ async def test_lost_connection_ends_all_publishes() -> None:
     async with asyncio.timeout(5):
         results = [result for found in await asyncio.gather(*calls) for result in found]
     assert [(result.status, result.reason) for result in results] == [(UNAVAILABLE, "connection lost")] * 12
+
+
+async def test_nothing_more_is_sent_after_the_connection_was_lost() -> None:
+    """If a part of a window was stored before, the driver would send the next one after the outage."""
+
+    def script(sent: Sent) -> bytes | Exception:
+        driver.is_connected = sent.id != "id-499"
+        return STORED if driver.is_connected else errors.ConnectionClosedError()
+
+    driver = ScriptedDriver(script)
+    found = await publish(driver, *map(message, range(1000)), atomic=False)
+    assert found == [PUBLISHED] * 499 + [UNAVAILABLE] * 501
+    assert len(driver.requests) == 500
 
 
 @pytest.mark.parametrize("count", [2, 12])

@@ -2,6 +2,8 @@
 
 import shlex
 
+from timer_service.core.visible import escape_hidden
+
 
 def command(group: str, verb: str, *arguments: str) -> str:
     """Return a `timer-service` command, quoted for bash and zsh."""
@@ -12,10 +14,10 @@ def command(group: str, verb: str, *arguments: str) -> str:
 
 def _quote(text: str) -> str:
     """Return an argument in quotes. Characters that cannot be seen are written as escapes."""
-    return shlex.quote(text) if text.isprintable() else f"$'{''.join(map(_escape, text))}'"
+    return shlex.quote(text) if escape_hidden(text) == text else f"$'{''.join(map(_escape, text))}'"
 
 
 def _escape(each: str) -> str:
     if each in "\\'":
         return f"\\{each}"
-    return each if each.isprintable() else f"\\U{ord(each):08x}"
+    return each if escape_hidden(each) == each else f"\\U{ord(each):08x}"

@@ -8,6 +8,7 @@ from markupsafe import Markup, escape
 
 from timer_service.core.duration import parse_duration
 from timer_service.core.instant import format_instant, parse_instant
+from timer_service.core.visible import escape_character, escape_hidden
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
 _SHOWN_UNITS = 2
@@ -17,7 +18,8 @@ _UNKNOWN = "\N{EN DASH}"
 _ACCENTS = r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _PILED = re.compile(f"(?<={_ACCENTS}{{3}}){_ACCENTS}+")
 """The accents on a letter after the third one."""
-_EMOJI = r"[\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]"
+_EMOJI = r"[\u26d3\u26f9\u2764\U0001f300-\U0001faff]"
+"""What may stand before a joiner."""
 _JOINED = (
     r"[\u2194\u2195\u2620\u2640\u2642\u2695\u2696\u26a7\u2708\u2744\u2764\u27a1\u2b1b"
     r"\U0001f308\U0001f32b\U0001f33e\U0001f373\U0001f37c\U0001f384\U0001f393\U0001f3a4\U0001f3a8\U0001f3eb\U0001f3ed"
@@ -38,19 +40,8 @@ def visible(value: Any) -> Any:
     """
     if not isinstance(value, str) or isinstance(value, Markup) or (value.isascii() and value.isprintable()):
         return value
-    shown = value if value.isprintable() else _show_each(value)
-    return _PILED.sub(lambda found: "".join(map(_escape, found[0])), shown)
-
-
-def _show_each(text: str) -> str:
-    joiners = {found.start() for found in _JOINER.finditer(text)}
-    return "".join(
-        each if each.isprintable() or number in joiners else _escape(each) for number, each in enumerate(text)
-    )
-
-
-def _escape(each: str) -> str:
-    return each.encode("unicode_escape").decode()
+    shown = escape_hidden(value, {found.start() for found in _JOINER.finditer(value)})
+    return _PILED.sub(lambda found: "".join(map(escape_character, found[0])), shown)
 
 
 def milliseconds(value: str | int) -> int:

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from markupsafe import Markup
 
+from timer_service.cli.output.text import one_line
 from timer_service.ui import charts, formats
 from timer_service.ui.commands import command
 from timer_service.ui.links import link
@@ -73,11 +74,26 @@ def test_emoji_with_joiners(emoji: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a\u200db", "😀\u200d", "\u200d👩", "😀\u200d😀", "a\u200d💻", "a\ufe0f\u200d💻", "👩\u200d\u202e💻"]
+    "text",
+    ["a\u200db", "😀\u200d", "\u200d👩", "😀\u200d😀", "a\u200d💻", "a\ufe0f\u200d💻", "👩\u200d\u202e💻", "→\u200d➡"],
 )
 def test_joiner_elsewhere(text: str) -> None:
     """A joiner that joins no emoji cannot be seen, so it is escaped."""
     assert "\u200d" not in formats.visible(text)
+
+
+@pytest.mark.parametrize("hidden", "\u034f\u115f\u1160\u17b4\u180b\u2800\u3164\ufe00\ufe0f\uffa0\U000e0100")
+def test_fillers(hidden: str) -> None:
+    """A character that nobody sees is escaped, also if it counts as printable: the id would look like another one."""
+    escaped = hidden.encode("unicode_escape").decode()
+    assert formats.visible(f"call-1{hidden}") == one_line(f"call-1{hidden}") == f"call-1{escaped}"
+    assert command("timers", "get", "acme", f"call-1{hidden}").endswith(f"$'call-1\\U{ord(hidden):08x}'")
+
+
+@pytest.mark.parametrize("emoji", ["\u2764\ufe0f", "1\ufe0f\u20e3"], ids=["heart", "keycap"])
+def test_coloured_emoji(emoji: str) -> None:
+    """An emoji stays in colour."""
+    assert formats.visible(emoji) == one_line(emoji) == emoji
 
 
 def test_json_text() -> None:

@@ -155,6 +155,9 @@ class Publisher:
         return _not_now("connection lost") if task.cancelled() else task.result()
 
     async def _request(self, message: Message, extra: dict[str, str]) -> Answer:
+        if not self._client.is_connected:
+            # The driver would send it after the outage. Its row may have been released long before.
+            return _not_now("connection lost")
         subject = self._subjects.subject(message.address)
         try:
             reply = await self._client.request(

@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import typer
 
+from timer_service.core.visible import escape_hidden
+
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
 _LABEL_WIDTH = 11
 
@@ -59,7 +61,7 @@ def one_line(text: str) -> str:
 
     Line breaks, terminal codes and marks of the writing direction could make a line look like another one.
     """
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return escape_hidden(text)
 
 
 def field_lines(fields: Mapping[str, str | None]) -> Iterator[str]:
