@@ -1,5 +1,6 @@
 """All slices of the service, on one SQLite database, an in-memory broker and a stepped event loop.
 
+The relays of the first instance claim and settle as on SQLite, and those of the second one as on PostgreSQL.
 The test decides when each step happens. After a crash, every await of the process raises. This rolls back its open
 transaction, and a new process starts on the same database. `tests.simulation.timer_system` tests that the database
 files survive a crash.
@@ -52,6 +53,7 @@ from timer_service.core.handover import Handover, Receiver
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Pass, Worker
 from timer_service.core.message import Command, Position, kebab
+from timer_service.core.outbox import OUTBOX
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.slice import Slice
@@ -71,6 +73,8 @@ SMALLEST_PORTIONS: Mapping[str, Mapping[str, int]] = {"runs": {"most_rows": 0}}
 """Arguments of the handlers with which a transaction reads as few rows as possible."""
 TIMED = {"timers", "schedules", "runs", "signals"}
 """The slices whose handlers defer commands after some time."""
+
+_RELAYS = {"timers", OUTBOX.name}
 
 Row = Mapping[str, Any]
 
@@ -126,7 +130,8 @@ class GatedTask:
 class Instance:
     """A consumer and the workers of every slice, composed as in `timer_service.app`."""
 
-    def __init__(self, service: "Service", database: SqliteDatabase, process: Process) -> None:
+    def __init__(self, service: "Service", database: SqliteDatabase, process: Process, *, alone: bool) -> None:
+        """`alone`: the relays claim and settle as if this were the only instance."""
         self._service = service
         self._handled: list[Handled] = []
         self._tx: Transaction | None = None
@@ -154,7 +159,8 @@ class Instance:
         for each in SLICES:
             for name in each.workers:
                 task = GatedTask(process, service.counts)
-                database_of_worker = faulty(task.gate, committed=partial(self._worker_committed, name))
+                committed = partial(self._worker_committed, name)
+                database_of_worker = faulty(task.gate, exclusive=alone and name in _RELAYS, committed=committed)
                 broker = FaultyBroker(service.broker, task.gate, service)
                 parts_of_worker = parts(database_of_worker, broker, batch_size=ROWS_AT_ONCE, handovers=handovers)
                 worker = build_workers(each, parts_of_worker)[name]
@@ -267,7 +273,7 @@ class Service(BrokerObserver):
 
     def _start(self) -> None:
         self._process = Process(lambda: None)
-        self.instances = [Instance(self, self.database, self._process) for _ in range(INSTANCES)]
+        self.instances = [Instance(self, self.database, self._process, alone=not number) for number in range(INSTANCES)]
         self.observer.started()
 
     def crash(self) -> None:
