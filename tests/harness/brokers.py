@@ -211,9 +211,11 @@ class NatsHarness:
 
     async def start(self) -> None:
         await self._server.start()
-        await self._until(lambda: self.broker.health.reason is None)
+        await self._until(lambda: self.broker.health.reason is None and self.broker.query_health.reason is None)
         await self._until(lambda: self.user.is_connected)
         await self.broker._client.flush()  # it reports as connected before its subscriptions are restored
+        if self.broker._queries is not None:
+            await self.broker._queries._client.flush()
 
     async def _set_ack_wait(self, *, seconds: float) -> None:
         config = (await self._js.consumer_info("TIMER_CMD", "timer-service")).config
