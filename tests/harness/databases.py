@@ -174,7 +174,7 @@ async def _empty(connection: _Connection, rows: Mapping[str, list[asyncpg.Record
     if others := [table["name"] for table in tables if table["name"] not in rows]:
         await connection.execute(f"DROP TABLE {', '.join(others)} CASCADE")
     used = [table for table in tables if table["used"] and rows.get(table["name"]) == []]
-    # DELETE takes 0.1 ms, TRUNCATE 1.4 ms, because it makes the files of all indexes anew. The planner takes a table of
+    # DELETE takes 0.1 ms, TRUNCATE 1.4 ms, because it makes new files for all indexes. The planner takes a table of
     # up to ten pages without statistics for one of ten pages, so it does not see the pages that DELETE leaves.
     if small := [table["name"] for table in used if table["small"]]:
         await connection.execute("; ".join(f"DELETE FROM {name}" for name in small))

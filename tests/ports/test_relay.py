@@ -87,7 +87,7 @@ async def test_the_first_refused_event_waits_for_two_probes(timers: Timers) -> N
 
 async def test_a_pass_ends_although_more_is_due(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass whose time is up claims nothing else, so a slow broker does not make it look like one that hangs."""
-    monkeypatch.setattr("timer_service.core.relay._LONGEST_PASS_SECONDS", 0.1)
+    monkeypatch.setattr("timer_service.core.relay.PASS_SECONDS", 0.1)
 
     async def take_long(_: Sequence[Message]) -> None:
         await asyncio.sleep(0.15)

@@ -8,6 +8,7 @@ from itertools import islice
 from timer_service.core.broker import Delivery, Headers
 from timer_service.core.errors import Rejection
 from timer_service.core.message import TENANT_PATTERN, Address, Kind, Message, Position
+from timer_service.core.visible import escape_character
 
 UNREADABLE = "~unreadable"
 """The part of an address that stands for a tenant or a message that cannot be part of one. No tenant has this name."""
@@ -54,7 +55,7 @@ def letter_id(position: Position) -> str:
 
 def printable(text: str, longest: int = _MAX_TEXT) -> str:
     """Return text as printable ASCII of at most `longest` characters. Others become escapes as in Python."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text[:longest])[:longest]
+    return _UNPRINTABLE.sub(lambda found: escape_character(found[0]), text[:longest])[:longest]
 
 
 def _message(delivery: Delivery, body: bytes, headers: Mapping[str, str]) -> Message:

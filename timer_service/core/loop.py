@@ -17,6 +17,8 @@ from timer_service.core.metrics_port import MetricsPort
 
 log = logging.getLogger(__name__)
 
+PASS_SECONDS = 2
+"""After this time a worker begins nothing else in a pass. A loop counts as one that hangs after ten seconds."""
 _AFTER_FAILURE_MS = 1000
 _SLOW_PASS_SECONDS = 10
 _LONGEST_PASS_SECONDS = 60

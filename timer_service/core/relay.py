@@ -21,7 +21,7 @@ from timer_service.core.flight import Flight
 from timer_service.core.handover import Handover
 from timer_service.core.health import Publishing
 from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
-from timer_service.core.loop import Pass
+from timer_service.core.loop import PASS_SECONDS, Pass
 from timer_service.core.message import Message
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.pause import LONGEST_MS, SHORTEST_MS, Pause
@@ -34,8 +34,6 @@ Encode = Callable[[Row, int], Message]
 """Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
 
 _BATCHES_PER_TICK = 32
-_LONGEST_PASS_SECONDS = 2
-"""After this time a pass claims nothing else. A loop whose pass takes ten seconds counts as one that hangs."""
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
 _GROWTH = 4
@@ -121,7 +119,7 @@ class Relay:
         claimed = 0
         flight = Flight(_FLYING * self._lease.most_bytes)
         seconds = asyncio.get_running_loop().time
-        until = seconds() + _LONGEST_PASS_SECONDS
+        until = seconds() + PASS_SECONDS
         try:
             for _ in range(_BATCHES_PER_TICK):
                 if seconds() > until or not self._may_claim(now := max(now, self._clock.now())):

@@ -7,7 +7,7 @@ _FILLERS = (
     r"\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0e\uffa0"
     r"\U00016fe4\U0001d159\U000e0100-\U000e01ef"
 )
-"""Characters that nobody sees, although they count as printable: fillers, blanks and variants of others."""
+"""Characters that cannot be seen, although they count as printable: fillers, blanks and variants of others."""
 _EMOJI = (
     r"\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u2199\u21a9\u21aa\u231a\u231b\u2328\u23cf-\u23ff\u24c2\u25aa\u25ab"
     r"\u25b6\u25c0\u25fb-\u25fe\u2600-\u27bf\u2934\u2935\u2b05-\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"

@@ -15,7 +15,7 @@ from timer_service.core.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.database import Reader, Transaction
 from timer_service.core.delays import LONGEST, Delays
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.loop import Pass
+from timer_service.core.loop import PASS_SECONDS, Pass
 from timer_service.core.slice import Parts
 from timer_service.core.sql import load_sql
 from timer_service.core.transactions import in_transaction
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 _SQL = load_sql("timer_service.runs", "sweep.sql")
 _MAX_RUNS = 50
 _MAX_STALE_JOBS = 500
-_LONGEST_PASS_SECONDS = 2
-"""After this time a pass sweeps no other run. A loop whose pass takes ten seconds counts as one that hangs."""
 _AGE_SHARE = 4
 _RECHECK_MS = 1000
 """The delay until the broker is asked again whether the commands in the stream have been handled."""
@@ -98,7 +96,7 @@ class Sweep:
     async def _sweep_runs(self, due: Mapping[RunKey, list[str]], now: int) -> int:
         """Sweep runs until the time of the pass is up, at least one. Return how many."""
         seconds = asyncio.get_running_loop().time
-        until = seconds() + _LONGEST_PASS_SECONDS
+        until = seconds() + PASS_SECONDS
         for number, (key, names) in enumerate(due.items()):
             if number and seconds() > until:
                 self._left = dict(list(due.items())[number:])

@@ -55,9 +55,10 @@ async def _handle_any(
     """Apply commands of all kinds. `added`: what was added of a plain batch; None if it is another batch."""
     keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
     known = [(key, command) for key, command in zip(keys, commands, strict=True) if key is not None]
-    cancelling = NONE_NEWER if added else await Cancelling.load(tx, commands, {key for key, _ in known})
+    cancelling = NONE_NEWER if added is not None else await Cancelling.load(tx, commands, {key for key, _ in known})
     may_add = not admission and len(known) == len(keys)  # a CancelTimers decides about the commands behind it
-    added = added or (await _add(tx, known, cancelling, now, transaction_time) if may_add else _NONE_ADDED)
+    new = await _add(tx, known, cancelling, now, transaction_time) if added is None and may_add else _NONE_ADDED
+    added = new if added is None else added
     if added.is_all:
         return added.results
     if not added.keys:  # at least one command must be applied

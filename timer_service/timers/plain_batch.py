@@ -34,15 +34,14 @@ async def add_plain_batch(
     tx: Transaction, commands: Sequence[Command], now: int, transaction_time: TransactionTime
 ) -> Added | None:
     """Add the timers that do not exist yet. Return None, and write nothing, if the batch must be handled in general."""
-    if not _is_plain(commands) or await is_any_newer(tx, min(command.position for command in commands)):
+    payloads = _plain_payloads(commands)
+    if payloads is None or await is_any_newer(tx, min(command.position for command in commands)):
         return None
     rows: list[NewRow] = []
     results: list[CommandResult] = []
-    for command in commands:
+    for command, payload in zip(commands, payloads, strict=True):
         if not (transaction_time.is_in_turn() or await transaction_time.is_left()):
             break
-        payload = command.payload
-        assert isinstance(payload, PlainTimer)  # noqa: S101 - the batch is plain
         due_at = rules.due_time(command, payload, now)
         event_id = rules.event_id(payload, due_at, command.position)
         rows.append(store.plain_row(command, payload, due_at, event_id, now))
@@ -53,8 +52,8 @@ async def add_plain_batch(
     return Added({Key(*values[:2]) for values in inserted}, results, is_all=False)
 
 
-def _is_plain(commands: Sequence[Command]) -> bool:
-    """Return whether all commands are plain, are on different timers, and want no view in their reply."""
-    if any(type(command.payload) is not PlainTimer or command.reply_to is not None for command in commands):
-        return False
-    return len({command.payload[:2] for command in commands}) == len(commands)  # type: ignore[index]
+def _plain_payloads(commands: Sequence[Command]) -> list[PlainTimer] | None:
+    """Return the payloads of commands that are all plain, are on different timers, and want no view in their reply."""
+    payloads = [each.payload for each in commands if isinstance(each.payload, PlainTimer) and each.reply_to is None]
+    are_different = len({payload[:2] for payload in payloads}) == len(commands)  # and all are plain
+    return payloads if are_different else None

@@ -49,7 +49,7 @@ async def test_answered_pulls_stay_in_the_server(tmp_path: Path) -> None:
 
 
 async def test_server_forgets_queries_without_a_reply(tmp_path: Path) -> None:
-    """The server keeps the reply subject of a query that nobody answers only for as long as nats.conf says."""
+    """The server keeps the reply subject of a query without an answer only for as long as nats.conf says."""
     port = unused_port()
     config = f"{CONFIG}\nhttp: 127.0.0.1:{port}\n".replace('response_threshold: "10s"', 'response_threshold: "500ms"')
     async with NatsServer(tmp_path / "nats", config=config, **PASSWORDS) as broker:

@@ -89,7 +89,7 @@ async def test_sweep_of_a_sound_run_changes_nothing(runs: Runs) -> None:
 
 async def test_a_pass_ends_although_more_runs_are_due(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass whose time is up sweeps no other run, so that many runs do not make it look like one that hangs."""
-    monkeypatch.setattr("timer_service.runs.sweep._LONGEST_PASS_SECONDS", -1)
+    monkeypatch.setattr("timer_service.runs.sweep.PASS_SECONDS", -1)
     for name in ("run-1", "run-2", "run-3"):
         await runs.request("StartRun", runId=name, jobs=[{"name": "a", "staleAfterSeconds": 60}])
     runs.clock.advance(minutes=1)

@@ -84,7 +84,7 @@ def test_joiner_elsewhere(text: str) -> None:
 
 @pytest.mark.parametrize("hidden", "\u034f\u115f\u1160\u17b4\u180b\u2800\u3164\ufe00\ufe0f\uffa0\U000e0100")
 def test_fillers(hidden: str) -> None:
-    """A character that nobody sees is escaped, also if it counts as printable: the id would look like another one."""
+    """A character that cannot be seen is escaped, also if it counts as printable: an id would look like another one."""
     escaped = hidden.encode("unicode_escape").decode()
     assert formats.visible(f"call-1{hidden}") == one_line(f"call-1{hidden}") == f"call-1{escaped}"
     assert command("timers", "get", "acme", f"call-1{hidden}").endswith(f"$'call-1\\U{ord(hidden):08x}'")

@@ -78,7 +78,7 @@ class _Session:
         self.on_commit = end.on_commit
         self.on_rollback = end.on_rollback
         self.wrote = False
-        """Whether a statement that returns no rows changed some."""
+        """Whether a statement changed rows, except one of `fetch`."""
 
     async def fetch(self, sql: str, parameters: Parameters = _NONE) -> Sequence[Row]:
         text, names = translate(sql)
