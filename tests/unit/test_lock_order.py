@@ -134,7 +134,7 @@ async def test_new_timers_are_inserted_in_key_order() -> None:
     """New timers with different columns are inserted by one statement. Two could not have one order."""
     tx = Recorder("tenant_id", "service_call_id")
     made = [scheduled(name, correlation_id=name if name in "ab" else None) for name in IDS]
-    await timers.add(tx, made)
+    await timers.insert_new(tx, [timers.new_row(timer) for timer in made])
     assert [[call for _, call, *_ in statement] for statement in tx.statements] == [sorted(IDS)]
 
 

@@ -27,6 +27,8 @@ class Rows:
         self.exempt = Position(0, 0)
         self.roll_back: Callable[[], None]
         """Ends the newest transaction without a commit."""
+        self.commit: Callable[[], None]
+        """Commits the newest transaction that has written rows first."""
 
     async def fetch(self, _sql: str, parameters: Any = None, /) -> Sequence[Any]:
         if parameters is None:
@@ -52,7 +54,7 @@ class Rows:
         raise NotImplementedError
 
     def on_commit(self, then: Callable[[], None], /) -> None:
-        raise NotImplementedError
+        self.commit = then
 
     def on_rollback(self, undo: Callable[[], None], /) -> None:
         self.roll_back = undo
@@ -204,6 +206,60 @@ async def test_flood_of_a_tenant_at_its_limit() -> None:
     rows.used = 10
     assert await add(quotas, rows, [1] * 1000) == [False] * 1000
     assert rows.counts == ["acme"]
+
+
+async def add_first(rows: Rows, admission: Admission, most: int, written: int) -> bool:
+    """Write rows first that are `most` at most. Return whether there was room for them."""
+    if not await admission.reserve({"acme": {TIMERS: most}}):
+        return False
+    rows.used += written
+    admission.keep({"acme": {TIMERS: written}})
+    return True
+
+
+async def test_rows_that_are_written_first() -> None:
+    """What was reserved and not written is there for the rest of the transaction, and after it for the next ones."""
+    rows = Rows()
+    quotas = rows.quotas()
+    admission = begin(quotas, rows)
+    assert await add_first(rows, admission, 8, 3)
+    assert await admission.exceeds("acme", {TIMERS: 2}, HERE) is None
+    rows.used += 2
+    rows.commit()
+    assert (await add(quotas, rows, [4]), rows.counts) == ([True], ["acme"])
+    assert await add(quotas, rows, [1, 1]) == [True, False]
+
+
+async def test_a_count_after_rows_were_written_first() -> None:
+    """A count in the same transaction finds the rows that were written first. They do not count twice."""
+    rows = Rows()
+    quotas = rows.quotas()
+    assert await add(quotas, rows, [6]) == [True]
+    rows.used = 0  # the timers fire
+    admission = begin(quotas, rows)
+    assert await add_first(rows, admission, 4, 3)
+    found = [await admission.exceeds("acme", {TIMERS: amount}, HERE) is None for amount in (7, 1)]
+    assert (found, rows.counts) == ([True, False], ["acme"] * 2)
+
+
+async def test_too_many_rows_to_be_written_first() -> None:
+    """If there may be too little room for one tenant, nothing is reserved, and the commands are admitted one by one."""
+    rows = Rows()
+    quotas = rows.quotas()
+    admission = begin(quotas, rows)
+    assert not await admission.reserve({"tenant-1": {TIMERS: 10}, "acme": {TIMERS: 10, RUNS: 2}})
+    assert [await admission.exceeds(tenant, {TIMERS: 10}, HERE) for tenant in ("tenant-1", "acme")] == [None, None]
+    assert await admission.exceeds("tenant-1", {TIMERS: 1}, HERE) == Excess("pending_timers", 10)
+
+
+async def test_rows_written_first_by_a_transaction_that_fails() -> None:
+    """The next transactions have as much room as before."""
+    rows = Rows()
+    quotas = rows.quotas()
+    assert await add_first(rows, begin(quotas, rows), 8, 8)
+    rows.roll_back()
+    rows.used = 0
+    assert (await add(quotas, rows, [10]), rows.counts) == ([True], ["acme"])
 
 
 async def test_no_limit() -> None:

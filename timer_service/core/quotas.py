@@ -123,6 +123,8 @@ class _Share:
 
     added: int = 0
     """So far. Negative if they remove more than they add."""
+    written: int = 0
+    """What a count in the transaction finds of `added`, because the rows are written."""
     taken: int = 0
     """What they took from the room: the highest value of `added`. The transaction may fail, so less is no room."""
     room: _Room | None = None
@@ -135,16 +137,17 @@ class _Share:
             self.room.left -= self.added - self.taken
             self.taken = self.added
 
-    def give_back(self) -> None:
+    def give_back(self, amount: int) -> None:
         if self.room is not None:
-            self.room.left += self.taken
-            self.taken = 0
+            self.room.left += amount
+            self.taken -= amount
 
 
 class Admission:
     """Admits the commands of one transaction. If it is rolled back, they have taken no room.
 
-    The transaction writes its rows at its end, so a count in it does not have them.
+    The transaction writes its rows at its end, so a count in it does not have them. It may also write some of them
+    first, between `reserve` and `keep`.
     """
 
     def __init__(self, quotas: Quotas, tx: Transaction, now: int) -> None:
@@ -175,9 +178,34 @@ class Admission:
             share.add(amount)
         return None
 
+    async def reserve(self, most: Mapping[str, Amounts]) -> bool:
+        """Take room for the most that each tenant may add by rows that are written first; none if one has too little.
+
+        Nothing else may have been admitted before. `keep` must follow.
+        """
+        for tenant, growth in most.items():
+            if await self.exceeds(tenant, growth, None):
+                self.keep({})
+                return False
+        return True
+
+    def keep(self, written: Mapping[str, Amounts]) -> None:
+        """Say what each tenant has added of what was reserved. The rest can be added later in the transaction.
+
+        What is left of it after the commit goes back to the room.
+        """
+        for (tenant, limit), share in self._shares.items():
+            growth = written.get(tenant, {})
+            share.added = share.written = sum(amount for usage, amount in growth.items() if usage.limit == limit)
+        self._tx.on_commit(self._give_back_unused)
+
+    def _give_back_unused(self) -> None:
+        for share in self._shares.values():
+            share.give_back(share.taken - max(share.added, 0))
+
     def _give_back(self) -> None:
         for share in self._shares.values():
-            share.give_back()
+            share.give_back(share.taken)
 
     async def _fits(self, tenant: str, usage: Usage, most: int, share: _Share, amount: int) -> bool:
         quotas, key = self._quotas, (tenant, usage.limit)
@@ -188,7 +216,7 @@ class Admission:
         if share.room is None or (not share.is_counted and quotas.must_count(share.room, needed)):
             began = quotas.monotonic()
             used = await usage.amount_of(self._tx, tenant, self._now, most + 1)
-            share.room = quotas.counted(key, most - used - share.taken, began)
+            share.room = quotas.counted(key, most - used + share.written - share.taken, began)
             share.is_counted = True
         return needed <= share.room.left
 

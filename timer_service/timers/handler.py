@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
@@ -12,8 +13,9 @@ from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
 from timer_service.timers import rules, store
 from timer_service.timers.cancelling import NONE_NEWER, Cancelling
+from timer_service.timers.insertion import NONE_ADDED, Added, add_new
 from timer_service.timers.messages import CancelTimers
-from timer_service.timers.plain_batch import Added, add_plain_batch
+from timer_service.timers.plain_batch import add_plain_batch
 from timer_service.timers.queries import timer_view
 from timer_service.timers.rules import AnySchedule, Applied, Key, Outcome, Timer
 from timer_service.timers.usage import growth
@@ -37,34 +39,41 @@ async def handle(
     """
     admission = quotas.admission(tx, now)
     transaction_time = TransactionTime(monotonic)
-    added = None if admission else await add_plain_batch(tx, commands, now, transaction_time)
+    added = await add_plain_batch(tx, commands, now, transaction_time, admission)
     if added is not None and added.is_all:
         return added.results
-    return await _handle_any(tx, commands, now, added=added, admission=admission, transaction_time=transaction_time)
-
-
-async def _handle_any(
-    tx: Transaction,
-    commands: Sequence[Command],
-    now: int,
-    *,
-    added: Added | None,
-    admission: Admission | None,
-    transaction_time: TransactionTime,
-) -> Sequence[CommandResult | None]:
-    """Apply commands of all kinds. `added`: what was added of a plain batch; None if it is another batch."""
     keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
-    known = [(key, command) for key, command in zip(keys, commands, strict=True) if key is not None]
-    cancelling = NONE_NEWER if added is not None else await Cancelling.load(tx, commands, {key for key, _ in known})
-    may_add = not admission and len(known) == len(keys)  # a CancelTimers decides about the commands behind it
-    new = await _add(tx, known, cancelling, now, transaction_time) if added is None and may_add else _NONE_ADDED
-    added = new if added is None else added
+    cancelling = NONE_NEWER
+    if added is None:
+        known = [(key, command) for key, command in zip(keys, commands, strict=True) if key is not None]
+        cancelling = await Cancelling.load(tx, commands, {key for key, _ in known})
+        may_add = len(known) == len(keys)  # a CancelTimers decides about the commands behind it
+        add = partial(_add, transaction_time=transaction_time, admission=admission)
+        added = await add(tx, known, cancelling, now) if may_add else NONE_ADDED
     if added.is_all:
         return added.results
+    rest = _Rest(keys, commands, cancelling, added)
+    return await _apply_rest(tx, rest, now, transaction_time=transaction_time, admission=admission)
+
+
+class _Rest(NamedTuple):
+    """A batch of which some timers have been added. A CancelTimers has no key."""
+
+    keys: Sequence[Key | None]
+    commands: Sequence[Command]
+    cancelling: Cancelling
+    added: Added
+
+
+async def _apply_rest(
+    tx: Transaction, rest: _Rest, now: int, *, transaction_time: TransactionTime, admission: Admission | None
+) -> Sequence[CommandResult | None]:
+    """Apply the commands on the timers that were not added. Return the results of all commands."""
+    keys, commands, cancelling, added = rest
     if not added.keys:  # at least one command must be applied
         transaction_time.restart()
     is_over = bool(added.keys) and not await transaction_time.is_left()  # then nothing else is applied
-    wanted = set() if is_over else {key for key, _ in known if key not in added.keys}
+    wanted = set() if is_over else {key for key in keys if key is not None and key not in added.keys}
     before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
     after = dict(before)
     results: list[CommandResult | None] = []
@@ -93,15 +102,14 @@ async def _handle_any(
     return results
 
 
-_NONE_ADDED = Added(frozenset(), (), is_all=False)
-
-
 async def _add(
     tx: Transaction,
     commands: Sequence[tuple[Key, Command]],
     cancelling: Cancelling,
     now: int,
+    *,
     transaction_time: TransactionTime,
+    admission: Admission | None,
 ) -> Added:
     """Add the timers that do not exist yet.
 
@@ -127,9 +135,9 @@ async def _add(
         assert applied.timer is not None  # noqa: S101 - a timer that was scheduled stays
         new[key] = applied.timer
         results.append(_result(before, applied, wants_view=command.reply_to is not None))
-    inserted = await store.add(tx, new.values())
-    is_all = len(results) == len(commands) and not others and len(inserted) == len(new)
-    return Added(inserted, results, is_all=is_all)
+    is_whole = len(results) == len(commands) and not others
+    rows = [store.new_row(timer) for timer in new.values()]
+    return await add_new(tx, rows, results, now, whole=is_whole, admission=admission)
 
 
 def _can_add(cancelling: Cancelling, key: Key, command: Command) -> bool:

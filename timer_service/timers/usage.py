@@ -1,8 +1,12 @@
 """What a tenant may have of timers, and what a command adds to it."""
 
+from collections.abc import Mapping, Sequence
+
 from timer_service.core.quotas import Amounts, Usage
 from timer_service.core.sql import load_sql
+from timer_service.timers import store
 from timer_service.timers.rules import Timer
+from timer_service.timers.store import NewRow
 
 _SQL = load_sql("timer_service.timers", "usage.sql")
 
@@ -17,6 +21,12 @@ def growth(before: Timer | None, after: Timer | None, now: int) -> Amounts:
         PENDING: _is_pending(after, now) - _is_pending(before, now),
         STORED_DATA: _large_data(after) - _large_data(before),
     }
+
+
+def growth_by_rows(rows: Sequence[NewRow], now: int) -> Mapping[str, Amounts]:
+    """Return how much each tenant has by the rows of new timers."""
+    pending, data = store.count_pending(rows, now), store.sum_large_data(rows)
+    return {tenant: {PENDING: pending[tenant], STORED_DATA: data[tenant]} for tenant in pending.keys() | data.keys()}
 
 
 def _is_pending(timer: Timer | None, now: int) -> bool:

@@ -1,7 +1,10 @@
 """Batches that only schedule new timers are added without models and states. Nothing else about them differs."""
 
+import itertools
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,8 +15,10 @@ from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Reply
+from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.message import Command, Message, Position, Trace
 from timer_service.core.quotas import Quotas
+from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
 from timer_service.timers import plain_batch, rules, store
 from timer_service.timers.handler import handle
@@ -105,7 +110,7 @@ def test_a_plain_row_is_that_of_the_rules(data: str | None, more: dict[str, Any]
     payload = PlainTimer("acme", "call-1", NOW + 5, None, data)
     timer = rules.new_timer(Key("acme", "call-1"), given, payload, NOW)
     row = store.plain_row(given, payload, NOW + 5, rules.event_id(timer.key, NOW + 5, given.position), NOW)
-    assert row == store._new_row(timer)
+    assert row == store.new_row(timer)
     assert (row[1] is store._NO_RARE_VALUES) == (not more and data != "x" * 1001)
 
 
@@ -121,7 +126,7 @@ def test_a_plain_row_is_that_of_the_rules(data: str | None, more: dict[str, Any]
 async def test_which_batches_are_plain(sqlite: SqliteDatabase, batch: list[Command], *, is_plain: bool) -> None:
     """A batch is plain if its commands are, name different timers, and want no view."""
     async with sqlite.transaction() as tx:
-        added = await plain_batch.add_plain_batch(tx, batch, NOW, TransactionTime(lambda: 0))
+        added = await plain_batch.add_plain_batch(tx, batch, NOW, TransactionTime(lambda: 0), None)
     assert (added is not None) == is_plain
 
 
@@ -140,3 +145,53 @@ async def test_a_plain_batch_ends_with_its_time(sqlite: SqliteDatabase) -> None:
         batch = [plain(call, number) for number, call in enumerate("abcde", 1)]
         results = await handle(tx, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds, 1.0))
     assert [each and each.name for each in results] == ["scheduled"] * 3 + [None] * 2
+
+
+LIMITED = Limits(pending_timers=25, stored_data=12_000)
+
+
+def schedules(rng: random.Random, calls: Iterator[int], sequences: Iterator[int]) -> list[Command]:
+    """Return a batch of plain commands of two tenants, on different timers, of which most do not exist yet."""
+    payloads = {}
+    for _ in range(rng.randrange(1, 9)):
+        tenant, call = rng.choice(("acme", "globex")), f"call-{next(calls) if rng.randrange(3) else rng.randrange(20)}"
+        data = rng.choice((None, '"x"', f'"{"x" * 1500}"'))
+        payloads[tenant, call] = PlainTimer(tenant, call, NOW + rng.randrange(-1, 9) * 1000, None, data)
+    return [plain("", next(sequences), payload=payload) for payload in payloads.values()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_limits_of_a_batch_are_those_of_its_commands(sqlite: SqliteDatabase, seed: int) -> None:
+    """A plain batch ends as its commands one by one, also while its tenants reach their limits and get room again."""
+    rng = random.Random(seed)
+    calls, sequences, seconds = itertools.count(20), itertools.count(1), itertools.count(0, 1000)
+    quotas = Quotas(TenantLimits(default=LIMITED), monotonic=lambda: next(seconds))
+    outcomes = Counter[str]()
+    for now in range(NOW, NOW + 8000, 200):
+        batch = schedules(rng, calls, sequences)
+        one_by_one: list[CommandResult | None] = []
+        with suppress(_RolledBackError):
+            async with sqlite.transaction() as tx:
+                for each in batch:
+                    one_by_one += await handle(tx, [each], now, quotas=Quotas(TenantLimits(default=LIMITED)))
+                raise _RolledBackError
+        async with sqlite.transaction() as tx:
+            together = await handle(tx, batch, now, quotas=quotas)
+        assert together == one_by_one
+        outcomes.update(each.name for each in together if each is not None)
+    assert min(outcomes["scheduled"], outcomes["over_quota"]) > 10
+
+
+async def test_what_takes_no_room(sqlite: SqliteDatabase) -> None:
+    """Timers that exist already, or are due, take no room of a limit, so the rows are not counted again for them."""
+    quotas = Quotas(TenantLimits(default=LIMITED), monotonic=lambda: 0)
+    left = []
+    for now in (NOW - 1, NOW - 1, NOW):
+        async with sqlite.transaction() as tx:
+            await handle(tx, [plain("a", now), plain("b", now), plain(f"new-{now}", now)], now, quotas=quotas)
+        left.append(quotas.rooms["acme", "pending_timers"].left)
+    assert left == [22, 22, 22]
+
+
+class _RolledBackError(Exception):
+    """Ends a transaction without a commit."""
