@@ -8,7 +8,7 @@ from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from timer_service.core.broker import PublishStatus
+from timer_service.core.broker import TRANSIENT, PublishStatus
 from timer_service.core.errors import Code
 from timer_service.core.health import Health
 from timer_service.core.quotas import OVER_QUOTA
@@ -160,9 +160,8 @@ class Metrics:
 
         A series must exist before the first failure: otherwise an alert on its increase misses this failure.
         """
-        for status in PublishStatus:
-            if status is not PublishStatus.PUBLISHED:
-                self._failures(status)
+        for status in (PublishStatus.REFUSED, *TRANSIENT):
+            self._failures(status)
         for code in Code:
             self._dead_letters(code)
             self._dropped_letters(code)

@@ -1,7 +1,7 @@
 """The limit of a tenant's events: who waits, for how long, and what the others notice of it."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -13,11 +13,13 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core import outbox
+from timer_service.core.broker import PublishResult
 from timer_service.core.database import Database
-from timer_service.core.event_allowances import EVENT_BYTES, GO_ON, USAGE, WAITS, EventAllowances, delete_empty
-from timer_service.core.lease import Lease
+from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.event_admission import EventAdmission
+from timer_service.core.event_allowances import GO_ON, USAGE, WAITS, EventAllowances, Size, delete_empty
 from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Address, Event, Kind
+from timer_service.core.message import Address, Event, Kind, Message
 from timer_service.core.outbox import OUTBOX, stored_message
 
 PERIOD = timedelta(hours=1)
@@ -158,15 +160,57 @@ async def test_instances_share_a_limit(store: Database, memory_broker: MemoryBro
     assert 15 <= len(instances[0].published("a")) <= 20
 
 
-async def test_claim_that_dies(instance: Instance) -> None:
-    """A claim that dies before it publishes costs the tenant its bytes once. Its events go out later."""
+async def test_process_that_dies(instance: Instance) -> None:
+    """A process that dies while it publishes costs the tenant its bytes once. Its events go out later."""
     await instance.add("a", *range(100))
-    dead = Lease(OUTBOX, timedelta(seconds=30), allowances=EventAllowances(LIMITS))
-    async with instance.store.transaction() as tx:
-        rows = await dead.claim(tx, NOW, 5)
-    assert await instance.used() >= sum(EVENT_BYTES + len(row["body"]) for row in rows)
+    sent: list[Message] = []
+
+    class Dying(MemoryBroker):
+        async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+            sent.extend(messages)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await Instance(instance.store, Dying(), instance.clock, size=5).run(seconds=0)
+    assert await instance.used() >= sum(500 + len(message.body) for message in sent) > 0
     await instance.run(hours=8)
     assert sorted(instance.published("a")) == [f"a-{number:06}" for number in range(100)]
+
+
+async def test_withheld_events_keep_their_order(
+    store: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first withheld event of a claim, the later ones of its tenant wait, also if room comes back."""
+    monkeypatch.setattr("timer_service.core.relay._CHUNK_BYTES", 12_000)
+    monkeypatch.setitem(globals(), "PERIOD", timedelta(seconds=20))
+
+    class Slow(MemoryBroker):
+        async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+            clock.advance(seconds=4)
+            return await super().publish(messages)
+
+    instance = Instance(store, Slow(), clock)
+    for numbers in (range(25), range(25, 50)):
+        await instance.add("a", *numbers)
+        await instance.add("b", *numbers)
+    await instance.relay.tick(clock.now())
+    assert instance.published("b") == [f"b-{number:06}" for number in range(50)]
+    assert instance.published("a") == [f"a-{number:06}" for number in range(len(instance.published("a")))]
+    assert 15 <= len(instance.published("a")) <= 25
+
+
+async def test_database_is_away(instance: Instance) -> None:
+    """A tenant waits if it is known to be over its limit. Other events are published: they may have been settled."""
+    await instance.add("a", *range(100))
+    await instance.run(seconds=0)
+    before = len(instance.published("a"))
+    admission = EventAdmission(instance.broker.publish, instance.allowances, Away(instance.store), instance.clock)
+    events = [Message(Address(Kind.EVENT, tenant, "something"), f"{tenant}-new", b"", {}) for tenant in "ab"]
+    found = [result.status.value for result in await admission.publish(events)]
+    instance.clock.advance(minutes=11)
+    found += [result.status.value for result in await admission.publish(events)]
+    assert found == ["withheld", "published", "published", "published"]
+    assert len(instance.published("a")) == before + 1
 
 
 async def test_event_larger_than_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -203,14 +247,13 @@ async def test_events_that_are_given_up_use_nothing(instance: Instance) -> None:
     assert len(instance.published("a")) == 10
 
 
-async def test_rolled_back_claim_uses_nothing(instance: Instance) -> None:
-    """If the transaction of a claim is rolled back, the tenant has all that it had before."""
+async def test_rolled_back_transaction_takes_nothing(instance: Instance) -> None:
+    """If the transaction that takes a part of the limit is rolled back, the tenant has all that it had before."""
     await instance.add("a", *range(10))
-    lease = Lease(OUTBOX, timedelta(seconds=30), allowances=instance.allowances)
     for _ in range(20):
         with suppress(ZeroDivisionError):
             async with instance.store.transaction() as tx:
-                assert len(await lease.claim(tx, NOW, 10)) == 10
+                assert await instance.allowances.admit(tx, [Size("a", 5_000)] * 2, NOW) == [True] * 2
                 raise ZeroDivisionError
     await instance.run(seconds=0)
     assert len(instance.published("a")) == 10
@@ -279,6 +322,19 @@ async def test_later_rows_are_on_time(instance: Instance) -> None:
         )
     next_at = (await instance.relay.tick(NOW)).next_at
     assert next_at == NOW + 321
+
+
+class Away:
+    """A database of which no transaction can begin."""
+
+    def __init__(self, inner: Database) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def transaction(self) -> Any:
+        raise DatabaseUnavailableError("away")
 
 
 class CountedStatements:
@@ -377,15 +433,14 @@ async def test_events_of_rejections_that_the_broker_does_not_store(
     assert len(instance.published("a")) == 10
 
 
-@pytest.mark.parametrize(("limits", "claimed"), [(LIMITS, 0), (TenantLimits(), 1)], ids=["limited", "not limited"])
-async def test_commands_do_not_wait_for_limits(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, limits: TenantLimits, claimed: int
-) -> None:
-    """With a limit, a transaction of commands claims no events: another session may hold what a claim locks."""
-    instance = Instance(store, memory_broker, clock, limits)
+@pytest.mark.parametrize(("events", "claimed"), [(100, 0), (5, 1)], ids=["a tenant waits", "no tenant waits"])
+async def test_commands_do_not_wait_for_limits(instance: Instance, events: int, claimed: int) -> None:
+    """While a tenant waits, a transaction of commands claims no events: a claim looks at all tenants then."""
+    await instance.add("a", *range(events))
+    await instance.run(seconds=0)
     await instance.add("b", 1)
     instance.relay.handover.open(lambda error: pytest.fail(str(error)))
-    async with store.transaction() as tx:
-        rows = await instance.relay.handover.claim(tx, clock.now())
+    async with instance.store.transaction() as tx:
+        rows = await instance.relay.handover.claim(tx, NOW)
     await instance.relay.handover.close()
     assert len(rows) == claimed

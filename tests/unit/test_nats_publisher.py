@@ -14,7 +14,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import PublishStatus
 from timer_service.core.message import Address, Kind, Message
 
-PUBLISHED, REFUSED, FULL, UNAVAILABLE = PublishStatus
+PUBLISHED, REFUSED, FULL, UNAVAILABLE, _ = PublishStatus
 STORED = b'{"stream":"TIMER_EVT","seq":1}'
 MIB = 1024 * 1024
 

@@ -246,8 +246,11 @@ async def test_too_many_rows_to_be_written_first() -> None:
     """If there may be too little room for one tenant, nothing is reserved, and the commands are admitted one by one."""
     rows = Rows()
     quotas = rows.quotas()
+    assert not await begin(quotas, rows).reserve({"tenant-1": {TIMERS: 10}, "acme": {TIMERS: 10, RUNS: 2}})
+    assert rows.counts == ["tenant-1", "acme", "acme"]
     admission = begin(quotas, rows)
-    assert not await admission.reserve({"tenant-1": {TIMERS: 10}, "acme": {TIMERS: 10, RUNS: 2}})
+    assert not await admission.reserve({"tenant-1": {TIMERS: 10}, "acme": {TIMERS: 11}})
+    assert len(rows.counts) == 3, "there is too little room, so the commands are looked at one by one"
     assert [await admission.exceeds(tenant, {TIMERS: 10}, HERE) for tenant in ("tenant-1", "acme")] == [None, None]
     assert await admission.exceeds("tenant-1", {TIMERS: 1}, HERE) == Excess("pending_timers", 10)
 

@@ -13,7 +13,7 @@ from timer_service.core.audit import AuditLog
 from timer_service.core.batch_size import BATCH_SECONDS, BatchSize
 from timer_service.core.blame import blame
 from timer_service.core.blocked import Blocked
-from timer_service.core.broker import Broker, Delivery, Subscription
+from timer_service.core.broker import Broker, Delivery, Publish, Subscription
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.clock import Clock
@@ -22,8 +22,6 @@ from timer_service.core.database import Database
 from timer_service.core.decoder import LARGE_BYTES, Decoded, decode, parts
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
-from timer_service.core.event_admission import EventAdmission
-from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.failures import Failures
 from timer_service.core.health import Health, OutageLog, worst
 from timer_service.core.metrics_port import MetricsPort
@@ -66,8 +64,9 @@ class Consumer:
         audit: AuditLog | None = None,
         newest: NewestRejections | None = None,
         budget: Budget = DEFAULT_BUDGET,
-        allowances: EventAllowances | None = None,
+        publish: Publish | None = None,
     ) -> None:
+        """`publish` is used in place of `broker.publish` for the messages of rejected commands."""
         self._database = database
         self._routes = {payload.type: route for route in routes for payload in route.payloads}
         self._payloads = {payload.type: payload for route in routes for payload in route.payloads}
@@ -103,7 +102,7 @@ class Consumer:
             newest=newest or NewestRejections(),
             command_types=self._payloads,
             reply_prefix=reply_prefix,
-            publish=EventAdmission(broker.publish, allowances or EventAllowances(), database, clock).publish,
+            publish=publish,
         )
 
     @property

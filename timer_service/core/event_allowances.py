@@ -1,10 +1,11 @@
 """Who may publish events: the limit `published_events` of the tenants. See docs/decisions/0076.
 
-A claim takes the bytes of its events from the allowance of each tenant, in its transaction. A tenant with no bytes left
-waits: its rows are released, and the next claims leave it out as a whole. To write a row for each event would cost too
-much, so a process takes a part of a tenant's limit from the database and spends it in memory.
+Before an event is published, its bytes are taken from the allowance of its tenant. A tenant with no bytes left waits:
+its rows are released, and the next claims leave it out as a whole. To write a row for each event would cost too much,
+so a process takes a part of a tenant's limit from the database and spends it in memory.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -26,8 +27,6 @@ LIMIT = "published_events"
 USAGE = Usage(LIMIT, _SQL["used"])
 WAITS = "events of a tenant wait: it has used its limit"
 GO_ON = "events of a tenant no longer wait"
-EVENT_BYTES = 600
-"""What an event has in the stream in addition to the texts of its row, at most."""
 _DEFAULT_PERIOD = timedelta(days=7)
 """The time for which the bytes of a limit count if the broker keeps events for ever."""
 _GRACE_MS = 5_000
@@ -61,6 +60,8 @@ class EventAllowances:
         self._keeps_events_for = keeps_events_for
         self.has_limits = any(each.published_events is not None for each in (limits.default, *limits.tenants.values()))
         """Whether a tenant has a limit. If not, nothing is counted."""
+        self.taking = asyncio.Lock()
+        """Held by the transaction that calls `admit`. If several ran at a time, each would take a part of the limit."""
         self._left: dict[str, int] = {}
         """What this process has taken and not spent. Negative after an event that was larger than the rest."""
         self._waiting: dict[str, int] = {}
@@ -91,6 +92,16 @@ class EventAllowances:
         """Return when the first of the waiting tenants may go on; None if none waits."""
         return min((at for at in self._waiting.values() if is_waiting(at, now)), default=None)
 
+    def spend(self, wanted: Mapping[str, int], now: int) -> bool:
+        """Take the bytes of events of tenants. Return False, and take nothing, if this process has too few of one."""
+        limited = {tenant: amount for tenant, amount in wanted.items() if self._limit_of(tenant) is not None}
+        waiting = self.waiting(now)
+        if any(tenant in waiting or self._left.get(tenant, 0) < amount for tenant, amount in limited.items()):
+            return False
+        for tenant, amount in limited.items():
+            self._left[tenant] -= amount
+        return True
+
     async def admit(self, tx: Transaction, sizes: Sequence[Size], now: int) -> list[bool]:
         """Return which events may be published, in their order. These are counted if the transaction is committed.
 
@@ -101,29 +112,28 @@ class EventAllowances:
         limits = self._limits_of(sizes)
         await self._fill(tx, sizes, limits, now)
         admitted = self._spend(sizes, limits)
-        spent = [size for size, is_admitted in zip(sizes, admitted, strict=True) if is_admitted]
+        spent = _sums(size for size, is_admitted in zip(sizes, admitted, strict=True) if is_admitted)
         tx.on_rollback(partial(self.give_back, spent))
         return admitted
 
-    def give_back(self, sizes: Iterable[Size]) -> None:
-        """Give back the bytes of events that were admitted and not published."""
-        if not self._left:
-            return
-        for size in sizes:
-            if size.tenant in self._left:
-                self._left[size.tenant] += size.amount
+    def give_back(self, amounts: Mapping[str, int]) -> None:
+        """Give back the bytes of events of each tenant that were not published."""
+        for tenant, amount in amounts.items():
+            if tenant in self._left:
+                self._left[tenant] += amount
+
+    def _limit_of(self, tenant: str) -> int | None:
+        return self._limits.of(tenant).published_events
 
     def _limits_of(self, sizes: Iterable[Size]) -> Mapping[str, Limit]:
         """Return the limits of the tenants that have one."""
         period_ms = (self._keeps_events_for() or _DEFAULT_PERIOD) // timedelta(milliseconds=1)
-        limits = {tenant: self._limits.of(tenant).published_events for tenant in {size.tenant for size in sizes}}
+        limits = {tenant: self._limit_of(tenant) for tenant in {size.tenant for size in sizes}}
         return {tenant: Limit(most, period_ms) for tenant, most in limits.items() if most is not None}
 
     async def _fill(self, tx: Transaction, sizes: Iterable[Size], limits: Mapping[str, Limit], now: int) -> None:
         """Take bytes for the tenants whose events need more than this process has."""
-        wanted = Counter[str]()
-        for tenant, amount in sizes:
-            wanted[tenant] += amount
+        wanted = _sums(sizes)
         lacking = {tenant: wanted[tenant] - self._left.get(tenant, 0) for tenant in sorted(limits)}
         lacking = {tenant: amount for tenant, amount in lacking.items() if amount > 0}
         if not lacking:
@@ -162,10 +172,17 @@ class EventAllowances:
                 self._audit.record(GO_ON, tenant)
         else:
             if tenant not in self._waiting:
-                self._audit.record(WAITS, tenant, limit=LIMIT, most=self._limits.of(tenant).published_events)
+                self._audit.record(WAITS, tenant, limit=LIMIT, most=self._limit_of(tenant))
             self._waiting[tenant] = again_at
         if self._metrics is not None:
             self._metrics.event_limits_reached(len(self._waiting))
+
+
+def _sums(sizes: Iterable[Size]) -> Counter[str]:
+    sums = Counter[str]()
+    for tenant, amount in sizes:
+        sums[tenant] += amount
+    return sums
 
 
 async def delete_empty(tx: Transaction, before: int, limit: int) -> int:

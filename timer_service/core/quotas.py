@@ -98,6 +98,11 @@ class Quotas:
         """Return what admits the commands of a transaction at an instant; None if all may add what they want."""
         return None if self._limits_nobody else Admission(self, tx, now)
 
+    def lacks_room(self, tenant: str, growth: Amounts) -> bool:
+        """Return whether the last count left too little room for a change."""
+        rooms = [(self.rooms.get((tenant, usage.limit)), amount) for usage, amount in growth.items()]
+        return any(room is not None and amount > room.left for room, amount in rooms)
+
     def must_count(self, room: _Room, amount: int) -> bool:
         """Return whether to count the rows again because an amount does not fit, or because others add rows too."""
         now = self.monotonic()
@@ -181,10 +186,11 @@ class Admission:
     async def reserve(self, most: Mapping[str, Amounts]) -> bool:
         """Take room for the most that each tenant may add by rows that are written first; none if one has too little.
 
-        Nothing else may have been admitted before. `keep` must follow.
+        Nothing else may have been admitted before. `keep` must follow. Rows are not counted again only because there is
+        too little room: perhaps the tenant adds less.
         """
         for tenant, growth in most.items():
-            if await self.exceeds(tenant, growth, None):
+            if self._quotas.lacks_room(tenant, growth) or await self.exceeds(tenant, growth, None):
                 self.keep({})
                 return False
         return True

@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -17,6 +17,7 @@ from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.flight import Flight
 from timer_service.core.handover import Handover
 from timer_service.core.health import Publishing
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 Encode = Callable[[Row, int], Message]
 """Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
 
+_NO_FAILURES = frozenset({PublishStatus.PUBLISHED, PublishStatus.WITHHELD})
 _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
@@ -67,13 +69,15 @@ class Relay:
         max_attempts: int,
         publishing: Publishing | None = None,
         publish: Publish | None = None,
+        allowances: EventAllowances | None = None,
         backoff: Backoff = Backoff(),
         rng: random.Random | None = None,
     ) -> None:
-        """`publish` is used in place of `broker.publish`."""
+        """`publish` is used in place of `broker.publish`. It withholds the events that `allowances` do not admit."""
         self._database = database
         self._broker = broker
         self._publish_all = publish or broker.publish
+        self._allowances = allowances or EventAllowances()
         self._lease = lease
         self._encode = encode
         self._clock = clock
@@ -143,19 +147,21 @@ class Relay:
             await self._settler.settle_all(flight.take_published())
         flight.raise_first()
         self._claimed_nothing_at = None if claimed else now
-        return Pass(claimed, await self._next_at())
+        return Pass(claimed, await self._next_at(now))
 
-    async def _next_at(self) -> int | None:
-        at = await self._next_claim_at()
+    async def _next_at(self, claimed_at: int) -> int | None:
+        at = await self._next_claim_at(claimed_at)
         if not self._settler.waits:
             return at
         settle_at = self._clock.now() + _UNSETTLED_PAUSE_MS
         return settle_at if at is None else min(at, settle_at)
 
-    async def _next_claim_at(self) -> int | None:
+    async def _next_claim_at(self, claimed_at: int) -> int | None:
         at = await self._lease.next_available(self._database.reader)
         if at is None:
             return None
+        if (look_at := self._allowances.next_look_at(claimed_at)) is not None:
+            at = min(at, look_at)
         if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
             at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
         # Not later than the shortest pause, to see whether the broker was away and is back.
@@ -166,14 +172,15 @@ class Relay:
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement] = ()) -> list[Row]:
         """Settle claims that were published, and claim the next rows, in one transaction."""
-        rows = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit))
+        waiting = self._allowances.waiting(now)
+        rows = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit, waiting))
         if rows or not published:  # else the transaction was needed to settle
             self._metrics.claimed(len(rows))
         return rows
 
     def _may_claim_written(self, now: int) -> bool:
-        # With a limit of events, a claim also locks what other tenants have used. No command may wait for that.
-        return not self._pause.probing and not self._lease.is_bounded and self._may_claim(now)
+        # While a tenant waits, a claim looks at the other ones one by one. No command may wait for that.
+        return not self._pause.probing and not self._allowances.waiting(now) and self._may_claim(now)
 
     async def _claim_written(self, tx: Transaction, now: int) -> list[Row]:
         return await self._claim_in(tx, now, self._batch_size)
@@ -182,8 +189,8 @@ class Relay:
         self._metrics.claimed(len(rows))
         await self._fire(rows, self._lease.most_bytes)  # so that they are settled at once: no claim may follow
 
-    async def _claim_in(self, tx: Transaction, now: int, limit: int) -> list[Row]:
-        rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive)
+    async def _claim_in(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> list[Row]:
+        rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)
         await self._lease.discount(tx, [row for row in rows if self._is_exhausted(row)])
         return rows
 
@@ -226,7 +233,6 @@ class Relay:
             else:
                 self._settler.count_lost(1)
         if rest.count():
-            self._lease.give_back(rest.rows)
             await self._settler.settle(rest)
 
     async def _publish(self, rows: Sequence[Row], until: int, *, whole: bool) -> Settlement:
@@ -243,8 +249,8 @@ class Relay:
                 results = await self._publish_all([message for _, message in messages])
                 self._metrics.published(time.perf_counter() - started)
                 self._sort_results([row for row, _ in messages], results, settlement)
+            waiting = self._withhold_later(waiting, settlement)
         settlement.release += waiting
-        self._lease.give_back([*settlement.release, *(each.row for each in (*settlement.retry, *settlement.bury))])
         self._set_pause(settlement)
         return settlement
 
@@ -264,6 +270,18 @@ class Relay:
                 size += len(message.body)
         return messages
 
+    @staticmethod
+    def _withhold_later(waiting: deque[Row], settlement: Settlement) -> deque[Row]:
+        """Withhold the other events of tenants of which one was withheld, so that they keep their order.
+
+        Return the rest.
+        """
+        tenants = {row["tenant_id"] for row in settlement.withheld}
+        if not tenants:
+            return waiting
+        settlement.withheld += (row for row in waiting if row["tenant_id"] in tenants)
+        return deque(row for row in waiting if row["tenant_id"] not in tenants)
+
     def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
         """Decide by the result of each row: published (complete), transient (release), refused (retry or bury).
 
@@ -281,9 +299,11 @@ class Relay:
                 settlement.complete.append(row)
             elif result.status in TRANSIENT:
                 settlement.release.append(row)
+            elif result.status is PublishStatus.WITHHELD:
+                settlement.withheld.append(row)
             else:
                 self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
-        failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
+        failures = [result for result in results if result.status not in _NO_FAILURES]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
             self._metrics.publish_failed(status, len(reasons))

@@ -14,7 +14,7 @@ from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.transactions import in_transaction, run_at_once
+from timer_service.core.transactions import run_at_once
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class Settlement:
     """Whether these are all rows of the claim."""
     complete: list[Row] = field(default_factory=list)
     release: list[Row] = field(default_factory=list)
+    withheld: list[Row] = field(default_factory=list)
+    """Rows whose tenants must not publish now. They are released."""
     retry: list[Failure] = field(default_factory=list)
     bury: list[Failure] = field(default_factory=list)
 
@@ -42,12 +44,12 @@ class Settlement:
 
     def count(self) -> int:
         """Return the number of rows."""
-        return len(self.complete) + len(self.release) + len(self.retry) + len(self.bury)
+        return len(self.complete) + len(self.release) + len(self.withheld) + len(self.retry) + len(self.bury)
 
     @property
     def rows(self) -> list[Row]:
         """All rows of the settlement."""
-        return [*self.complete, *self.release, *(each.row for each in (*self.retry, *self.bury))]
+        return [*self.complete, *self.release, *self.withheld, *(each.row for each in (*self.retry, *self.bury))]
 
     def part(self, rows: Iterable[Row]) -> "Settlement":
         """Return the settlement of some of the rows."""
@@ -56,6 +58,7 @@ class Settlement:
             self.at,
             complete=[row for row in self.complete if id(row) in kept],
             release=[row for row in self.release if id(row) in kept],
+            withheld=[row for row in self.withheld if id(row) in kept],
             retry=[each for each in self.retry if id(each.row) in kept],
             bury=[each for each in self.bury if id(each.row) in kept],
         )
@@ -65,7 +68,7 @@ class Settlement:
         middle = self.count() // 2
         halves = [Settlement(self.at), Settlement(self.at)]
         seen = 0
-        for name in ("complete", "release", "retry", "bury"):
+        for name in ("complete", "release", "withheld", "retry", "bury"):
             rows = getattr(self, name)
             here = max(0, middle - seen)
             setattr(halves[0], name, rows[:here])
@@ -79,7 +82,7 @@ class Settlement:
             await lease.lock(tx, self.rows)
         return {
             "fired": await lease.complete(tx, self.complete, self.at),
-            "released": await lease.release(tx, self.release),
+            "released": await lease.release(tx, [*self.release, *self.withheld]),
             "retried": await lease.retry(tx, self.retry),
             "buried": await lease.bury(tx, self.bury),
         }
@@ -171,10 +174,8 @@ class Settler:
             counts = [await self._lease.complete_claim(tx, each.complete, each.at, shared=False) for each in claims]
             return counts, await work(tx)
 
-        # Not in the thread of the database if other loops use the same allowances.
-        run = in_transaction if self._lease.is_bounded else run_at_once
         try:
-            counts, result = await self._run(claims, write, run)
+            counts, result = await self._run(claims, write)
         except DatabaseUnavailableError:
             self._left += claims
             raise
@@ -183,7 +184,7 @@ class Settler:
                 raise
             log.warning("settling with the next claim failed, settling alone", exc_info=error)
             await self.settle_all(claims)
-            return await run(self._database, work)
+            return await run_at_once(self._database, work)
         for each, count in zip(claims, counts, strict=True):
             self._record(each, {"fired": count}, 0)
         return result
@@ -193,12 +194,7 @@ class Settler:
         self._metrics.leases_lost(count)
         log.warning("leases expired or rows changed before they were settled", extra={"count": count})
 
-    async def _run(
-        self,
-        settlements: Sequence[Settlement],
-        work: Callable[[Transaction], Awaitable[_T]],
-        run: Callable[[Database, Callable[[Transaction], Awaitable[_T]]], Awaitable[_T]] = run_at_once,
-    ) -> _T:
+    async def _run(self, settlements: Sequence[Settlement], work: Callable[[Transaction], Awaitable[_T]]) -> _T:
         """Run `work`, which settles rows. If it is cancelled before the commit, `settle_left` settles them."""
         unsettled = list(settlements)
 
@@ -207,7 +203,7 @@ class Settler:
             return await work(tx)
 
         try:
-            return await run(self._database, settle)
+            return await run_at_once(self._database, settle)
         except asyncio.CancelledError:
             self._left += unsettled
             raise

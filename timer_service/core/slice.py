@@ -17,6 +17,7 @@ from timer_service.core.clock_repair import TimedRows
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Database
 from timer_service.core.due_rows import DueTable
+from timer_service.core.event_admission import EventAdmission
 from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.handover import Handover
 from timer_service.core.health import OutageLog, Publishing
@@ -83,7 +84,7 @@ class Parts:
             audit=self.audit,
             newest=self.newest_rejections,
             budget=self.budget,
-            allowances=self.allowances,
+            publish=self._admitted(self.broker.publish),
         )
 
     def queries(self, routes: Sequence[QueryRoute]) -> Queries:
@@ -95,16 +96,21 @@ class Parts:
         return Relay(
             database=self.database,
             broker=self.broker,
-            lease=Lease(table, self.visibility_timeout, self.budget.claim, self.allowances),
+            lease=Lease(table, self.visibility_timeout, self.budget.claim),
             encode=encode,
             clock=self.clock,
             metrics=self.metrics,
             batch_size=self.batch_size,
             max_attempts=self.max_attempts,
             publishing=self.publishing,
-            publish=self.publish,
+            publish=self._admitted(self.publish or self.broker.publish),
+            allowances=self.allowances,
             rng=self.rng,
         )
+
+    def _admitted(self, publish: Publish) -> Publish:
+        """Return `publish` without the events for which tenants have no allowance."""
+        return EventAdmission(publish, self.allowances, self.database, self.clock).publish
 
 
 BuildWorker = Callable[[Parts], Worker]
