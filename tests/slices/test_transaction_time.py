@@ -92,3 +92,29 @@ async def test_decoding_stops_in_time(store: Database, memory_broker: MemoryBrok
     await consumer.handle(subscription, await subscription.next_batch(100))
     assert transactions == [4, 4]
     assert [each.message_id for each in await subscription.next_batch(100)] == ["11", "8", "9", "10"]
+
+
+@pytest.mark.parametrize(("milliseconds", "handled"), [(100, 1), (60, 2), (200, 1)])
+async def test_costly_parts_fit_into_the_time_of_a_batch(
+    milliseconds: int, handled: int, store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """One large command of a batch is handled, and another one only if as much time is left as the last one took."""
+    applied = 0
+
+    async def handle(_tx: Transaction, commands: Sequence[Command], _now: int) -> list[CommandResult]:
+        nonlocal applied
+        applied += len(commands)
+        clock.advance(milliseconds=milliseconds)
+        return [CommandResult("done")] * len(commands)
+
+    async def wake(_at: int, _loop: str | None) -> None:
+        pass
+
+    process = InProcess(store, memory_broker, clock, timers.SLICE)
+    consumer = process.parts.consumer([Route(timers.SLICE.commands, handle, wake)])
+    for number in range(3):
+        body = b'{"type":"CancelTimer","tenantId":"acme","payload":{"serviceCallId":"a"}}'.ljust(600_000)
+        memory_broker.send(command_address("acme", "cancel-timer"), body, message_id=str(number))
+    subscription = await memory_broker.subscribe(MemoryHistory())
+    _, left = await consumer.handle(subscription, await subscription.next_batch(100))
+    assert (applied, left) == (handled, 3 - handled)

@@ -1,5 +1,6 @@
 """When the stream is listed, and which subjects are looked at for tenants that wait."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import Callable, Mapping
@@ -89,6 +90,39 @@ async def test_a_new_backlog_is_listed_at_once(site: Site) -> None:
         counts.append(site.listings)
         site.now += 0.4
     assert counts == [1, 1, 2]
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(1000, [1, 3]), (2 * 1024 * 1024, [1, 1])])
+async def test_small_listings_come_at_once(monkeypatch: pytest.MonkeyPatch, size: int, at_once: list[int]) -> None:
+    """After a small listing, the next one asks for all types of commands at once. A large one takes much memory."""
+    now, asked, most = NOW, 0, 0
+
+    async def subjects(_pattern: str) -> Listing:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
+        await asyncio.sleep(0)
+        asked -= 1
+        return Listing(b'{"state":{"last_seq":5}}'.ljust(size))
+
+    monkeypatch.setattr(tenant_search, "time", SimpleNamespace(monotonic=lambda: now))
+    consumer = cast("DurableConsumer", SimpleNamespace(subjects=subjects, largest_body=1))
+    search = TenantSearch(consumer, Subjects("timer"), ["schedule-timer", "cancel-timer", "start-run"])
+    found: list[int] = []
+    for _ in range(2):
+        now, most = now + 100, 0
+        await search.find(lambda _: False, lambda _: 0)
+        found.append(most)
+    assert found == at_once
+
+
+async def test_a_listing_at_once_that_fails(site: Site) -> None:
+    """If one of the types that are asked for at once cannot be listed, the listing has failed."""
+    await site.find()
+    site.now += 100
+    site.fails = True
+    with pytest.raises(JetStreamError):
+        await site.find()
 
 
 async def test_a_command_that_is_added_during_a_listing(site: Site) -> None:

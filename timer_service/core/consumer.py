@@ -160,10 +160,7 @@ class Consumer:
         # One group, one part of these and one suspect also if the time is up, or they would wait for ever.
         divided = deque(part for group in groups for part in parts(group, self._part_bytes))
         for apart in (divided, last):
-            if apart and self._goes_on(progress, None):
-                left += await self._handle_part(progress, apart.popleft(), began)
-            while apart and self._goes_on(progress, began):
-                left += await self._handle_part(progress, apart.popleft(), began)
+            left += await self._handle_costly(progress, apart, began)
         if suspects and self._goes_on(progress, None):
             left += await self._handle_suspect(progress, suspects.pop(), began)
         while suspects and self._goes_on(progress, began):
@@ -171,14 +168,27 @@ class Consumer:
         left += [delivery for part in (*waiting, *divided, *last, suspects) for delivery in part]
         return await self._end(progress, [*progress.blocked, *left])
 
-    def _goes_on(self, progress: Progress, began: int | None) -> bool:
+    async def _handle_costly(self, progress: Progress, waiting: deque[list[Delivery]], began: int) -> list[Delivery]:
+        """Handle one part in any case, and others if there is time for one that takes as long as the last one.
+
+        Remove them from `waiting`. Return the deliveries that were not handled.
+        """
+        left: list[Delivery] = []
+        took: int | None = None
+        while waiting and self._goes_on(progress, None if took is None else began, needs=took or 0):
+            part_began = self._clock.now()
+            left += await self._handle_part(progress, waiting.popleft(), began)
+            took = self._clock.now() - part_began
+        return left
+
+    def _goes_on(self, progress: Progress, began: int | None, *, needs: int = 0) -> bool:
         """Return whether to handle more commands of a batch that began at an instant. None: the time is not limited.
 
-        A clock that was set back ends the batch too.
+        `needs`: how many milliseconds they may take. A clock that was set back ends the batch too.
         """
         if progress.outage is not None or progress.blocked:
             return False
-        return began is None or 0 <= self._clock.now() - began < BATCH_SECONDS * 1000
+        return began is None or 0 <= self._clock.now() - began < BATCH_SECONDS * 1000 - needs
 
     async def _end(self, progress: Progress, left: list[Delivery]) -> list[Delivery]:
         """Settle the failed commands, and put back the commands that were not handled. Return these."""

@@ -12,7 +12,10 @@ from timer_service.core.rejection import Rejected
 from timer_service.core.turns import Turns
 
 LARGE_BYTES = 64 * 1024
-"""Decoding them takes 10 ms at most. A single command that has more is decoded in a thread: it may take 150 ms."""
+"""Decoding them takes 10 ms at most. A single command that has more is decoded in a thread: it may take 150 ms.
+
+Most of this time is one call into C, which stops the event loop too.
+"""
 _LONGEST_MS = 50
 """After this time, decoding ends. What is decoded is applied first."""
 _PER_READING = 4
@@ -33,6 +36,8 @@ async def decode(
 ) -> Decoded:
     """Decode deliveries for 50 ms, at least one. Other tasks run between large commands, and every millisecond.
 
+    After a large command that is refused, other tasks run for as long as it took. See docs/decisions/0085.
+
     `payloads` maps each known type to its model. `now` returns milliseconds.
     """
     decoded = Decoded([], [])
@@ -43,8 +48,12 @@ async def decode(
         if number and number % _PER_READING == 0 and not 0 <= now() - began < _LONGEST_MS:
             return decoded._replace(left=batch[number:])
         if delivery.size > LARGE_BYTES:
+            turns = Turns(LARGE_BYTES, pauses=True)
             command = await asyncio.to_thread(_decode, delivery, models, payloads)
-            turns = Turns(LARGE_BYTES, pauses=True)  # the other tasks have had theirs
+            if isinstance(command, Rejected):
+                await turns.begin(0)  # parsing stops the other tasks also in a thread
+            else:
+                turns = Turns(LARGE_BYTES, pauses=True)  # they run while it is applied
         else:
             if turns.ends(delivery.size):
                 await turns.begin(delivery.size)

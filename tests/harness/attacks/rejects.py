@@ -20,6 +20,8 @@ def _with_headers(*lines: bytes, content: bytes = _VALID, size: int = 200, reply
 
 
 _FIELDS = b"{" + b",".join(b'"%d":0' % number for number in range(100_000)) + b"}"
+_PAYLOAD = b'{"type":"ScheduleTimer","tenantId":"tenant-a","payload":%b}'
+_OBJECTS = b'{"data":[' + b",".join(b'{"%d":0}' % number for number in range(80_000)) + b"]}"
 _NEEDS = b'{"type":"StartRun","tenantId":"tenant-a","payload":{"runId":"run","jobs":[{"name":"job","needs":[%b0]}]}}'
 _REPLIES = (
     b"_INBOX.tenant-b.guessed",
@@ -43,6 +45,8 @@ REJECTS: Mapping[str, Attack] = {
     "an array of 500,000": _with_body(b"[" + b"0," * 499_999 + b"0]", 4),
     "needs of numbers": _with_body(_NEEDS % (b"0," * 400_000), 4, "StartRun"),
     "100,000 unknown fields": _with_body(_FIELDS, 4),
+    "100,000 unknown fields of a payload": _with_body(_PAYLOAD % _FIELDS, 4),
+    "data of 80,000 objects": _with_body(_PAYLOAD % _OBJECTS, 4),
     "170,000 times the same field": _with_body(b"{" + b'"":0,' * 170_000 + b'"":0}', 4),
     "runs with cycles": commands(
         (

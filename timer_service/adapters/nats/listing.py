@@ -48,6 +48,11 @@ class Listing:
         begin = answer.find(_SUBJECTS, state)
         self._begin = begin + len(_SUBJECTS) if begin >= 0 else len(answer)
 
+    @property
+    def size(self) -> int:
+        """The bytes of the answer."""
+        return len(self._answer)
+
     def parts(self) -> Iterator[list[bytes]]:
         """Yield the raw entries in parts. To handle a part takes some milliseconds. `read_entry` parses an entry."""
         begin, end = self._begin, self._find_end()

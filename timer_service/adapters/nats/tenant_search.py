@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import nats.errors
 from nats.js.errors import Error as JetStreamError
@@ -35,6 +36,8 @@ _SMALL_ANSWER = READ_BYTES // _MOST_LOOKS_AT_ONCE
 _IDLE_LISTING_SECONDS = 10.0
 _SAME_LISTING_SECONDS = 1.0
 """How long a backlog is not listed again while no command seems to be added to it."""
+_SMALL_LISTING = 1024 * 1024
+"""If the answers of a listing have no more bytes together, the next one asks for all of them at once."""
 _SHORTEST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 300.0
 """How long nothing is listed after listings that failed.
@@ -42,6 +45,14 @@ _LONGEST_PAUSE_SECONDS = 300.0
 The server closes the connection if an answer has more than its `max_pending`, 64 MiB. Anybody who may publish commands
 of any tenant can make it that large.
 """
+
+
+class Listed(NamedTuple):
+    """A listing of one type of command that was compared."""
+
+    last_sequence: int
+    size: int
+    """The bytes of the answer."""
 
 
 class TenantSearch:
@@ -55,6 +66,8 @@ class TenantSearch:
         self._candidates = Candidates()
         self._listed_at = 0.0
         self._listing_seconds = 0.0
+        self._asks_at_once = False
+        """Whether the last listing was small."""
         self._end: int | None = None
         self._listed_end: int | None = None
         self._pause_seconds = 0.0
@@ -130,24 +143,32 @@ class TenantSearch:
     async def _list(self) -> None:
         began, end = time.monotonic(), self._end
         self._candidates.begin_listing()
-        patterns = [self._subjects.pattern(Kind.COMMAND, message) for message in self._messages]
         try:
-            ends = [await self._list_pattern(each) for each in patterns]  # one by one: each may take much memory
+            listings = await self._list_patterns()
         except READ_ERRORS:
             self._pause_seconds = min(max(2 * self._pause_seconds, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
             self._list_again_at = time.monotonic() + self._pause_seconds
             raise
-        self._candidates.end_listing(min(ends, default=0))
+        self._candidates.end_listing(min((each.last_sequence for each in listings), default=0))
+        self._asks_at_once = sum(each.size for each in listings) <= _SMALL_LISTING
         self._listed_at, self._listed_end = time.monotonic(), end
         self._listing_seconds = self._listed_at - began
         self._pause_seconds = 0.0
 
-    async def _list_pattern(self, pattern: str) -> int:
+    async def _list_patterns(self) -> list[Listed]:
+        """List each type of command. Beside a busy event loop, all answers together come as soon as a single one."""
+        patterns = [self._subjects.pattern(Kind.COMMAND, message) for message in self._messages]
+        if not self._asks_at_once:  # each answer may take much memory
+            return [await self._list_pattern(each) for each in patterns]
+        listed = await asyncio.gather(*map(self._list_pattern, patterns), return_exceptions=True)
+        return [_or_raise(each) for each in listed]
+
+    async def _list_pattern(self, pattern: str) -> Listed:
         listing = await self._consumer.subjects(pattern)
         for part in listing.parts():
             self._candidates.compare(part)
             await asyncio.sleep(0)
-        return listing.last_sequence
+        return Listed(listing.last_sequence, listing.size)
 
     async def _look(self, subject: str, position: int) -> int:
         """Return the bytes of the next command of a subject after a position, or 0 if there is none."""
@@ -161,6 +182,12 @@ class TenantSearch:
 
     def _tenant(self, subject: str) -> str:
         return self._subjects.address(Kind.COMMAND, subject).tenant
+
+
+def _or_raise(listed: Listed | BaseException) -> Listed:
+    if isinstance(listed, BaseException):
+        raise listed
+    return listed
 
 
 async def _look_at_each(
