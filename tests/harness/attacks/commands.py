@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.harness.attacks.attack import LONG_AFTER, LONG_AGO, Attack, address, body, commands
+from tests.harness.attacks.attack import LONG_AFTER, LONG_AGO, Attack, address, body, commands, flood
 from tests.harness.raw_nats import RawMessage, header_block
 
 LARGE = "x" * 60_000
@@ -60,6 +60,16 @@ _CHAIN: _Jobs = [
     {"name": "job-0"},
     *({"name": f"job-{n}", "needs": [f"job-{n - 1}"]} for n in range(1, 10_000)),
 ]
+_LONG_NAMES = [f"{number:03}".ljust(200, "\U0001f525") for number in range(800)]
+"""Names of as many bytes as a name can have."""
+_LONG_LAYERS: _Jobs = [{"name": f"{number:x}"} for number in range(150)] + [
+    {"name": name, "needs": [f"{each:x}" for each in range(150)]} for name in _LONG_NAMES[:600]
+]
+_LONG_WAITING: _Jobs = [{"name": name, "needs": [{"group": "group"}]} for name in _LONG_NAMES[:640]]
+_LONG_MEMBERS: _Jobs = [{"name": name} for name in _LONG_NAMES[640:795]]
+_MEDIUM_LAYERS: _Jobs = [{"name": f"{number:x}"} for number in range(100)] + [
+    {"name": f"job-{number}", "needs": [f"{each:x}" for each in range(100)]} for number in range(95)
+]
 _FAN: _Jobs = [
     {"name": "first"},
     *({"name": f"job-{number}", "needs": ["first"]} for number in range(1_000)),
@@ -94,6 +104,17 @@ COMMANDS: Mapping[str, Attack] = {
     "runs and their cancels": commands(_run("run-NUMBER", STAR), ("CancelRun", {"runId": "run-NUMBER"}), size=2),
     "a large output for 1,000 jobs": commands(
         _run("run-NUMBER", _FAN), _report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
+    ),
+    "small runs that are stale at once": commands(_run("run-NUMBER", [{"name": "job", "staleAfterSeconds": 1}])),
+    "runs of many needs with long names": commands(_run("run-NUMBER", _LONG_LAYERS), size=2),
+    "groups of many needs with long names": commands(
+        _run("run-NUMBER", _LONG_WAITING, groups=["group"]),
+        ("ResolveGroup", {"runId": "run-NUMBER", "groupName": "group", "jobs": _LONG_MEMBERS}),
+        size=2,
+    ),
+    "runs of nearly 64 KiB": commands(_run("run-NUMBER", _MEDIUM_LAYERS), size=20),
+    "small timers in large messages": flood(
+        RawMessage(address("ScheduleTimer"), body(*_timer("call-NUMBER")).ljust(70_000)), size=20
     ),
     "reports of one run": commands(
         _report("run", "job-0", "running"),

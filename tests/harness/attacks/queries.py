@@ -69,6 +69,9 @@ QUERIES: Mapping[str, Attack] = {
         RawMessage(_LIST, b"{}", header_block(*(b"a:b" for _ in range(100_000))), _INBOX), size=4
     ),
     "queries with headers not UTF-8": flood(RawMessage(_COUNT, b"{}", header_block(b"X: \xff"), _INBOX)),
+    "queries with headers, and without a reply subject": flood(
+        RawMessage(_COUNT, b"{}", header_block(b"X: " + b"x" * 500), _INBOX), RawMessage(_COUNT, b"{}")
+    ),
     "queries without a reply subject": flood(RawMessage(_LIST, b'{"limit":1000}')),
     "queries with strange reply subjects": flood(*(RawMessage(_COUNT, b"{}", reply=each) for each in _REPLIES)),
     "queries over 18 connections": queries(
