@@ -17,10 +17,11 @@ from typing import NamedTuple
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position, TenantPayload
 from timer_service.runs import rules
-from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges, group_need_bytes, job_need_bytes
+from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, RunStatus
 from timer_service.runs.pending_index import PendingIndex
 from timer_service.runs.rules import Group, Job, Run
+from timer_service.runs.stored_bytes import RunBytes, need_bytes
 
 MAX_PENDING_BYTES = 4 * 1024 * 1024
 """The limit for the pending commands of one run."""
@@ -170,13 +171,19 @@ class Draft:
         self.evaluate([job.name for job in self.jobs.values() if job.ended], [job.name for job in waiting])
         return sorted(job.name for job in waiting if not self.jobs[job.name].is_waiting)
 
+    @property
+    def counted(self) -> RunBytes:
+        """How the bytes of the run are counted."""
+        return RunBytes.of(self.run.key.run_id, self.run.cause)
+
     @cached_property
-    def need_bytes(self) -> int:
-        """The bytes of the names in the needs. Only commands that add needs use it: they have read the whole run."""
+    def stored_bytes(self) -> int:
+        """The bytes of repeated ids and names. Only commands that add jobs use it: they have read the whole run."""
         to_jobs, to_groups = (
-            chain.from_iterable(edges.values()) for edges in (self._downstream, self.downstream_of_groups)
+            list(chain.from_iterable(edges.values())) for edges in (self._downstream, self.downstream_of_groups)
         )
-        return job_need_bytes(to_jobs) + group_need_bytes(to_groups, self.run.key.run_id)
+        size = self.counted.jobs((job.name, job.group) for job in self.jobs.values())
+        return size + self.counted.groups(self.groups) + need_bytes(to_jobs) + self.counted.group_needs(to_groups)
 
     @cached_property
     def members(self) -> dict[str, list[str]]:
@@ -201,7 +208,8 @@ class Draft:
         """
         self.added_edges.append(AddedEdges(command.position, edges.to_jobs))
         self.need_count += len(edges.to_jobs) + len(edges.to_groups)
-        self.need_bytes += job_need_bytes(edges.to_jobs) + group_need_bytes(edges.to_groups, self.run.key.run_id)
+        self.stored_bytes += self.counted.jobs((job.name, group) for job in jobs)
+        self.stored_bytes += need_bytes(edges.to_jobs) + self.counted.group_needs(edges.to_groups)
         self.jobs |= {job.name: _new_job(job, group, command.id) for job in jobs}
         added = len(jobs) + len(edges.to_jobs) + len(edges.to_groups)
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from timer_service.core.message import Position
-from timer_service.runs.messages import MAX_JOBS, MAX_NEED_BYTES, MAX_NEEDS, FlawCode, IfFailed, NewJob
+from timer_service.runs.messages import MAX_JOBS, MAX_NEEDS, FlawCode, IfFailed, NewJob
 
 _MAX_PATH = 100
 
@@ -68,6 +68,7 @@ def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collectio
     `known` are the jobs of the run so far, and `groups` are its groups.
     """
     counts = Counter(job.name for job in new)
+    groups = frozenset(groups)  # a command has up to 1,000 in a list
     for name, count in counts.items():
         if count > 1 or name in known:
             return Flaw(FlawCode.DUPLICATE_JOB, [name])
@@ -102,59 +103,6 @@ def check_size(
         if needs > MAX_NEEDS:
             return Flaw(FlawCode.TOO_LARGE, [name])
     return None
-
-
-def check_need_bytes(
-    new: Iterable[NewJob],
-    members: Mapping[str, Sequence[str]],
-    downstream: Iterable[Edge],
-    *,
-    run_id: str,
-    used: int,
-) -> Flaw | None:
-    """Return the job whose needs have too many bytes of names when `new` jobs are added to a run, or None.
-
-    `used` are the bytes so far. The other arguments are those of `check_size`, which comes first.
-    """
-    for name, size in _count_need_bytes(list(new), members, downstream, run_id):
-        used += size
-        if used > MAX_NEED_BYTES:
-            return Flaw(FlawCode.TOO_LARGE, [name])
-    return None
-
-
-def job_need_bytes(edges: Iterable[Edge]) -> int:
-    """Return how many bytes of names are stored for needs of jobs."""
-    return _bytes(name for edge in edges for name in (edge.upstream, edge.job))
-
-
-def group_need_bytes(edges: Iterable[Edge], run_id: str) -> int:
-    """Return how many bytes of names are stored for needs of unresolved groups: a row and an index, with the run."""
-    return 2 * _bytes(name for edge in edges for name in (run_id, edge.upstream, edge.job))
-
-
-def _count_need_bytes(
-    new: Sequence[NewJob], members: Mapping[str, Sequence[str]], downstream: Iterable[Edge], run_id: str
-) -> Iterator[tuple[str, int]]:
-    of_new = _bytes(job.name for job in new)
-    for edge in downstream:
-        yield edge.job, of_new + len(new) * _bytes([edge.job])
-    of_members: dict[str, int] = {}
-    for job in new:
-        own = _bytes([job.name])
-        size = _bytes(name for name, _ in job.needed_jobs) + len(job.needed_jobs) * own
-        for group, if_failed in job.needed_groups:
-            if group not in members:
-                size += group_need_bytes([Edge(group, job.name, if_failed)], run_id)
-                continue
-            if group not in of_members:
-                of_members[group] = _bytes(members[group])
-            size += of_members[group] + len(members[group]) * own
-        yield job.name, size
-
-
-def _bytes(names: Iterable[str]) -> int:
-    return len("".join(names).encode())
 
 
 def _count_needs(new: Iterable[NewJob], members: Mapping[str, Collection[str]]) -> Iterator[tuple[str, int]]:

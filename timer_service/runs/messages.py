@@ -17,8 +17,8 @@ from timer_service.core.message import Identifier, Payload, TenantPayload
 MAX_JOBS = 10_000
 MAX_NEEDS = 100_000
 """A need of a resolved group counts once for each of its jobs. A run of this size is evaluated within seconds."""
-MAX_NEED_BYTES = 16 * 1024 * 1024
-"""The limit for the names in the needs of a run. Each need is stored with both names, which may have 800 bytes each."""
+MAX_STORED_BYTES = 16 * 1024 * 1024
+"""The limit for the ids and names that the rows of a run repeat. Each may have 800 bytes."""
 _MAX_GROUPS = 1000
 _MAX_STALE_SECONDS = 31 * 24 * 3600
 _MAX_FIELDS = 20

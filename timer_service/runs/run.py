@@ -7,9 +7,10 @@ from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_need_bytes, check_size, find_cycle
+from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
 from timer_service.runs.messages import JobStatus, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
+from timer_service.runs.stored_bytes import check_bytes
 
 SWEEP_MS = 10 * 60 * 1000
 """The delay from the start of a run to its first sweep."""
@@ -79,18 +80,19 @@ class _CommandApplier:
             cause=cause_of(command),
             sweep_at=self.draft.now + SWEEP_MS,
         )
+        counted = self.draft.counted
         if flaw := (
             check_names(payload.jobs, (), payload.groups)
             or check_size(payload.jobs, {}, (), jobs=0, needs=0)
-            or check_need_bytes(payload.jobs, {}, (), run_id=run.key.run_id, used=0)
+            or check_bytes(payload.jobs, {}, (), group=None, counted=counted, used=counted.groups(payload.groups))
             or self._cycles.get(command.position)
         ):
             self.draft.reject(flaw)
             return Outcome.RUN_REJECTED
         groups = len(payload.groups)
         self.draft.run = self.draft.run._replace(open_groups=groups, row_count=groups)
-        self.draft.add_jobs(payload.jobs, None, build_edges(payload.jobs, {}), command)
         self.draft.groups = {name: Group(name) for name in payload.groups}
+        self.draft.add_jobs(payload.jobs, None, build_edges(payload.jobs, {}), command)
         if command.position < run.since:
             self.draft.cancel()
             return Outcome.CANCELLED
@@ -129,8 +131,13 @@ class _CommandApplier:
         if flaw := (
             check_names(payload.jobs, self.draft.jobs, self.draft.groups)
             or check_size(payload.jobs, members, downstream, jobs=len(self.draft.jobs), needs=self.draft.need_count)
-            or check_need_bytes(
-                payload.jobs, members, downstream, run_id=self.draft.run.key.run_id, used=self.draft.need_bytes
+            or check_bytes(
+                payload.jobs,
+                members,
+                downstream,
+                group=group.name,
+                counted=self.draft.counted,
+                used=self.draft.stored_bytes,
             )
             or self._cycles.get(command.position)
         ):

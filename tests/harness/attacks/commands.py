@@ -67,6 +67,8 @@ _LONG_LAYERS: _Jobs = [{"name": f"{number:x}"} for number in range(150)] + [
 ]
 _LONG_WAITING: _Jobs = [{"name": name, "needs": [{"group": "group"}]} for name in _LONG_NAMES[:640]]
 _LONG_MEMBERS: _Jobs = [{"name": name} for name in _LONG_NAMES[640:795]]
+_LONG_RUN = "\U0001f525" * 190 + "NUMBER"
+"""An id of as many bytes as an id can have."""
 _MEDIUM_LAYERS: _Jobs = [{"name": f"{number:x}"} for number in range(100)] + [
     {"name": f"job-{number}", "needs": [f"{each:x}" for each in range(100)]} for number in range(95)
 ]
@@ -112,6 +114,8 @@ COMMANDS: Mapping[str, Attack] = {
         ("ResolveGroup", {"runId": "run-NUMBER", "groupName": "group", "jobs": _LONG_MEMBERS}),
         size=2,
     ),
+    "runs with a long id": commands(_run(_LONG_RUN, STAR), size=2),
+    "runs with a long id, nearly too large": commands(_run(_LONG_RUN, STAR[:3_500]), size=2),
     "runs of nearly 64 KiB": commands(_run("run-NUMBER", _MEDIUM_LAYERS), size=20),
     "small timers in large messages": flood(
         RawMessage(address("ScheduleTimer"), body(*_timer("call-NUMBER")).ljust(70_000)), size=20

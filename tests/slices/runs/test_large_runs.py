@@ -13,9 +13,13 @@ from pydantic_core import to_json
 from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core import outbox
+from timer_service.core.cause import Cause
 from timer_service.core.database import Database, Transaction
 from timer_service.core.message import Event
+from timer_service.runs.messages import NewJob
+from timer_service.runs.stored_bytes import RunBytes, count_bytes
 
 MIB = 1024 * 1024
 
@@ -171,11 +175,48 @@ async def test_large_outputs_of_ready_jobs(runs: Runs, monkeypatch: pytest.Monke
     assert max(sizes) < 5 * MIB
 
 
-async def test_names_of_needs_that_are_too_long_together(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ResolveGroup rejects its run if the names in all needs of the run have too many bytes."""
-    monkeypatch.setattr("timer_service.runs.graph.MAX_NEED_BYTES", 40)
-    await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}]}, "g", "h")  # 2 + 14 bytes
-    resolved = await runs.resolve("h", {"x" * 10: ["a"]})  # 11 bytes
-    rejected = await runs.resolve("g", {"y" * 20: []})  # 21 bytes
+async def test_names_that_are_too_long_together(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ResolveGroup rejects its run if the ids and names of the whole run have too many bytes."""
+    await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}]}, "g", "h")
+    monkeypatch.setattr("timer_service.runs.stored_bytes.MAX_STORED_BYTES", 1_000)
+    resolved = await runs.resolve("h", {"x" * 10: ["a"]})
+    rejected = await runs.resolve("g", {"y" * 200: []})
     assert (resolved["outcome"], rejected["outcome"]) == ("resolved", "run_rejected")
-    assert (rejected["run"]["code"], rejected["run"]["path"]) == ("TOO_LARGE", ["c"])
+    assert (rejected["run"]["code"], rejected["run"]["path"]) == ("TOO_LARGE", ["y" * 200])
+
+
+_SHORT = [f"{number}" for number in range(200)]
+_LONG = [each.ljust(200, "\U0001f525") for each in _SHORT]
+
+
+@pytest.mark.parametrize(
+    ("graph", "groups"),
+    [
+        (dict.fromkeys(_SHORT, ()), []),
+        ({"0": [], **{name: ["0"] for name in _SHORT[1:]}}, []),
+        (dict.fromkeys(_LONG, ()), []),
+        ({"0": []}, _SHORT),
+        ({name: [{"group": each} for each in _SHORT[:30]] for name in _LONG[:10]}, _SHORT),
+    ],
+    ids=["jobs", "needs", "long names", "groups", "needs of groups"],
+)
+async def test_counted_bytes_are_written(
+    graph: dict[str, Any], groups: list[str], sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """SQLite writes hardly more than the bytes that are counted for a run with a long id."""
+    runs = Runs(sqlite, memory_broker, clock)
+    ids = {"id": _LONG[0], "correlationId": _LONG[1]}
+    new = [NewJob(name=name, needs=needs) for name, needs in graph.items()]
+    counted = RunBytes.of(_LONG[0], Cause(_LONG[0], _LONG[1]))
+    size = counted.groups(groups) + sum(size for _, size in count_bytes(new, {}, (), None, counted))
+    before = await _file_bytes(sqlite)
+    assert (await runs.start(graph, *groups, runId=_LONG[0], envelope=ids))["outcome"] == "started"
+    written = await _file_bytes(sqlite) - before
+    assert written < 1.5 * size, f"{written} of {size}"
+
+
+async def _file_bytes(database: SqliteDatabase) -> int:
+    (row,) = await database.reader.fetch(
+        "SELECT page_count * page_size AS size FROM pragma_page_count, pragma_page_size"
+    )
+    return int(row["size"])
