@@ -92,6 +92,10 @@ class Operator(Peer):
         info = await self.connection.jetstream().stream_info(stream, subjects_filter=">")
         return {subject: count for subject, count in (info.state.subjects or {}).items() if MARKER not in subject}
 
+    async def find_stream(self, tenant: str) -> str:
+        """Return the name of a tenant's own stream of commands."""
+        return await self.connection.jetstream().find_stream_name_by_subject(f"timer.cmd.v1.{tenant}.*")
+
     async def create_consumer(self, tenant: str) -> None:
         """Create the consumer of a tenant, as described in docs/security.md."""
         config = ConsumerConfig(durable_name=tenant, filter_subject=f"timer.evt.v1.{tenant}.>")

@@ -91,6 +91,13 @@ async def config(client: Client, stream: str) -> Mapping[str, Any]:
     return found
 
 
+async def stream_of(client: Client, tenant: str) -> str:
+    """Return the name of a tenant's own stream, to which its commands go."""
+    found = await request(client, "STREAM.NAMES", {"subject": f"timer.cmd.v1.{tenant}.*"})
+    (name,) = found["streams"]
+    return str(name)
+
+
 async def test_shared_stream_is_converted(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     """A shared stream keeps its commands, and those from the new streams are newer. The service keeps that."""
     async with operator(server) as client, service(server, MemoryHistory()) as (broker, subscription):
@@ -121,13 +128,13 @@ async def test_tenants_are_added(server: NatsServer) -> None:
     """A second run adds only what is missing, and keeps the settings that the operator has changed."""
     async with operator(server) as client:
         await separate_tenants(client, SUBJECTS, ["a"])
-        changed = {**await config(client, "TIMER_CMD_a"), "max_bytes": 7_000_000}
-        await request(client, "STREAM.UPDATE.TIMER_CMD_a", changed)
-        before = [await config(client, name) for name in ("TIMER_CMD", "TIMER_CMD_a")]
+        own = await stream_of(client, "a")
+        await request(client, f"STREAM.UPDATE.{own}", {**await config(client, own), "max_bytes": 7_000_000})
+        before = [await config(client, name) for name in ("TIMER_CMD", own)]
         assert await separate_tenants(client, SUBJECTS, ["a"]) == []
-        assert [await config(client, name) for name in ("TIMER_CMD", "TIMER_CMD_a")] == before
+        assert [await config(client, name) for name in ("TIMER_CMD", own)] == before
         assert await separate_tenants(client, SUBJECTS, ["a", "b"]) == ["b"]
-        assert await config(client, "TIMER_CMD_a") == before[1]
+        assert await config(client, own) == before[1]
         await publish(client, "a", "of a")
         await publish(client, "b", "of b")
         assert sorted(await until_taken(client, 2)) == ["of a", "of b"]
@@ -151,10 +158,9 @@ async def test_unfinished_run_is_continued(server: NatsServer) -> None:
         await separate_tenants(client, SUBJECTS, ["a", "b"])
         await publish(client, "b", "before")
         await until_taken(client, 1)
-        await request(
-            client, "STREAM.UPDATE.TIMER_CMD_a", {**await config(client, "TIMER_CMD_a"), "subjects": ["other"]}
-        )
-        await request(client, "STREAM.DELETE.TIMER_CMD_b")
+        own = await stream_of(client, "a")
+        await request(client, f"STREAM.UPDATE.{own}", {**await config(client, own), "subjects": ["other"]})
+        await request(client, f"STREAM.DELETE.{await stream_of(client, 'b')}")
         assert await separate_tenants(client, SUBJECTS, ["a", "b"]) == ["b"]
         await publish(client, "a", "of a")
         await publish(client, "b", "of b")
@@ -224,6 +230,40 @@ async def test_stream_of_commands_is_purged(server: NatsServer) -> None:
         assert await until_taken(client, 1) == ["after"]
 
 
+async def test_known_names_are_replaced(server: NatsServer) -> None:
+    """A stream that others can guess takes no more commands, but those that it has are taken."""
+    async with operator(server) as client:
+        known = {"name": "TIMER_CMD_a", "subjects": ["timer.cmd.v1.a.*"], "retention": "workqueue"}
+        await request(client, "STREAM.CREATE.TIMER_CMD_a", known)
+        await publish(client, "a", "old")
+        source = {"name": "TIMER_CMD_a"}
+        await request(client, "STREAM.CREATE.TIMER_CMD", {"name": "TIMER_CMD", "sources": [source]})
+        assert await separate_tenants(client, SUBJECTS, ["a"]) == ["a"]
+        assert await separate_tenants(client, SUBJECTS, ["a"]) == []
+        assert SUBJECTS.is_tenant_stream(await stream_of(client, "a"), "a")
+        await publish(client, "a", "new")
+        assert sorted(await until_taken(client, 2)) == ["new", "old"]
+
+
+_LINE = "Nats-Stream-Source"
+
+
+async def test_tenant_cannot_skip_commands_of_another(server: NatsServer) -> None:
+    """A header that the server takes for its own, after a crash, names no stream of another tenant."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a", "b"])
+        await publish(client, "b", "before")
+        await until_taken(client, 1)
+        # The server looks for the second header in vain, until it removes the first one.
+        await publish(client, "a", "hostile", **{"Nats-Expected-X": 2 * _LINE, _LINE: "TIMER_CMD_b 1000000"})
+        await until_taken(client, 2)
+        await server.kill()
+    await server.start()
+    async with operator(server) as client:
+        await publish(client, "b", "after")
+        assert await until_taken(client, 3) == ["before", "hostile", "after"]
+
+
 async def test_repeats(server: NatsServer) -> None:
     """A repeated id is dropped if it is of the same tenant, and does not matter for another tenant."""
     async with operator(server) as client:
@@ -237,7 +277,7 @@ async def test_repeats(server: NatsServer) -> None:
 async def test_refusal_of_the_server(server: NatsServer) -> None:
     """A refusal is reported with the reason of the server, and the tenants can go on as before."""
     async with operator(server) as client, service(server, MemoryHistory()) as (_, subscription):
-        await client.jetstream().add_stream(name="OTHER", subjects=["TIMER_CMD_a"])
+        await client.jetstream().add_stream(name="OTHER", subjects=["*"])
         with pytest.raises(StartError, match="the streams of the tenants cannot be set up: subjects overlap"):
             await separate_tenants(client, SUBJECTS, ["a"])
         await publish(client, "a", "as before")

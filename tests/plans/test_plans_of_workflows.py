@@ -87,7 +87,10 @@ PLANS = {
     "a workflow that goes on": (store._SQL["advance"], [KEY]),
     "a workflow that ends": (store._SQL["finish"], [KEY]),
     "the texts of a workflow": (store._SQL["find_data"], ["Index Scan workflow_data_pkey"]),
-    "deadlines that have passed": (store._SQL["past_deadline"], ["LockRows", "Index Scan workflows_deadline"]),
+    "deadlines that have passed": (
+        store._SQL["past_deadline"],
+        ["LockRows", "Index Scan workflows_deadline_of_tenant"],
+    ),
     "the next deadline": (store._SQL["next_deadline"], ["Index Only Scan workflows_deadline"]),
     "an awaited message": (of_effects("is_awaited"), [UNSEEN]),
     "a page of effects that were not seen": (of_effects("page_unseen"), [UNSEEN]),

@@ -1,5 +1,6 @@
 """The limit of a tenant's events: who waits, for how long, and what the others notice of it."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.locks import LockedPostgres
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
@@ -211,6 +213,54 @@ async def test_database_is_away(instance: Instance) -> None:
     found += [result.status.value for result in await admission.publish(events)]
     assert found == ["withheld", "published", "published", "published"]
     assert len(instance.published("a")) == before + 1
+
+
+def events_of(tenant: str, *numbers: int) -> list[Message]:
+    """Return events of 600 bytes and a little more."""
+    return [Message(Address(Kind.EVENT, tenant, "something"), f"{tenant}-{n:06}", b"", {}) for n in numbers]
+
+
+async def test_what_was_not_taken_is_not_given_back(instance: Instance) -> None:
+    """If the database is away and then the broker stores nothing, a tenant gets no bytes by that."""
+    broker, clock, allowances = instance.broker, instance.clock, instance.allowances
+    admission = EventAdmission(broker.publish, allowances, instance.store, clock)
+    await admission.publish(events_of("a", 0))
+    broker.has_no_room_for = lambda _message: True
+    await EventAdmission(broker.publish, allowances, Away(instance.store), clock).publish(events_of("a", *range(1, 99)))
+    broker.has_no_room_for = lambda _message: False
+    await admission.publish(events_of("a", *range(99, 300)))
+    assert len(instance.published("a")) <= MOST / 600 + 1
+
+
+async def test_a_small_claim_does_not_overtake_one_that_waits_for_the_database(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Of two claims that overlap, the second one fits into what the process has. The first one still goes first."""
+    most = 64 * 5_000
+    instance = Instance(store, memory_broker, clock, TenantLimits(tenants={"a": Limits(published_events=most)}))
+    for amount in (most - 5_000, 1):
+        async with store.transaction() as tx:
+            await instance.allowances.admit(tx, [Size("a", amount)], NOW)
+    admission = EventAdmission(memory_broker.publish, instance.allowances, store, clock)
+    await asyncio.gather(*(admission.publish(events_of("a", *each)) for each in (range(30), range(30, 36))))
+    found = instance.published("a")
+    assert found == [f"a-{number:06}" for number in range(len(found))]
+    assert 5 <= len(found) <= 10
+
+
+async def test_locked_row(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """While the row of a tenant is locked, it waits and keeps to its limit. The events of others go out."""
+    instance = Instance(locks.database, memory_broker, clock, size=10)
+    async with locks.database.transaction() as tx:
+        assert await instance.allowances.admit(tx, [Size("a", MOST)], NOW) == [True]
+    await instance.add("a", *range(100))
+    await instance.add("b", *range(100))
+    async with locks.locked("SELECT 1 FROM event_allowances FOR UPDATE"):
+        await instance.run(seconds=5)
+        assert (len(instance.published("a")), len(instance.published("b"))) == (0, 100)
+        assert instance.metrics.settled_in["outbox", "released"] <= 30, "its rows are left out"
+    await instance.run(hours=0.5)
+    assert 5 <= len(instance.published("a")) <= 12
 
 
 async def test_event_larger_than_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:

@@ -92,10 +92,18 @@ async def test_a_new_backlog_is_listed_at_once(site: Site) -> None:
     assert counts == [1, 1, 2]
 
 
-@pytest.mark.parametrize(("size", "at_once"), [(1000, [1, 3]), (2 * 1024 * 1024, [1, 1])])
-async def test_small_listings_come_at_once(monkeypatch: pytest.MonkeyPatch, size: int, at_once: list[int]) -> None:
-    """After a small listing, the next one asks for all types of commands at once. A large one takes much memory."""
-    now, asked, most = NOW, 0, 0
+@pytest.mark.parametrize(
+    ("size", "added", "at_once"),
+    [(1000, 4096, [1, 3]), (2 * 1024 * 1024, 0, [1, 1]), (1000, 4097, [1, 1]), (1000, -1, [1, 1])],
+)
+async def test_small_listings_come_at_once(
+    monkeypatch: pytest.MonkeyPatch, size: int, added: int, at_once: list[int]
+) -> None:
+    """After a small listing, the next one asks for several types of commands at once, unless many were added.
+
+    A large one takes much memory, and the server closes a connection that must keep too much.
+    """
+    now, asked, most, end = NOW, 0, 0, 5
 
     async def subjects(_pattern: str) -> Listing:
         nonlocal asked, most
@@ -103,26 +111,34 @@ async def test_small_listings_come_at_once(monkeypatch: pytest.MonkeyPatch, size
         most = max(most, asked)
         await asyncio.sleep(0)
         asked -= 1
-        return Listing(b'{"state":{"last_seq":5}}'.ljust(size))
+        return Listing(b'{"state":{"last_seq":%d}}'.ljust(size) % end)
 
     monkeypatch.setattr(tenant_search, "time", SimpleNamespace(monotonic=lambda: now))
     consumer = cast("DurableConsumer", SimpleNamespace(subjects=subjects, largest_body=1))
-    search = TenantSearch(consumer, Subjects("timer"), ["schedule-timer", "cancel-timer", "start-run"])
+    search = TenantSearch(consumer, Subjects("timer"), ["schedule-timer", "cancel-timer", "start-run", "put"])
     found: list[int] = []
     for _ in range(2):
         now, most = now + 100, 0
         await search.find(lambda _: False, lambda _: 0)
         found.append(most)
+        end += added
     assert found == at_once
 
 
 async def test_a_listing_at_once_that_fails(site: Site) -> None:
-    """If one of the types that are asked for at once cannot be listed, the listing has failed."""
-    await site.find()
-    site.now += 100
-    site.fails = True
-    with pytest.raises(JetStreamError):
-        await site.find()
+    """If one of the types that are asked for at once cannot be listed, the listing has failed. The next asks singly."""
+    search = TenantSearch(cast("DurableConsumer", site), Subjects("timer"), ["schedule-timer", "put", "start-run"])
+    await search.list_while_idle()
+
+    def fail_from_the_second() -> None:
+        site.fails = site.listings > 1
+
+    site.on_listing = fail_from_the_second
+    for asked in (3, 2):
+        site.now, site.listings = site.now + 100, 0
+        with pytest.raises(JetStreamError):
+            await search.list_while_idle()
+        assert site.listings == asked
 
 
 async def test_a_command_that_is_added_during_a_listing(site: Site) -> None:

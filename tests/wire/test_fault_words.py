@@ -8,9 +8,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from timer_service.app.slices import SLICES
-from timer_service.core.codec import rejection_of
+from timer_service.core.codec import plain_words, rejection_of
 from timer_service.core.errors import Code
 from timer_service.core.message import Envelope
+from timer_service.workflows.protocol import ReportTasks
 
 WRONG: tuple[Any, ...] = (
     None,
@@ -59,6 +60,17 @@ def test_faults_are_told_in_words_of_users(model: type[BaseModel]) -> None:
     for document in documents:
         for reason in reasons(model, document):
             assert not FOREIGN.search(reason), (document, reason)
+
+
+@pytest.mark.parametrize("tag", ["\n", " x" * 200 + "\n", "Input tag '" * 200 + "\n", "x' found using 'x"])
+def test_a_report_with_an_unknown_action_is_not_quoted(tag: str) -> None:
+    """The library quotes it whole. The search of 64 KB with a line break took 9 s of the event loop."""
+    found = reasons(ReportTasks, {"workerId": "a", "reports": [{"then": {"action": tag}}]})
+    assert "needs action to be one of 'continue', 'park', 'complete', 'fail', 'release'" in found
+
+
+def test_reasons_are_short() -> None:
+    assert len(plain_words("x " * 10_000)) == 1000
 
 
 def names(model: type[BaseModel]) -> list[str]:

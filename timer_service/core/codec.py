@@ -60,13 +60,14 @@ _REWORDED = (
         re.compile(r"String should match pattern '\^.*\(:\[1-9\].*\$'"),
         "must be a name, or a name with a colon and a number such as pay:1",
     ),
-    (
-        re.compile(r"Input tag '.*' found using '(\w+)' does not match any of the expected tags:"),
-        r"needs \1 to be one of",
-    ),
+    (re.compile(r"(\w+)' does not match any of the expected tags:"), r"needs \1 to be one of"),
     (re.compile(r"Unable to extract tag using discriminator '(\w+)'"), r"must be an object with \1"),
-    (re.compile(r"(.*) after validation, not \d+"), r"\1"),
+    (re.compile(r" after validation, not \d+"), ""),
 )
+_TAG, _FOUND_TAG = "Input tag '", "' found using '"
+"""What stands before and behind the only value of a user in a message of the validation library."""
+_LONGEST_REASON = 1000
+"""It takes 10 µs to reword, whatever it quotes."""
 _SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
 
 _NO_TRACE = Trace()
@@ -243,7 +244,9 @@ def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
 
 def plain_words(message: str) -> str:
     """Return a message of the validation library in plain words."""
-    message = _PHRASES.get(message, message).removeprefix("Value error, ").partition(", unable to")[0]
+    if message.startswith(_TAG):  # as long as the user wants, so nothing searches it twice
+        message = message.rpartition(_FOUND_TAG)[2]
+    message = _PHRASES.get(message, message)[:_LONGEST_REASON].removeprefix("Value error, ").partition(", unable to")[0]
     for form, words in _REWORDED:
         message = form.sub(words, message)
     return _SHOULD.sub("must ", message)

@@ -1,12 +1,12 @@
-"""Publishes messages without the events for which their tenants have no allowance. See docs/decisions/0087."""
+"""Publishes messages without the events for which their tenants have no allowance. See docs/decisions/0086."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from timer_service.core.broker import Publish, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database
-from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.errors import DatabaseBlockedError, DatabaseBusyError, DatabaseUnavailableError
 from timer_service.core.event_allowances import LIMIT, EventAllowances, Size
 from timer_service.core.message import Kind, Message
 from timer_service.core.transactions import in_transaction
@@ -29,14 +29,23 @@ class EventAdmission:
         self._clock = clock
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
-        """Store messages durably; return one result for each, in order."""
+        """Store messages durably; return one result for each, in order.
+
+        While the database is away, no other tenant begins to wait: its events are published, and nothing is taken.
+        """
         if not self._allowances.has_limits:
             return await self._publish(messages)
         if self._allowances.spend(_bytes_of_tenants(messages), self._clock.now()):
             return await self._publish_admitted(messages)
-        withheld = await self._find_withheld([message for message in messages if message.address.kind is Kind.EVENT])
+        events = [message for message in messages if message.address.kind is Kind.EVENT]
+        publish: Publish = self._publish_admitted
+        try:
+            withheld = await self._find_withheld(events)
+        except DatabaseUnavailableError:
+            withheld = _ids_of(events, self._allowances.waiting(self._clock.now()))
+            publish = self._publish
         admitted = [message for message in messages if message.id not in withheld]
-        results = iter(await self._publish_admitted(admitted) if admitted else ())
+        results = iter(await publish(admitted) if admitted else ())
         return [_WITHHELD if message.id in withheld else next(results) for message in messages]
 
     async def _publish_admitted(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
@@ -51,20 +60,31 @@ class EventAdmission:
         return results
 
     async def _find_withheld(self, events: Sequence[Message]) -> set[str]:
-        """Return the ids of the events that must wait. While the database is away, no other tenant begins to wait."""
-        now = self._clock.now()
-        waiting = self._allowances.waiting(now)
-        asking = [event for event in events if event.address.tenant not in waiting]
-        withheld = {event.id for event in events if event.address.tenant in waiting}
-        if not asking:
-            return withheld
-        admit = partial(self._allowances.admit, sizes=[_size(event) for event in asking], now=now)
-        try:
+        """Return the ids of the events that must wait. Raises `DatabaseUnavailableError` if nothing could be taken.
+
+        Calls are served in their order, so that a later event does not overtake one that waits for the database.
+        """
+        with self._allowances.asking(event.address.tenant for event in events):
             async with self._allowances.taking:
-                admitted = await in_transaction(self._database, admit)
-        except DatabaseUnavailableError:
-            return withheld
-        return withheld | {event.id for event, is_admitted in zip(asking, admitted, strict=True) if not is_admitted}
+                now = self._clock.now()
+                waiting = self._allowances.waiting(now)
+                withheld = _ids_of(events, waiting)
+                asking = [event for event in events if event.id not in withheld]
+                return withheld | await self._ask(asking, now) if asking else withheld
+
+    async def _ask(self, events: Sequence[Message], now: int) -> set[str]:
+        """Take the bytes of events. Return the ids of those that must wait."""
+        admit = partial(self._allowances.admit, sizes=[_size(event) for event in events], now=now)
+        try:
+            admitted = await in_transaction(self._database, admit)
+        except (DatabaseBlockedError, DatabaseBusyError):  # it may last, and others can use the database
+            return _ids_of(events, self._allowances.let_wait({event.address.tenant for event in events}, now))
+        return {event.id for event, is_admitted in zip(events, admitted, strict=True) if not is_admitted}
+
+
+def _ids_of(events: Iterable[Message], tenants: Collection[str]) -> set[str]:
+    """Return the ids of the events of some tenants."""
+    return {event.id for event in events if event.address.tenant in tenants}
 
 
 def _bytes_of_tenants(messages: Iterable[Message]) -> dict[str, int]:

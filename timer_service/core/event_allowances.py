@@ -7,7 +7,8 @@ so a process takes a part of a tenant's limit from the database and spends it in
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -31,6 +32,8 @@ _DEFAULT_PERIOD = timedelta(days=7)
 """The time for which the bytes of a limit count if the broker keeps events for ever."""
 _GRACE_MS = 5_000
 """How long a tenant that has waited long enough still counts as over its limit. A claim has looked at it by then."""
+_LOCKED_MS = 10_000
+"""How long a tenant waits if its row is locked. Then PostgreSQL ends the transaction of a machine that is gone."""
 _MOST_TENANTS = 50_000
 _NO_TENANTS: frozenset[str] = frozenset()
 
@@ -66,12 +69,17 @@ class EventAllowances:
         """What this process has taken and not spent. Negative after an event that was larger than the rest."""
         self._waiting: dict[str, int] = {}
         """The tenants over their limits, and when to look at each again."""
+        self._locked: dict[str, int] = {}
+        """The tenants of which nothing could be taken, because a row or table was locked, and when to try again."""
+        self._asking = Counter[str]()
+        """The tenants for which bytes are being taken, and by how many tasks."""
 
     def waiting(self, now: int) -> Collection[str]:
         """Return the tenants that must not publish at `now`. The other ones may, or no claim has looked at them yet."""
-        if not self._waiting:
+        if not self._waiting and not self._locked:
             return _NO_TENANTS
-        return frozenset(tenant for tenant, at in self._waiting.items() if is_waiting(at, now))
+        waits = (*self._waiting.items(), *self._locked.items())
+        return frozenset(tenant for tenant, at in waits if is_waiting(at, now))
 
     def over(self, now: int) -> Collection[str]:
         """Return the tenants whose events wait, also if a claim is about to look at them again.
@@ -90,13 +98,32 @@ class EventAllowances:
 
     def next_look_at(self, now: int) -> int | None:
         """Return when the first of the waiting tenants may go on; None if none waits."""
-        return min((at for at in self._waiting.values() if is_waiting(at, now)), default=None)
+        waits = (*self._waiting.values(), *self._locked.values())
+        return min((at for at in waits if is_waiting(at, now)), default=None)
+
+    def let_wait(self, tenants: Iterable[str], now: int) -> Collection[str]:
+        """Let the tenants wait that have a limit, because nothing can be taken of it now. Return these."""
+        limited = {tenant for tenant in tenants if self._limit_of(tenant) is not None}
+        still = {tenant: at for tenant, at in self._locked.items() if is_waiting(at, now)}
+        self._locked = still | dict.fromkeys(limited, now + _LOCKED_MS)
+        return limited
+
+    @contextmanager
+    def asking(self, tenants: Iterable[str]) -> Iterator[None]:
+        """While bytes of tenants are being taken, nothing else is spent of theirs."""
+        asking = set(tenants)
+        self._asking.update(asking)
+        try:
+            yield
+        finally:
+            self._asking.subtract(asking)
+            self._asking = +self._asking
 
     def spend(self, wanted: Mapping[str, int], now: int) -> bool:
         """Take the bytes of events of tenants. Return False, and take nothing, if this process has too few of one."""
         limited = {tenant: amount for tenant, amount in wanted.items() if self._limit_of(tenant) is not None}
-        waiting = self.waiting(now)
-        if any(tenant in waiting or self._left.get(tenant, 0) < amount for tenant, amount in limited.items()):
+        blocked = self.waiting(now) | self._asking.keys()
+        if any(tenant in blocked or self._left.get(tenant, 0) < amount for tenant, amount in limited.items()):
             return False
         for tenant, amount in limited.items():
             self._left[tenant] -= amount

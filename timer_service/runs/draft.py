@@ -19,6 +19,7 @@ from timer_service.core.message import Command, Position, TenantPayload
 from timer_service.runs import rules
 from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges, group_need_bytes, job_need_bytes
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, RunStatus
+from timer_service.runs.pending_index import PendingIndex
 from timer_service.runs.rules import Group, Job, Run
 
 MAX_PENDING_BYTES = 4 * 1024 * 1024
@@ -75,6 +76,8 @@ class Draft:
         self.need_count = sum(map(len, before.downstream.values()))
         self.need_count += sum(map(len, before.downstream_of_groups.values()))
         self._downstream = dict(before.downstream)
+        self._pending_index: PendingIndex | None = None
+        """Only a ResolveGroup needs it, so it is made then."""
         self._evaluating = evaluating
 
     def copy(self) -> "Draft":
@@ -82,7 +85,7 @@ class Draft:
         copied = copy(self)
         for name in ("jobs", "added_edges", "groups", "pending", "downstream_of_groups", "_downstream"):
             setattr(copied, name, copy(getattr(self, name)))
-        vars(copied).pop("members", None)  # `_pending_for` may be shared: its readers look into `pending` too
+        vars(copied).pop("members", None)  # the index may be shared: its readers look into `pending` too
         return copied
 
     def finish(self) -> RunState:
@@ -111,8 +114,8 @@ class Draft:
         if size > MAX_PENDING_BYTES and not again:
             return False
         self.pending[command.position] = pending
-        for name in _named_jobs(command):
-            self._pending_for[name].add(command.position)
+        if self._pending_index is not None:
+            self._pending_index.add(_named_jobs(command), command.position)
         self.run = self.run._replace(pending_bytes=size)
         if not self.run.started:
             self.run = self.run._replace(settled_at=self.now)
@@ -126,15 +129,11 @@ class Draft:
 
     def pending_for(self, jobs: Iterable[str]) -> set[Position]:
         """Return the positions of the pending commands that name at least one of the jobs."""
-        return {position for name in jobs for position in self._pending_for.get(name, ()) if position in self.pending}
-
-    @cached_property
-    def _pending_for(self) -> defaultdict[str, set[Position]]:
-        pending_for = defaultdict[str, set[Position]](set)
-        for position, pending in self.pending.items():
-            for name in _named_jobs(pending.command):
-                pending_for[name].add(position)
-        return pending_for
+        if (index := self._pending_index) is None:
+            index = self._pending_index = PendingIndex()
+            for position, pending in self.pending.items():
+                index.add(_named_jobs(pending.command), position)
+        return {position for name in jobs for position in index.find(name) if position in self.pending}
 
     # Jobs and evaluation
 

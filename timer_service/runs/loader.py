@@ -39,7 +39,8 @@ async def load(
     started = {key for key, run in runs.items() if run.started}
     resolving = {key for key, _ in by_type[ResolveGroup]} & started  # before the StartRun, a ResolveGroup only waits
     await loader.read_groups(resolving - whole)
-    await loader.read_pending(resolving | {key for kind in (StartRun, CancelRun) for key, _ in by_type[kind]})
+    starting = {key for key, _ in by_type[StartRun]} - started  # a repeated StartRun changes nothing of what waits
+    await loader.read_pending(resolving | starting | to_cancel | {key for key, _ in by_type[CancelRun]})
     may_be_kept = [(key, each) for kind in (ReportJobStatus, ResolveGroup) for key, each in by_type[kind]]
     await loader.read_pending_at({(key, each.position) for key, each in may_be_kept if loader.may_keep(key)})
     reports = [

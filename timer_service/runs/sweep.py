@@ -6,18 +6,19 @@ A stuck job is still waiting although all jobs it needs have ended, or although 
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 
 from timer_service.core.clock_repair import SLACK_MS, TimedRows
-from timer_service.core.database import Reader, Transaction
+from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.delays import LONGEST, Delays
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import PASS_SECONDS, Pass
 from timer_service.core.slice import Parts
 from timer_service.core.sql import load_sql
+from timer_service.core.tenant_turns import TenantTurns
 from timer_service.core.transactions import in_transaction
 from timer_service.runs import events, loader, rules, store
 from timer_service.runs.draft import Draft
@@ -67,6 +68,7 @@ class Sweep:
         self._wake = partial(parts.wake, "outbox")
         self._overdue: set[JobKey] = set()
         """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
+        self._turns = TenantTurns(_SQL["stale_tenants"])
         self._delays = Delays()
         self._blocked_until: dict[RunKey, int] = {}
         """When to sweep the runs again that another session had locked."""
@@ -74,7 +76,7 @@ class Sweep:
         """The runs for which the last pass had no time, with their stale jobs."""
 
     async def tick(self, now: int) -> Pass:
-        """Sweep the due runs and the runs of stale jobs, at least one. After two seconds, the rest waits.
+        """Sweep the due runs and the runs of stale jobs, at least one. Tenants take turns. After 2 s, the rest waits.
 
         A job counts as stale only after the commands that were in the stream when it was found have been handled,
         because a report of the job may be among them.
@@ -87,7 +89,7 @@ class Sweep:
         latest = now + LONGEST // timedelta(milliseconds=1)  # a later instant is from a clock that was ahead
         self._blocked_until = {key: until for key, until in self._blocked_until.items() if now < until <= latest}
         swept = await self._sweep_runs(
-            {key: names for key, names in due.items() if key not in self._blocked_until}, now
+            _in_turns({key: names for key, names in due.items() if key not in self._blocked_until}), now
         )
         if self._left:
             return Pass(swept, now)
@@ -109,14 +111,24 @@ class Sweep:
 
         Of the jobs in `left`, this is known.
         """
-        rows = await self._database.reader.fetch(_SQL["stale_jobs"], {"now": now, "limit": _MAX_STALE_JOBS})
-        found = {(store.run_key(row), str(row["job_name"])) for row in rows} - set(left)
-        restart = self._overdue.isdisjoint(found)
-        self._overdue = found if restart else self._overdue & found
-        if not found or not await self._broker.caught_up(restart=restart):
+        self._overdue = await self._still_stale(self._overdue, now)
+        restart = not self._overdue
+        if restart and len(left) < 2 * _MAX_STALE_JOBS:
+            self._overdue = await self._next_overdue(now) - set(left)
+        if not self._overdue or not await self._broker.caught_up(restart=restart):
             return set()
-        stale, self._overdue = self._overdue, found - self._overdue
+        stale, self._overdue = self._overdue, set()
         return stale
+
+    async def _still_stale(self, jobs: Collection[JobKey], now: int) -> set[JobKey]:
+        named = [{**store.job_parameters(each), "now": now} for each in jobs]
+        return _jobs(await self._database.reader.fetch_each(_SQL["still_stale"], named))
+
+    async def _next_overdue(self, now: int) -> set[JobKey]:
+        """Return the next jobs whose `stale_at` has passed: an equal share of each tenant, its oldest ones."""
+        tenants = await self._turns.next_due(self._database.reader, now, _MAX_STALE_JOBS)
+        each = [{"tenant_id": tenant, "now": now, "limit": _MAX_STALE_JOBS // len(tenants)} for tenant in tenants]
+        return _jobs(await self._database.reader.fetch_each(_SQL["stale_jobs_of_tenant"], each))
 
     async def _due_runs(self, now: int) -> list[RunKey]:
         rows = await self._database.reader.fetch(_SQL["due_runs"], {"now": now, "limit": _MAX_RUNS})
@@ -150,6 +162,20 @@ class Sweep:
             self._delays.forget(key)
             if added:
                 self._wake(now)
+
+
+def _jobs(rows: Iterable[Row]) -> set[JobKey]:
+    return {(store.run_key(row), str(row["job_name"])) for row in rows}
+
+
+def _in_turns(due: Mapping[RunKey, list[str]]) -> dict[RunKey, list[str]]:
+    """Return runs in an order in which tenants take turns. The runs of each tenant keep their order."""
+    rounds = Counter[str]()
+    number: dict[RunKey, int] = {}
+    for key in due:
+        number[key] = rounds[key.tenant_id]
+        rounds[key.tenant_id] += 1
+    return {key: due[key] for key in sorted(due, key=number.__getitem__)}
 
 
 async def _needs_repair(reader: Reader, key: RunKey, now: int) -> bool:

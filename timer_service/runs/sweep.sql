@@ -2,9 +2,45 @@
 -- Returns the runs whose sweep is due, ordered by `sweep_at`.
 SELECT tenant_id, run_id FROM runs WHERE sweep_at <= :now ORDER BY sweep_at LIMIT :limit
 
--- name: stale_jobs
--- Returns the jobs whose `stale_at` has passed, ordered by `stale_at`.
-SELECT tenant_id, run_id, job_name FROM run_jobs WHERE stale_at <= :now ORDER BY stale_at LIMIT :limit
+-- name: stale_tenants
+-- Like `due_tenants` of `lease.sql`: the next tenants with jobs whose `stale_at` has passed.
+WITH RECURSIVE waiting (tenant_id, number) AS (
+    SELECT (
+        SELECT tenant_id FROM run_jobs
+        WHERE stale_at IS NOT NULL AND tenant_id > :after
+        ORDER BY tenant_id, stale_at
+        LIMIT 1
+    ), 1
+    UNION ALL
+    SELECT (
+        SELECT tenant_id FROM run_jobs
+        WHERE stale_at IS NOT NULL AND tenant_id > waiting.tenant_id
+        ORDER BY tenant_id, stale_at
+        LIMIT 1
+    ), number + 1
+    FROM waiting WHERE tenant_id IS NOT NULL AND number < :looked_at
+),
+found AS MATERIALIZED (
+    SELECT tenant_id, number, (
+        SELECT MIN(stale_at) FROM run_jobs WHERE stale_at IS NOT NULL AND tenant_id = waiting.tenant_id
+    ) AS oldest
+    FROM waiting
+)
+SELECT tenant_id, number, oldest FROM found
+WHERE oldest <= :now OR tenant_id IS NULL OR number = :looked_at
+LIMIT :limit
+
+-- name: stale_jobs_of_tenant
+-- Returns the jobs of a tenant whose `stale_at` has passed, ordered by `stale_at`.
+SELECT tenant_id, run_id, job_name FROM run_jobs
+WHERE tenant_id = :tenant_id AND stale_at <= :now
+ORDER BY stale_at
+LIMIT :limit
+
+-- name: still_stale
+-- Returns a job if its `stale_at` has passed.
+SELECT tenant_id, run_id, job_name FROM run_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND stale_at <= :now
 
 -- name: next_sweep
 -- Returns the earliest `sweep_at` of all runs, or null.

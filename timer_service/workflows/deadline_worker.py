@@ -1,7 +1,7 @@
 """The worker that ends workflows at their deadline.
 
 One pass is one transaction: it locks workflows whose deadline has passed, ends them, and adds their events. If the
-process dies before the commit, their deadlines have still passed.
+process dies before the commit, their deadlines have still passed. Each tenant has an equal share of a pass.
 """
 
 from functools import partial
@@ -11,6 +11,7 @@ from timer_service.core.backlog_gate import RECHECK_MS, BacklogGate
 from timer_service.core.database import Transaction
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
+from timer_service.core.tenant_turns import TenantTurns
 from timer_service.core.transactions import in_transaction
 from timer_service.workflows import store
 from timer_service.workflows.events import events_of
@@ -29,6 +30,7 @@ class DeadlineWorker:
         self._database = parts.database
         self._wake = partial(parts.wake, "outbox")
         self._gate = BacklogGate(parts.broker)
+        self._turns = TenantTurns(store.DEADLINE_TENANTS)
 
     async def tick(self, now: int) -> Pass:
         """End workflows whose deadline has passed at `now`. The pass counts them.
@@ -48,7 +50,9 @@ class DeadlineWorker:
         return Pass(0, now + _LOCKED_ROWS_PAUSE_MS)
 
     async def _end(self, tx: Transaction, *, now: int) -> int:
-        before = {each.key: each for each in await store.lock_past_deadline(tx, now, _MOST_WORKFLOWS)}
+        tenants = await self._turns.next_due(tx, now, _MOST_WORKFLOWS)
+        share = _MOST_WORKFLOWS // max(len(tenants), 1)
+        before = {each.key: each for each in await store.lock_past_deadline(tx, tenants, now, share)}
         after = {key: each.fail(FailureCode.DEADLINE, now) for key, each in before.items()}
         await store.advance(tx, before, after)
         await outbox.add(tx, events_of(before, after, now), now)

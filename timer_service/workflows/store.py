@@ -46,6 +46,9 @@ for _name in ("find", "past_deadline"):  # not `*`: a new column would break the
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
+DEADLINE_TENANTS = _SQL["deadline_tenants"]
+"""The statement that finds the tenants with deadlines that have passed, for `TenantTurns`."""
+
 WORKFLOWS = LeasedTable(
     name="workflows",
     key=_KEY,
@@ -169,9 +172,10 @@ def _is_reopened(before: Workflow | None, after: Workflow) -> bool:
     return before is not None and before.failure_code is not None and after.failure_code is None
 
 
-async def lock_past_deadline(tx: Transaction, now: int, limit: int) -> list[Workflow]:
-    """Lock and return up to `limit` open workflows whose deadline has passed."""
-    return [read_workflow(row) for row in await tx.fetch(_SQL["past_deadline"], {"now": now, "limit": limit})]
+async def lock_past_deadline(tx: Transaction, tenants: Collection[str], now: int, limit: int) -> list[Workflow]:
+    """Lock and return open workflows whose deadline has passed, up to `limit` of each tenant."""
+    each = [{"tenant_id": tenant, "now": now, "limit": limit} for tenant in tenants]
+    return [read_workflow(row) for row in await tx.fetch_each(_SQL["past_deadline"], each)]
 
 
 async def next_deadline(reader: Reader) -> int | None:

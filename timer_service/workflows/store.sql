@@ -47,11 +47,40 @@ SELECT tenant_id, workflow_id, input, result, error
 FROM /* each of many */ workflow_data
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 
+-- name: deadline_tenants
+-- Like `due_tenants` of `lease.sql`: the next tenants with open workflows whose deadline has passed.
+WITH RECURSIVE waiting (tenant_id, number) AS (
+    SELECT (
+        SELECT tenant_id FROM workflows
+        WHERE deadline_at IS NOT NULL AND ended_at IS NULL AND tenant_id > :after
+        ORDER BY tenant_id, deadline_at
+        LIMIT 1
+    ), 1
+    UNION ALL
+    SELECT (
+        SELECT tenant_id FROM workflows
+        WHERE deadline_at IS NOT NULL AND ended_at IS NULL AND tenant_id > waiting.tenant_id
+        ORDER BY tenant_id, deadline_at
+        LIMIT 1
+    ), number + 1
+    FROM waiting WHERE tenant_id IS NOT NULL AND number < :looked_at
+),
+found AS MATERIALIZED (
+    SELECT tenant_id, number, (
+        SELECT MIN(deadline_at) FROM workflows
+        WHERE deadline_at IS NOT NULL AND ended_at IS NULL AND tenant_id = waiting.tenant_id
+    ) AS oldest
+    FROM waiting
+)
+SELECT tenant_id, number, oldest FROM found
+WHERE oldest <= :now OR tenant_id IS NULL OR number = :looked_at
+LIMIT :limit
+
 -- name: past_deadline
--- Locks and returns the open workflows whose deadline has passed, oldest deadline first, up to a limit.
+-- Locks and returns the open workflows of a tenant whose deadline has passed, oldest deadline first, up to a limit.
 SELECT {columns}
 FROM workflows
-WHERE deadline_at <= :now AND ended_at IS NULL
+WHERE tenant_id = :tenant_id AND deadline_at <= :now AND ended_at IS NULL
 ORDER BY deadline_at
 LIMIT :limit
 /* skip locked */

@@ -57,7 +57,7 @@ async def last_sequence(operator: Operator, subject: str) -> int:
     return 0
 
 
-async def test_acknowledgement_tells_nothing_about_others(separate: None, a: Peer, b: Peer) -> None:
+async def test_acknowledgement_tells_nothing_about_others(separate: None, operator: Operator, a: Peer, b: Peer) -> None:
     """No answer to a command depends on the commands of another tenant."""
     js = b.connection.jetstream()
     for number in range(3):
@@ -69,9 +69,10 @@ async def test_acknowledgement_tells_nothing_about_others(separate: None, a: Pee
         return json.loads((await request).data)
 
     last = {"Nats_Expected_Last_Subject_Sequence": "0", "Nats_Expected_Last_Subject_Sequence_Subject": B_SUBJECT}
-    assert await answer(Nats_Msg_Id="id-2") == {"stream": "TIMER_CMD_tenant-a", "seq": 1}
-    assert await answer(Nats_Expected_Last_Msg_Id="id-2") == {"stream": "TIMER_CMD_tenant-a", "seq": 2}
-    assert await answer(**last) == {"stream": "TIMER_CMD_tenant-a", "seq": 3}
+    own = await operator.find_stream("tenant-a")
+    assert await answer(Nats_Msg_Id="id-2") == {"stream": own, "seq": 1}
+    assert await answer(Nats_Expected_Last_Msg_Id="id-2") == {"stream": own, "seq": 2}
+    assert await answer(**last) == {"stream": own, "seq": 3}
 
 
 async def test_outcomes_tell_the_number_of_a_command(separate: None, a: Peer, b: Peer) -> None:
@@ -118,11 +119,12 @@ async def test_tenants_do_not_reach_the_way_between_the_streams(
 ) -> None:
     """A tenant can neither send to the subject of the intake nor read commands of others there."""
     js = operator.connection.jetstream()
-    (consumer,) = await js.consumers_info("TIMER_CMD_tenant-b")
+    stream = await operator.find_stream("tenant-b")
+    (consumer,) = await js.consumers_info(stream)
     subject = consumer.config.deliver_subject or ""
     (read,) = await a.subscribe(subject)
     stored = (await js.stream_info("TIMER_CMD")).state.messages
-    reply = f"$JS.ACK.TIMER_CMD_tenant-b.{consumer.name}.1.9.9.9.0"
+    reply = f"$JS.ACK.{stream}.{consumer.name}.1.9.9.9.0"
     await a.publish(subject, command("tenant-b", "stolen"), reply)
     assert (await b.schedule("tenant-b", "call-1", LONG_AFTER))["outcome"] == "scheduled"
     assert (await js.stream_info("TIMER_CMD")).state.messages == stored + 1

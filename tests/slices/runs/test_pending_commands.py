@@ -1,16 +1,21 @@
 """Commands that are delivered before their run or their job is known."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 
-from tests.harness.clock import ManualClock
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.counted_reads import CountedReads
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database, Row
+from timer_service.core.message import Command, Position, Trace
 from timer_service.runs import store as store_of_runs
-from timer_service.runs.draft import MAX_PENDING_BYTES, Pending
+from timer_service.runs.draft import MAX_PENDING_BYTES, Draft, Pending, RunState
+from timer_service.runs.messages import JobStatus, ReportJobStatus
+from timer_service.runs.rules import NO_POSITION, Run, RunKey
 
 
 @pytest.fixture
@@ -183,3 +188,39 @@ async def test_drop_by_a_report_that_is_ignored(runs: Runs, report: tuple[str, s
     await runs.start({"j": [], "k": ["j"], "l": []})
     reply = await runs.report(*report, droppedJobs=["l"])
     assert (reply["outcome"], (await runs.statuses())["l"]) == (outcome, "drift_dropped")
+
+
+async def test_repeated_start_does_not_read_what_waits(
+    sqlite: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A command of 200 bytes would parse up to 4 MiB."""
+    counted: Any = CountedReads(sqlite)
+    runs = Runs(counted, memory_broker, clock)
+    await runs.report("running", "z", droppedJobs=[f"{number}" for number in range(5000)])
+    await runs.start({"a": []}, "g")
+    counted.transactions.clear()
+    reply = await runs.start({"a": []}, "g")
+    assert reply["outcome"] == "unchanged"
+    assert max(each.characters for each in counted.transactions) < 1000
+    resolved = await runs.resolve("g", {"z": []})
+    assert (resolved["outcome"], (await runs.statuses())["z"]) == ("resolved", "running")
+
+
+def test_memory_of_the_names_in_pending_commands() -> None:
+    """Reports of one run may name 640,000 jobs. Most of these are in one report."""
+    names = [f"{number}" for number in range(10_000)]
+    report = ReportJobStatus(
+        tenant_id="acme", run_id="run-1", job_name="z", status=JobStatus.RUNNING, dropped_jobs=names
+    )
+    draft = Draft(
+        RunState(Run(RunKey("acme", "run-1"), None, NO_POSITION, NOW), {}, {}, {}, {}, {}), NOW, evaluating=True
+    )
+    tracemalloc.start()
+    try:
+        draft.keep_pending(Command("c", report, Position(1, 1), None, Trace(), None), again=False)
+        found = draft.pending_for(["none", "9"])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == {Position(1, 1)}
+    assert peak < 150 * len(names)

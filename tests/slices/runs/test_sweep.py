@@ -100,6 +100,23 @@ async def test_a_pass_ends_although_more_runs_are_due(runs: Runs, monkeypatch: p
     assert {row["status"] for row in await runs.rows("runs")} == {"failed"}
 
 
+async def test_stale_jobs_of_one_tenant_delay_no_other(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants take turns: neither many older jobs nor many runs of one tenant delay the job of another."""
+    monkeypatch.setattr("timer_service.runs.sweep.PASS_SECONDS", -1)
+    monkeypatch.setattr("timer_service.runs.sweep._MAX_STALE_JOBS", 4)
+    for number in range(8):
+        await runs.request("StartRun", runId=f"run-{number}", jobs=[{"name": "a", "staleAfterSeconds": 60}])
+    runs.clock.advance(seconds=1)
+    await runs.request("StartRun", tenant="other", jobs=[{"name": "a", "staleAfterSeconds": 60}])
+    runs.clock.advance(minutes=1)
+    for _ in range(2):
+        await runs.sweep.tick(runs.clock.now())
+    swept = [each["tenantId"] for name in ("acme", "other") for each in await runs.events_of("RunCompleted", name)]
+    assert sorted(swept) == ["acme", "other"]
+    await sweep(runs)
+    assert {row["status"] for row in await runs.rows("runs")} == {"failed"}
+
+
 async def test_failing_sweep_of_one_run(runs: Runs) -> None:
     """If the sweep of one run fails, that run is postponed and the other runs are swept."""
     for name in ("damaged", "fine"):

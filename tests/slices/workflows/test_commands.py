@@ -261,6 +261,19 @@ async def test_next_deadline(workflows: Workflows) -> None:
     assert workflows.worker_wakes == [("outbox", after(minutes=1))]
 
 
+async def test_deadlines_of_one_tenant_delay_no_other(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants take turns: a pass ends workflows of each tenant, although one has many that are overdue for longer."""
+    monkeypatch.setattr("timer_service.workflows.deadline_worker._MOST_WORKFLOWS", 2)
+    for number in range(4):
+        await workflows.start(f"order-{number}", deadlineIn="PT1M")
+    await workflows.start("last", tenant="other", deadlineIn="PT2M")
+    workflows.clock.advance(minutes=2)
+    await workflows.worker.tick(workflows.clock.now())
+    ended = [row["workflow_id"] for row in await workflows.rows("workflows") if row["ended_at"] is not None]
+    assert len(ended) == 2
+    assert "last" in ended
+
+
 @pytest.mark.parametrize("end", ["complete", "cancel"])
 async def test_no_deadline_after_the_end(workflows: Workflows, end: str) -> None:
     """The deadline of a workflow that has ended does nothing."""

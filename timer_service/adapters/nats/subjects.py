@@ -1,11 +1,15 @@
 """NATS subjects of addresses: `<prefix>.<kind>.v1.<tenant>.<message>`."""
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
+from secrets import token_hex
 
 from timer_service.core.message import Address, Kind
 
 _VERSION = "v1"
+_SECRET_BYTES = 16
+_SECRET = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,20 @@ class Subjects:
         """Return the name of the stream that stores a kind, such as `TIMER_CMD`."""
         return f"{self.prefix}_{kind}".replace(".", "_").upper()
 
-    def tenant_stream(self, tenant: str) -> str:
-        """Return the name of a tenant's own stream of commands, such as `TIMER_CMD_acme`."""
+    def new_tenant_stream(self, tenant: str) -> str:
+        """Return a name for a tenant's own stream of commands, such as `TIMER_CMD_acme_9f…`. Nobody can guess it.
+
+        A tenant that knew the name could make the server skip commands of this stream. See docs/decisions/0088.
+        """
+        return f"{self.known_tenant_stream(tenant)}_{token_hex(_SECRET_BYTES)}"
+
+    def is_tenant_stream(self, name: str, tenant: str) -> bool:
+        """Return whether a name is one that `new_tenant_stream` returns."""
+        prefix = f"{self.known_tenant_stream(tenant)}_"
+        return name.startswith(prefix) and _SECRET.fullmatch(name, len(prefix)) is not None
+
+    def known_tenant_stream(self, tenant: str) -> str:
+        """Return the name that a tenant's own stream of commands had before it was secret, such as `TIMER_CMD_acme`."""
         return f"{self.stream(Kind.COMMAND)}_{tenant}"
 
     def intake(self, tenant: str, stream_created: int) -> str:

@@ -37,7 +37,9 @@ _IDLE_LISTING_SECONDS = 10.0
 _SAME_LISTING_SECONDS = 1.0
 """How long a backlog is not listed again while no command seems to be added to it."""
 _SMALL_LISTING = 1024 * 1024
-"""If the answers of a listing have no more bytes together, the next one asks for all of them at once."""
+"""If the answers of a listing have no more bytes together, the next one may ask for several of them at once."""
+_FEW_COMMANDS = 4096
+"""If no more commands were added since, their subjects have 16 MiB at most: the server takes lines of up to 4 KiB."""
 _SHORTEST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 300.0
 """How long nothing is listed after listings that failed.
@@ -66,8 +68,8 @@ class TenantSearch:
         self._candidates = Candidates()
         self._listed_at = 0.0
         self._listing_seconds = 0.0
-        self._asks_at_once = False
-        """Whether the last listing was small."""
+        self._small_until: int | None = None
+        """The last sequence of the last listing, if that was small; None if it was not, or failed."""
         self._end: int | None = None
         self._listed_end: int | None = None
         self._pause_seconds = 0.0
@@ -146,22 +148,30 @@ class TenantSearch:
         try:
             listings = await self._list_patterns()
         except READ_ERRORS:
+            self._small_until = None
             self._pause_seconds = min(max(2 * self._pause_seconds, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
             self._list_again_at = time.monotonic() + self._pause_seconds
             raise
-        self._candidates.end_listing(min((each.last_sequence for each in listings), default=0))
-        self._asks_at_once = sum(each.size for each in listings) <= _SMALL_LISTING
+        last_sequence = min((each.last_sequence for each in listings), default=0)
+        self._candidates.end_listing(last_sequence)
+        self._small_until = last_sequence if sum(each.size for each in listings) <= _SMALL_LISTING else None
         self._listed_at, self._listed_end = time.monotonic(), end
         self._listing_seconds = self._listed_at - began
         self._pause_seconds = 0.0
 
     async def _list_patterns(self) -> list[Listed]:
-        """List each type of command. Beside a busy event loop, all answers together come as soon as a single one."""
+        """List each type of command. Beside a busy event loop, several answers come as soon as a single one."""
         patterns = [self._subjects.pattern(Kind.COMMAND, message) for message in self._messages]
-        if not self._asks_at_once:  # each answer may take much memory
-            return [await self._list_pattern(each) for each in patterns]
-        listed = await asyncio.gather(*map(self._list_pattern, patterns), return_exceptions=True)
-        return [_or_raise(each) for each in listed]
+        first = [await self._list_pattern(each) for each in patterns[:1]]
+        if not self._are_small(first):  # each answer may take much memory
+            return first + [await self._list_pattern(each) for each in patterns[1:]]
+        others = await asyncio.gather(*map(self._list_pattern, patterns[1:]), return_exceptions=True)
+        return first + [_or_raise(each) for each in others]
+
+    def _are_small(self, first: Sequence[Listed]) -> bool:
+        """Return whether all answers are small, because they were, and few commands were added before the first one."""
+        until = self._small_until
+        return until is not None and all(0 <= each.last_sequence - until <= _FEW_COMMANDS for each in first)
 
     async def _list_pattern(self, pattern: str) -> Listed:
         listing = await self._consumer.subjects(pattern)

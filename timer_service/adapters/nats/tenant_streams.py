@@ -2,6 +2,8 @@
 
 The server stores the commands of one stream one after the other, so a flood of one tenant delays all tenants of its
 stream. A tenant's stream has a queue of its own. It keeps a command only until the stream of commands has stored it.
+
+The name of a tenant's stream is secret: see docs/decisions/0088.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,21 +35,24 @@ _Config = Mapping[str, Any]
 async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence[str]) -> list[str]:
     """Give each tenant a stream of its own, and return the tenants that had none. Existing settings stay.
 
+    A tenant whose stream has a name that others can guess gets another stream. The old one is emptied, and stays.
+
     Tenants without a stream of their own can publish no command afterwards. If it fails, run it again. Raises
     `StartError` with the reason of the server.
     """
     try:
         commands = await _find(client, subjects.stream(Kind.COMMAND))
-        found = {tenant: await _find(client, subjects.tenant_stream(tenant)) for tenant in tenants}
+        found = await _find_streams(client, subjects, tenants)
         replicas = 1 if commands is None else commands["config"]["num_replicas"]
         streams = {
             tenant: info or await _create(client, _empty_stream(subjects, tenant, replicas))
             for tenant, info in found.items()
         }
-        sources = [await _source(client, subjects, tenant, info) for tenant, info in streams.items()]
+        sources = {tenant: await _source(client, subjects, tenant, info) for tenant, info in streams.items()}
         await _take_from(client, subjects, commands, sources)
         # Last, because until now the stream of commands had these subjects.
         for tenant, info in streams.items():
+            await _empty_known_stream(client, subjects.known_tenant_stream(tenant))
             await _update(client, info, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
     except APIError as error:
         raise StartError(f"the streams of the tenants cannot be set up: {error.description}") from error
@@ -83,17 +88,24 @@ async def _source(client: Client, subjects: Subjects, tenant: str, info: StreamI
 
 
 async def _take_from(
-    client: Client, subjects: Subjects, commands: StreamInfo | None, sources: Sequence[_Config]
+    client: Client, subjects: Subjects, commands: StreamInfo | None, sources: Mapping[str, _Config]
 ) -> None:
-    """Make the stream of commands take them from these sources, from those that it has, and from no others."""
+    """Make the stream of commands take them from these sources of tenants, from those that it has, and from no others.
+
+    A stream that was deleted is no longer a source: its tenant has one with another name.
+    """
     if commands is None:
-        wanted = {"subjects": [], "sources": sources, "duplicate_window": _SHORTEST_WINDOW}
+        wanted = {"subjects": [], "sources": [*sources.values()], "duplicate_window": _SHORTEST_WINDOW}
         await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})
         return
-    config, pattern, names = commands["config"], subjects.pattern(Kind.COMMAND), {each["name"] for each in sources}
-    kept = [each for each in config.get("sources") or () if each["name"] not in names]
+    config, pattern = commands["config"], subjects.pattern(Kind.COMMAND)
+    kept = [
+        each
+        for each in config.get("sources") or ()
+        if not any(subjects.is_tenant_stream(each["name"], tenant) for tenant in sources)
+    ]
     others = [each for each in config.get("subjects") or () if not covers(each, pattern)]
-    wanted = {"subjects": others, "sources": [*kept, *sources], "duplicate_window": _SHORTEST_WINDOW}
+    wanted = {"subjects": others, "sources": [*kept, *sources.values()], "duplicate_window": _SHORTEST_WINDOW}
     await _update(client, commands, wanted)
 
 
@@ -101,13 +113,37 @@ def _empty_stream(subjects: Subjects, tenant: str, replicas: int) -> _Config:
     """Return the settings of a tenant's stream. The server gives a stream without subjects its own name as subject."""
     return {
         **wanted_stream(subjects, Kind.COMMAND),
-        "name": subjects.tenant_stream(tenant),
+        "name": subjects.new_tenant_stream(tenant),
         "subjects": [],
         "retention": "workqueue",
         "max_age": 0,
         "max_bytes": _MAX_BYTES,
         "num_replicas": replicas,
     }
+
+
+async def _empty_known_stream(client: Client, name: str) -> None:
+    """Let a stream whose name is not secret take no more commands. It stays a source for those that it has."""
+    if info := await _find(client, name):
+        await _update(client, info, {"subjects": [name]})
+
+
+async def _find_streams(client: Client, subjects: Subjects, tenants: Sequence[str]) -> Mapping[str, StreamInfo | None]:
+    """Return the stream of each tenant that has one with a secret name, also if nothing takes its commands yet."""
+    names = sorted(await _read_names(client))
+    own = {tenant: [name for name in names if subjects.is_tenant_stream(name, tenant)] for tenant in tenants}
+    return {tenant: await _find(client, found[0]) if found else None for tenant, found in own.items()}
+
+
+async def _read_names(client: Client) -> set[str]:
+    """Return the names of all streams."""
+    names = set[str]()
+    while True:
+        page = await request(client, "STREAM.NAMES", {"offset": len(names)}, seconds=_SECONDS)
+        found = page.get("streams") or []
+        names.update(found)
+        if not found or len(names) >= page["total"]:
+            return names
 
 
 async def _find(client: Client, name: str) -> StreamInfo | None:
