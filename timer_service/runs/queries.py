@@ -1,12 +1,15 @@
 """The queries about runs. A tenant sees only its own runs."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pydantic import Field
 from pydantic_core import from_json, to_json
 
+from timer_service.core.computing import Steps
 from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, Instant, format_instant, format_optional
@@ -22,18 +25,20 @@ from timer_service.core.paging import (
 )
 from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.sql import load_sql
-from timer_service.core.stored_json import DamagedFields, RawJson, write_list, write_object, write_view
+from timer_service.core.stored_json import DamagedFields, RawJson, quote, write, write_list, write_object, write_view
 from timer_service.runs import loader, store
 from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
 from timer_service.runs.rules import Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "queries.sql")
-_NEEDS_PER_READ = 64 * 1024
-"""How many characters of needs are read at a time, of all jobs that are read together. A single job may have more.
-
-They are at most 10,000 needs. Nothing else runs while they are parsed and sorted.
+_NEEDS_PER_PAGE = 64 * 1024
+"""How many characters of stored needs a page reads, of all its jobs: at most 16,384 needs. A single job may have more
+characters, and has at most 10,000 needs.
 """
+_NEEDS_PER_STEP = 1000
+_NEED_OVERHEAD = 30
+"""The bytes of the field names and of `ifFailed` in the view of a need."""
 _NEEDS_OVERHEAD = 50
 """The bytes of the field names `needs` and `moreNeeds`."""
 _NEWER_THAN_ALL = (LATEST + 1, "")
@@ -125,7 +130,7 @@ def run_view(run: Run) -> Mapping[str, Any]:
     )
 
 
-async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> RawJson:
+async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Steps[RawJson]:
     key = RunKey(tenant, request.run_id)
     start = _Start(*read_cursor(request.cursor, str, str)) if request.cursor is not None else _Start("", "")
     run = await loader.find_run(reader, key)
@@ -135,8 +140,7 @@ async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> RawJs
     rows = await reader.fetch(_SQL["groups_of_run"], key._asdict())
     groups = {row["group_name"]: row["resolved_at"] is not None for row in rows}
     head = {**run_view(run), "counts": {row["status"]: row["count"] for row in counts}, "groups": groups}
-    jobs, cursor = await _jobs(reader, key, groups, start, request.limit)
-    return write_object({**head, **omit_none(cursor=cursor)}, {"jobs": jobs})
+    return _write_page(head, await _read_jobs(reader, key, groups, start, request.limit), start)
 
 
 async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> RawJson:
@@ -172,76 +176,118 @@ class _Start(NamedTuple):
     after: str
 
 
-async def _jobs(
-    reader: Reader, key: RunKey, groups: Mapping[str, bool], start: _Start, limit: int
-) -> tuple[RawJson, str | None]:
-    """Return a page of at most `limit` jobs that fits into one reply, and a cursor if there are more.
+class _StoredJobs(NamedTuple):
+    """The jobs of a page as they are stored. Not all of them may fit on the page."""
+
+    rows: Sequence[Row]
+    needs: Mapping[str, str]
+    """The JSON of the jobs that a job needs, by job."""
+    groups: Mapping[str, Sequence[Mapping[str, str]]]
+    """The groups that are not resolved and that a job needs, by job."""
+    next_job: str | None
+    """The job after these, if there is one."""
+
+
+async def _read_jobs(reader: Reader, key: RunKey, groups: Mapping[str, bool], start: _Start, limit: int) -> _StoredJobs:
+    """Read at most `limit` jobs, as many as may fit on a page, and their needs."""
+    rows: list[Row] = []
+    needs: dict[str, str] = {}
+    group_needs: dict[str, list[Mapping[str, str]]] = {}
+    first, size, room = start.job_name, 0, _NEEDS_PER_PAGE
+    while True:
+        count = min(next_step(len(rows), size), limit - len(rows))
+        found = await reader.fetch(_SQL["page_of_jobs"], {**key._asdict(), "first": first, "limit": count + 1})
+        taken = _first_jobs(found[:count], room, least=0 if rows else 1)
+        names = [row["job_name"] for row in taken]
+        needs |= await _read_needs(reader, key, names)
+        if False in groups.values():
+            named = [name for name in names if name != start.job_name or not start.after]
+            group_needs |= await _read_group_needs(reader, key, named, groups)
+        rows += taken
+        room -= sum(_needs_size(row) for row in taken)
+        size += sum(_least_size(row, group_needs.get(row["job_name"], ())) for row in taken)
+        if len(taken) == len(found):
+            return _StoredJobs(rows, needs, group_needs, None)
+        first = found[len(taken)]["job_name"]
+        if len(taken) < count or len(rows) == limit or size >= PAGE_BYTES:
+            return _StoredJobs(rows, needs, group_needs, first)
+
+
+def _first_jobs(rows: Sequence[Row], room: int, least: int) -> Sequence[Row]:
+    """Return the first jobs whose needs have at most `room` characters together, and no fewer than `least` jobs."""
+    totals = accumulate(_needs_size(row) for row in rows)
+    return rows[: max(sum(total <= room for total in totals), least)]
+
+
+def _needs_size(row: Row) -> int:
+    size: int | None = row["needs_size"]
+    return size or 0
+
+
+def _least_size(row: Row, groups: Sequence[Mapping[str, str]]) -> int:
+    """Return how many bytes the view of a job has at least."""
+    in_groups = sum(len(each["group"]) + _NEED_OVERHEAD for each in groups)
+    return len(row["job_name"]) + (row["outputs_bytes"] or 0) + _needs_size(row) + in_groups + _NEEDS_OVERHEAD
+
+
+async def _read_needs(reader: Reader, key: RunKey, jobs: Sequence[str]) -> Mapping[str, str]:
+    """Return the JSON of the jobs that some jobs need, by job."""
+    rows = await reader.fetch_each(_SQL["needs"], [{**key._asdict(), "job_name": name} for name in jobs])
+    return {row["job_name"]: row["needs"] for row in rows}
+
+
+async def _read_group_needs(
+    reader: Reader, key: RunKey, jobs: Sequence[str], groups: Mapping[str, bool]
+) -> Mapping[str, list[Mapping[str, str]]]:
+    """Return the groups that are not resolved and that some jobs need, by job."""
+    needs: dict[str, list[Mapping[str, str]]] = {}
+    for row in await reader.fetch_each(
+        _SQL["group_needs_of_job"], [{**key._asdict(), "job_name": name} for name in jobs]
+    ):
+        if groups.get(row["group_name"]) is False:  # otherwise it is resolved, or retention has deleted it
+            needs.setdefault(row["job_name"], []).append({"group": row["group_name"], "ifFailed": row["if_failed"]})
+    return needs
+
+
+def _write_page(head: Mapping[str, Any], jobs: _StoredJobs, start: _Start) -> Steps[RawJson]:
+    """Return the reply with the jobs that fit into it, and a cursor if there are more.
 
     If the needs of a job do not fit, the next page shows the job again with its next needs.
     """
     shown: list[RawJson] = []
     used = 0
-    while True:
-        count = min(next_step(len(shown), used), limit - len(shown))
-        rows = await reader.fetch(_SQL["page_of_jobs"], {**key._asdict(), "first": start.job_name, "limit": count + 1})
-        needs = await _read_needs(reader, key, _first_jobs(rows[:count]), groups, start)
-        for row in rows[: len(needs)]:
-            view = _job_view(row, needs[row["job_name"]], PAGE_BYTES - used)
-            if shown and used + view.size > PAGE_BYTES:
-                return write_list(shown), write_cursor([row["job_name"], ""])
-            shown.append(view.json)
-            used += view.size
-            if view.more_after is not None:
-                return write_list(shown), write_cursor([row["job_name"], view.more_after])
-        if len(needs) == len(rows):
-            return write_list(shown), None
-        start = _Start(rows[len(needs)]["job_name"], "")
-        if len(shown) == limit:
-            return write_list(shown), write_cursor(start)
+    cursor = None if jobs.next_job is None else write_cursor([jobs.next_job, ""])
+    for row in jobs.rows:
+        name = row["job_name"]
+        needs = _read_page_needs(jobs.needs.get(name), start.after if name == start.job_name else "")
+        view = yield from _write_job(row, needs, jobs.groups.get(name, ()), PAGE_BYTES - used)
+        if shown and used + view.size > PAGE_BYTES:
+            cursor = write_cursor([name, ""])
+            break
+        shown.append(view.json)
+        used += view.size
+        if view.more_after is not None:
+            cursor = write_cursor([name, view.more_after])
+            break
+    return write_object({**head, **omit_none(cursor=cursor)}, {"jobs": write_list(shown)})
 
 
 class _Needs(NamedTuple):
-    """The needs of one job."""
+    """The next jobs that a job needs, ordered by name."""
 
-    groups: list[Mapping[str, str]]
-    """The groups that are not resolved."""
-    jobs: list[Mapping[str, str]]
-    """The next jobs, ordered by name."""
+    jobs: Sequence[tuple[str, str]] = ()
     damaged: Sequence[str] = ()
 
 
-def _first_jobs(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the first jobs whose needs fit into one read, at least one."""
-    totals = accumulate(row["needs_size"] or 0 for row in rows)
-    return [
-        row["job_name"]
-        for number, (row, total) in enumerate(zip(rows, totals, strict=True))
-        if number == 0 or total <= _NEEDS_PER_READ
-    ]
-
-
-async def _read_needs(
-    reader: Reader, key: RunKey, jobs: Sequence[str], groups: Mapping[str, bool], start: _Start
-) -> Mapping[str, _Needs]:
-    """Read the needs of some jobs. For the first job of the page, return only the needs after the start."""
-    needs = {name: _Needs([], []) for name in jobs}
-    for row in await reader.fetch_each(_SQL["needs"], [{**key._asdict(), "job_name": name} for name in jobs]):
-        name = row["job_name"]
-        after = start.after if name == start.job_name else ""
-        try:
-            found = read_needs(row["needs"])
-        except (ValueError, AttributeError):  # no JSON, or no object
-            needs[name] = needs[name]._replace(damaged=["needs"])
-            continue
-        needs[name].jobs.extend(
-            {"job": upstream, "ifFailed": if_failed} for upstream, if_failed in found if upstream > after
-        )
-    if False in groups.values():
-        named = [{**key._asdict(), "job_name": name} for name in needs if name != start.job_name or not start.after]
-        for row in await reader.fetch_each(_SQL["group_needs_of_job"], named):
-            if groups.get(row["group_name"]) is False:  # otherwise it is resolved, or retention has deleted it
-                needs[row["job_name"]].groups.append({"group": row["group_name"], "ifFailed": row["if_failed"]})
-    return needs
+def _read_page_needs(text: str | None, after: str) -> _Needs:
+    """Return the stored needs after a job."""
+    if text is None:
+        return _Needs()
+    try:
+        found = read_needs(text)
+    except (ValueError, AttributeError):  # no JSON, or no object
+        return _Needs(damaged=["needs"])
+    return _Needs(found[bisect_right(found, after, key=itemgetter(0)) :] if after else found)
 
 
 class _JobView(NamedTuple):
@@ -253,7 +299,7 @@ class _JobView(NamedTuple):
     """The last need in the view, if the job has more needs."""
 
 
-def _job_view(row: Row, needs: _Needs, room: int) -> _JobView:
+def _write_job(row: Row, needs: _Needs, groups: Sequence[Mapping[str, str]], room: int) -> Steps[_JobView]:
     """Return the view of a job with the needs that fit into `room` bytes, at least one need."""
     fields = omit_none(
         name=row["job_name"],
@@ -263,15 +309,25 @@ def _job_view(row: Row, needs: _Needs, room: int) -> _JobView:
         settledAt=format_optional(row["settled_at"]),
         reason=row["reason"],
     )
-    size = len(to_json(fields)) + (row["outputs_bytes"] or 0) + len(to_json(needs.groups)) + _NEEDS_OVERHEAD
-    fitting = 0
-    for need in needs.jobs:
-        size += len(to_json(need)) + 1
-        if fitting and size > room:
+    in_groups = [write(each) for each in groups]
+    size = len(to_json(fields)) + (row["outputs_bytes"] or 0) + _NEEDS_OVERHEAD
+    size += sum(len(each.encode()) + 1 for each in in_groups)
+    shown: list[RawJson] = []
+    more_after = None
+    for number, (job, if_failed) in enumerate(needs.jobs, 1):
+        # A member of an enum takes four times as long to write as its text.
+        need = RawJson(f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}')
+        size += len(need.encode()) + 1
+        if shown and size > room:
+            more_after = needs.jobs[number - 2][0]
             break
-        fitting += 1
-    shown = needs.jobs[:fitting]
-    more = fitting < len(needs.jobs)
-    fields = {**fields, "needs": [*shown, *needs.groups], **({"moreNeeds": True} if more else {})}
-    view = write_view(fields, {"outputs": row["outputs"]}, needs.damaged)
-    return _JobView(view, size, shown[-1]["job"] if more else None)
+        shown.append(need)
+        if number % _NEEDS_PER_STEP == 0:
+            yield
+    if more_after is not None:
+        fields = {**fields, "moreNeeds": True}
+    view = write_view(
+        fields, {"needs": write_list([*shown, *in_groups]).text, "outputs": row["outputs"]}, needs.damaged
+    )
+    yield
+    return _JobView(view, size, more_after)

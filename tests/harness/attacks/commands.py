@@ -51,6 +51,10 @@ LAYERS: _Jobs = [{"name": f"top-{number}"} for number in range(310)] + [
     {"name": f"bottom-{number}", "needs": [f"top-{each}" for each in range(310)]} for number in range(310)
 ]
 """Nearly as many needs as a run can have."""
+WIDE: _Jobs = [{"name": f"{number}"} for number in range(9_990)] + [
+    {"name": f"wide-{number}", "needs": [f"{each}" for each in range(9_990)]} for number in range(10)
+]
+"""Jobs with as many needs as a job can have."""
 _SMALL: _Jobs = [
     {"name": "first"},
     {"name": "second"},

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from tests.harness.attacks.attack import LONG_AFTER, TENANT, Attack, address, body, flood, queries
-from tests.harness.attacks.commands import LARGE, LAYERS, STAR
+from tests.harness.attacks.commands import LARGE, LAYERS, STAR, WIDE
 from tests.harness.raw_nats import RawMessage, header_block
+from timer_service.core.paging import write_cursor
 
 _COUNT = f"timer.qry.v1.{TENANT}.count-timers".encode()
 _LIST = f"timer.qry.v1.{TENANT}.list-timers".encode()
@@ -22,8 +23,9 @@ _SMALL_TIMERS = [
 ]
 _RUNS = [
     RawMessage(address("StartRun"), body("StartRun", {"runId": name, "jobs": jobs}))
-    for name, jobs in (("star", STAR), ("layers", LAYERS))
+    for name, jobs in (("star", STAR), ("layers", LAYERS), ("wide", WIDE))
 ]
+_FIRST_WIDE = write_cursor(["wide-0", ""])
 _REPLIES = (
     b"_INBOX.tenant-b.guessed",
     b"_INBOX.tenant-a..",
@@ -59,6 +61,11 @@ QUERIES: Mapping[str, Attack] = {
     ),
     "pages of large runs": queries(
         ("get-run", {"runId": "star", "limit": 1000}), ("get-run", {"runId": "layers", "limit": 1000}), prepare=_RUNS
+    ),
+    "pages of jobs with 9,990 needs": queries(
+        ("get-run", {"runId": "wide", "cursor": _FIRST_WIDE}),
+        ("get-run", {"runId": "wide", "cursor": _FIRST_WIDE, "limit": 1}),
+        prepare=_RUNS,
     ),
     "counts of many timers": queries(("count-timers", {}), ("get-usage", {}), prepare=_SMALL_TIMERS),
     "invalid queries": flood(*(RawMessage(_LIST, each, reply=_INBOX) for each in (b"{", b"[]", b"\xff", b'{"x":1}'))),

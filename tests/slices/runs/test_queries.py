@@ -7,8 +7,8 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import RunConversation, Runs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.computing import Computing, Steps
 from timer_service.core.paging import write_cursor
-from timer_service.runs import queries
 
 
 async def test_run_with_its_jobs_and_needs(runs: RunConversation) -> None:
@@ -73,34 +73,57 @@ async def test_invalid_field(runs: RunConversation) -> None:
     assert [each["path"] for (each,) in found] == [path for path, _, _ in WRONG]
 
 
-async def test_page_parses_the_needs_of_few_jobs_at_a_time(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+async def test_page_has_a_bounded_number_of_needs(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """Beside a page of jobs with many needs, other tasks run after at most 10,000 needs."""
+    """A page reads 64 KiB of needs. The next pages show the other jobs."""
     runs = Runs(sqlite, memory_broker, clock)
     names = [f"{number}" for number in range(4_000)]
     await runs.start({**{name: [] for name in names}, **{f"last-{number}": names for number in range(5)}})
-    read: list[int] = []
-    read_needs = queries._read_needs
+    pages: list[list[int]] = []
+    cursor = write_cursor(["last-0", ""])
+    while cursor:
+        page = await runs.ask("get-run", runId="run-1", cursor=cursor)
+        pages.append([len(job["needs"]) for job in page["jobs"]])
+        cursor = page.get("cursor", "")
+    assert pages == [[4_000, 4_000], [4_000, 4_000], [4_000]]
 
-    async def count(*arguments: Any) -> Any:
-        needs = await read_needs(*arguments)
-        read.append(sum(len(each.jobs) for each in needs.values()))
-        return needs
 
-    monkeypatch.setattr(queries, "_read_needs", count)
-    page = await runs.ask("get-run", runId="run-1", cursor=write_cursor(["last-0", ""]))
-    assert [len(job["needs"]) for job in page["jobs"]] == [4_000] * len(page["jobs"])
-    assert len(page["jobs"]) > 2
-    assert max(read) <= 10_000
+async def test_page_of_many_needs_is_written_in_steps(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tasks run after each 1,000 needs that a page writes."""
+    runs = Runs(sqlite, memory_broker, clock)
+    names = [f"{number}" for number in range(4_000)]
+    await runs.start({**{name: [] for name in names}, "last": names})
+    steps: list[None] = []
+
+    async def run(_computing: Computing, work: Steps[Any]) -> Any:
+        steps.extend(noted := Noted(work))
+        return noted.result
+
+    monkeypatch.setattr(Computing, "run", run)
+    await runs.ask("get-run", runId="run-1", cursor=write_cursor(["last", ""]))
+    assert len(steps) == 5
+
+
+class Noted:
+    """The steps of a query, and its reply after them."""
+
+    def __init__(self, work: Steps[Any]) -> None:
+        self._work = work
+        self.result: Any = None
+
+    def __iter__(self) -> Steps[None]:
+        self.result = yield from self._work
 
 
 @pytest.mark.parametrize("most", [1, 14, 40, 60, 1000])
-async def test_needs_that_do_not_fit_into_one_read(
+async def test_needs_that_do_not_fit_into_one_page(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """However many characters of needs are read at a time, the pages show each job with all its needs."""
-    monkeypatch.setattr("timer_service.runs.queries._NEEDS_PER_READ", most)
+    """However many characters of needs a page reads, the pages show each job with all its needs."""
+    monkeypatch.setattr("timer_service.runs.queries._NEEDS_PER_PAGE", most)
     runs = Runs(sqlite, memory_broker, clock)
     graph: dict[str, list[object]] = {
         "a": [],
