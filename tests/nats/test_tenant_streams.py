@@ -15,8 +15,7 @@ from nats.js.errors import NoStreamResponseError
 from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
-from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats import tenant_streams
+from timer_service.adapters.nats import NatsBroker, tenant_streams
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.streams import StreamInfo
 from timer_service.adapters.nats.subjects import Subjects
