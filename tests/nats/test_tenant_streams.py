@@ -15,8 +15,9 @@ from nats.js.errors import NoStreamResponseError
 from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
-from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats import NatsBroker, tenant_streams
 from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.streams import StreamInfo
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.tenant_streams import separate_tenants
 from timer_service.core.broker import Subscription
@@ -240,9 +241,55 @@ async def test_known_names_are_replaced(server: NatsServer) -> None:
         await request(client, "STREAM.CREATE.TIMER_CMD", {"name": "TIMER_CMD", "sources": [source]})
         assert await separate_tenants(client, SUBJECTS, ["a"]) == ["a"]
         assert await separate_tenants(client, SUBJECTS, ["a"]) == []
-        assert SUBJECTS.is_tenant_stream(await stream_of(client, "a"), "a")
+        assert SUBJECTS.tenant_of_stream(await stream_of(client, "a")) == "a"
         await publish(client, "a", "new")
         assert sorted(await until_taken(client, 2)) == ["new", "old"]
+
+
+async def test_known_name_that_looks_secret(server: NatsServer) -> None:
+    """A stream with a known name is not taken for that of a tenant with a shorter name."""
+    longer = "org_" + "0123456789abcdef" * 2
+    async with operator(server) as client:
+        known = {"name": f"TIMER_CMD_{longer}", "subjects": [f"timer.cmd.v1.{longer}.*"], "retention": "workqueue"}
+        await request(client, f"STREAM.CREATE.{known['name']}", known)
+        await request(client, "STREAM.CREATE.TIMER_CMD", {"name": "TIMER_CMD", "sources": [{"name": known["name"]}]})
+        assert await separate_tenants(client, SUBJECTS, ["org"]) == ["org"]
+        await publish(client, longer, "of the longer one")
+        await publish(client, "org", "of the shorter one")
+        assert sorted(await until_taken(client, 2)) == ["of the longer one", "of the shorter one"]
+
+
+@pytest.mark.parametrize("digit", ["0", "f"])
+async def test_two_operators_at_a_time(server: NatsServer, digit: str) -> None:
+    """If a tenant has got two streams, and commands go to the one that is not taken from, the next run mends it."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a"])
+        taken, other = await stream_of(client, "a"), "TIMER_CMD_a_" + digit * 64
+        settings = await config(client, taken)
+        await request(client, f"STREAM.UPDATE.{taken}", {**settings, "subjects": [taken]})
+        await request(client, f"STREAM.CREATE.{other}", {**settings, "name": other})
+        await publish(client, "a", "waits")
+        assert await separate_tenants(client, SUBJECTS, ["a"]) == []
+        assert await until_taken(client, 1) == ["waits"]
+        assert {each["name"] for each in (await config(client, "TIMER_CMD"))["sources"]} == {taken, other}
+
+
+async def test_operators_add_other_tenants(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant that another operator adds while a run creates streams keeps its source."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a"])
+        create, names = tenant_streams._create, ["b"]
+
+        async def create_late(*arguments: Any) -> StreamInfo:
+            while names:
+                await separate_tenants(client, SUBJECTS, [names.pop()])
+            return await create(*arguments)
+
+        monkeypatch.setattr(tenant_streams, "_create", create_late)
+        await separate_tenants(client, SUBJECTS, ["c"])
+        for tenant in ("a", "b", "c"):
+            await publish(client, tenant, tenant)
+        assert sorted(await until_taken(client, 3)) == ["a", "b", "c"]
 
 
 _LINE = "Nats-Stream-Source"

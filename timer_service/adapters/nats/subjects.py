@@ -8,8 +8,9 @@ from secrets import token_hex
 from timer_service.core.message import Address, Kind
 
 _VERSION = "v1"
-_SECRET_BYTES = 16
-_SECRET = re.compile("[0-9a-f]{32}")
+_SECRET_BYTES = 32
+"""With so many, no stream with a name that is not secret looks like one: a tenant has 64 characters at most."""
+_SECRET = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,11 @@ class Subjects:
         """
         return f"{self.known_tenant_stream(tenant)}_{token_hex(_SECRET_BYTES)}"
 
-    def is_tenant_stream(self, name: str, tenant: str) -> bool:
-        """Return whether a name is one that `new_tenant_stream` returns."""
-        prefix = f"{self.known_tenant_stream(tenant)}_"
-        return name.startswith(prefix) and _SECRET.fullmatch(name, len(prefix)) is not None
+    def tenant_of_stream(self, name: str) -> str | None:
+        """Return the tenant for which `new_tenant_stream` returned a name; None for any other name."""
+        known, _, secret = name.rpartition("_")
+        prefix = self.known_tenant_stream("")
+        return known.removeprefix(prefix) if known.startswith(prefix) and _SECRET.fullmatch(secret) else None
 
     def known_tenant_stream(self, tenant: str) -> str:
         """Return the name that a tenant's own stream of commands had before it was secret, such as `TIMER_CMD_acme`."""

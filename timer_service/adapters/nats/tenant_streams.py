@@ -6,6 +6,7 @@ stream. A tenant's stream has a queue of its own. It keeps a command only until 
 The name of a tenant's stream is secret: see docs/decisions/0088.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
             for tenant, info in found.items()
         }
         sources = {tenant: await _source(client, subjects, tenant, info) for tenant, info in streams.items()}
-        await _take_from(client, subjects, commands, sources)
+        await _take_from(client, subjects, sources)
         # Last, because until now the stream of commands had these subjects.
         for tenant, info in streams.items():
             await _empty_known_stream(client, subjects.known_tenant_stream(tenant))
@@ -87,22 +88,25 @@ async def _source(client: Client, subjects: Subjects, tenant: str, info: StreamI
     return {"name": stream, "consumer": consumer}
 
 
-async def _take_from(
-    client: Client, subjects: Subjects, commands: StreamInfo | None, sources: Mapping[str, _Config]
-) -> None:
+async def _take_from(client: Client, subjects: Subjects, sources: Mapping[str, _Config]) -> None:
     """Make the stream of commands take them from these sources of tenants, from those that it has, and from no others.
 
-    A stream that was deleted is no longer a source: its tenant has one with another name.
+    A stream that was deleted is no longer a source: its tenant has one with another name. The settings are read just
+    before they are changed: another operator may have added tenants.
     """
+    names = await _read_names(client)
+    commands = await _find(client, subjects.stream(Kind.COMMAND))
     if commands is None:
         wanted = {"subjects": [], "sources": [*sources.values()], "duplicate_window": _SHORTEST_WINDOW}
         await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})
         return
     config, pattern = commands["config"], subjects.pattern(Kind.COMMAND)
+    wanted_names = {each["name"] for each in sources.values()}
     kept = [
         each
         for each in config.get("sources") or ()
-        if not any(subjects.is_tenant_stream(each["name"], tenant) for tenant in sources)
+        if each["name"] not in wanted_names
+        and (each["name"] in names or subjects.tenant_of_stream(each["name"]) not in sources)
     ]
     others = [each for each in config.get("subjects") or () if not covers(each, pattern)]
     wanted = {"subjects": others, "sources": [*kept, *sources.values()], "duplicate_window": _SHORTEST_WINDOW}
@@ -129,10 +133,20 @@ async def _empty_known_stream(client: Client, name: str) -> None:
 
 
 async def _find_streams(client: Client, subjects: Subjects, tenants: Sequence[str]) -> Mapping[str, StreamInfo | None]:
-    """Return the stream of each tenant that has one with a secret name, also if nothing takes its commands yet."""
-    names = sorted(await _read_names(client))
-    own = {tenant: [name for name in names if subjects.is_tenant_stream(name, tenant)] for tenant in tenants}
-    return {tenant: await _find(client, found[0]) if found else None for tenant, found in own.items()}
+    """Return the stream of each tenant that has one with a secret name, also if nothing takes its commands yet.
+
+    If two operators have created one each, it is the one to which the commands go.
+    """
+    names = defaultdict[str | None, list[str]](list)
+    for name in sorted(await _read_names(client)):
+        names[subjects.tenant_of_stream(name)].append(name)
+    found: dict[str, StreamInfo | None] = {}
+    for tenant in tenants:
+        pattern = subjects.pattern_of_tenant(Kind.COMMAND, tenant)
+        streams = [info for name in names.get(tenant, ()) if (info := await _find(client, name))]
+        taking = [info for info in streams if pattern in (info["config"].get("subjects") or ())]
+        found[tenant] = next(iter(taking + streams), None)
+    return found
 
 
 async def _read_names(client: Client) -> set[str]:
