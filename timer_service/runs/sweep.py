@@ -121,8 +121,8 @@ class Sweep:
         return stale
 
     async def _still_stale(self, jobs: Collection[JobKey], now: int) -> set[JobKey]:
-        named = [{**store.job_parameters(each), "now": now} for each in jobs]
-        return _jobs(await self._database.reader.fetch_each(_SQL["still_stale"], named))
+        rows = await self._database.reader.fetch_each(_SQL["stale_at"], [store.job_parameters(each) for each in jobs])
+        return _jobs(row for row in rows if row["stale_at"] is not None and row["stale_at"] <= now)
 
     async def _next_overdue(self, now: int) -> set[JobKey]:
         """Return the next jobs whose `stale_at` has passed: an equal share of each tenant, its oldest ones."""

@@ -3,18 +3,19 @@
 SELECT tenant_id, run_id FROM runs WHERE sweep_at <= :now ORDER BY sweep_at LIMIT :limit
 
 -- name: stale_tenants
--- Like `due_tenants` of `lease.sql`: the next tenants with jobs whose `stale_at` has passed.
+-- Like `due_tenants` of `lease.sql`: the next tenants with jobs whose `stale_at` has passed. Only
+-- these statements say `stale_at > 0`, so only they use the index of tenants: planners confuse it with others.
 WITH RECURSIVE waiting (tenant_id, number) AS (
     SELECT (
         SELECT tenant_id FROM run_jobs
-        WHERE stale_at IS NOT NULL AND tenant_id > :after
+        WHERE stale_at > 0 AND tenant_id > :after
         ORDER BY tenant_id, stale_at
         LIMIT 1
     ), 1
     UNION ALL
     SELECT (
         SELECT tenant_id FROM run_jobs
-        WHERE stale_at IS NOT NULL AND tenant_id > waiting.tenant_id
+        WHERE stale_at > 0 AND tenant_id > waiting.tenant_id
         ORDER BY tenant_id, stale_at
         LIMIT 1
     ), number + 1
@@ -22,7 +23,7 @@ WITH RECURSIVE waiting (tenant_id, number) AS (
 ),
 found AS MATERIALIZED (
     SELECT tenant_id, number, (
-        SELECT MIN(stale_at) FROM run_jobs WHERE stale_at IS NOT NULL AND tenant_id = waiting.tenant_id
+        SELECT MIN(stale_at) FROM run_jobs WHERE stale_at > 0 AND tenant_id = waiting.tenant_id
     ) AS oldest
     FROM waiting
 )
@@ -33,14 +34,14 @@ LIMIT :limit
 -- name: stale_jobs_of_tenant
 -- Returns the jobs of a tenant whose `stale_at` has passed, ordered by `stale_at`.
 SELECT tenant_id, run_id, job_name FROM run_jobs
-WHERE tenant_id = :tenant_id AND stale_at <= :now
+WHERE tenant_id = :tenant_id AND stale_at > 0 AND stale_at <= :now
 ORDER BY stale_at
 LIMIT :limit
 
--- name: still_stale
--- Returns a job if its `stale_at` has passed.
-SELECT tenant_id, run_id, job_name FROM run_jobs
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND stale_at <= :now
+-- name: stale_at
+-- Returns a job and its `stale_at`.
+SELECT tenant_id, run_id, job_name, stale_at FROM run_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
 -- name: next_sweep
 -- Returns the earliest `sweep_at` of all runs, or null.
