@@ -8,7 +8,7 @@ open need less. The cost is the number of edges of the ended jobs. It does not d
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import chain
@@ -26,6 +26,8 @@ from timer_service.runs.stored_bytes import RunBytes, need_bytes
 MAX_PENDING_BYTES = 4 * 1024 * 1024
 """The limit for the pending commands of one run."""
 _PENDING_ROW_BYTES = 200
+_DROPPED_JOB_BYTES = 100
+"""What a name in `droppedJobs` takes in memory. The groups of a run look for their jobs among all these names."""
 
 
 class Pending(NamedTuple):
@@ -45,7 +47,7 @@ class Pending(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes that count towards the limit."""
-        return len(self.payload.encode()) + _PENDING_ROW_BYTES
+        return len(self.payload.encode()) + _PENDING_ROW_BYTES + _DROPPED_JOB_BYTES * len(_dropped_jobs(self.command))
 
 
 class RunState(NamedTuple):
@@ -86,7 +88,8 @@ class Draft:
         copied = copy(self)
         for name in ("jobs", "added_edges", "groups", "pending", "downstream_of_groups", "_downstream"):
             setattr(copied, name, copy(getattr(self, name)))
-        vars(copied).pop("members", None)  # the index may be shared: its readers look into `pending` too
+        copied._pending_index = self._pending_index and self._pending_index.copy()  # noqa: SLF001
+        vars(copied).pop("members", None)
         return copied
 
     def finish(self) -> RunState:
@@ -116,25 +119,38 @@ class Draft:
             return False
         self.pending[command.position] = pending
         if self._pending_index is not None:
-            self._pending_index.add(_named_jobs(command), command.position)
+            self._pending_index.add(command.position, self._unknown_jobs(command))
         self.run = self.run._replace(pending_bytes=size)
         if not self.run.started:
             self.run = self.run._replace(settled_at=self.now)
         return True
 
     def remove_pending(self, positions: Iterable[Position]) -> None:
-        """Remove pending commands."""
+        """Remove pending commands. Earlier versions counted fewer bytes for a report than its size is now."""
         for position in positions:
             size = self.pending.pop(position).size
-            self.run = self.run._replace(pending_bytes=self.run.pending_bytes - size)
+            least = _PENDING_ROW_BYTES * len(self.pending)
+            self.run = self.run._replace(pending_bytes=max(self.run.pending_bytes - size, least))
 
-    def pending_for(self, jobs: Iterable[str]) -> set[Position]:
-        """Return the positions of the pending commands that name at least one of the jobs."""
+    def take_reports(self, new: Iterable[str]) -> list[tuple[Command, Collection[str]]]:
+        """Return the pending reports that name new jobs, with these jobs, in the order of their positions.
+
+        A report that names no other unknown job is removed. The others stay as they are.
+        """
         if (index := self._pending_index) is None:
             index = self._pending_index = PendingIndex()
             for position, pending in self.pending.items():
-                index.add(_named_jobs(pending.command), position)
-        return {position for name in jobs for position in index.find(name) if position in self.pending}
+                index.add(position, self._unknown_jobs(pending.command))
+        found, finished = index.take(new, self.pending)
+        reports = [(self.pending[position].command, found[position]) for position in sorted(found)]
+        self.remove_pending(finished)
+        return reports
+
+    def _unknown_jobs(self, command: Command) -> Collection[str]:
+        """Return the unknown jobs that a report names. Other commands name none."""
+        payload = command.payload
+        named = (payload.job_name, *_dropped_jobs(command)) if isinstance(payload, ReportJobStatus) else ()
+        return {name for name in named if name not in self.jobs}
 
     # Jobs and evaluation
 
@@ -283,10 +299,9 @@ class Draft:
         )
 
 
-def _named_jobs(command: Command) -> list[str]:
-    """Return the jobs that a report names. Other commands name none."""
+def _dropped_jobs(command: Command) -> Sequence[str]:
     payload = command.payload
-    return [payload.job_name, *(payload.dropped_jobs or ())] if isinstance(payload, ReportJobStatus) else []
+    return payload.dropped_jobs or () if isinstance(payload, ReportJobStatus) else ()
 
 
 def _new_job(job: NewJob, group: str | None, command_id: str) -> Job:

@@ -1,6 +1,6 @@
 """Applies commands to one run, as pure functions without I/O."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from timer_service.core.cause import cause_of
 from timer_service.core.data import dump_data
@@ -49,7 +49,7 @@ class _CommandApplier:
         """`cycles` has the cycle for the position of each command that closes one. Such a command rejects the run."""
         self.draft = draft
         self._cycles = cycles
-        self._applies_pending = False
+        self._applies_early = False
 
     def apply(self, command: Command) -> Outcome:
         """Apply one command and return its outcome."""
@@ -96,7 +96,7 @@ class _CommandApplier:
         if command.position < run.since:
             self.draft.cancel()
             return Outcome.CANCELLED
-        self._apply_pending(self.draft.pending)
+        self._apply_early()
         return Outcome.STARTED
 
     def _start_again(self, position: Position) -> Outcome:
@@ -146,8 +146,12 @@ class _CommandApplier:
         to_jobs, to_groups = build_edges(payload.jobs, members)
         to_members = [edge._replace(upstream=name) for edge in downstream for name in names]
         edges = NewEdges([*to_jobs, *to_members], to_groups)
+        reports = self.draft.take_reports(names)
         self.draft.add_jobs(payload.jobs, group.name, edges, command, resolved=downstream)
-        self._apply_pending(self.draft.pending_for(names) if self.draft.run.open_groups else self.draft.pending)
+        for report, jobs in reports:
+            self._apply_part(report, jobs)
+        if not self.draft.run.open_groups:
+            self.draft.remove_pending(list(self.draft.pending))
         return Outcome.RESOLVED
 
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
@@ -156,7 +160,7 @@ class _CommandApplier:
         if command.position < self.draft.run.since:
             return Outcome.IGNORED_STALE
         part = self._part_to_keep(payload, command)
-        if part is not None and not self.draft.keep_pending(part, again=self._applies_pending):
+        if part is not None and not self.draft.keep_pending(part, again=self._applies_early):
             return Outcome.NOT_KEPT
         before = self.draft.jobs.get(payload.job_name)
         if before is not None:
@@ -180,11 +184,17 @@ class _CommandApplier:
         if report.job_name not in self.draft.jobs:
             return command
         unknown = [name for name in report.dropped_jobs or () if name not in self.draft.jobs]
-        if not unknown:
-            return None
-        drop = {"job_name": unknown[0], "status": JobStatus.DRIFT_DROPPED, "dropped_jobs": unknown[1:]}
-        fields = {**drop, "outputs": None}
-        return command._replace(payload=report.model_copy(update=fields))
+        return command._replace(payload=_drops(report, unknown)) if unknown else None
+
+    def _apply_part(self, command: Command, jobs: Collection[str]) -> None:
+        """Apply a pending report to some of the jobs that it names."""
+        report = command.payload
+        assert isinstance(report, ReportJobStatus)  # noqa: S101 - after the start of a run, only reports are pending
+        if report.job_name in jobs:
+            dropped = [name for name in report.dropped_jobs or () if name in jobs]
+            self._report(report.model_copy(update={"dropped_jobs": dropped}), command)
+        else:
+            self._report(_drops(report, list(jobs)), command)
 
     def _record(self, outcome: Outcome, job: Job, report: ReportJobStatus, command: Command) -> None:
         if outcome is Outcome.RECORDED:
@@ -233,14 +243,23 @@ class _CommandApplier:
         return not self.draft.run.started and command.position > self.draft.run.since
 
     def _keep(self, command: Command) -> Outcome:
-        return Outcome.KEPT if self.draft.keep_pending(command, again=self._applies_pending) else Outcome.NOT_KEPT
+        return Outcome.KEPT if self.draft.keep_pending(command, again=self._applies_early) else Outcome.NOT_KEPT
 
-    def _apply_pending(self, positions: Iterable[Position]) -> None:
-        """Apply pending commands in the order of their positions. A command that is still early is kept again."""
-        in_order = sorted(positions)
+    def _apply_early(self) -> None:
+        """Apply the commands that waited for the StartRun, in the order of their positions.
+
+        A report of unknown jobs is kept again.
+        """
+        in_order = sorted(self.draft.pending)
         commands = [self.draft.pending[position].command for position in in_order]
         self.draft.remove_pending(in_order)
-        outer, self._applies_pending = self._applies_pending, True  # calls nest: a pending ResolveGroup applies others
+        self._applies_early = True
         for command in commands:
             self.apply(command)
-        self._applies_pending = outer
+        self._applies_early = False
+
+
+def _drops(report: ReportJobStatus, jobs: Sequence[str]) -> ReportJobStatus:
+    """Return a report that only drops jobs."""
+    drop = {"job_name": jobs[0], "status": JobStatus.DRIFT_DROPPED, "dropped_jobs": jobs[1:], "outputs": None}
+    return report.model_copy(update=drop)

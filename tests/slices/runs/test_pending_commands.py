@@ -11,11 +11,12 @@ from tests.harness.counted_reads import CountedReads
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database, Row
-from timer_service.core.message import Command, Position, Trace
+from timer_service.core.message import Command, Position, TenantPayload, Trace
 from timer_service.runs import store as store_of_runs
 from timer_service.runs.draft import MAX_PENDING_BYTES, Draft, Pending, RunState
-from timer_service.runs.messages import JobStatus, ReportJobStatus
-from timer_service.runs.rules import NO_POSITION, Run, RunKey
+from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, StartRun
+from timer_service.runs.rules import NO_POSITION, Outcome, Run, RunKey
+from timer_service.runs.run import apply
 
 
 @pytest.fixture
@@ -35,17 +36,40 @@ async def test_job_dropped_before_its_group_is_resolved(runs: Runs) -> None:
 
 
 async def test_dropped_jobs_of_several_groups(runs: Runs) -> None:
-    """A report that drops jobs of two groups stays pending until both groups are resolved."""
-    await runs.start({"a": []}, "g1", "g2")
+    """A report that drops jobs of two groups stays pending, as it is, until both groups are resolved."""
+    await runs.start({"a": []}, "g1", "g2", "g3")
     await runs.report("running", "a", droppedJobs=["x", "y"])
-    before = (await runs.rows("runs"))[0]["pending_bytes"]
+    before = await runs.rows("run_pending_commands")
     await runs.resolve("g1", {"x": []})
-    between = (await runs.rows("runs"))[0]["pending_bytes"]
+    between = await runs.rows("run_pending_commands")
     await runs.resolve("g2", {"y": []})
     (run,) = await runs.rows("runs")
     assert await runs.statuses() == {"a": "running", "x": "drift_dropped", "y": "drift_dropped"}
-    assert before > between > run["pending_bytes"] == 0
-    assert await runs.rows("run_pending_commands") == []
+    assert (before, run["pending_bytes"], await runs.rows("run_pending_commands")) == (between, 0, [])
+
+
+async def test_report_that_waits_for_another_job_only(runs: Runs) -> None:
+    """A report counts once for its own job, even if it stays pending for a job that it drops."""
+    await runs.start({"a": [], "b": []}, "g1", "g2", "g3")
+    await runs.report("running", "x", droppedJobs=["y", "b", "never"])
+    await runs.resolve("g1", {"x": []})
+    after_first = await runs.statuses()
+    await runs.report("success", "x")
+    (before,) = await runs.rows("runs")
+    await runs.resolve("g2", {"y": [], "z": []})
+    (after,) = await runs.rows("runs")
+    assert after_first == {"a": "pending", "b": "drift_dropped", "x": "running"}
+    assert await runs.statuses() == {
+        "a": "pending",
+        "b": "drift_dropped",
+        "x": "success",
+        "y": "drift_dropped",
+        "z": "pending",
+    }
+    assert (before["pending_bytes"], before["sweep_at"]) == (after["pending_bytes"], after["sweep_at"])
+    await runs.resolve("g3", {})
+    (run,) = await runs.rows("runs")
+    assert (run["pending_bytes"], await runs.rows("run_pending_commands")) == (0, [])
 
 
 async def test_drop_by_a_report_that_is_kept(runs: Runs) -> None:
@@ -206,21 +230,71 @@ async def test_repeated_start_does_not_read_what_waits(
     assert (resolved["outcome"], (await runs.statuses())["z"]) == ("resolved", "running")
 
 
-def test_memory_of_the_names_in_pending_commands() -> None:
-    """Reports of one run may name 640,000 jobs. Most of these are in one report."""
-    names = [f"{number}" for number in range(10_000)]
-    report = ReportJobStatus(
-        tenant_id="acme", run_id="run-1", job_name="z", status=JobStatus.RUNNING, dropped_jobs=names
-    )
-    draft = Draft(
-        RunState(Run(RunKey("acme", "run-1"), None, NO_POSITION, NOW), {}, {}, {}, {}, {}), NOW, evaluating=True
-    )
+ABOUT = {"tenant_id": "acme", "run_id": "run-1"}
+
+
+def new_run() -> RunState:
+    return RunState(Run(RunKey("acme", "run-1"), None, NO_POSITION, NOW), {}, {}, {}, {}, {})
+
+
+def number_commands(*payloads: TenantPayload) -> list[Command]:
+    return [
+        Command(f"cmd-{place}", payload, Position(1, place), None, Trace(), None)
+        for place, payload in enumerate(payloads, 1)
+    ]
+
+
+def test_names_of_dropped_jobs_count_for_the_limit() -> None:
+    """The reports of one run would name 600,000 jobs. Each name takes memory when a group is resolved."""
+    names = [f"{number}" for number in range(9_999)]
+    report = ReportJobStatus(**ABOUT, job_name="z", status=JobStatus.RUNNING, dropped_jobs=names)
+    commands = number_commands(*[report] * 5)
+    after, outcomes = apply(new_run(), commands, NOW, evaluating=True)
+    assert outcomes == [Outcome.KEPT] * 3 + [Outcome.NOT_KEPT] * 2
+    draft = Draft(after, NOW, evaluating=True)
     tracemalloc.start()
     try:
-        draft.keep_pending(Command("c", report, Position(1, 1), None, Trace(), None), again=False)
-        found = draft.pending_for(["none", "9"])
+        found = draft.take_reports(["none", "9"])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert found == {Position(1, 1)}
-    assert peak < 150 * len(names)
+    assert found == [(command, {"9": None}) for command in commands[:3]]
+    assert peak < 10_000_000
+
+
+def test_reports_are_not_read_again_for_each_group() -> None:
+    """The reports of 10,000 jobs waited for 100 groups. Each group wrote them again: 50 ms and 5 MB for each."""
+    groups = [f"g{number}" for number in range(100)]
+    names = [*(f"in-{group}" for group in groups), *(f"{number}" for number in range(9_000))]
+    report = ReportJobStatus(**ABOUT, job_name="z", status=JobStatus.RUNNING, dropped_jobs=names)
+    start = StartRun(**ABOUT, jobs=[], groups=[*groups, "open"])
+    resolved = [ResolveGroup(**ABOUT, group_name=group, jobs=[NewJob(name=f"in-{group}")]) for group in groups]
+    commands = number_commands(start, report, report, *resolved)
+    before, _ = apply(new_run(), commands[:3], NOW, evaluating=True)
+    tracemalloc.start()
+    try:
+        after, outcomes = apply(before, commands[3:], NOW, evaluating=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert outcomes == [Outcome.RESOLVED] * 100
+    assert {job.status for job in after.jobs.values()} == {JobStatus.DRIFT_DROPPED}
+    assert all(after.pending[position] is pending for position, pending in before.pending.items())
+    assert len(before.pending) == 2
+    assert peak < 10_000_000
+
+
+def test_report_that_an_earlier_version_counted_with_fewer_bytes() -> None:
+    """The bytes of a run do not become negative, and stay above 0 while commands are pending."""
+    report = ReportJobStatus(**ABOUT, job_name="x", status=JobStatus.RUNNING, dropped_jobs=["y"] * 1_000)
+    other = ReportJobStatus(**ABOUT, job_name="other", status=JobStatus.RUNNING)
+    start = StartRun(**ABOUT, jobs=[], groups=["g", "h"])
+    resolve = ResolveGroup(**ABOUT, group_name="g", jobs=[NewJob(name="x"), NewJob(name="y")])
+    last = ResolveGroup(**ABOUT, group_name="h", jobs=[])
+    commands = number_commands(start, report, other, resolve, last)
+    before, _ = apply(new_run(), commands[:3], NOW, evaluating=True)
+    counted = before._replace(run=before.run._replace(pending_bytes=before.run.pending_bytes - 100_000))
+    between, _ = apply(counted, commands[3:4], NOW, evaluating=True)
+    after, _ = apply(between, commands[4:], NOW, evaluating=True)
+    assert (len(between.pending), len(after.pending)) == (1, 0)
+    assert between.run.pending_bytes > 0 == after.run.pending_bytes

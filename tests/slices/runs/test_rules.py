@@ -300,9 +300,8 @@ def test_copy_of_a_draft() -> None:
     before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
 
     def seen(draft: Draft) -> object:
-        return deepcopy(
-            (draft.finish(), draft.members, draft.added_edges, draft.need_count, draft.pending_for(["of-g"]))
-        )
+        reports = draft.copy().take_reports(["of-g"])
+        return deepcopy((draft.finish(), draft.members, draft.added_edges, draft.need_count, reports))
 
     def applied(draft: Draft, commands: Sequence[Command]) -> Draft:
         for command in commands:
