@@ -41,12 +41,13 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[
 _TRACESTATE = re.compile(r"[ -~]{1,512}")
 _PHRASES = {
     "Extra inputs are not permitted": "is not a known field",
+    "Unexpected keyword argument": "is not a known field",
     "Field required": "is missing",
     f"String should match pattern '{TENANT_PATTERN}'": "must be 1 to 64 letters, digits, dashes or underscores",
     r"String should match pattern '^[^\x00]*$'": "must not contain the character U+0000",
 }
 _REWORDED = (
-    (re.compile(r"Input should be a valid dictionary( or instance of \w+)?"), "must be an object"),
+    (re.compile(r"Input should be a (valid )?dictionary( or (an )?instance of \w+)?"), "must be an object"),
     (
         re.compile(r"String should match pattern '\^\[\^\\x00-\\x1f\\x7f-\\x9f\]\{1,(\d+)\}\$'"),
         r"must be 1 to \1 characters without control characters",

@@ -52,17 +52,20 @@ class Position(NamedTuple):
     sequence: int
 
 
+STRICT_CAMEL_CASE = ConfigDict(
+    alias_generator=to_camel,
+    validate_by_name=True,
+    validate_by_alias=True,
+    serialize_by_alias=True,
+    extra="forbid",
+)
+"""Names are camelCase on the wire, and unknown fields are rejected."""
+
+
 class Payload(BaseModel):
     """The payload of a message type. It is camelCase on the wire, and unknown fields are rejected."""
 
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-        extra="forbid",
-        frozen=True,
-    )
+    model_config = ConfigDict(**STRICT_CAMEL_CASE, frozen=True)
 
     type: ClassVar[str]
 
