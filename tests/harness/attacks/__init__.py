@@ -6,6 +6,7 @@ from tests.harness.attacks.attack import Attack
 from tests.harness.attacks.broker_use import BROKER_USE
 from tests.harness.attacks.commands import COMMANDS as OTHER_COMMANDS
 from tests.harness.attacks.fuzz import fuzz
+from tests.harness.attacks.mixed import MIXED
 from tests.harness.attacks.queries import QUERIES
 from tests.harness.attacks.rejects import REJECTS
 from tests.harness.attacks.requests import REQUESTS
@@ -23,6 +24,7 @@ ATTACKS: Mapping[str, Attack] = {
     **WORKFLOW_QUERIES,
     **REQUESTS,
     **BROKER_USE,
+    **MIXED,
 }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.harness.attacks.attack import LONG_AFTER, LONG_AGO, Attack, address, body, commands, flood
+from tests.harness.attacks.attack import LONG_AFTER, LONG_AGO, Attack, address, body, commands, flood, numbered
 from tests.harness.raw_nats import RawMessage, header_block
 
 LARGE = "x" * 60_000
@@ -34,6 +34,14 @@ def _signal(signal: str, **fields: Any) -> tuple[str, Mapping[str, Any]]:
 
 def _prepared(*made: tuple[str, Mapping[str, Any]]) -> list[RawMessage]:
     return [RawMessage(address(kind), body(kind, payload)) for kind, payload in made]
+
+
+def _in_blocks(*made: tuple[str, Mapping[str, Any]]) -> Attack:
+    """Return the attack that sends the same commands in each block. `NUMBER` is the number of the block."""
+    messages = _prepared(*made)
+    return Attack(
+        lambda number: b"".join(numbered(each, number).encode() for each in messages), len(messages), connections=1
+    )
 
 
 def _many_statuses(count: int, item: str) -> list[RawMessage]:
@@ -73,6 +81,10 @@ _LONG_WAITING: _Jobs = [{"name": name, "needs": [{"group": "group"}]} for name i
 _LONG_MEMBERS: _Jobs = [{"name": name} for name in _LONG_NAMES[640:795]]
 _LONG_RUN = "\U0001f525" * 190 + "NUMBER"
 """An id of as many bytes as an id can have."""
+_GROUPS = [f"{number:x}" for number in range(1_000)]
+_LONG_GROUP_NEEDS: _Jobs = [{"name": name, "needs": [{"group": each} for each in _GROUPS]} for name in _LONG_NAMES[:52]]
+_STALE: _Jobs = [{"name": "job-0", "staleAfterSeconds": 1}, *STAR[1:]]
+_MANY_NAMES = [f"{number:x}" for number in range(9_000)]
 _MEDIUM_LAYERS: _Jobs = [{"name": f"{number:x}"} for number in range(100)] + [
     {"name": f"job-{number}", "needs": [f"{each:x}" for each in range(100)]} for number in range(95)
 ]
@@ -111,6 +123,15 @@ COMMANDS: Mapping[str, Attack] = {
     "a large output for 1,000 jobs": commands(
         _run("run-NUMBER", _FAN), _report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
     ),
+    "a small output for 9,999 jobs": commands(
+        _run("run-NUMBER", STAR), _report("run-NUMBER", "job-0", outputs={"log": 1}), size=2
+    ),
+    "reports that drop 9,999 jobs": commands(
+        _run("run-NUMBER", STAR),
+        _report("run-NUMBER", "job-0", droppedJobs=[f"job-{number}" for number in range(1, 10_000)]),
+        size=2,
+    ),
+    "runs that are stale at once": commands(_run("run-NUMBER", _STALE), size=2),
     "small runs that are stale at once": commands(_run("run-NUMBER", [{"name": "job", "staleAfterSeconds": 1}])),
     "runs of many needs with long names": commands(_run("run-NUMBER", _LONG_LAYERS), size=2),
     "groups of many needs with long names": commands(
@@ -118,6 +139,7 @@ COMMANDS: Mapping[str, Attack] = {
         ("ResolveGroup", {"runId": "run-NUMBER", "groupName": "group", "jobs": _LONG_MEMBERS}),
         size=2,
     ),
+    "needs of groups with long names": commands(_run(_LONG_RUN, _LONG_GROUP_NEEDS, groups=_GROUPS), size=2),
     "runs with a long id": commands(_run(_LONG_RUN, STAR), size=2),
     "runs with a long id, nearly too large": commands(_run(_LONG_RUN, STAR[:3_500]), size=2),
     "runs of nearly 64 KiB": commands(_run("run-NUMBER", _MEDIUM_LAYERS), size=20),
@@ -134,6 +156,14 @@ COMMANDS: Mapping[str, Attack] = {
     "early groups": commands(
         ("ResolveGroup", {"runId": "run-NUMBER", "groupName": "group", "jobs": [{"name": f"{n}"} for n in range(500)]}),
         size=20,
+    ),
+    "early reports that name many jobs of many groups": _in_blocks(
+        *(_report("run-NUMBER", f"late-{n}", "running", droppedJobs=[*_GROUPS[:990], *_MANY_NAMES]) for n in range(5)),
+        _run("run-NUMBER", [], groups=[f"g{n}" for n in range(1_000)]),
+        *(
+            ("ResolveGroup", {"runId": "run-NUMBER", "groupName": f"g{n}", "jobs": [{"name": f"{n:x}"}]})
+            for n in range(990)
+        ),
     ),
     "cancels of unknown runs": commands(("CancelRun", {"runId": "run-NUMBER"})),
     "groups of one run": commands(
