@@ -14,13 +14,14 @@ from statistics import quantiles
 import pytest
 
 from tests.harness.attacked import HEADER, Attacked, Figures
-from tests.harness.attacks import ATTACKS, COMMANDS
+from tests.harness.attacks import ATTACKS, COMMANDS, COSTLY
 
 SECONDS = float(os.environ.get("TIMER_TEST_ATTACK_SECONDS", "30"))
 FUZZ_SECONDS = float(os.environ.get("TIMER_TEST_FUZZ_SECONDS", "600"))
 SEED = int(os.environ.get("TIMER_TEST_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
 LONGEST_MS = 1_000
 LATEST_MS = 500
+LONGEST_BESIDE_COSTLY_MS = 6_000
 LONGEST_BLOCK_MS = 250
 LONGEST_QUERY_MS = 250
 """For 99 % of the queries beside 10,000 of another tenant."""
@@ -83,6 +84,19 @@ async def test_attack_with_limits_hurts_no_other_tenant(kind: str, tmp_path: Pat
         figures = await attacked.attack(kind, SECONDS)
     print(figures.row(f"{kind}, limits"))
     check(figures, kind)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.parametrize("kind", COSTLY)
+async def test_costly_attack_delays_another_tenant_by_seconds(kind: str, attacked: Attacked, table: None) -> None:
+    """Beside the worst attacks, another tenant is served within seconds, as docs/security.md says."""
+    figures = await attacked.attack(kind, SECONDS)
+    print(figures.row(kind))
+    row = f"\n{HEADER}\n{figures.row(kind)}"
+    assert max(figures.command_ms, figures.query_ms, figures.timer_ms) <= LONGEST_BESIDE_COSTLY_MS, row
+    assert figures.peak_mib <= MOST_MIB, row
+    assert (figures.unready, figures.seen) == ("", 0), row
 
 
 @pytest.mark.slow

@@ -20,8 +20,9 @@ def _cancel(call: str) -> tuple[str, Mapping[str, Any]]:
     return "CancelTimer", {"serviceCallId": call}
 
 
-def _run(run: str, jobs: _Jobs, **fields: Any) -> tuple[str, Mapping[str, Any]]:
-    return "StartRun", {"runId": run, "jobs": jobs, **fields}
+def run(name: str, jobs: _Jobs, **fields: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return a StartRun."""
+    return "StartRun", {"runId": name, "jobs": jobs, **fields}
 
 
 def _report(run: str, job: str, status: str = "success", **fields: Any) -> tuple[str, Mapping[str, Any]]:
@@ -83,7 +84,6 @@ _LONG_RUN = "\U0001f525" * 190 + "NUMBER"
 """An id of as many bytes as an id can have."""
 _GROUPS = [f"{number:x}" for number in range(1_000)]
 _LONG_GROUP_NEEDS: _Jobs = [{"name": name, "needs": [{"group": each} for each in _GROUPS]} for name in _LONG_NAMES[:52]]
-_STALE: _Jobs = [{"name": "job-0", "staleAfterSeconds": 1}, *STAR[1:]]
 _MANY_NAMES = [f"{number:x}" for number in range(9_000)]
 _MEDIUM_LAYERS: _Jobs = [{"name": f"{number:x}"} for number in range(100)] + [
     {"name": f"job-{number}", "needs": [f"{each:x}" for each in range(100)]} for number in range(95)
@@ -112,44 +112,43 @@ COMMANDS: Mapping[str, Attack] = {
     "timers and their cancels": commands(_timer("call"), _cancel("call")),
     "cancels of unknown timers": commands(_cancel("call-NUMBER")),
     "retries": commands(("RetryTimer", {"serviceCallId": "call-NUMBER"}), ("RetryEvent", {"eventId": "event-NUMBER"})),
-    "small runs": commands(_run("run-NUMBER", _SMALL)),
-    "runs of 10,000 jobs": commands(_run("run-NUMBER", STAR), size=2),
-    "runs that are a chain": commands(_run("run-NUMBER", _CHAIN), size=2),
-    "runs of 96,100 needs": commands(_run("run-NUMBER", LAYERS), size=2),
+    "small runs": commands(run("run-NUMBER", _SMALL)),
+    "runs of 10,000 jobs": commands(run("run-NUMBER", STAR), size=2),
+    "runs that are a chain": commands(run("run-NUMBER", _CHAIN), size=2),
+    "runs of 96,100 needs": commands(run("run-NUMBER", LAYERS), size=2),
     "runs with large payloads": commands(
-        _run("run-NUMBER", [{"name": f"job-{n}", "payload": LARGE} for n in range(16)]), size=2
+        run("run-NUMBER", [{"name": f"job-{n}", "payload": LARGE} for n in range(16)]), size=2
     ),
-    "runs and their cancels": commands(_run("run-NUMBER", STAR), ("CancelRun", {"runId": "run-NUMBER"}), size=2),
+    "runs and their cancels": commands(run("run-NUMBER", STAR), ("CancelRun", {"runId": "run-NUMBER"}), size=2),
     "a large output for 1,000 jobs": commands(
-        _run("run-NUMBER", _FAN), _report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
+        run("run-NUMBER", _FAN), _report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
     ),
     "a small output for 9,999 jobs": commands(
-        _run("run-NUMBER", STAR), _report("run-NUMBER", "job-0", outputs={"log": 1}), size=2
+        run("run-NUMBER", STAR), _report("run-NUMBER", "job-0", outputs={"log": 1}), size=2
     ),
     "reports that drop 9,999 jobs": commands(
-        _run("run-NUMBER", STAR),
+        run("run-NUMBER", STAR),
         _report("run-NUMBER", "job-0", droppedJobs=[f"job-{number}" for number in range(1, 10_000)]),
         size=2,
     ),
-    "runs that are stale at once": commands(_run("run-NUMBER", _STALE), size=2),
-    "small runs that are stale at once": commands(_run("run-NUMBER", [{"name": "job", "staleAfterSeconds": 1}])),
-    "runs of many needs with long names": commands(_run("run-NUMBER", _LONG_LAYERS), size=2),
+    "small runs that are stale at once": commands(run("run-NUMBER", [{"name": "job", "staleAfterSeconds": 1}])),
+    "runs of many needs with long names": commands(run("run-NUMBER", _LONG_LAYERS), size=2),
     "groups of many needs with long names": commands(
-        _run("run-NUMBER", _LONG_WAITING, groups=["group"]),
+        run("run-NUMBER", _LONG_WAITING, groups=["group"]),
         ("ResolveGroup", {"runId": "run-NUMBER", "groupName": "group", "jobs": _LONG_MEMBERS}),
         size=2,
     ),
-    "needs of groups with long names": commands(_run(_LONG_RUN, _LONG_GROUP_NEEDS, groups=_GROUPS), size=2),
-    "runs with a long id": commands(_run(_LONG_RUN, STAR), size=2),
-    "runs with a long id, nearly too large": commands(_run(_LONG_RUN, STAR[:3_500]), size=2),
-    "runs of nearly 64 KiB": commands(_run("run-NUMBER", _MEDIUM_LAYERS), size=20),
+    "needs of groups with long names": commands(run(_LONG_RUN, _LONG_GROUP_NEEDS, groups=_GROUPS), size=2),
+    "runs with a long id": commands(run(_LONG_RUN, STAR), size=2),
+    "runs with a long id, nearly too large": commands(run(_LONG_RUN, STAR[:3_500]), size=2),
+    "runs of nearly 64 KiB": commands(run("run-NUMBER", _MEDIUM_LAYERS), size=20),
     "small timers in large messages": flood(
         RawMessage(address("ScheduleTimer"), body(*_timer("call-NUMBER")).ljust(70_000)), size=20
     ),
     "reports of one run": commands(
         _report("run", "job-0", "running"),
         _report("run", "job-1", "failed", outputs={"log": "NUMBER"}),
-        prepare=_prepared(_run("run", STAR)),
+        prepare=_prepared(run("run", STAR)),
     ),
     "early reports": commands(_report("unknown", "job-NUMBER", outputs={"log": LARGE}), size=20),
     "early reports of many runs": commands(_report("run-NUMBER", "job")),
@@ -159,7 +158,7 @@ COMMANDS: Mapping[str, Attack] = {
     ),
     "early reports that name many jobs of many groups": _in_blocks(
         *(_report("run-NUMBER", f"late-{n}", "running", droppedJobs=[*_GROUPS[:990], *_MANY_NAMES]) for n in range(5)),
-        _run("run-NUMBER", [], groups=[f"g{n}" for n in range(1_000)]),
+        run("run-NUMBER", [], groups=[f"g{n}" for n in range(1_000)]),
         *(
             ("ResolveGroup", {"runId": "run-NUMBER", "groupName": f"g{n}", "jobs": [{"name": f"{n:x}"}]})
             for n in range(990)
@@ -168,7 +167,7 @@ COMMANDS: Mapping[str, Attack] = {
     "cancels of unknown runs": commands(("CancelRun", {"runId": "run-NUMBER"})),
     "groups of one run": commands(
         *(("ResolveGroup", {"runId": "run", "groupName": f"g{n}", "jobs": [{"name": f"j{n}"}]}) for n in range(1_000)),
-        prepare=_prepared(_run("run", STAR[:8_000], groups=[f"g{number}" for number in range(1_000)])),
+        prepare=_prepared(run("run", STAR[:8_000], groups=[f"g{number}" for number in range(1_000)])),
     ),
     "signals": commands(_signal("signal-NUMBER", workItemId="item-NUMBER")),
     "signals of one work item": commands(

@@ -1,10 +1,10 @@
-"""Attacks of several kinds at once."""
+"""The attacks that hurt other tenants for seconds: what docs/security.md says of them is true, and not worse."""
 
 from collections.abc import Mapping
 from itertools import chain
 
-from tests.harness.attacks.attack import Attack
-from tests.harness.attacks.commands import COMMANDS
+from tests.harness.attacks.attack import Attack, commands
+from tests.harness.attacks.commands import COMMANDS, STAR, run
 from tests.harness.attacks.queries import QUERIES
 from tests.harness.attacks.requests import REQUESTS
 from tests.harness.attacks.schedules import SCHEDULES
@@ -20,7 +20,10 @@ def _together(*attacks: Attack) -> Attack:
     )
 
 
-MIXED: Mapping[str, Attack] = {
+COSTLY: Mapping[str, Attack] = {
+    "runs that are stale at once": commands(
+        run("run-NUMBER", [{"name": "job-0", "staleAfterSeconds": 1}, *STAR[1:]]), size=2
+    ),
     "several costly attacks at once": _together(
         COMMANDS["due timers with much data"],
         COMMANDS["runs of 10,000 jobs"],
