@@ -84,7 +84,13 @@ class Draft:
         self._evaluating = evaluating
 
     def copy(self) -> "Draft":
-        """Return a copy that commands can change by itself. The values in the collections are immutable."""
+        """Return a copy that commands can change by itself. The values in the collections are immutable.
+
+        What a ResolveGroup counts is counted here, so that many copies do not each count it again.
+        """
+        if self.run.started:
+            self._indexed()
+            _ = self.stored_bytes
         copied = copy(self)
         for name in ("jobs", "added_edges", "groups", "pending", "downstream_of_groups", "_downstream"):
             setattr(copied, name, copy(getattr(self, name)))
@@ -126,31 +132,33 @@ class Draft:
         return True
 
     def remove_pending(self, positions: Iterable[Position]) -> None:
-        """Remove pending commands. Earlier versions counted fewer bytes for a report than its size is now."""
+        """Remove pending commands."""
         for position in positions:
             size = self.pending.pop(position).size
-            least = _PENDING_ROW_BYTES * len(self.pending)
-            self.run = self.run._replace(pending_bytes=max(self.run.pending_bytes - size, least))
+            self.run = self.run._replace(pending_bytes=self.run.pending_bytes - size)
 
     def take_reports(self, new: Iterable[str]) -> list[tuple[Command, Collection[str]]]:
         """Return the pending reports that name new jobs, with these jobs, in the order of their positions.
 
         A report that names no other unknown job is removed. The others stay as they are.
         """
-        if (index := self._pending_index) is None:
-            index = self._pending_index = PendingIndex()
-            for position, pending in self.pending.items():
-                index.add(position, self._unknown_jobs(pending.command))
-        found, finished = index.take(new, self.pending)
+        found, finished = self._indexed().take(new, self.pending)
         reports = [(self.pending[position].command, found[position]) for position in sorted(found)]
         self.remove_pending(finished)
         return reports
 
+    def _indexed(self) -> PendingIndex:
+        if self._pending_index is None:
+            self._pending_index = PendingIndex()
+            for position, pending in self.pending.items():
+                self._pending_index.add(position, self._unknown_jobs(pending.command))
+        return self._pending_index
+
     def _unknown_jobs(self, command: Command) -> Collection[str]:
-        """Return the unknown jobs that a report names. Other commands name none."""
+        """Return the unknown jobs that a report names, each once, in its order. Other commands name none."""
         payload = command.payload
         named = (payload.job_name, *_dropped_jobs(command)) if isinstance(payload, ReportJobStatus) else ()
-        return {name for name in named if name not in self.jobs}
+        return dict.fromkeys(name for name in named if name not in self.jobs)
 
     # Jobs and evaluation
 

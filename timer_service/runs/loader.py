@@ -102,7 +102,7 @@ class Loader:
     """Reads runs and collects the rows."""
 
     def __init__(self, reader: Reader, runs: Mapping[RunKey, Run]) -> None:
-        self.runs = runs
+        self.runs = dict(runs)
         self._reader = reader
         self._jobs: dict[RunKey, dict[str, Job]] = {key: {} for key in runs}
         self._downstream: dict[RunKey, dict[str, list[Edge]]] = {key: {} for key in runs}
@@ -152,11 +152,14 @@ class Loader:
             self._groups[store.run_key(row)][row["group_name"]] = store.read_group(row)
 
     async def read_pending(self, keys: Iterable[RunKey]) -> None:
-        """Read the pending commands of runs."""
-        named = [key._asdict() for key in keys if self.runs[key].pending_bytes]
-        for row in await self._reader.fetch_each(_SQL["pending"], named):
+        """Read the pending commands of runs, and count their bytes again: earlier versions counted others."""
+        waiting = [key for key in keys if self.runs[key].pending_bytes]
+        for row in await self._reader.fetch_each(_SQL["pending"], [key._asdict() for key in waiting]):
             pending = store.read_pending(row)
             self._pending[store.run_key(row)][pending.command.position] = pending
+        for key in waiting:
+            size = sum(pending.size for pending in self._pending[key].values())
+            self.runs[key] = self.runs[key]._replace(pending_bytes=size)
 
     async def read_pending_at(self, positions: Iterable[tuple[RunKey, Position]]) -> None:
         """Read the pending commands at some positions. A redelivered command must not be kept twice."""

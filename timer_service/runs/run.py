@@ -76,7 +76,7 @@ class _CommandApplier:
             created_at=self.draft.now,
             digest=digest,
             since=run.since,
-            pending_bytes=sum(pending.size for pending in self.draft.pending.values()),
+            pending_bytes=run.pending_bytes,
             cause=cause_of(command),
             sweep_at=self.draft.now + SWEEP_MS,
         )

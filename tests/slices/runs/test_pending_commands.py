@@ -1,22 +1,34 @@
 """Commands that are delivered before their run or their job is known."""
 
 import json
+import time
 import tracemalloc
+from collections.abc import Collection
 from typing import Any
 
 import pytest
+from pydantic import ByteSize
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.counted_reads import CountedReads
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database, Row
+from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.message import Command, Position, TenantPayload, Trace
+from timer_service.core.quotas import Admission, Amounts, Excess
+from timer_service.core.transactions import in_transaction
+from timer_service.core.turns import TransactionTime
 from timer_service.runs import store as store_of_runs
+from timer_service.runs.applier import RunApplier
 from timer_service.runs.draft import MAX_PENDING_BYTES, Draft, Pending, RunState
+from timer_service.runs.graph import Edge
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, StartRun
+from timer_service.runs.pending_index import PendingIndex
 from timer_service.runs.rules import NO_POSITION, Outcome, Run, RunKey
 from timer_service.runs.run import apply
+from timer_service.runs.stored_bytes import need_bytes
+from timer_service.runs.usage import RUN_ROWS
 
 
 @pytest.fixture
@@ -258,7 +270,7 @@ def test_names_of_dropped_jobs_count_for_the_limit() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert found == [(command, {"9": None}) for command in commands[:3]]
+    assert [(command, list(jobs)) for command, jobs in found] == [(command, ["9"]) for command in commands[:3]]
     assert peak < 10_000_000
 
 
@@ -284,17 +296,81 @@ def test_reports_are_not_read_again_for_each_group() -> None:
     assert peak < 10_000_000
 
 
-def test_report_that_an_earlier_version_counted_with_fewer_bytes() -> None:
-    """The bytes of a run do not become negative, and stay above 0 while commands are pending."""
-    report = ReportJobStatus(**ABOUT, job_name="x", status=JobStatus.RUNNING, dropped_jobs=["y"] * 1_000)
-    other = ReportJobStatus(**ABOUT, job_name="other", status=JobStatus.RUNNING)
-    start = StartRun(**ABOUT, jobs=[], groups=["g", "h"])
-    resolve = ResolveGroup(**ABOUT, group_name="g", jobs=[NewJob(name="x"), NewJob(name="y")])
-    last = ResolveGroup(**ABOUT, group_name="h", jobs=[])
-    commands = number_commands(start, report, other, resolve, last)
-    before, _ = apply(new_run(), commands[:3], NOW, evaluating=True)
-    counted = before._replace(run=before.run._replace(pending_bytes=before.run.pending_bytes - 100_000))
-    between, _ = apply(counted, commands[3:4], NOW, evaluating=True)
-    after, _ = apply(between, commands[4:], NOW, evaluating=True)
-    assert (len(between.pending), len(after.pending)) == (1, 0)
-    assert between.run.pending_bytes > 0 == after.run.pending_bytes
+async def test_reports_that_an_earlier_version_counted_otherwise(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """The bytes of a run are counted again, so its commands do not exceed a limit because of them."""
+    runs = Runs(store, memory_broker, clock, limits=TenantLimits(default=Limits(early_commands=ByteSize(2_000))))
+
+    async def pending_bytes(change: int = 0) -> int:
+        counted = f"UPDATE runs SET pending_bytes = pending_bytes + {change}"
+        await in_transaction(store, lambda tx: tx.execute(counted))
+        (run,) = await runs.rows("runs")
+        assert isinstance(run["pending_bytes"], int)
+        return run["pending_bytes"]
+
+    await runs.report("running", "x", droppedJobs=["y"] * 10)
+    await runs.report("running", "other")
+    size = await pending_bytes()
+    await pending_bytes(-1_000)
+    started = (await runs.start({}, "g", "h"))["outcome"]
+    assert (started, await pending_bytes()) == ("started", size)
+    await pending_bytes(-1_000)
+    resolved = (await runs.resolve("g", {"x": [], "y": []}))["outcome"]
+    left = await pending_bytes()
+    assert (resolved, 200 < left < 400) == ("resolved", True)
+    await pending_bytes(1_000)
+    await runs.resolve("h", {})
+    assert (await pending_bytes(), await runs.rows("run_pending_commands")) == (0, [])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
+async def test_reason_of_a_skip_does_not_depend_on_the_order(runs: Runs, order: tuple[int, ...]) -> None:
+    """A job that needs two dropped jobs is skipped because of the one that the report names first."""
+    runs.send("StartRun", jobs=[], groups=["g", "h"])
+    runs.send("ResolveGroup", groupName="g", jobs=jobs({"a": [], "b": [], "c": [], "last": ["a", "b", "c"]}))
+    runs.send("ReportJobStatus", jobName="of-h", status="running", droppedJobs=["c", "a", "b"])
+    runs.broker.withhold(*runs.positions)
+    await runs.deliver_in_order(*order)
+    assert await runs.skipped() == {"last": "upstream_failed: c"}
+
+
+class _NoRows(Admission):
+    """Admits no more rows of runs."""
+
+    def __init__(self) -> None:
+        """Count nothing."""
+
+    async def exceeds(self, _tenant: str, growth: Amounts, _position: Position | None) -> Excess | None:
+        return Excess("run_rows", 1) if growth[RUN_ROWS] > 0 else None
+
+
+async def test_many_groups_beyond_a_limit_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 refused ResolveGroup blocked the event loop for 3 s: each read the reports and the needs of the run."""
+    counted: list[str] = []
+    add = PendingIndex.add
+
+    def add_counted(index: PendingIndex, position: Position, unknown: Collection[str]) -> None:
+        counted.append("report")
+        add(index, position, unknown)
+
+    def need_bytes_counted(edges: Collection[Edge]) -> int:
+        counted.append("needs")
+        return need_bytes(edges)
+
+    monkeypatch.setattr(PendingIndex, "add", add_counted)
+    monkeypatch.setattr("timer_service.runs.draft.need_bytes", need_bytes_counted)
+    start = StartRun(**ABOUT, jobs=[NewJob(name="a")], groups=["g1", "g2", "g3"])
+    report = ReportJobStatus(**ABOUT, job_name="z", status=JobStatus.RUNNING)
+    resolved = [ResolveGroup(**ABOUT, group_name=name, jobs=[NewJob(name=name)]) for name in start.groups]
+    commands = number_commands(start, report, *resolved)
+    before, _ = apply(new_run(), commands[:2], NOW, evaluating=True)
+    applier = RunApplier(_NoRows(), NOW, TransactionTime(time.monotonic), evaluating=True)
+    counted.clear()
+    together, _ = apply(before, commands[2:], NOW, evaluating=True)
+    once = list(counted)
+    counted.clear()
+    after, ends = await applier.apply(before, commands[2:])
+    assert (after, ends) == (before, [Excess("run_rows", 1)] * 3)
+    assert len(together.jobs) == 4
+    assert sorted(counted) == sorted(2 * once)
