@@ -57,6 +57,7 @@ class RunApplier:
         draft, before = Draft(state, self._now, evaluating=self._evaluating), state.run
         refused: dict[int, Excess] = {}
         for number, command in enumerate(part):
+            await self._time.is_left()  # other tasks run; these commands are finished even if the time is over
             tried = draft.copy()
             run.apply_to(tried, command)
             after = tried.finish().run

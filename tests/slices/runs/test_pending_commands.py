@@ -1,7 +1,6 @@
 """Commands that are delivered before their run or their job is known."""
 
 import json
-import time
 import tracemalloc
 from collections.abc import Collection
 from typing import Any
@@ -365,7 +364,13 @@ async def test_many_groups_beyond_a_limit_are_counted_once(monkeypatch: pytest.M
     resolved = [ResolveGroup(**ABOUT, group_name=name, jobs=[NewJob(name=name)]) for name in start.groups]
     commands = number_commands(start, report, *resolved)
     before, _ = apply(new_run(), commands[:2], NOW, evaluating=True)
-    applier = RunApplier(_NoRows(), NOW, TransactionTime(time.monotonic), evaluating=True)
+    times: list[float] = []
+
+    def monotonic() -> float:
+        times.append(0.0)
+        return times[-1]
+
+    applier = RunApplier(_NoRows(), NOW, TransactionTime(monotonic), evaluating=True)
     counted.clear()
     together, _ = apply(before, commands[2:], NOW, evaluating=True)
     once = list(counted)
@@ -374,3 +379,4 @@ async def test_many_groups_beyond_a_limit_are_counted_once(monkeypatch: pytest.M
     assert (after, ends) == (before, [Excess("run_rows", 1)] * 3)
     assert len(together.jobs) == 4
     assert sorted(counted) == sorted(2 * once)
+    assert len(times) == 1 + len(resolved), "other tasks run between two of them if the time of a turn is over"
