@@ -178,7 +178,7 @@ def test_skip_wins_if_a_job_is_needed_twice() -> None:
     """A job that is needed by name and as a member of a group has one edge, and `skip` wins over `run`."""
     needs: list[JobNeed | GroupNeed] = [
         JobNeed(job="a", if_failed=IfFailed.SKIP),
-        GroupNeed(group="g", if_failed="run"),
+        GroupNeed(group="g", if_failed=IfFailed.RUN),
     ]
     found, _ = build_edges([NewJob(name="b", needs=needs)], {"g": ["a", "c"]})
     assert found == [Edge("a", "b", IfFailed.SKIP), Edge("c", "b", IfFailed.RUN)]
