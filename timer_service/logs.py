@@ -2,12 +2,14 @@
 
 import logging
 import sys
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
 
 from timer_service.config import Config
 from timer_service.core.error_text import error_trace
+from timer_service.core.visible import escape_hidden
 
 
 def configure_logs(config: Config) -> None:
@@ -16,10 +18,10 @@ def configure_logs(config: Config) -> None:
     Tracebacks show neither local variables nor texts of errors that can contain values of users.
     """
     console = config.log_format == "console" or (config.log_format is None and sys.stderr.isatty())
-    renderer = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    rendering = (
+        [_escape_texts, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if console
-        else structlog.processors.JSONRenderer()
+        else [structlog.processors.JSONRenderer()]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -33,7 +35,7 @@ def configure_logs(config: Config) -> None:
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.ExceptionRenderer(_format_error),
-                renderer,
+                *rendering,
             ],
         )
     )
@@ -45,3 +47,11 @@ def configure_logs(config: Config) -> None:
 def _format_error(exc_info: Any) -> str:
     """Return the text of what `sys.exc_info` returned."""
     return error_trace(exc_info[1])
+
+
+def _escape_texts(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Escape what cannot be seen in the fields of a line for a terminal: an id could make it read differently."""
+    return {
+        name: escape_hidden(value) if isinstance(value, str) and name != "exception" else value
+        for name, value in line.items()
+    }
