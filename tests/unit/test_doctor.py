@@ -47,6 +47,13 @@ UNHEALTHY: Mapping[str, Mapping[str, Any]] = {
     "is nearly full: it has 900 of max_bytes = 1100": {"max_bytes": 1100},
     "max_msgs = 7": {"max_msgs": 7},
     "for 0:00:30 only": {"duplicate_window": 30 * 10**9},
+    "loses its messages when the server ends": {"storage": "memory"},
+    "no_ack = true": {"no_ack": True},
+    "max_msg_size = 1000: it needs -1": {"max_msg_size": 1000},
+    "max_msgs_per_subject = 1": {"max_msgs_per_subject": 1},
+    "subject_transform = {": {"subject_transform": {"src": ">", "dest": "x.>"}},
+    "allow_rollup_hdrs = true": {"allow_rollup_hdrs": True},
+    "discard_new_per_subject = true": {"discard_new_per_subject": True},
 }
 MIGRATIONS = [Migration(1, "0001_one", "ONE"), Migration(2, "0002_two", "TWO")]
 APPLIED = {each.number: (each.name, each.checksum) for each in MIGRATIONS}

@@ -116,22 +116,29 @@ def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[s
         missing["subjects"] = sorted({*taken, *wanted["subjects"]})
     if found["discard"] != wanted["discard"]:
         missing["discard"] = wanted["discard"]
-    if found.get("no_ack"):
-        missing["no_ack"] = False  # without acknowledgements nobody knows what is stored
-    if 0 < found.get("max_msg_size", -1) < MAX_MESSAGE_BYTES:
-        missing["max_msg_size"] = -1  # the stream would refuse valid messages
-    if found.get("max_msgs_per_subject", -1) > 0:
-        missing["max_msgs_per_subject"] = -1  # a new message would delete older ones that nobody has read
-    if found.get("subject_transform"):
-        missing["subject_transform"] = None  # messages would be stored under subjects that nobody reads
-    if found.get("allow_rollup_hdrs"):
-        missing["allow_rollup_hdrs"] = False  # a header would delete the messages of all tenants
-    if found.get("discard_new_per_subject"):
-        missing["discard_new_per_subject"] = False  # one tenant's events or commands would be refused for ever
+    missing |= settings_that_lose(found)
     # The server refuses atomic batches together with asynchronous writes.
     if wanted["allow_atomic"] and not found.get("allow_atomic") and found.get("persist_mode") != "async":
         missing["allow_atomic"] = True
     return missing
+
+
+def settings_that_lose(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a stream with which messages are lost or refused, and the values that they need."""
+    needed: dict[str, Any] = {}
+    if found.get("no_ack"):
+        needed["no_ack"] = False  # without acknowledgements nobody knows what is stored
+    if 0 < found.get("max_msg_size", -1) < MAX_MESSAGE_BYTES:
+        needed["max_msg_size"] = -1  # the stream would refuse valid messages
+    if found.get("max_msgs_per_subject", -1) > 0:
+        needed["max_msgs_per_subject"] = -1  # a new message would delete older ones that nobody has read
+    if found.get("subject_transform"):
+        needed["subject_transform"] = None  # messages would be stored under subjects that nobody reads
+    if found.get("allow_rollup_hdrs"):
+        needed["allow_rollup_hdrs"] = False  # a header would delete the messages of all tenants
+    if found.get("discard_new_per_subject"):
+        needed["discard_new_per_subject"] = False  # one tenant's events or commands would be refused for ever
+    return needed
 
 
 def _nanoseconds(duration: timedelta) -> int:

@@ -1,10 +1,11 @@
 """The configuration of the streams."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from timer_service.adapters.nats.streams import has_tenant_streams
+from timer_service.adapters.nats.streams import has_tenant_streams, settings_that_lose
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.core.message import Kind
 
@@ -56,6 +57,7 @@ def _problems(
     if config["max_msgs"] > 0:
         remedy = "Set max_bytes instead, which keeps room for the other streams."
         yield Status.WARN, f"refuses messages at max_msgs = {config['max_msgs']}", remedy
+    yield from _losses(config)
     repeats = kind is Kind.EVENT or (kind is Kind.COMMAND and not has_tenant_streams(config))
     if repeats and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
         text = f"recognizes repeats for {window} only (duplicate_window)"
@@ -63,6 +65,15 @@ def _problems(
     if clustered and config["num_replicas"] == 1:
         text = "has 1 replica in a cluster: it is unavailable while that server is down"
         yield Status.WARN, text, "Set replicas to 3."
+
+
+def _losses(config: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
+    if config.get("storage") == "memory":
+        remedy = "Create the stream again with file storage when all its messages were read."
+        yield Status.WARN, "loses its messages when the server ends (storage: memory)", remedy
+    for field, needed in settings_that_lose(config).items():
+        text = f"loses or refuses messages with {field} = {json.dumps(config[field])}: it needs {json.dumps(needed)}"
+        yield Status.WARN, text, _UPDATE
 
 
 def _room(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
