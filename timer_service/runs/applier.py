@@ -1,5 +1,6 @@
 """Applies the commands of one transaction to their runs, as far as the limits of the tenants allow it."""
 
+import asyncio
 from collections.abc import Sequence
 
 from timer_service.core.message import Command
@@ -28,6 +29,7 @@ class RunApplier:
         self._now = now
         self._evaluating = evaluating
         self._time = transaction_time
+        self._has_refused = False
 
     async def apply(self, state: RunState, commands: Sequence[Command]) -> tuple[RunState, list[End]]:
         """Return a run after the commands for which there is time, and how each of these ended."""
@@ -35,29 +37,40 @@ class RunApplier:
         for start in range(0, len(commands), _COMMANDS_AT_ONCE):
             if not await self._time.is_left():
                 break
-            state, found = await self._apply_part(state, commands[start : start + _COMMANDS_AT_ONCE])
+            part = commands[start : start + _COMMANDS_AT_ONCE]
+            state, found = await self._apply_part(state, part)
             ends += found
+            if len(found) < len(part):
+                break
         return state, ends
 
     async def _apply_part(self, state: RunState, part: Sequence[Command]) -> tuple[RunState, Sequence[End]]:
-        """Apply commands together. If they exceed a limit, apply only those that do not."""
+        """Apply commands together. If they exceed a limit, apply only those that do not, as far as there is time."""
         after, outcomes = run.apply(state, part, self._now, evaluating=self._evaluating)
         if (excess := await self._exceed(state.run, after.run, part)) is None:
             return after, outcomes
         if len(part) == 1:
             return state, [excess]
-        refused = await self._refuse(state, part)
-        admitted = [command for number, command in enumerate(part) if number not in refused]
+        refused, tried = await self._refuse(state, part)
+        admitted = [command for number, command in enumerate(part[:tried]) if number not in refused]
         after, outcomes = run.apply(state, admitted, self._now, evaluating=self._evaluating)
         left = iter(outcomes)
-        return after, [refused.get(number) or next(left) for number in range(len(part))]
+        return after, [refused.get(number) or next(left) for number in range(tried)]
 
-    async def _refuse(self, state: RunState, part: Sequence[Command]) -> dict[int, Excess]:
-        """Return the commands that exceed a limit if the others are applied one by one, by their numbers."""
+    async def _refuse(self, state: RunState, part: Sequence[Command]) -> tuple[dict[int, Excess], int]:
+        """Return the commands that exceed a limit if the others are applied one by one, by their numbers.
+
+        Return also how many commands there was time for: trying one can take as long as all of them together.
+        """
+        if not self._has_refused:  # so that many are tried before all are applied together again
+            self._has_refused = True
+            self._time.restart()
         draft, before = Draft(state, self._now, evaluating=self._evaluating), state.run
         refused: dict[int, Excess] = {}
         for number, command in enumerate(part):
-            await self._time.is_left()  # other tasks run; these commands are finished even if the time is over
+            await asyncio.sleep(0)
+            if not await self._time.is_left() and number > 0:
+                return refused, number
             tried = draft.copy()
             run.apply_to(tried, command)
             after = tried.finish().run
@@ -65,7 +78,8 @@ class RunApplier:
                 refused[number] = excess
             else:
                 draft, before = tried, after
-        return refused
+        await asyncio.sleep(0)
+        return refused, len(part)
 
     async def _exceed(self, before: Run, after: Run, commands: Sequence[Command]) -> Excess | None:
         """Return the limit that a run exceeds after commands."""

@@ -1,8 +1,10 @@
 """Commands that are delivered before their run or their job is known."""
 
+import asyncio
 import json
 import tracemalloc
 from collections.abc import Collection
+from itertools import count
 from typing import Any
 
 import pytest
@@ -380,3 +382,27 @@ async def test_many_groups_beyond_a_limit_are_counted_once(monkeypatch: pytest.M
     assert len(together.jobs) == 4
     assert sorted(counted) == sorted(2 * once)
     assert len(times) == 1 + len(resolved), "other tasks run between two of them if the time of a turn is over"
+
+
+async def test_commands_beyond_a_limit_are_deferred_when_the_time_is_over() -> None:
+    """200 refused StartRun of a run with many reports blocked the event loop for 18 s: each applied all of them."""
+    starts = number_commands(*(StartRun(**ABOUT, jobs=[NewJob(name=name)]) for name in "abc"))
+    clock = count()
+    turns: list[int] = []
+
+    async def work_beside() -> None:
+        while True:
+            turns.append(len(turns))
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        beside = group.create_task(work_beside())
+        left = starts
+        for _ in starts:
+            applier = RunApplier(_NoRows(), NOW, TransactionTime(lambda: float(next(clock))), evaluating=True)
+            before = len(turns)
+            after, ends = await applier.apply(new_run(), left)
+            assert (after.run.started, ends) == (False, [Excess("run_rows", 1)])
+            assert len(left) == 1 or len(turns) > before, "other tasks run"
+            left = left[1:]
+        beside.cancel()
