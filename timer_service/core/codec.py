@@ -65,6 +65,8 @@ _REWORDED = (
     (re.compile(r"Unable to extract tag using discriminator '(\w+)'"), r"must be an object with \1"),
     (re.compile(r" after validation, not \d+"), ""),
 )
+_UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
+"""The types of the faults whose path ends with a name that the user wrote."""
 _TAG, _FOUND_TAG = "Input tag '", "' found using '"
 """What stands before and behind the only value of a user in a message of the validation library."""
 _LONGEST_REASON = 1000
@@ -224,7 +226,7 @@ def rejection_of(code: Code, subject: str, error: ValidationError, *prefix: str)
     if error.error_count() > _MAX_COUNTED_FAULTS:
         return Rejection(code, f"{subject} is invalid: it has {error.error_count()} faults")
     details = error.errors(include_url=False, include_context=False, include_input=False)
-    faults = [_fault(each, prefix) for each in details[:_MAX_FAULTS]]
+    faults = list(dict.fromkeys(_fault(each, prefix) for each in details[:_MAX_FAULTS]))
     summary = "; ".join(f"{fault.path}: {fault.reason}" for fault in faults[:3])
     return Rejection(_special_code(details) or code, f"{subject} is invalid: {summary}", faults)
 
@@ -239,8 +241,15 @@ def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
     loc = detail["loc"]
     if loc and detail["type"] != "extra_forbidden":  # an invalid default has the name of the field in the model
         loc = (to_camel(str(loc[0])), *loc[1:])
-    path = ".".join(map(str, (*prefix, *loc))) or "(body)"
+    known = len(loc) - (detail["type"] in _UNKNOWN_FIELD)
+    named = (each for index, each in enumerate(loc) if index >= known or not _is_form(each))
+    path = ".".join(map(str, (*prefix, *named))) or "(body)"
     return Fault(path[:300], plain_words(detail["msg"]))
+
+
+def _is_form(part: int | str) -> bool:
+    """Return whether a part of a path is no field, but a form that the value may have, such as a class."""
+    return isinstance(part, str) and ("-" in part or part[:1].isupper())
 
 
 def plain_words(message: str) -> str:
