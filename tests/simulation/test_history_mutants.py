@@ -127,13 +127,15 @@ def r13_ready_after_end(patch: pytest.MonkeyPatch) -> None:
 def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
     """Pending commands are applied in the order of delivery, not of positions."""
 
-    def apply_pending(self: Any, positions: Any) -> None:
-        pending = {at: each.command for at, each in self.draft.pending.items() if at in positions}
-        self.draft.remove_pending(list(pending))
-        for command in pending.values():
+    def apply_early(self: Any) -> None:
+        commands = [each.command for each in self.draft.pending.values()]
+        self.draft.remove_pending(list(self.draft.pending))
+        self._applies_early = True
+        for command in commands:
             self.apply(command)
+        self._applies_early = False
 
-    patch.setattr(run._CommandApplier, "_apply_pending", apply_pending)
+    patch.setattr(run._CommandApplier, "_apply_early", apply_early)
 
 
 def tombstone_moves_to_older_position(patch: pytest.MonkeyPatch) -> None:
