@@ -16,7 +16,7 @@ from tests.simulation.draws import Draw, Scenario, consumer_faults, crashes, ins
 from tests.simulation.faults import RELAY_POINTS, Point
 from tests.simulation.mixed_histories import mixed_commands, splits
 from tests.simulation.order_guarantees import executed_runs, final_state_of_runs, guaranteed_run_orders
-from tests.simulation.run_histories import run_commands
+from tests.simulation.run_histories import run_commands, started_run_and_reports
 from tests.simulation.run_model import RunsModel
 from tests.simulation.schedule_scenarios import schedules_in_any_order, schedules_one_by_one, schedules_with_faults
 from tests.simulation.service import INSTANCES, Row, SentCommand, Service
@@ -92,6 +92,14 @@ def any_order_with_repeats(service: Service, draw: Draw) -> None:
     _deliver_split(checker, order, draw)
     checker.finish()
     checker.check_retention()
+
+
+def reports_in_any_order(service: Service, draw: Draw) -> None:
+    """Deliver the reports on a started run in any order, so that some are older than the newest of their job."""
+    checker = Checker(service, draw(started_run_and_reports()), in_order=False)
+    first, *reported = checker.positions
+    _deliver_split(checker, [first, *draw(st.permutations(reported))], draw)
+    checker.finish()
 
 
 def runs_in_guaranteed_order(service: Service, draw: Draw) -> None:
@@ -185,6 +193,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         signals_in_batches,
         many_signals_in_batches,
         any_order_with_repeats,
+        reports_in_any_order,
         runs_in_guaranteed_order,
         signals_in_any_order,
         stream_order_with_faults,

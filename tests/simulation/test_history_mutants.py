@@ -16,6 +16,7 @@ from tests.simulation.scenarios import (
     any_order_with_faults,
     any_order_with_repeats,
     many_signals_in_batches,
+    reports_in_any_order,
     runs_in_batches,
     runs_in_guaranteed_order,
     runs_one_by_one,
@@ -27,7 +28,7 @@ from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS, Mutate
 from tests.simulation.service import running_service
 from tests.simulation.workflow_mutants import WORKFLOW_MUTANTS
 from timer_service.core.message import Position
-from timer_service.runs import events, rules, run
+from timer_service.runs import events, rules, run, store
 from timer_service.runs.draft import Draft
 from timer_service.signals import batch, firing_worker, firings, signal
 from timer_service.signals.messages import Outcome
@@ -138,6 +139,17 @@ def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run._CommandApplier, "_apply_early", apply_early)
 
 
+def older_report_cancels_all_jobs(patch: pytest.MonkeyPatch) -> None:
+    """A report `cancelled` that is older than the newest report of its job cancels all open jobs of the run."""
+
+    def is_only_cancelled(_run: Any, before: Any, after: Any) -> bool:
+        changes = {"status": after.status, "settled_at": after.settled_at, "stale_at": None, "reason": None}
+        wanted = before._replace(**changes, changed_by=None)
+        return after.status == "cancelled" and bool(after._replace(changed_by=None) == wanted)
+
+    patch.setattr(store, "_was_cancelled_with", is_only_cancelled)
+
+
 def tombstone_moves_to_older_position(patch: pytest.MonkeyPatch) -> None:
     """A tombstone takes the position of the CancelRun delivered last, even if it is older."""
     cancel = run._CommandApplier._cancel_unstarted
@@ -180,6 +192,7 @@ MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     r11_fired_by_older_transition: [signals_in_any_order],
     r13_ready_after_end: _RUNS,
     pending_commands_unsorted: [any_order_with_repeats, runs_in_guaranteed_order],
+    older_report_cancels_all_jobs: [reports_in_any_order],
     tombstone_moves_to_older_position: [any_order_with_repeats],
     cancelled_upstream_does_not_skip: _RUNS,
     new_signal_ignores_newer_transitions: [any_order_with_repeats, signals_in_any_order],

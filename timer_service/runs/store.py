@@ -40,12 +40,12 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     """Write the difference between two states of locked runs."""
     pairs = [(before[key], state) for key, state in after.items()]
     await tx.insert(_SQL["insert_job"], [_new_job(*each) for old, new in pairs for each in _added_jobs(old, new)])
-    changed = [each for old, new in pairs for each in _changed_jobs(old, new)]
-    cancelled = {key: job.settled_at for key, job, was in changed if _is_only_cancelled(was, job)}
-    updated = [(key, job) for key, job, was in changed if key not in cancelled or not _is_only_cancelled(was, job)]
+    changed = [(new.run, *each) for old, new in pairs for each in _changed_jobs(old, new)]
+    cancelled = {run.key: job.settled_at for run, job, was in changed if _was_cancelled_with(run, was, job)}
+    updated = [(run.key, job) for run, job, was in changed if not _was_cancelled_with(run, was, job)]
     await tx.executemany(_SQL["update_job"], [_job(*each) for each in updated])
     await tx.executemany(_SQL["cancel_open_jobs"], [{**key._asdict(), "at": at} for key, at in cancelled.items()])
-    outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
+    outputs = [_outputs((run.key, job.name), job) for run, job, was in changed if job.outputs != was.outputs]
     await tx.executemany(_SQL["update_outputs"], outputs)
     for rows in _in_parts(row for old, new in pairs for row in _changed_edges(old, new)):
         await tx.insert(_SQL["upsert_edges"], rows)
@@ -75,15 +75,19 @@ def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
     return ((new.run.key, new.jobs[name]) for name in sorted(new.jobs.keys() - old.jobs.keys()))
 
 
-def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job, Job]]:
-    return ((new.run.key, new.jobs[name], job) for name, job in old.jobs.items() if new.jobs[name] is not job)
+def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[Job, Job]]:
+    return ((new.jobs[name], job) for name, job in old.jobs.items() if new.jobs[name] is not job)
 
 
-def _is_only_cancelled(before: Job, after: Job) -> bool:
-    """Return whether an open job was cancelled and not changed otherwise. Then its run has ended, with all its jobs."""
-    return after.status is JobStatus.CANCELLED and after._replace(changed_by=None) == before._replace(
-        status=after.status, settled_at=after.settled_at, stale_at=None, reason=None, changed_by=None
-    )
+def _was_cancelled_with(run: Run, before: Job, after: Job) -> bool:
+    """Return whether an open job was cancelled because its run ended, and was not changed otherwise.
+
+    A report can also cancel a job, and only this one.
+    """
+    if run.status not in (RunStatus.CANCELLED, RunStatus.REJECTED) or after.status is not JobStatus.CANCELLED:
+        return False
+    cancelled = before._replace(status=after.status, settled_at=after.settled_at, stale_at=None, reason=None)
+    return after._replace(changed_by=before.changed_by) == cancelled
 
 
 def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]]) -> Iterator[Edge]:

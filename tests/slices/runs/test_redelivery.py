@@ -29,6 +29,18 @@ async def test_everything_delivered_twice(runs: Runs) -> None:
     assert (runs.outcomes().count("unchanged"), await runs.events_of("RunStuck")) == (4, [])
 
 
+async def test_older_report_cancels_only_its_job(runs: Runs) -> None:
+    """A report `cancelled` that is older than the newest report of its job ends this job, and no other one."""
+    await runs.start({"a": [], "b": [], "c": ["b"]})
+    older = runs.sent
+    for status in ("cancelled", "running"):
+        runs.send("ReportJobStatus", jobName="a", status=status)
+    await runs.deliver_in_order(older + 1, older)
+    await runs.report("success", "b", "c")
+    assert await runs.statuses() == {"a": "cancelled", "b": "success", "c": "success"}
+    assert await runs.completed() == ["failed"]
+
+
 async def test_rejected_run_delivered_twice(runs: Runs) -> None:
     """A redelivered StartRun with an invalid graph does not publish a second RunRejected."""
     await runs.start({"a": ["a"]})
