@@ -11,7 +11,7 @@ from tests.harness.clock_repair import scan
 from tests.harness.in_process import InProcess
 from tests.harness.runs import Runs
 from tests.harness.signals import Signals
-from tests.harness.timers import Timers, fires, put_timers
+from tests.harness.timers import Timers, bodies, fires, put_timers
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.app.slices import build_clock_repair
@@ -86,6 +86,37 @@ async def test_timer_that_was_handled_while_the_clock_was_ahead(timers: Timers, 
     await timers.tick()
     assert (row["available_at"], row["lease_token"], row["attempt"]) == (after(hours=2), None, 1)
     assert sorted(timers.fired()) == ["late", "other"]
+
+
+def set_back_after_claims(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock back by five seconds after each claim, before the events are published."""
+    monkeypatch.setattr(timers.metrics, "claimed", lambda _: timers.clock.advance(seconds=-5))
+
+
+async def test_clock_that_is_set_back_between_claim_and_publishing(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer fires once, at the instant of its claim: its event is not older than its due time."""
+    await timers.schedule("call-1", NOW)
+    set_back_after_claims(timers, monkeypatch)
+    await timers.tick()
+    timers.clock.set(after(hours=1))
+    await timers.tick()
+    (event,) = bodies(timers.broker.events)
+    assert (event["payload"]["dueAt"], event["payload"]["reachedAt"]) == (iso(NOW), iso(NOW))
+    assert (await timers.row("call-1"))["state"] == "Reached"
+
+
+async def test_clock_that_is_set_back_before_an_event_is_refused(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt is not before the timer is due."""
+    await timers.schedule("call-1", NOW)
+    await timers.schedule("other", NOW)
+    set_back_after_claims(timers, monkeypatch)
+    await refuse(timers, "call-1")
+    row = await timers.row("call-1")
+    assert (row["available_at"], row["state"], row["attempt"]) == (NOW, "Scheduled", 1)
 
 
 async def test_timers_that_are_due_much_later(timers: Timers) -> None:

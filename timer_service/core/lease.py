@@ -345,6 +345,11 @@ class Lease:
         """End every lease. The caller knows that no other process can hold one. The attempts stay counted."""
         return await tx.execute(self._void, {"now": now, "until": now + self.hold_ms})
 
+    def claimed_at(self, row: Row) -> int:
+        """Return when a row was claimed."""
+        at: int = row["available_at"] - self.hold_ms
+        return at
+
     async def next_available(self, reader: Reader) -> int | None:
         """Return when the next row may be claimed; None if no row is waiting."""
         if self._look is not None:

@@ -169,9 +169,11 @@ SET attempt = attempt + 1, available_at = :until
 WHERE {key_is} AND lease_token = :token
 
 -- name: retry
--- Returns a held row to the waiting state until its next attempt. `uncounted` attempts are taken back.
+-- Returns a held row to the waiting state until its next attempt. `uncounted` attempts are taken back. If the clock was set
+-- back since the claim, the row is not yet due, and its next attempt is when it is.
 UPDATE {table}
-SET {state} = '{waiting}', available_at = :at, lease_token = NULL, last_error = :error, attempt = attempt - :uncounted
+SET {state} = '{waiting}', available_at = CASE WHEN :at < {oldest_first} THEN {oldest_first} ELSE :at END,
+    lease_token = NULL, last_error = :error, attempt = attempt - :uncounted
 WHERE {key_is} AND lease_token = :token
 
 -- name: bury

@@ -239,9 +239,10 @@ class Relay:
         """Publish rows in chunks, and return how to settle them.
 
         Rows are released if the broker stored only a part of an earlier chunk, or after the instant `until`. So
-        publishing ends before the lease.
+        publishing ends before the lease. If the clock was set back since the claim, the rows are fired at the instant
+        of the claim: no event may say that its row fired before it was due.
         """
-        settlement = Settlement(self._clock.now(), whole)
+        settlement = Settlement(max(self._clock.now(), self._lease.claimed_at(rows[0])), whole)
         waiting = deque(rows)
         while waiting and not settlement.release and self._clock.now() <= until:
             if messages := self._encode_chunk(waiting, settlement):
