@@ -88,7 +88,10 @@ STATEMENTS = {
     "a firing, still held": (firing_store._SQL["still_held"], ["LockRows", by_key("work_signal_firings")]),
     "a page of firings": (firing_store._SQL["page_of_signal"], ["Index Scan work_signal_firings_of_signal"]),
     "a page of tasks": (firing_store._SQL["tasks_of_item"], ["Index Scan work_item_tasks_of_item"]),
-    "tasks of a deleted signal": (firing_store._SQL["delete_tasks"], ["Index Scan work_item_tasks_of_signal"]),
+    "tasks of a deleted signal": (
+        firing_store._SQL["delete_tasks"],
+        ["Index Scan work_item_tasks_of_signal", "Index Scan work_item_tasks_pkey"],
+    ),
     "old firings": (
         firing_store._SQL["delete_settled"],
         ["CTE Scan", "LockRows", "Index Scan work_signal_firings_settled", by_key("work_signal_firings")],
@@ -103,10 +106,11 @@ STATEMENTS = {
         store._SQL["delete_events"],
         ["CTE Scan", "LockRows", "Index Scan work_item_events_evaluated", by_key("work_item_events")],
     ),
-    **{
-        f"a signal to {name}": (store._SQL[name], [by_key("work_signals")])
-        for name in ("find", "put", "move", "delete")
-    },
+    **{f"a signal to {name}": (store._SQL[name], [by_key("work_signals")]) for name in ("find", "put", "move")},
+    "a signal to delete": (
+        store._SQL["delete"],
+        ["Index Only Scan work_item_tasks_of_signal", by_key("work_signals")],
+    ),
     "a signal to lock": (store._FIND_LOCKED, ["LockRows", by_key("work_signals")]),
     "signals that wait for an item": (store._SQL["waiting"], ["Index Scan work_signals_of_item"]),
     "signals of a status": (

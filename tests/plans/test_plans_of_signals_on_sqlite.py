@@ -99,6 +99,7 @@ CAUSE_OF_FIRING = "sqlite_autoindex_work_signal_firings_2"
 KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
 KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
 KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
+KEY_OF_TASK = "sqlite_autoindex_work_item_tasks_1 (tenant_id=? AND task_id=?)"
 KEY_OF_OUTBOX = "sqlite_autoindex_outbox_1 (tenant_id=? AND event_id=?)"
 REPAIRED_FIRINGS = leased_rows(FIRINGS, timedelta(seconds=30))
 REPAIRED_EVENTS = leased_rows(OUTBOX, timedelta(seconds=30))
@@ -137,7 +138,7 @@ PLANS = {
     ),
     "tasks of a deleted signal": (
         firing_store._SQL["delete_tasks"],
-        ["work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
+        [KEY_OF_TASK, "work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
     ),
     "old firings": (
         firing_store._SQL["delete_settled"],
@@ -153,7 +154,11 @@ PLANS = {
     ),
     "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
     "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate"]),
-    **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move", "delete")},
+    **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move")},
+    "a signal to delete": (
+        store._SQL["delete"],
+        [KEY_OF_SIGNAL, "work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
+    ),
     "signals that wait for an item": (
         store._SQL["waiting"],
         ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],

@@ -1,5 +1,6 @@
 """Reads and writes of firings and follow-up tasks."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -139,9 +140,10 @@ async def tasks_of_item(reader: Reader, item: ItemKey, after: Cursor, limit: int
     return await reader.fetch(_SQL["tasks_of_item"], parameters)
 
 
-async def delete_tasks(tx: Transaction, signals: Iterable[Key]) -> None:
-    """Delete the tasks of signals."""
-    await tx.executemany(_SQL["delete_tasks"], [key._asdict() for key in signals])
+async def delete_tasks(tx: Transaction, signals: Collection[Key], limit: int) -> int:
+    """Delete about `limit` tasks of signals, the same number of each; return how many. A signal can have 100,000."""
+    most = math.ceil(limit / max(len(signals), 1))
+    return await tx.executemany(_SQL["delete_tasks"], [{**key._asdict(), "limit": most} for key in signals])
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:

@@ -67,8 +67,12 @@ ORDER BY created_at, task_id
 LIMIT :limit
 
 -- name: delete_tasks
--- Deletes the tasks of a signal.
-DELETE FROM work_item_tasks WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+-- Deletes some of the tasks of a signal.
+DELETE FROM work_item_tasks
+WHERE (tenant_id, task_id) IN (
+    SELECT tenant_id, task_id FROM work_item_tasks
+    WHERE tenant_id = :tenant_id AND signal_id = :signal_id LIMIT :limit
+)
 
 -- name: delete_settled
 -- Deletes firings that were settled before an instant, oldest first.

@@ -233,12 +233,12 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     """Delete settled rows that are older than the instant `before`, up to `limit` of each kind.
 
     These are settled firings, evaluated transitions, ended signals, and tombstones of signals. The tasks of these
-    signals are deleted too. A fired signal and its task stay until the signal is resolved. Return the number of deleted
-    rows, not counting tasks.
+    signals are deleted first: a signal with more tasks stays for the next calls. A fired signal and its task stay until
+    the signal is resolved. Return the number of deleted rows.
     """
     rows = await tx.fetch(_SQL["unused"], {"before": before, "limit": limit})
     unused = [{"tenant_id": row["tenant_id"], "signal_id": row["signal_id"]} for row in rows]
-    await tx.executemany(_SQL["delete"], unused)
-    await firing_store.delete_tasks(tx, [Key(**key) for key in unused])
+    tasks = await firing_store.delete_tasks(tx, [Key(**key) for key in unused], limit)
+    signals = await tx.executemany(_SQL["delete"], unused)
     firings = await firing_store.delete_settled(tx, before, limit)
-    return len(unused) + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})
+    return tasks + signals + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})

@@ -135,8 +135,12 @@ SELECT tenant_id, signal_id FROM work_signals
 WHERE unused_since < :before ORDER BY unused_since LIMIT :limit /* skip locked */
 
 -- name: delete
--- Deletes a signal.
-DELETE FROM work_signals WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+-- Deletes a signal if it has no task.
+DELETE FROM work_signals
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+    AND NOT EXISTS (
+        SELECT 1 FROM work_item_tasks AS rest WHERE rest.tenant_id = :tenant_id AND rest.signal_id = :signal_id
+    )
 
 -- name: delete_events
 -- Deletes evaluated transitions that were recorded before an instant, oldest first.

@@ -240,6 +240,19 @@ async def test_retention(runs: Runs) -> None:
     assert passes > 1
 
 
+async def test_retention_of_large_runs(runs: Runs) -> None:
+    """A pass deletes about as many rows as asked for, not fewer, so that the next pass follows at once."""
+    for run in ("x", "y", "z"):
+        await runs.start({f"job-{number}": [] for number in range(20)}, runId=run)
+        await runs.request("CancelRun", runId=run)
+    runs.clock.advance(days=8)
+    deleted = [
+        await in_transaction(runs.database, lambda tx: delete_settled(tx, runs.clock.now(), 10)) for _ in range(5)
+    ]
+    assert deleted == [12, 12, 12, 12, 15]
+    assert await runs.rows("run_jobs") == await runs.rows("runs") == []
+
+
 async def test_get_run_while_it_is_deleted(runs: Runs) -> None:
     """get-run answers while retention has deleted a part of the run."""
     await runs.start({"a": [{"group": "g"}], "b": ["a"]}, "g")

@@ -44,9 +44,34 @@ async def test_retention(signals: Signals) -> None:
     early = (await retention.tick(after(days=7))).done
     deleted = (await retention.tick(after(days=7, milliseconds=1))).done
     left = [row["signal_id"] for row in await signals.rows("work_signals")]
-    assert (early, deleted, left) == (0, 5, ["fired", "waits"])
+    assert (early, deleted, left) == (0, 6, ["fired", "waits"])
     assert [row["signal_id"] for row in await signals.rows("work_item_tasks")] == ["fired"]
     assert await signals.rows("work_signal_firings") == await signals.rows("work_item_events") == []
+
+
+async def test_retention_of_many_tasks(signals: Signals) -> None:
+    """A pass deletes about 500 tasks, the same number of each signal. A signal goes with its last task."""
+    counts = {"many": 1200, "few": 2, "none": 0}
+    for name in counts:
+        await signals.create(name, f"item of {name}")
+        await signals.about("Cancel", name)
+    for name, count in counts.items():
+        for number in range(count):
+            await signals.sql(
+                "INSERT INTO work_item_tasks (tenant_id, task_id, work_item_id, signal_id, firing_id, created_at)"
+                f" VALUES ('acme', '{name}-{number}', 'item of {name}', '{name}', '{name}-{number}', {NOW})"
+            )
+    signals.clock.advance(days=7, milliseconds=1)
+    passes = []
+    while deleted := await run_retention(signals):
+        tasks = await signals.rows("work_item_tasks")
+        passes.append((deleted, [row["signal_id"] for row in await signals.rows("work_signals")], len(tasks)))
+    assert passes == [
+        (167 + 2 + 2, ["many"], 1033),
+        (500, ["many"], 533),
+        (500, ["many"], 33),
+        (33 + 1, [], 0),
+    ]
 
 
 @pytest.mark.parametrize("verb", ["Pause", "Cancel"])
