@@ -1,8 +1,16 @@
-"""The rule for the subjects of replies."""
+"""The rule for the subjects of replies, and the bodies of replies."""
+
+import json
+from collections.abc import Sequence
 
 import pytest
 
-from timer_service.core.replies import may_reply_to
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.broker import Reply
+from timer_service.core.quotas import Excess
+from timer_service.core.replies import may_reply_to, reply_body, send_replies
+from timer_service.core.route import CommandResult
+from timer_service.core.stored_json import RawJson
 
 
 @pytest.mark.parametrize("subject", ["_INBOX.a", "_INBOX.tenant-a.x1.2", "_R_.8kXp.1", "_INBOX." + "x" * 505])
@@ -42,3 +50,63 @@ def test_other_subjects(subject: str | None) -> None:
 def test_undecodable_subject() -> None:
     """No reply is sent to a subject whose bytes were not UTF-8, and asking raises nothing."""
     assert not may_reply_to("_INBOX.a\udcff", "_INBOX.")
+
+
+@pytest.mark.parametrize(
+    ("result", "body"),
+    [
+        (CommandResult("ignored"), b'{"commandId":"c-\\"1","outcome":"ignored"}'),
+        (
+            CommandResult("scheduled", view=lambda: {"timer": RawJson('{"data":1.50E+2}')}),
+            b'{"commandId":"c-\\"1","outcome":"scheduled","timer":{"data":1.50E+2}}',
+        ),
+        (
+            CommandResult("started", view=lambda: {"run": {"runId": "\u00e9"}}),
+            '{"commandId":"c-\\"1","outcome":"started","run":{"runId":"\u00e9"}}'.encode(),
+        ),
+        (
+            CommandResult("over_quota", view=Excess("pending_timers", 5).view),
+            b'{"commandId":"c-\\"1","outcome":"over_quota","limit":{"name":"pending_timers","most":5}}',
+        ),
+    ],
+)
+def test_bodies(result: CommandResult, body: bytes) -> None:
+    """The reply to a command has its id, its outcome and the fields of the view. Stored JSON is copied as it is."""
+    assert reply_body('c-"1', result) == body
+
+
+class _Recorder(MemoryBroker):
+    """Records the sizes of the replies that were sent together, and how many bodies existed then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built = 0
+        self.sent: list[tuple[int, int]] = []
+
+    async def reply(self, replies: Sequence[Reply]) -> None:
+        """Record the replies."""
+        self.sent.append((sum(len(each.body) for each in replies), self.built))
+        await super().reply(replies)
+
+
+async def test_large_replies() -> None:
+    """Replies are built and sent 1 MiB at a time: those of a batch may have 64 MB together."""
+    broker = _Recorder()
+
+    def view() -> dict[str, RawJson]:
+        broker.built += 1
+        return {"timer": RawJson(f'"{"x" * 65_536}"')}
+
+    await send_replies(
+        broker, [("_INBOX.a", str(number), CommandResult("requeued", view=view)) for number in range(40)]
+    )
+    assert [built for _, built in broker.sent] == [16, 32, 40]
+    assert max(size for size, _ in broker.sent) < 1024 * 1024 + 70_000
+    assert [json.loads(each.body)["commandId"] for each in broker.replies] == [str(number) for number in range(40)]
+
+
+async def test_no_replies() -> None:
+    """Nothing is sent if no command asked for a reply."""
+    broker = _Recorder()
+    await send_replies(broker, [])
+    assert broker.sent == []

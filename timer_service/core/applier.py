@@ -6,13 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pydantic_core import to_json
-
 from timer_service.core.attempts import Attempts
 from timer_service.core.audit import OPERATOR_ACTION, AuditLog
 from timer_service.core.blame import Blame, blame
 from timer_service.core.blocked import Blocked
-from timer_service.core.broker import Broker, Delivery, Reply, Subscription
+from timer_service.core.broker import Broker, Delivery, Subscription
 from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database, Transaction
@@ -21,7 +19,7 @@ from timer_service.core.failures import Failed, Failures
 from timer_service.core.health import OutageLog
 from timer_service.core.message import Command
 from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.replies import inbox_of
+from timer_service.core.replies import inbox_of, send_replies
 from timer_service.core.route import CommandResult, Route
 from timer_service.core.transactions import in_transaction
 
@@ -181,7 +179,7 @@ class Applier:
 
     async def _finish(self, subscription: Subscription, applied: Applied) -> None:
         """Do the work after the commit: count outcomes, wake loops, send replies, acknowledge deliveries."""
-        replies: list[Reply] = []
+        replies: list[tuple[str, str, CommandResult]] = []
         outcomes = Counter((command.payload.type, str(result.name)) for (_, command, _), result in applied)
         for (command_type, outcome), count in outcomes.items():
             self._metrics.command_handled(command_type, outcome, count)
@@ -190,11 +188,9 @@ class Applier:
                 self._record(command, result)
             self._attempts.forget(delivery)
             if command.reply_to and (to := inbox_of(delivery, self._reply_prefix)):
-                body = {"commandId": command.id, "outcome": result.name, **(result.view or {})}
-                replies.append(Reply(to, to_json(body)))
+                replies.append((to, command.id, result))
         await _wake(applied)
-        if replies:
-            await self._broker.reply(replies)
+        await send_replies(self._broker, replies)
         await subscription.acknowledge([each.delivery for each, _ in applied])
 
     def _record(self, command: Command, result: CommandResult) -> None:

@@ -54,9 +54,8 @@ class Excess(NamedTuple):
     limit: str
     most: int
 
-    @property
     def view(self) -> Mapping[str, object]:
-        """The fields of the reply, in addition to the outcome."""
+        """Return the fields of the reply, in addition to the outcome."""
         return {"limit": {"name": self.limit, "most": self.most}}
 
 

@@ -1,10 +1,19 @@
-"""The rule for the subjects of replies. A client chooses the subject, so it could make the service publish anywhere."""
+"""The replies to commands: their bodies, and the rule for their subjects.
 
+A client chooses the subject, so it could make the service publish anywhere.
+"""
+
+import asyncio
 import re
+from collections.abc import Sequence
 
-from timer_service.core.broker import Delivery
+from timer_service.core.broker import Broker, Delivery, Reply
 from timer_service.core.codec import REPLY_TO
+from timer_service.core.route import CommandResult
+from timer_service.core.stored_json import RawJson, write_object
 
+_MOST_BYTES = 1024 * 1024
+"""The bytes of the replies that are sent together."""
 _MAX_BYTES = 512
 _SUBJECT = re.compile(r"[!-)+-\-/-=?-~]+(\.[!-)+-\-/-=?-~]+)*")
 """Tokens of printable ASCII without wildcards. A broker denies or misroutes any other subject."""
@@ -24,3 +33,27 @@ def inbox_of(delivery: Delivery, prefix: str) -> str | None:
     """Return the inbox that the command names, or None if it names none that the service may publish to."""
     to = delivery.headers.get(REPLY_TO)
     return to if may_reply_to(to, prefix) else None
+
+
+def reply_body(command_id: str, result: CommandResult) -> bytes:
+    """Return the reply to a command: its id, its outcome, and the fields of the view. Stored JSON is copied."""
+    fields = result.view() if result.view else {}
+    raw = {name: value for name, value in fields.items() if isinstance(value, RawJson)}
+    plain = {name: value for name, value in fields.items() if name not in raw}
+    return write_object({"commandId": command_id, "outcome": result.name, **plain}, raw).encode()
+
+
+async def send_replies(broker: Broker, wanted: Sequence[tuple[str, str, CommandResult]]) -> None:
+    """Send replies, each given by its inbox, the id of its command, and the result. Bodies of 1 MiB exist at a time."""
+    replies: list[Reply] = []
+    size = 0
+    for to, command_id, result in wanted:
+        body = reply_body(command_id, result)
+        replies.append(Reply(to, body))
+        size += len(body)
+        if size >= _MOST_BYTES:
+            await broker.reply(replies)
+            await asyncio.sleep(0)
+            replies, size = [], 0
+    if replies:
+        await broker.reply(replies)

@@ -13,14 +13,18 @@ Lane = tuple[str, ...]
 """The values of the lane columns of a leased table: tenant, queue and type of a workflow."""
 
 
+View = Callable[[], Mapping[str, Any]]
+"""Returns the fields of a reply. They are built when the reply is sent: those of a batch may have 64 MB."""
+
+
 class CommandResult(NamedTuple):
     """How one command ended."""
 
     name: str
     wake_at: int | None = None
     """When a row it wrote becomes available."""
-    view: Mapping[str, Any] | None = None
-    """The fields of its reply in addition to the outcome, if the command asked for them."""
+    view: View | None = None
+    """Returns the fields of its reply in addition to the outcome, if the command asked for them."""
     loop: str | None = None
     """The loop to wake for the row; None: the loops of the slice."""
     lane: Lane | None = None

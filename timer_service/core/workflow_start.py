@@ -1,6 +1,6 @@
 """PORT: how a slice starts workflows in its own transaction. And the types of the wire that both slices use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ from timer_service.core.data import check_fits
 from timer_service.core.database import Transaction
 from timer_service.core.duration import DAY, SECOND, WRITE_DURATION, parse_between, schema_between
 from timer_service.core.message import Payload, Position
-from timer_service.core.quotas import Quotas
+from timer_service.core.quotas import Excess, Quotas
 from timer_service.core.route import Lane
 
 DEFAULT_QUEUE = "default"
@@ -85,8 +85,8 @@ class Started(NamedTuple):
     """The lane of a workflow that was started."""
     loop: str | None = None
     """The loop that needs to know about it: the one of deadlines."""
-    excess: Mapping[str, object] | None = None
-    """The fields of a reply that name the limit, if it would exceed one."""
+    excess: Excess | None = None
+    """The limit that it would exceed."""
 
 
 class StartWorkflows(Protocol):

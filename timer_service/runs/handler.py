@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.quotas import Excess, Quotas
-from timer_service.core.route import CommandResult
+from timer_service.core.route import CommandResult, View
 from timer_service.core.turns import TransactionTime
 from timer_service.runs import events, loader, store
 from timer_service.runs.applier import End, RunApplier
@@ -73,5 +73,5 @@ def _key(command: Command) -> RunKey:
     return RunKey(payload.tenant_id, payload.run_id)
 
 
-def _view(command: Command, after: Run) -> dict[str, object] | None:
-    return None if command.reply_to is None or not after.started else {"run": run_view(after)}
+def _view(command: Command, after: Run) -> View | None:
+    return None if command.reply_to is None or not after.started else lambda: {"run": run_view(after)}

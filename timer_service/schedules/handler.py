@@ -1,9 +1,9 @@
 """The handler of schedule commands: it loads, applies and saves in the consumer's transaction."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from timer_service.core import outbox
 from timer_service.core.data import dump_data
@@ -148,7 +148,7 @@ _OUTCOMES = {
 def _start_result(starting: _Starting, started: Started, now: int) -> CommandResult:
     outcome = _OUTCOMES.get(started.result, Outcome.TRIGGERED)
     if outcome is Outcome.OVER_QUOTA:
-        return CommandResult(outcome, view=started.excess)
+        return CommandResult(outcome, view=started.excess and started.excess.view)
     result = _result(starting.applied, now, wants_view=starting.command.reply_to is not None)
     return result._replace(name=outcome, lane=started.lane, loop=started.loop)
 
@@ -178,7 +178,11 @@ def _data_of(command: Command, schedule: Schedule) -> str | None:
 def _result(applied: rules.Applied, now: int, *, wants_view: bool) -> CommandResult:
     schedule = applied.schedule
     adds_event = applied.outcome is Outcome.TRIGGERED or schedule.ended_at == now
-    view = {"schedule": schedule_view(schedule)} if wants_view and schedule.definition is not None else None
+    view = partial(_view, schedule) if wants_view and schedule.definition is not None else None
     if applied.outcome is Outcome.BACKFILLING:
         return CommandResult(applied.outcome, now, view, loop=LOOP)
     return CommandResult(applied.outcome, now if adds_event else schedule.available_at, view)
+
+
+def _view(schedule: Schedule) -> Mapping[str, Any]:
+    return {"schedule": schedule_view(schedule)}

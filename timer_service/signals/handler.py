@@ -2,18 +2,19 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult
+from timer_service.core.route import CommandResult, View
 from timer_service.core.turns import TransactionTime
 from timer_service.signals import loader, store
 from timer_service.signals.batch import Batch, Change, apply, read_change
 from timer_service.signals.messages import Outcome
 from timer_service.signals.queries import signal_view
-from timer_service.signals.signal import SignalCommand
+from timer_service.signals.signal import Signal, SignalCommand
 from timer_service.signals.usage import growth
 
 _MOST_FIRINGS = 2000
@@ -58,6 +59,10 @@ async def handle(
     return [None if result is None else result._replace(wake_at=wake_at) for result in results]
 
 
-def _view(batch: Batch, change: Change) -> Mapping[str, Any] | None:
+def _view(batch: Batch, change: Change) -> View | None:
     signal = batch.signal(change.key) if isinstance(change, SignalCommand) else None
-    return {"signal": signal_view(signal)} if signal and signal.state.definition else None
+    return partial(_fields, signal) if signal and signal.state.definition else None
+
+
+def _fields(signal: Signal) -> Mapping[str, Any]:
+    return {"signal": signal_view(signal)}

@@ -1,9 +1,9 @@
 """The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
@@ -161,9 +161,12 @@ def _result(found: Timer | None, applied: Applied, *, wants_view: bool) -> Comma
     if timer is None:
         return CommandResult(applied.outcome)
     is_new_instant = found is None or found.available_at != timer.available_at
-    view = timer_view(timer) if wants_view and timer.schedule is not None else None
     return CommandResult(
         applied.outcome,
         wake_at=timer.available_at if is_new_instant else None,
-        view=None if view is None else {"timer": view},
+        view=partial(_view, timer) if wants_view and timer.schedule is not None else None,
     )
+
+
+def _view(timer: Timer) -> Mapping[str, Any]:
+    return {"timer": timer_view(timer)}

@@ -1,7 +1,9 @@
 """The handler of workflow commands: it loads, applies and saves in the consumer's transaction."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from timer_service.core import outbox
 from timer_service.core.database import Transaction
@@ -14,6 +16,7 @@ from timer_service.workflows.events import events_of
 from timer_service.workflows.queries import workflow_view
 from timer_service.workflows.rules import Applied, Outcome
 from timer_service.workflows.usage import growth
+from timer_service.workflows.workflow import Workflow
 
 LOOP = "workflow-deadlines"
 """The loop of the worker that ends workflows at their deadline."""
@@ -50,7 +53,7 @@ async def handle(
 
 def _result(applied: Applied, now: int, *, wants_view: bool) -> CommandResult:
     workflow = applied.workflow
-    view = {"workflow": workflow_view(workflow)} if wants_view and workflow.definition is not None else None
+    view = partial(_view, workflow) if wants_view and workflow.definition is not None else None
     match applied.outcome:
         case Outcome.CANCELLED:
             return CommandResult(applied.outcome, now, view, loop="outbox")
@@ -63,3 +66,7 @@ def _result(applied: Applied, now: int, *, wants_view: bool) -> CommandResult:
             return CommandResult(applied.outcome, min(instants), view, loop=loop, lane=workflow.lane)
         case _:
             return CommandResult(applied.outcome, view=view)
+
+
+def _view(workflow: Workflow) -> Mapping[str, Any]:
+    return {"workflow": workflow_view(workflow)}

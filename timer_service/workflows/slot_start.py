@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from timer_service.core.database import Transaction
 from timer_service.core.errors import ConflictError
-from timer_service.core.quotas import Admission, Quotas
+from timer_service.core.quotas import Admission, Excess, Quotas
 from timer_service.core.workflow_start import Started, StartResult, WorkflowStart
 from timer_service.workflows import store
 from timer_service.workflows.effect import digest_of, size_of
@@ -24,8 +24,8 @@ class Decision(NamedTuple):
     result: StartResult
     workflow: Workflow
     """Afterwards."""
-    excess: Mapping[str, object] | None = None
-    """The fields of a reply that name the limit it would exceed."""
+    excess: Excess | None = None
+    """The limit that it would exceed."""
 
     @property
     def is_stored(self) -> bool:
@@ -103,7 +103,7 @@ async def _admit(
         return decision
     position = start.position if start.is_command else None
     excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow), position)
-    return decision if excess is None else Decision(StartResult.OVER_QUOTA, decision.workflow, excess.view)
+    return decision if excess is None else Decision(StartResult.OVER_QUOTA, decision.workflow, excess)
 
 
 async def _save(
