@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -96,6 +96,17 @@ def _named(need: str | JobNeed | GroupNeed) -> tuple[bool, str]:
     return (True, need.group) if isinstance(need, GroupNeed) else (False, need if isinstance(need, str) else need.job)
 
 
+def _shortest(need: str | JobNeed | GroupNeed) -> str | Mapping[str, str]:
+    """Return a need as JSON, without what is the default."""
+    if isinstance(need, str):
+        return need
+    skips = need.if_failed is IfFailed.SKIP
+    if skips and isinstance(need, JobNeed):
+        return need.job
+    name = {"group": need.group} if isinstance(need, GroupNeed) else {"job": need.job}
+    return name if skips else {**name, "ifFailed": need.if_failed.value}
+
+
 class NewJob(Payload):
     """A job and the jobs and groups it needs."""
 
@@ -118,6 +129,11 @@ class NewJob(Payload):
                 (_, name), _ = Counter(names).most_common(1)[0]
                 raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(name)})
         return self
+
+    @field_serializer("needs", when_used="json")
+    def _leave_out_defaults(self, needs: Sequence[Need]) -> Sequence[Any]:
+        """Return the needs in their shortest form, so that a command that is kept counts no more than was sent."""
+        return [_shortest(need) for need in needs]
 
     @cached_property
     def needed_jobs(self) -> Sequence[tuple[str, IfFailed]]:

@@ -154,6 +154,19 @@ def send_large_reports(runs: Runs, count: int) -> None:
         runs.send("ReportJobStatus", jobName=f"job-{number}", status="success", outputs={"log": "x" * 60_000})
 
 
+def test_needs_are_kept_in_their_shortest_form() -> None:
+    """A ResolveGroup that is kept counts no more bytes than it was sent with, and means the same."""
+    needs = ["a", {"job": "b"}, {"group": "c"}, {"job": "d", "ifFailed": "run"}, {"group": "e", "ifFailed": "run"}]
+    jobs = [{"name": "job", "needs": [*needs, {"job": "f", "ifFailed": "skip"}], "payload": None}]
+    sent = ResolveGroup.model_validate({"tenantId": "acme", "runId": "run", "groupName": "group", "jobs": jobs})
+    kept = sent.model_dump_json(exclude_unset=True)
+    (job,) = json.loads(kept)["jobs"]
+    assert job == {"name": "job", "needs": ["a", "b", *needs[2:], "f"], "payload": None}
+    (again,) = ResolveGroup.model_validate_json(kept).jobs
+    assert again.needed_jobs == sent.jobs[0].needed_jobs
+    assert again.needed_groups == sent.jobs[0].needed_groups
+
+
 async def test_pending_commands_are_bounded(runs: Runs) -> None:
     """Pending commands are kept up to a limit in bytes. Further commands end as `not_kept` and change nothing."""
     send_large_reports(runs, 100)
