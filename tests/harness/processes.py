@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -22,12 +23,23 @@ from tests.harness.spawn import BIN, TIMER_SERVICE, Spawned, spawn
 PATIENCE_SECONDS = 30
 
 
+_WORKERS = 16
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_PORTS = itertools.cycle(range(20_000 + _WORKER, 32_000, _WORKERS))
+"""Below the ports that systems give to connections, and others for each worker of pytest.
+
+A process that is started again finds its port free, and no other test takes it first.
+"""
+
+
 def unused_port() -> int:
-    """Return a free loopback port. Another process may still take it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a free loopback port that no other test uses."""
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable: the ports repeat")
 
 
 def read_page(port: int, path: str) -> tuple[int, str]:

@@ -335,7 +335,8 @@ async def test_many_cancellations_of_one_tenant(timers: Timers) -> None:
     await timers.cancellation_worker.tick(timers.clock.now())
     assert await states(timers, "other") == {"a/1": "Cancelled"}
     await finish(timers)
-    assert [event["count"] for event in await announced(timers) if event["tenantId"] == "acme"] == [300] + [0] * 149
+    counts = [event["count"] for event in await announced(timers) if event["tenantId"] == "acme"]
+    assert sorted(counts) == [0] * 149 + [300]
 
 
 async def test_oldest_cancellation_of_a_tenant_first(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
