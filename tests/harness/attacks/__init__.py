@@ -14,11 +14,28 @@ from tests.harness.attacks.schedules import SCHEDULE_QUERIES, SCHEDULES
 from tests.harness.attacks.workflows import WORKFLOW_QUERIES, WORKFLOWS
 
 __all__ = ["ATTACKS", "COMMANDS", "COSTLY", "find"]
-COMMANDS: Mapping[str, Attack] = {**OTHER_COMMANDS, **SCHEDULES, **WORKFLOWS}
+_MANY = 200
+"""From so many messages on, a block is read faster than it is handled. The server then drops most of a flood."""
+
+
+def _paced(attacks: Mapping[str, Attack]) -> Mapping[str, Attack]:
+    """Let attacks with many small commands wait until these are handled, so that the service gets all of them."""
+    return {name: attack._replace(paced=attack.size >= _MANY) for name, attack in attacks.items()}
+
+
+COMMANDS: Mapping[str, Attack] = _paced({**OTHER_COMMANDS, **SCHEDULES, **WORKFLOWS})
 """Attacks with valid commands."""
+_FLOODS: Mapping[str, Attack] = {
+    "a flood of timers": OTHER_COMMANDS["timers"],
+    "a flood of timers that are due": OTHER_COMMANDS["timers that are due"],
+    "a flood of retries": OTHER_COMMANDS["retries"],
+    "a flood of bodies that are no JSON": REJECTS["no JSON"],
+}
+"""Attacks with small commands, sent as fast as the server reads them."""
 ATTACKS: Mapping[str, Attack] = {
     **COMMANDS,
-    **REJECTS,
+    **_paced(REJECTS),
+    **_FLOODS,
     **QUERIES,
     **SCHEDULE_QUERIES,
     **WORKFLOW_QUERIES,

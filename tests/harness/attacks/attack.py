@@ -1,4 +1,4 @@
-"""What an attack is: blocks of protocol bytes that a tenant sends as fast as the server reads them."""
+"""What an attack is: blocks of protocol bytes that a tenant sends as fast as they are read or handled."""
 
 import json
 import time
@@ -35,6 +35,8 @@ class Attack(NamedTuple):
     """Whether the tenant reads what the server sends."""
     reconnects: bool = False
     """Whether each block is sent on a connection of its own."""
+    paced: bool = False
+    """Whether a connection waits for outcomes of the service: at most two blocks are not handled."""
 
 
 def body(kind: str, payload: Mapping[str, Any]) -> bytes:

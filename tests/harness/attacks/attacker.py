@@ -12,13 +12,15 @@ import re
 import sys
 import time
 from collections import Counter
+from itertools import count
+from typing import NamedTuple
 
 from tests.harness.attacks import find
 from tests.harness.attacks.attack import LONG_AFTER, TENANT, Attack, address, body
 from tests.harness.raw_nats import RawMessage, header_block
 
 _MOST_UNREAD = 2
-"""How many blocks a connection sends before the server has read the first of them."""
+"""How many blocks a connection sends before the server has read the first of them, or the service has handled it."""
 _PATIENCE_SECONDS = 60
 _PREPARED = b"_INBOX.tenant-a.prepared"
 _NICE = 10
@@ -34,6 +36,7 @@ class Attacker:
         self._login = {"user": TENANT, "pass": password, "headers": True, "verbose": False}
         self._foreign = foreign.encode()
         self._numbers = iter(range(most // attack.size))
+        self._marks = map(_mark if attack.paced else _ping, count())
         self._end = 0.0
         self._done = False
         self.blocks = 0
@@ -78,12 +81,13 @@ class Attacker:
                 await asyncio.sleep(0.001)
 
     async def _attack_once(self) -> None:
-        reader, writer = await self._connect(self._attack.opening)
-        answers = _Answers(reader, self.errors, self._foreign) if self._attack.reads else None
+        mark = next(self._marks)
+        reader, writer = await self._connect(self._attack.opening + mark.opening)
+        answers = _Answers(reader, self.errors, mark.answer, self._foreign) if self._attack.reads else None
         try:
             for sent, number in enumerate(self._numbers, 1):
                 block = self._attack.block(number)
-                writer.write(block + b"PING\r\n")
+                writer.write(block + mark.question)
                 await writer.drain()
                 self.blocks += 1
                 self.bytes += len(block)
@@ -107,12 +111,34 @@ class Attacker:
         return reader, writer
 
 
-class _Answers:
-    """Reads what the server sends, and counts the answers to PING."""
+class _Mark(NamedTuple):
+    """What ends each block of a connection, and is answered when the block is done."""
 
-    def __init__(self, reader: asyncio.StreamReader, errors: Counter[str], foreign: bytes) -> None:
+    opening: bytes
+    question: bytes
+    answer: bytes
+
+
+def _ping(_connection: int) -> _Mark:
+    """Return the mark that the server answers when it has read a block."""
+    return _Mark(b"", b"PING\r\n", b"PONG\r\n")
+
+
+def _mark(connection: int) -> _Mark:
+    """Return the mark that the service answers when it has handled a block: the cancel of an unknown timer."""
+    inbox = b"_INBOX.tenant-a.mark-%d" % connection
+    headers = header_block(b"Timer-Reply-To: " + inbox)
+    cancel = RawMessage(address("CancelTimer"), body("CancelTimer", {"serviceCallId": "mark"}), headers)
+    return _Mark(b"SUB %b mark\r\n" % inbox, cancel.encode(), b"MSG %b " % inbox)
+
+
+class _Answers:
+    """Reads what the server sends, and counts the answers to the marks of the blocks."""
+
+    def __init__(self, reader: asyncio.StreamReader, errors: Counter[str], answer: bytes, foreign: bytes) -> None:
         self._reader = reader
         self._errors = errors
+        self._answer = answer
         self._foreign = foreign
         self.seen = 0
         self._count = 0
@@ -120,7 +146,7 @@ class _Answers:
         self._reading = asyncio.create_task(self._read())
 
     async def until(self, number: int) -> None:
-        """Wait until the server has answered so many PINGs. Raises `ConnectionError` if it ends the connection."""
+        """Wait until so many blocks are answered. Raises `ConnectionError` if the server ends the connection."""
         while self._count < number:
             if self._reading.done():
                 raise ConnectionResetError
@@ -132,13 +158,16 @@ class _Answers:
         await asyncio.wait([self._reading])
 
     async def _read(self) -> None:
-        rest = b""
+        rest, words = b"", (self._answer, self._foreign)
+        longest = max(map(len, words))
         try:
-            while data := await self._reader.read(1 << 20):
-                self._count += (rest[-5:] + data).count(b"PONG\r\n")
-                self.seen += (rest + data).count(self._foreign)
-                rest = data[-len(self._foreign) + 1 :]
-                for error in re.findall(rb"-ERR '([A-Za-z ]+)", data):
+            while new := await self._reader.read(1 << 20):
+                data = rest + new
+                answered, seen = (data.count(word) - rest.count(word) for word in words)
+                self._count += answered
+                self.seen += seen
+                rest = data[-longest:]
+                for error in re.findall(rb"-ERR '([A-Za-z ]+)", new):
                     self._errors[error.decode()] += 1
                 self._changed.set()
         except OSError as error:

@@ -112,6 +112,11 @@ COMMANDS: Mapping[str, Attack] = {
     "timers and their cancels": commands(_timer("call"), _cancel("call")),
     "cancels of unknown timers": commands(_cancel("call-NUMBER")),
     "retries": commands(("RetryTimer", {"serviceCallId": "call-NUMBER"}), ("RetryEvent", {"eventId": "event-NUMBER"})),
+    "retries of a timer with much data, whose outcomes are sent": commands(
+        ("RetryTimer", {"serviceCallId": "call"}),
+        headers=header_block(_TO_INBOX),
+        prepare=_prepared(_timer("call", data=LARGE)),
+    ),
     "small runs": commands(run("run-NUMBER", _SMALL)),
     "runs of 10,000 jobs": commands(run("run-NUMBER", STAR), size=2),
     "runs that are a chain": commands(run("run-NUMBER", _CHAIN), size=2),
