@@ -3,12 +3,21 @@
 import asyncio
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
+from nats.aio.transport import TcpTransport
 from nats.protocol.parser import PERMISSIONS_ERR
+
+_WEB_SOCKETS = ("ws", "wss")
+_CONNECT = b"CONNECT "
 
 
 class LastingClient(Client):
-    """A client that survives errors of the server, and a flush that was given up."""
+    """A client that survives errors of the server, and a flush that was given up. It says why a login was refused."""
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if not self._transport and s.uri.scheme not in _WEB_SOCKETS and not self.options["verbose"]:
+            self._transport = _LoginTransport()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(s)
 
     async def _process_err(self, err_msg: str) -> None:
         """Connect again after an error of the server. The driver itself would close the connection for good."""
@@ -24,3 +33,23 @@ class LastingClient(Client):
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
+
+
+class _LoginTransport(TcpTransport):
+    """A TCP connection that sends the driver's CONNECT together with the PING that follows it.
+
+    nats-py 2.16 sends them one after the other. A server that refuses the login may end the connection in between.
+    Then the PING meets a connection that was reset, and asyncio drops the reason, which has arrived but was not read.
+    """
+
+    _login = b""
+
+    def __bool__(self) -> bool:
+        return True  # the driver replaces a transport that is false, as others are until they are connected
+
+    def write(self, payload: bytes) -> None:
+        if payload.startswith(_CONNECT):
+            self._login = payload
+            return
+        super().write(self._login + payload)  # type: ignore[no-untyped-call]
+        self._login = b""

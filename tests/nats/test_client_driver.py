@@ -1,16 +1,22 @@
 """The driver of the client and of workers against a scripted peer: no error of the server closes the connection."""
 
 import asyncio
+import json
+import socket
+import struct
 from typing import Any
 
 import pytest
 
 from tests.harness.nats_peer import scripted_peer
 from timer_service.client.connection import open_connection
+from timer_service.client.errors import NoAnswerError
 from timer_service.core.message import Kind
 from timer_service.nats_client import LastingClient
 
 ANSWER: dict[str, Any] = {"tasks": []}
+INFO = {"server_id": "peer", "version": "2.15.1", "headers": True, "max_payload": 1024 * 1024, "auth_required": True}
+RESET = struct.pack("ii", 1, 0)
 
 
 @pytest.mark.parametrize("reason", ["User Authentication Expired", "Authorization Violation", "Stale Connection"])
@@ -34,3 +40,27 @@ async def test_a_worker_connects_again_after_an_error(reason: str, monkeypatch: 
             async with asyncio.timeout(10):
                 await reconnected.wait()
             assert await opened.request(Kind.REQUEST, "acme", "poll-tasks", b"{}", 5) == ANSWER
+
+
+def refuse_login(listener: socket.socket) -> bytes:
+    """Accept a connection, and reset it right after the reason, as soon as it sends. Return what it sent."""
+    accepted, _ = listener.accept()
+    with accepted:
+        accepted.sendall(b"INFO %b\r\n" % json.dumps(INFO).encode())
+        sent = accepted.recv(1024)
+        accepted.sendall(b"-ERR 'Authorization Violation'\r\n")
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    return sent
+
+
+async def test_refused_login_is_the_reason_also_of_a_reset_connection() -> None:
+    """PING comes together with CONNECT, so a server that refuses the login and resets at once does not hide why."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"nats://127.0.0.1:{listener.getsockname()[1]}"
+        refusing = asyncio.ensure_future(asyncio.to_thread(refuse_login, listener))
+        login = {"user": "someone", "password": "wrong", "allow_reconnect": False}
+        with pytest.raises(NoAnswerError, match="Authorization Violation"):
+            async with open_connection(url, "user", "timer", login):
+                pass
+        first, second, *_ = (await refusing).split(b"\r\n")
+        assert (first[:8], second) == (b"CONNECT ", b"PING")
