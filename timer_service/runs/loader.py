@@ -7,6 +7,7 @@ from timer_service.core.database import Reader, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Command, Position
 from timer_service.core.sql import load_sql
+from timer_service.core.turns import Turns
 from timer_service.runs import rules, store
 from timer_service.runs.draft import Pending, RunState
 from timer_service.runs.edges import read_needed_by
@@ -18,6 +19,7 @@ from timer_service.runs.store import JobKey
 _SQL = load_sql("timer_service.runs", "loader.sql")
 _FIND_LOCKED = f"{_SQL['find_run']}\n/* for update */"
 _IF_FAILED = {str(each): each for each in IfFailed}
+_BYTES_OF_TURN = 64 * 1024
 _MAX_LEVELS = 50
 """A cascade of skips is read level by level up to this depth. For a deeper one, four statements read the whole run."""
 
@@ -152,9 +154,14 @@ class Loader:
             self._groups[store.run_key(row)][row["group_name"]] = store.read_group(row)
 
     async def read_pending(self, keys: Iterable[RunKey]) -> None:
-        """Read the pending commands of runs, and count their bytes again: earlier versions counted others."""
+        """Read the pending commands of runs, and count their bytes again: earlier versions counted others.
+
+        A run can have 16,000, which take 0.1 s. Other tasks run in between.
+        """
         waiting = [key for key in keys if self.runs[key].pending_bytes]
+        turns = Turns(_BYTES_OF_TURN)
         for row in await self._reader.fetch_each(_SQL["pending"], [key._asdict() for key in waiting]):
+            await turns.take(len(row["payload"]))
             pending = store.read_pending(row)
             self._pending[store.run_key(row)][pending.command.position] = pending
         for key in waiting:

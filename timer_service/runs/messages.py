@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_serializer, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -235,6 +235,19 @@ class ResolveGroup(RunPayload):
     def model_post_init(self, _context: object) -> None:
         """Compute the digest before the transaction of the command, as for a StartRun."""
         _ = self.digest
+
+
+class WaitingGroup(RunPayload):
+    """A ResolveGroup that waits for its StartRun, without its jobs: those of one run would take 200 MB.
+
+    They are read when it is applied. Until then they are only text.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: ClassVar[str] = ResolveGroup.type
+
+    group_name: Identifier
 
 
 class ReportJobStatus(RunPayload):

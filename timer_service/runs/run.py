@@ -248,15 +248,22 @@ class _CommandApplier:
     def _apply_early(self) -> None:
         """Apply the commands that waited for the StartRun, in the order of their positions.
 
-        A report of unknown jobs is kept again.
+        A report of unknown jobs is kept again. The jobs of a group are read only if they are needed: a run can have
+        10,000, but 300,000 may wait.
         """
         in_order = sorted(self.draft.pending)
-        commands = [self.draft.pending[position].command for position in in_order]
+        waiting = [self.draft.pending[position] for position in in_order]
         self.draft.remove_pending(in_order)
         self._applies_early = True
-        for command in commands:
-            self.apply(command)
+        for each in waiting:
+            if each.resolved_group is None or self._can_resolve(each.resolved_group):
+                self.apply(each.whole_command())
         self._applies_early = False
+
+    def _can_resolve(self, name: str) -> bool:
+        """Return whether a ResolveGroup of a group would have an effect."""
+        group = self.draft.groups.get(name)
+        return group is not None and group.resolved_at is None and self.draft.run.is_open
 
 
 def _drops(report: ReportJobStatus, jobs: Sequence[str]) -> ReportJobStatus:

@@ -12,14 +12,13 @@ from timer_service.core.database import Row, Transaction
 from timer_service.core.message import Command, Position, Trace
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
-from timer_service.runs.draft import Pending, RunState
+from timer_service.runs.draft import Pending, RunState, read_waiting
 from timer_service.runs.edges import write_needed_by, write_needs
 from timer_service.runs.graph import Edge
-from timer_service.runs.messages import JobStatus, ReportJobStatus, ResolveGroup, RunStatus
+from timer_service.runs.messages import JobStatus, RunStatus
 from timer_service.runs.rules import Group, Job, Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "store.sql")
-_PAYLOADS = {payload.type: payload for payload in (ResolveGroup, ReportJobStatus)}
 
 _JOB_STATUSES = {str(status): status for status in JobStatus}  # three times as fast as JobStatus(value)
 
@@ -293,7 +292,7 @@ def read_pending(row: Row) -> Pending:
     """Return the command of a row of `run_pending_commands`."""
     command = Command(
         id=row["command_id"],
-        payload=_PAYLOADS[row["command_type"]].model_validate_json(row["payload"]),
+        payload=read_waiting(row["command_type"], row["payload"]),
         position=Position(row["position_epoch"], row["position_sequence"]),
         correlation_id=row["correlation_id"],
         trace=Trace(row["traceparent"], row["tracestate"]),

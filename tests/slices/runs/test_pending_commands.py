@@ -211,6 +211,27 @@ async def test_commands_that_wait_do_not_read_each_other(runs: Runs, monkeypatch
     assert await runs.statuses() == {"a": "pending", "in g": "pending", "in h": "pending"}
 
 
+async def test_jobs_of_groups_that_wait_are_read_if_they_are_needed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The StartRun read the jobs of all groups that waited: 260,000 stopped the event loop for 3 s and took 200 MB."""
+    groups = {"g": ["a"], "unknown": ["b"], "rejected": ["a"], "last": ["c"]}
+    for group, names in groups.items():
+        runs.send("ResolveGroup", groupName=group, jobs=jobs({name: [] for name in names}))
+    runs.send("ResolveGroup", groupName="g", jobs=jobs({"d": []}))
+    runs.send("StartRun", jobs=[], groups=["g", "rejected", "last"])
+    runs.broker.withhold(*runs.positions)
+    *_, again, start = range(6)
+    await runs.deliver_in_order(0, again, 1, 2, 3)
+    read: list[str] = []
+    monkeypatch.setattr(ResolveGroup, "model_post_init", lambda payload, _: read.append(payload.group_name))
+    await runs.deliver_in_order(start)
+    (run,) = await runs.rows("runs")
+    assert (run["status"], run["pending_bytes"], await runs.rows("run_pending_commands")) == ("rejected", 0, [])
+    assert [row["job_name"] for row in await runs.rows("run_jobs")] == ["a"]
+    assert read == ["g", "rejected"]
+
+
 async def test_applied_command_is_deleted(runs: Runs) -> None:
     """A pending report is deleted when it is applied."""
     runs.send("StartRun", jobs=jobs({"a": []}))
