@@ -9,7 +9,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import Reply
 from timer_service.core.quotas import Excess
 from timer_service.core.replies import may_reply_to, reply_body, send_replies
-from timer_service.core.route import CommandResult
+from timer_service.core.route import CommandResult, View
 from timer_service.core.stored_json import RawJson
 
 
@@ -103,6 +103,23 @@ async def test_large_replies() -> None:
     assert [built for _, built in broker.sent] == [16, 32, 40]
     assert max(size for size, _ in broker.sent) < 1024 * 1024 + 70_000
     assert [json.loads(each.body)["commandId"] for each in broker.replies] == [str(number) for number in range(40)]
+
+
+async def test_reply_whose_view_cannot_be_built(caplog: pytest.LogCaptureFixture) -> None:
+    """The command has been applied, so its reply has the outcome. The other replies are sent, too."""
+    broker = MemoryBroker()
+
+    def fail() -> dict[str, object]:
+        raise ValueError("year 31690708 is out of range")
+
+    views: dict[str, View] = {"first": dict, "damaged": fail, "lone": lambda: {"timer": {"id": "\ud800"}}, "last": dict}
+    await send_replies(broker, [("_INBOX.a", name, CommandResult("done", view=view)) for name, view in views.items()])
+    assert [json.loads(each.body) for each in broker.replies] == [
+        {"commandId": name, "outcome": "done"} for name in views
+    ]
+    logged = [vars(record) for record in caplog.records]
+    assert [each["command_id"] for each in logged] == ["damaged", "lone"]
+    assert logged[0]["reason"] == "ValueError"  # without values of the row
 
 
 async def test_no_replies() -> None:

@@ -4,13 +4,17 @@ A client chooses the subject, so it could make the service publish anywhere.
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Sequence
 
 from timer_service.core.broker import Broker, Delivery, Reply
 from timer_service.core.codec import REPLY_TO
+from timer_service.core.error_text import error_text
 from timer_service.core.route import CommandResult
 from timer_service.core.stored_json import RawJson, write_object
+
+log = logging.getLogger(__name__)
 
 _MOST_BYTES = 1024 * 1024
 """The bytes of the replies that are sent together."""
@@ -48,7 +52,7 @@ async def send_replies(broker: Broker, wanted: Sequence[tuple[str, str, CommandR
     replies: list[Reply] = []
     size = 0
     for to, command_id, result in wanted:
-        body = reply_body(command_id, result)
+        body = _body(command_id, result)
         replies.append(Reply(to, body))
         size += len(body)
         if size >= _MOST_BYTES:
@@ -57,3 +61,16 @@ async def send_replies(broker: Broker, wanted: Sequence[tuple[str, str, CommandR
             replies, size = [], 0
     if replies:
         await broker.reply(replies)
+
+
+def _body(command_id: str, result: CommandResult) -> bytes:
+    """Return the reply to a command, without the view if that cannot be built, for example of a damaged row.
+
+    The command has been applied, and so have the others whose replies wait.
+    """
+    try:
+        return reply_body(command_id, result)
+    except Exception as error:  # noqa: BLE001 - no error of a view may keep other commands from being acknowledged
+        about = {"command_id": command_id, "outcome": result.name, "reason": error_text(error)}
+        log.warning("the reply has only the outcome: the rest cannot be read", extra=about)
+        return reply_body(command_id, result._replace(view=None))

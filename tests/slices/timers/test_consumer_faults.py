@@ -1,6 +1,7 @@
 """Whose fault it is that a command cannot be handled, and what happens to the other commands meanwhile."""
 
 import asyncio
+import json
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -16,8 +17,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from tests.harness.builders import command, schedule_timer
-from tests.harness.clock import ManualClock
+from tests.harness.builders import cancel_timer, command, schedule_timer
+from tests.harness.clock import ManualClock, after
 from tests.harness.databases import Databases
 from tests.harness.stores import bring_to_head
 from tests.harness.timers import Timers, always
@@ -26,6 +27,7 @@ from timer_service.adapters.memory import FEATURES, MemoryBroker, MemorySubscrip
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery
+from timer_service.core.codec import REPLY_TO
 from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY
@@ -716,3 +718,22 @@ async def test_longest_retry_delay(sqlite: SqliteDatabase, memory_broker: Memory
     given.attempt = 1000
     await timers.consumer.handle(subscription, [given])
     assert [delay for _, delay in memory_broker.settlements.retried] == [timedelta(seconds=60)]
+
+
+async def test_damaged_row_whose_view_cannot_be_built(timers: Timers) -> None:
+    """A command on a row with a wrong instant ends, and so do the other commands of its batch, each with a reply."""
+    await timers.schedule("damaged", after(days=1))
+    await timers.sql(f"UPDATE timer_schedules SET due_at = {10**18}, available_at = {10**18}")
+    sent = [
+        timers.send(schedule_timer("call-1", after(days=1)), {REPLY_TO: "_INBOX.1"}),
+        timers.send(cancel_timer("damaged"), {REPLY_TO: "_INBOX.2"}, message="cancel-timer"),
+        timers.send(schedule_timer("call-2", after(days=1)), {REPLY_TO: "_INBOX.3"}),
+    ]
+    await timers.consume()
+    assert timers.broker.settlements.acknowledged[1:] == sent
+    replies = [json.loads(each.body) for each in timers.broker.replies]
+    assert [(each["outcome"], "timer" in each) for each in replies] == [
+        ("scheduled", True),
+        ("cancelled", False),
+        ("scheduled", True),
+    ]
