@@ -126,10 +126,13 @@ class FiringWorker:
             self._count_lost(1)
 
     async def _process(self, rows: Sequence[Row]) -> None:
-        """Process rows together. If the batch fails, process its halves, until the failing row is alone."""
+        """Process rows together. If the batch fails, process its halves, until the failing row is alone.
+
+        If the clock was set back since a claim, they are processed at the instant of the claim: none is due later.
+        """
         if not rows:
             return
-        at = self._clock.now()
+        at = max(self._clock.now(), *map(self._lease.claimed_at, rows))
         try:
             done = await in_transaction(self._database, lambda tx: self._fire(tx, rows, at))
         except DatabaseBlockedError as error:
