@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -23,6 +24,10 @@ _GRACE_SECONDS = 1
 _CLOSE_SECONDS = 0.5
 _CONNECTION_SECONDS = 10
 """How long a connection lasts at most, with its request and the response."""
+_RESTS = 9
+"""After a text of the metrics, no other one is made for this many times as long."""
+_MOST_FORMATS = 4
+"""In how many formats the metrics are asked for at once. A client can invent versions; more get the usual format."""
 MOST_CONNECTIONS = 100
 """How many connections are open at most. One more closes the oldest."""
 
@@ -49,12 +54,52 @@ def http_app(
         body = {name: reason or "ok" for name, reason in reasons.items()}
         return JSONResponse(body, 503 if any(reasons.values()) else 200)
 
+    texts = _MetricsTexts(registry)
+
     async def metrics(request: Request) -> Response:
-        generate, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return Response(generate(registry), headers={"Content-Type": content_type})
+        text, content_type = await texts.read(request.headers.get("Accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
 
     routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
     return Starlette(routes=[*routes, *more])
+
+
+class _MetricsTexts:
+    """The metrics as text. Many requests at once take a tenth of the event loop: they share a text.
+
+    A text is never older than its request.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._next: dict[str, asyncio.Task[bytes]] = {}
+        """The texts that are not begun, by content type."""
+        self._turn = asyncio.Lock()
+        self._rests_until = 0.0
+
+    async def read(self, accept: str) -> tuple[bytes, str]:
+        """Return the text in a format that a header `Accept` asks for, and its content type."""
+        try:
+            generate, content_type = choose_encoder(accept)
+        except (ValueError, TypeError):  # a version that is none
+            generate, content_type = choose_encoder("")
+        if content_type not in self._next and len(self._next) >= _MOST_FORMATS:
+            generate, content_type = choose_encoder("")
+        text = self._next.get(content_type)
+        if text is None:
+            text = self._next[content_type] = asyncio.create_task(self._write(generate, content_type))
+        return await asyncio.shield(text), content_type
+
+    async def _write(self, generate: Callable[[CollectorRegistry], bytes], content_type: str) -> bytes:
+        async with self._turn:
+            await asyncio.sleep(self._rests_until - time.monotonic())
+            del self._next[content_type]
+            began = time.monotonic()
+            try:
+                return generate(self._registry)
+            finally:
+                ended = time.monotonic()
+                self._rests_until = ended + _RESTS * (ended - began)
 
 
 class HttpServer(NamedTuple):
@@ -81,7 +126,7 @@ async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[Http
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # anybody can send requests that are no HTTP, and each would be a line
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,

@@ -68,9 +68,13 @@ class Page:
         path, _, query = path.partition("?")
         return await request(self.app, path, query or urlencode(parameters), method=method, host=host)
 
+    async def get_and_leave(self, path: str) -> Answer:
+        """Request a page over a connection that ends before the page is made."""
+        return await request(self.app, path, "", method="GET", host="127.0.0.1:9464", is_gone=True)
 
-async def request(app: Starlette, path: str, query: str, *, method: str, host: str) -> Answer:
-    """Send a request to an application, without a network."""
+
+async def request(app: Starlette, path: str, query: str, *, method: str, host: str, is_gone: bool = False) -> Answer:
+    """Send a request to an application, without a network. `is_gone`: the client has closed its connection."""
     scope = {
         "type": "http",
         "http_version": "1.1",
@@ -84,8 +88,9 @@ async def request(app: Starlette, path: str, query: str, *, method: str, host: s
     sent: list[Any] = []
 
     async def receive() -> MutableMapping[str, Any]:
-        await asyncio.Event().wait()
-        return {}
+        if not is_gone:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(message)

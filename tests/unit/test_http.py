@@ -4,13 +4,15 @@ import logging
 import resource
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Metric
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -136,6 +138,40 @@ async def test_open_metrics() -> None:
     assert answer.body.endswith(b"# EOF\n")
 
 
+@pytest.mark.parametrize("version", ["x", "1.0.0-%", ""])
+async def test_strange_accept_header(version: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A header that the library cannot read gets the metrics too, and no traceback is logged."""
+    async with serve_http(pages(), HOST, 0) as (port, _):
+        answer = await get(port, "/metrics", Accept=f"application/openmetrics-text; version={version}")
+    assert (answer.status, caplog.records) == (200, [])
+
+
+class Counting:
+    """A collector that counts how often it is read, and takes a millisecond."""
+
+    reads = 0
+
+    def collect(self) -> list[Metric]:
+        self.reads += 1
+        time.sleep(0.001)
+        return [CounterMetricFamily("reads", "Reads.", self.reads)]
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.{}"])
+async def test_many_scrapes_share_a_text(accept: str) -> None:
+    """A flood of scrapes, also in versions that are made up, does not keep the service from its work."""
+    registry = CollectorRegistry()
+    collector = Counting()
+    registry.register(collector)
+    collector.reads = 0
+    async with serve_http(pages(registry), HOST, 0) as (port, _):
+        answers = await asyncio.gather(*(get(port, "/metrics", Accept=accept.format(n)) for n in range(80)))
+        assert {answer.status for answer in answers} == {200}
+        assert collector.reads < 40
+        before = collector.reads
+        assert f"reads_total {before + 1}.0" in (await get(port, "/metrics")).body.decode()
+
+
 async def test_port_in_use() -> None:
     """A port that is in use is a start error that names the setting."""
     with socket.create_server((HOST, 0)) as taken:
@@ -217,6 +253,17 @@ async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None
         await get(port, "/livez")
         await get(port, "/nothing")
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+async def test_what_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reaches the port cannot fill the log with lines."""
+    async with serve_http(pages(), HOST, 0) as (port, _):
+        for sent in (b"\x16\x03\x01\r\n\r\n", b"GET /livez HTTP/1.1\r\n\r\n"):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(sent)
+            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400")
+            writer.close()
+    assert caplog.records == []
 
 
 async def slow_connections(

@@ -45,6 +45,11 @@ async def test_instance(page: Page, path: str) -> None:
     assert "Served by instance machine-1:9464." in text
 
 
+async def test_page_that_nobody_waits_for(page: Page) -> None:
+    """No work is done for a client that has gone: a flood of such requests would keep others waiting."""
+    assert (await page.get_and_leave("/ui/timers")).text == ""
+
+
 async def test_unknown_page(page: Page) -> None:
     """An unknown address is a page that leads to the others."""
     answer = await page.get("/ui/nope/x")
