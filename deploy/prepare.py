@@ -6,6 +6,7 @@ tenants: what is in FOLDER stays. It needs Linux or the package bcrypt.
 """
 
 import ctypes
+import os
 import re
 import secrets
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent
 TENANT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 RESERVED = {"timer-service", "operator", "TIMERS", "TIMER_SERVICE", "SYS"}
+KEYWORD = "include"  # the server would take the name of this account for its instruction
 # The passwords are random, so a cheap hash is enough: clients that reconnect at the same time cost the server little.
 COST = 7
 BCRYPT_ALPHABET = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -23,9 +25,13 @@ BCRYPT_ALPHABET = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 def main(folder: Path, tenants: list[str]) -> None:
     """Write the configuration if it is missing, and add the tenants that it lacks."""
     for tenant in tenants:
-        if not TENANT.fullmatch(tenant) or tenant in RESERVED:
+        if tenant in RESERVED or tenant.lower() == KEYWORD:
+            sys.exit(f"prepare.py: {tenant!r} cannot be the name of a tenant: the server uses it for something else")
+        if not TENANT.fullmatch(tenant):
             sys.exit(f"prepare.py: {tenant!r} cannot be the name of a tenant: use 1 to 64 letters, digits, - and _")
-    (folder / "passwords").mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Not with `parents` alone: who can write to the folder can exchange the files in it.
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / "passwords").mkdir(exist_ok=True, mode=0o700)
     server, accounts = folder / "nats.conf", folder / "tenants.conf"
     next_step = "Reload the server, if it runs (docs/security.md, Add a tenant)."
     if not server.exists():
@@ -35,7 +41,8 @@ def main(folder: Path, tenants: list[str]) -> None:
             text = text.replace(f"password: ${variable(user)}", hashed(folder, user))
         write_private(server, text)
     found = accounts.read_text() if accounts.exists() else ""
-    added = [tenant_block(folder, tenant) for tenant in tenants if f"\n{tenant} {{\n" not in f"\n{found}"]
+    new = [tenant for tenant in dict.fromkeys(tenants) if f"\n{tenant} {{\n" not in f"\n{found}"]
+    added = [tenant_block(folder, tenant) for tenant in new]
     write_private(accounts, found + "".join(added))
     print(f"The passwords are in {folder}/passwords. {next_step}")
     print(f"Then give each tenant its stream, as the operator: timer-service tenants separate {' '.join(tenants)}")
@@ -52,16 +59,29 @@ def hashed(folder: Path, user: str) -> str:
 
 
 def password(file: Path) -> str:
-    """Return the password of a file. Write a random one if the file does not exist."""
+    """Return the password of a file. Write a random one if the file does not exist.
+
+    Everybody can log in with an empty password.
+    """
     if not file.exists():
         write_private(file, secrets.token_urlsafe(32))
-    return file.read_text().strip()
+    if not (found := file.read_text().strip()):
+        sys.exit(f"prepare.py: {file} has no password: delete it, and run this again")
+    return found
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read."""
-    file.touch(mode=0o600)
-    file.write_text(text)
+    """Write a file that only its owner can read. If this fails, or is interrupted, the file is as it was."""
+    part = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    try:
+        part.touch(mode=0o600, exist_ok=False)
+        with part.open("w") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def tenant_block(folder: Path, tenant: str) -> str:
@@ -90,4 +110,7 @@ def hash_password(text: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1].startswith("-"):  # noqa: PLR2004 - the folder and a tenant
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    try:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    except OSError as error:
+        sys.exit(f"prepare.py: cannot write the files: {error}. Name a folder that you can write to")

@@ -61,12 +61,52 @@ def test_prepared_server_accepts_the_passwords(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-@pytest.mark.parametrize("name", ["operator", "TIMERS", "two words", "a.b", ""])
+@pytest.mark.parametrize("name", ["operator", "TIMERS", "Include", "two words", "a.b", ""])
 def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
     """A name that no tenant can have is refused before anything is written."""
     ran = prepare(tmp_path / "server", "tenant-a", name)
     assert (ran.returncode, "cannot be the name of a tenant" in ran.stderr) == (1, True)
     assert not (tmp_path / "server").exists()
+
+
+def test_prepare_accepts_no_empty_password(tmp_path: Path) -> None:
+    """A file that lost its password, as on a full disk, gives nobody a login without one."""
+    prepare(tmp_path / "server", "tenant-a")
+    (tmp_path / "server" / "passwords" / "tenant-b").touch()
+    ran = prepare(tmp_path / "server", "tenant-b")
+    assert (ran.returncode, "tenant-b has no password" in ran.stderr) == (1, True)
+    assert "tenant-b {" not in (tmp_path / "server" / "tenants.conf").read_text()
+
+
+def test_prepare_keeps_others_out(tmp_path: Path) -> None:
+    """Whatever the umask and the mode of older files are, others can read no file, and exchange none."""
+    before = os.umask(0)
+    try:
+        prepare(tmp_path / "server", "tenant-a", "tenant-a")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "server").stat().st_mode & 0o777 == 0o700
+    accounts = tmp_path / "server" / "tenants.conf"
+    assert re.findall(r"^(\S+) {$", accounts.read_text(), re.MULTILINE) == ["tenant-a"]
+    accounts.chmod(0o644)
+    prepare(tmp_path / "server", "tenant-b")
+    assert accounts.stat().st_mode & 0o777 == 0o600
+
+
+def test_prepare_follows_no_link(tmp_path: Path) -> None:
+    """A password is not written to the place that a link names."""
+    (tmp_path / "server" / "passwords").mkdir(parents=True)
+    (tmp_path / "server" / "passwords" / "tenant-a").symlink_to(tmp_path / "elsewhere")
+    prepare(tmp_path / "server", "tenant-a")
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (tmp_path / "server" / "passwords" / "tenant-a").is_symlink()
+
+
+def test_prepare_names_what_it_cannot_write(tmp_path: Path) -> None:
+    """A folder that cannot be made is an error of one line."""
+    (tmp_path / "file").touch()
+    ran = prepare(tmp_path / "file" / "server", "tenant-a")
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
 
 
 async def test_service_runs_on_a_prepared_server(tmp_path: Path) -> None:
