@@ -25,6 +25,11 @@ from timer_service.runs.store import JobKey
 _SQL = load_sql("timer_service.runs", "events.sql")
 _OUTPUTS_BYTES = 512 * 1024
 """The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
+_MOST_OUTPUTS_BYTES = 64 * 1024 * 1024
+"""The limit for the outputs in all JobReady of one transaction, of which each has an equal share.
+
+With 512 KiB in each, one report that makes 10,000 jobs ready would write 5 GB.
+"""
 _PART_BYTES = 4 * 1024 * 1024
 """The limit for the JobReady events that are in memory at the same time."""
 _JOBS_AT_ONCE = 200
@@ -45,10 +50,11 @@ async def add(
     completed = [key for key, state in after.items() if _has_completed(before[key].run, state.run)]
     counts = await _counts(tx, completed)
     ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
+    most = min(_OUTPUTS_BYTES, _MOST_OUTPUTS_BYTES // max(len(ready), 1))
     for start in range(0, len(ready), _JOBS_AT_ONCE):
         some = ready[start : start + _JOBS_AT_ONCE]
         may_have_outputs = [store.job_parameters((run.key, job.name)) for run, job in some if run.has_outputs]
-        upstreams = await _read_upstreams(tx, may_have_outputs)
+        upstreams = await _read_upstreams(tx, may_have_outputs, most)
         for part in _parts(some, upstreams):
             await outbox.add(tx, await _ready_events(tx, part, upstreams, now), now)
     others = [
@@ -157,8 +163,8 @@ async def _read_texts(tx: Transaction, column: str, jobs: Sequence[Mapping[str, 
     return {(store.run_key(row), row["job_name"]): row[column] for row in rows}
 
 
-async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, _Upstreams]:
-    """Return, for each job, the upstream jobs whose outputs fit into its JobReady."""
+async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]], most: int) -> Mapping[JobKey, _Upstreams]:
+    """Return, for each job, the upstream jobs whose outputs fit into `most` bytes of its JobReady."""
     needs = {
         (store.run_key(row), row["job_name"]): [name for name, _ in read_needs(row["needs"])]
         for row in await tx.fetch_each(_SQL["needs"], jobs)
@@ -170,7 +176,7 @@ async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]]) ->
     for (key, job), names in needs.items():
         with_outputs = [name for name in names if (key, name) in sizes]
         totals = list(accumulate(sizes[key, name] for name in with_outputs))
-        count = bisect_right(totals, _OUTPUTS_BYTES)
+        count = bisect_right(totals, most)
         size = totals[count - 1] if count else 0
         fitting[key, job] = _Upstreams(with_outputs[:count], size, len(with_outputs) - count)
     return fitting

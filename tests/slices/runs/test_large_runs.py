@@ -175,6 +175,22 @@ async def test_large_outputs_of_ready_jobs(runs: Runs, monkeypatch: pytest.Monke
     assert max(sizes) < 5 * MIB
 
 
+@pytest.mark.parametrize(("size", "omitted"), [(1_000, 0), (5_000, 1)])
+async def test_outputs_of_many_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch, size: int, omitted: int) -> None:
+    """One report that made 10,000 jobs ready wrote 512 KiB of outputs for each: 5 GB in one transaction."""
+    monkeypatch.setattr("timer_service.runs.events._MOST_OUTPUTS_BYTES", 20 * 2_500)
+    graph = {f"job-{number}": ["a", "b", "last"] for number in range(20)}
+    await runs.start({"a": [], "b": [], "last": [], **graph})
+    await runs.report("success", "a", outputs={"log": "x" * 1_000})
+    await runs.report("success", "b", outputs={"log": "x" * size})
+    await runs.report("success", "last")
+    payloads = [each["payload"] for each in await runs.events_of("JobReady")]
+    ready = [each for each in payloads if each["jobName"] in graph]
+    assert len(ready) == 20
+    assert {each.get("outputsOmitted", 0) for each in ready} == {omitted}
+    assert all(len(each["upstreamJobOutputs"]) == 2 - omitted for each in ready)
+
+
 async def test_names_that_are_too_long_together(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ResolveGroup rejects its run if the ids and names of the whole run have too many bytes."""
     await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}]}, "g", "h")
