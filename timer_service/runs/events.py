@@ -3,6 +3,7 @@
 import hashlib
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -25,11 +26,13 @@ from timer_service.runs.store import JobKey
 _SQL = load_sql("timer_service.runs", "events.sql")
 _OUTPUTS_BYTES = 512 * 1024
 """The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
-_MOST_OUTPUTS_BYTES = 64 * 1024 * 1024
-"""The limit for the outputs in all JobReady of one transaction, of which each has an equal share.
+_RUN_OUTPUTS_BYTES = 64 * 1024 * 1024
+"""The limit for the outputs in all JobReady of one run that a transaction adds. Each of them has an equal share.
 
 With 512 KiB in each, one report that makes 10,000 jobs ready would write 5 GB.
 """
+MOST_READY = _RUN_OUTPUTS_BYTES // _OUTPUTS_BYTES
+"""From so many jobs with outputs on that commands of a transaction have made ready, no further commands are applied."""
 _PART_BYTES = 4 * 1024 * 1024
 """The limit for the JobReady events that are in memory at the same time."""
 _JOBS_AT_ONCE = 200
@@ -49,12 +52,12 @@ async def add(
     """Add the events of the changes to the outbox and return their number. `stuck` names the stuck jobs of each run."""
     completed = [key for key, state in after.items() if _has_completed(before[key].run, state.run)]
     counts = await _counts(tx, completed)
-    ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
-    most = min(_OUTPUTS_BYTES, _MOST_OUTPUTS_BYTES // max(len(ready), 1))
+    ready = [(state.run, job) for key, state in after.items() for job in ready_jobs(before[key], state)]
+    shares = {key: _RUN_OUTPUTS_BYTES // count for key, count in Counter(run.key for run, _ in ready).items()}
     for start in range(0, len(ready), _JOBS_AT_ONCE):
         some = ready[start : start + _JOBS_AT_ONCE]
         may_have_outputs = [store.job_parameters((run.key, job.name)) for run, job in some if run.has_outputs]
-        upstreams = await _read_upstreams(tx, may_have_outputs, most)
+        upstreams = await _read_upstreams(tx, may_have_outputs, shares)
         for part in _parts(some, upstreams):
             await outbox.add(tx, await _ready_events(tx, part, upstreams, now), now)
     others = [
@@ -70,7 +73,7 @@ def _has_completed(before: Run, after: Run) -> bool:
     return after.ended and after.status is not RunStatus.REJECTED and not before.ended
 
 
-def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
+def ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
     """Yield the jobs that became ready and have not ended since."""
     for name, job in after.jobs.items():
         old = before.jobs.get(name)
@@ -163,8 +166,10 @@ async def _read_texts(tx: Transaction, column: str, jobs: Sequence[Mapping[str, 
     return {(store.run_key(row), row["job_name"]): row[column] for row in rows}
 
 
-async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]], most: int) -> Mapping[JobKey, _Upstreams]:
-    """Return, for each job, the upstream jobs whose outputs fit into `most` bytes of its JobReady."""
+async def _read_upstreams(
+    tx: Transaction, jobs: Sequence[Mapping[str, str]], shares: Mapping[RunKey, int]
+) -> Mapping[JobKey, _Upstreams]:
+    """Return, for each job, the upstream jobs whose outputs fit into its JobReady. `shares` are in bytes."""
     needs = {
         (store.run_key(row), row["job_name"]): [name for name, _ in read_needs(row["needs"])]
         for row in await tx.fetch_each(_SQL["needs"], jobs)
@@ -176,7 +181,7 @@ async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]], mo
     for (key, job), names in needs.items():
         with_outputs = [name for name in names if (key, name) in sizes]
         totals = list(accumulate(sizes[key, name] for name in with_outputs))
-        count = bisect_right(totals, most)
+        count = bisect_right(totals, min(_OUTPUTS_BYTES, shares[key]))
         size = totals[count - 1] if count else 0
         fitting[key, job] = _Upstreams(with_outputs[:count], size, len(with_outputs) - count)
     return fitting

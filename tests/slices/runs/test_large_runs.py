@@ -178,7 +178,7 @@ async def test_large_outputs_of_ready_jobs(runs: Runs, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("size", "omitted"), [(1_000, 0), (5_000, 1)])
 async def test_outputs_of_many_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch, size: int, omitted: int) -> None:
     """One report that made 10,000 jobs ready wrote 512 KiB of outputs for each: 5 GB in one transaction."""
-    monkeypatch.setattr("timer_service.runs.events._MOST_OUTPUTS_BYTES", 20 * 2_500)
+    monkeypatch.setattr("timer_service.runs.events._RUN_OUTPUTS_BYTES", 20 * 2_500)
     graph = {f"job-{number}": ["a", "b", "last"] for number in range(20)}
     await runs.start({"a": [], "b": [], "last": [], **graph})
     await runs.report("success", "a", outputs={"log": "x" * 1_000})

@@ -16,7 +16,7 @@ from timer_service.core.database import Database, Transaction
 from timer_service.core.message import Command, Position, Trace, kebab
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
-from timer_service.runs import SLICE
+from timer_service.runs import SLICE, events
 from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import (
     CancelRun,
@@ -131,6 +131,24 @@ async def test_commands_on_a_deferred_run_keep_their_order(runs: Runs) -> None:
     outcomes = [runs.reply(number)["outcome"] for number in range(2, 6)]
     assert outcomes == ["cancelled", "recorded", "cancelled", "already_ended"]
     assert transactions() == [["large-0", "large-1"], ["large-1"] * 2]
+
+
+async def test_ready_jobs_with_outputs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports that make jobs with outputs ready end a transaction when these are many. No other run loses outputs."""
+    monkeypatch.setattr(events, "MOST_READY", 4)
+    monkeypatch.setattr(events, "_RUN_OUTPUTS_BYTES", 4 * 1_000)
+    names = [f"job-{number}" for number in range(3)]
+    graph = {"a": [], **{name: ["a"] for name in names}}
+    for number in range(3):
+        await runs.request("StartRun", runId=f"run-{number}", jobs=jobs(graph))
+    transactions = record_transactions(runs)
+    for number in range(3):
+        outputs = {"log": "x" * 1_000}
+        runs.send("ReportJobStatus", runId=f"run-{number}", jobName="a", status="success", outputs=outputs)
+    await runs.consume()
+    assert transactions() == [["run-0", "run-1"], ["run-2"]]
+    ready = [each["payload"] for each in await runs.events_of("JobReady") if each["payload"]["jobName"] in names]
+    assert [len(each["upstreamJobOutputs"]) for each in ready] == [1] * 9
 
 
 async def test_no_trace_of_a_deferred_command(runs: Runs) -> None:
