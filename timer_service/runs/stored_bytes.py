@@ -68,11 +68,12 @@ def check_bytes(
 ) -> Flaw | None:
     """Return the job with which a run takes too many bytes when `new` jobs of a `group` are added to it, or None.
 
-    `used` are the bytes so far. The other arguments are those of `check_size`, which comes first.
+    `used` are the bytes so far. The other arguments are those of `check_size`, which comes first. A run that an earlier
+    version let have more goes on if it gets no more bytes.
     """
     for name, size in count_bytes(list(new), members, downstream, group, counted):
         used += size
-        if used > MAX_STORED_BYTES:
+        if size and used > MAX_STORED_BYTES:
             return Flaw(FlawCode.TOO_LARGE, [name])
     return None
 

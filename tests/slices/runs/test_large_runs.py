@@ -175,6 +175,15 @@ async def test_large_outputs_of_ready_jobs(runs: Runs, monkeypatch: pytest.Monke
     assert max(sizes) < 5 * MIB
 
 
+async def test_empty_group_of_a_run_that_is_too_large(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that an earlier version let have more bytes was rejected by a group without jobs, which adds none."""
+    await runs.start({"a": [{"group": "g"}], "b": [{"group": "h"}]}, "g", "h")
+    monkeypatch.setattr("timer_service.runs.stored_bytes.MAX_STORED_BYTES", 1)
+    assert (await runs.resolve("g", {}))["outcome"] == "resolved"
+    assert await runs.ready() == ["a"]
+    assert (await runs.resolve("h", {"c": []}))["outcome"] == "run_rejected"
+
+
 @pytest.mark.parametrize(("size", "omitted"), [(1_000, 0), (5_000, 1)])
 async def test_outputs_of_many_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch, size: int, omitted: int) -> None:
     """One report that made 10,000 jobs ready wrote 512 KiB of outputs for each: 5 GB in one transaction."""
