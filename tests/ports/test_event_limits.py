@@ -263,6 +263,25 @@ async def test_locked_row(locks: LockedPostgres, memory_broker: MemoryBroker, cl
     assert 5 <= len(instance.published("a")) <= 12
 
 
+async def test_locked_row_beside_other_tenants_with_limits(
+    locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """All tenants of a batch waited for 10 s, again and again, while the row of one of them was locked."""
+    limits = TenantLimits(default=Limits(published_events=10**6))
+    instance = Instance(locks.database, memory_broker, clock, limits, size=10)
+    async with locks.database.transaction() as tx:
+        assert await instance.allowances.admit(tx, [Size(tenant, MOST) for tenant in "ab"], NOW) == [True, True]
+    other = Instance(locks.database, memory_broker, clock, limits, size=10)
+    await other.add("a", *range(20))
+    await other.add("b", *range(20))
+    await other.add("c", *range(20))
+    async with locks.locked("SELECT 1 FROM event_allowances WHERE tenant_id = 'a' FOR UPDATE"):
+        await other.run(seconds=5)
+        assert [len(other.published(tenant)) for tenant in "abc"] == [0, 20, 20]
+    await other.run(hours=0.5)
+    assert len(other.published("a")) == 20
+
+
 async def test_event_larger_than_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """An event that is larger than the rest, or than the limit, is published once something is left."""
     limits = TenantLimits(default=Limits(published_events=5_000))

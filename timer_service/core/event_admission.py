@@ -7,7 +7,7 @@ from timer_service.core.broker import Publish, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database
 from timer_service.core.errors import DatabaseBlockedError, DatabaseBusyError, DatabaseUnavailableError
-from timer_service.core.event_allowances import LIMIT, EventAllowances, Size
+from timer_service.core.event_allowances import LIMIT, EventAllowances, Size, find_locked
 from timer_service.core.message import Kind, Message
 from timer_service.core.transactions import in_transaction
 
@@ -73,13 +73,36 @@ class EventAdmission:
                 return withheld | await self._ask(asking, now) if asking else withheld
 
     async def _ask(self, events: Sequence[Message], now: int) -> set[str]:
-        """Take the bytes of events. Return the ids of those that must wait."""
-        admit = partial(self._allowances.admit, sizes=[_size(event) for event in events], now=now)
+        """Take the bytes of events. Return the ids of those that must wait.
+
+        A row that another session has locked holds up only its tenant. If it cannot be found, all tenants wait: it may
+        last, and others can use the database.
+        """
         try:
-            admitted = await in_transaction(self._database, admit)
-        except (DatabaseBlockedError, DatabaseBusyError):  # it may last, and others can use the database
-            return _ids_of(events, self._allowances.let_wait({event.address.tenant for event in events}, now))
+            return await self._admit(events, now)
+        except DatabaseBusyError:
+            return self._let_wait(events, _tenants_of(events), now)
+        except DatabaseBlockedError:
+            pass
+        try:
+            locked = await in_transaction(self._database, partial(find_locked, tenants=_tenants_of(events)))
+            withheld = self._let_wait(events, locked, now)
+            rest = [event for event in events if event.id not in withheld]
+            return withheld | (await self._admit(rest, now) if rest else set())
+        except (DatabaseBlockedError, DatabaseBusyError):
+            return self._let_wait(events, _tenants_of(events), now)
+
+    async def _admit(self, events: Sequence[Message], now: int) -> set[str]:
+        admit = partial(self._allowances.admit, sizes=[_size(event) for event in events], now=now)
+        admitted = await in_transaction(self._database, admit)
         return {event.id for event, is_admitted in zip(events, admitted, strict=True) if not is_admitted}
+
+    def _let_wait(self, events: Sequence[Message], tenants: Collection[str], now: int) -> set[str]:
+        return _ids_of(events, self._allowances.let_wait(tenants, now))
+
+
+def _tenants_of(events: Iterable[Message]) -> set[str]:
+    return {event.address.tenant for event in events}
 
 
 def _ids_of(events: Iterable[Message], tenants: Collection[str]) -> set[str]:

@@ -217,6 +217,13 @@ async def delete_empty(tx: Transaction, before: int, limit: int) -> int:
     return await tx.execute(_SQL["delete_empty"], {"before": before, "limit": limit})
 
 
+async def find_locked(tx: Transaction, tenants: Iterable[str]) -> set[str]:
+    """Return the tenants whose rows another transaction has locked. Does not wait for these."""
+    keys = [{"tenant_id": tenant} for tenant in sorted(tenants)]
+    stored = {row["tenant_id"] for row in await tx.fetch_each(_SQL["find"], keys)}
+    return stored - {row["tenant_id"] for row in await tx.fetch_each(_SQL["find_free"], keys)}
+
+
 async def _take(
     tx: Transaction, wanted: Mapping[str, int], limits: Mapping[str, Limit], now: int
 ) -> Mapping[str, Taken]:

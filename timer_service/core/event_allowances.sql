@@ -9,6 +9,15 @@ ON CONFLICT (tenant_id) DO NOTHING
 SELECT tenant_id, used, counted_at, empty_at FROM event_allowances WHERE tenant_id = :tenant_id
 /* for update */
 
+-- name: find
+-- Finds the row of a tenant.
+SELECT tenant_id FROM event_allowances WHERE tenant_id = :tenant_id
+
+-- name: find_free
+-- Locks the row of a tenant, unless another transaction has locked it.
+SELECT tenant_id FROM event_allowances WHERE tenant_id = :tenant_id
+/* skip locked */
+
 -- name: save
 -- Writes what a tenant has used.
 UPDATE event_allowances
