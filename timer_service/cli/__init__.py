@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from timer_service import __version__
 from timer_service.cli.output.outcomes import rejection_text
+from timer_service.cli.output.text import one_line
 from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.codec import plain_words
 from timer_service.core.errors import DatabaseUnavailableError, StartError
@@ -37,9 +38,14 @@ def main() -> None:
     except (CommandError, QueryError) as error:
         sys.exit(f"timer-service: {rejection_text(error)}")
     except (StartError, TimerServiceError) as error:
-        sys.exit(f"timer-service: {error}")
+        sys.exit(f"timer-service: {_visible(error)}")
     except DatabaseUnavailableError as error:
-        sys.exit(f"timer-service: the database cannot be used: {error}")
+        sys.exit(f"timer-service: the database cannot be used: {_visible(error)}")
+
+
+def _visible(error: Exception) -> str:
+    """Return the lines of an error. It can quote a server, whose characters must not act on the terminal."""
+    return "\n".join(map(one_line, str(error).split("\n")))
 
 
 class _PlainGroup(TyperGroup):

@@ -1,14 +1,16 @@
 """`timer-service tenants`. These commands use the broker only, never the database."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from timer_service.cli.connection import Server, broker_command, client_config
+from timer_service.cli.output.text import one_line
 from timer_service.cli.parameters import AsJson, Tenant, read_tenant
 from timer_service.cli.process import run_async
-from timer_service.client import TimerClient
+from timer_service.client import TimerClient, TimerServiceError
+from timer_service.client.answers import read_rows
 
 Tenants = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT...", help="Every tenant.")]
 
@@ -22,8 +24,8 @@ async def usage(client: TimerClient, tenant: Tenant, as_json: AsJson = False) ->
     if as_json:
         typer.echo(json.dumps(found))
         return
-    rows = [(each["limit"], f"{each['used']:,}", _text(each.get("most"))) for each in found["usage"]]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    rows = [_row(each) for each in read_rows(found, "usage")]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     for limit, used, most in rows:
         typer.echo(f"{limit:<{widths[0]}}  {used:>{widths[1]}} of {most:>{widths[2]}}")
 
@@ -42,6 +44,13 @@ def separate(tenants: Tenants, server: Server = None) -> None:
         typer.echo("Tenants without a stream can publish no command. Name every tenant.", err=True)
     for tenant in tenants:
         typer.echo(f"{tenant}: {'has a new stream' if tenant in new else 'had its stream already'}")
+
+
+def _row(answer: Any) -> tuple[str, str, str]:
+    try:
+        return one_line(answer["limit"]), f"{answer['used']:,}", _text(answer.get("most"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TimerServiceError("the service sent an answer that this client cannot read") from error
 
 
 def _text(most: int | None) -> str:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import typer
 
@@ -17,7 +17,7 @@ from timer_service.cli.doctor.clocks import check_clocks
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.doctor.flows import check_page
 from timer_service.cli.doctor.sqlite import check_sqlite
-from timer_service.cli.output.text import style
+from timer_service.cli.output.text import one_line, style
 from timer_service.cli.parameters import AsJson
 from timer_service.cli.process import run_async
 from timer_service.cli.readiness import read_readiness
@@ -74,12 +74,21 @@ async def _check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]
     page = await asyncio.to_thread(read_readiness, config)
     findings += check_page(config, page)
     runs = page is not None and "commands" in page
-    findings += [finding async for finding in check_broker(config, syncs=dev is not None, runs=runs)]
+    findings += [finding async for finding in _check_broker(config, syncs=dev is not None, runs=runs)]
     if config.postgres_url is None:
         return [*findings, *check_sqlite(config)]
     findings += await _check_postgres(config, config.postgres_url)
     skews = [finding.skew for finding in findings if finding.skew is not None]
     return [*findings, check_clocks(*skews)] if len(skews) == _CLOCKS else findings
+
+
+async def _check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding]:
+    try:
+        async for finding in check_broker(config, syncs=syncs, runs=runs):
+            yield finding
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        text = f"sent an answer that doctor cannot read ({type(error).__name__})"
+        yield Finding("broker", Status.FAIL, text, "Check that --server or TIMER_BROKER_URL names a nats-server.")
 
 
 async def _check_postgres(config: Config, url: str) -> list[Finding]:
@@ -98,7 +107,7 @@ def _document(finding: Finding) -> dict[str, str]:
 
 def _print(finding: Finding) -> None:
     padding = " " * (len(_INDENT) - len(finding.status))
-    first, *more = _wrap(f"{finding.check}: {finding.message}")
+    first, *more = _wrap(one_line(f"{finding.check}: {finding.message}"))
     typer.echo(f"{style(finding.status, colour=_COLOURS.get(finding.status))}{padding}{first}")
     for line in (*more, *_wrap(finding.remedy or "")):
         typer.echo(f"{_INDENT}{line}")

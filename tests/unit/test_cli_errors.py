@@ -1,0 +1,70 @@
+"""Errors of commands that quote what a server has said."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from timer_service import cli
+from timer_service.cli.doctor import command
+from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.tenants import usage
+from timer_service.client import TimerServiceError
+from timer_service.config import Config
+from timer_service.core.errors import StartError
+
+HOSTILE = "refused \x1b[2J\x1b]0;owned\x07\u202e"
+SHOWN = r"refused \x1b[2J\x1b]0;owned\x07\u202e"
+
+
+@pytest.mark.parametrize("error", [StartError, TimerServiceError])
+def test_errors_do_not_act_on_the_terminal(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control characters in the text of a server are shown. The lines of an error stay lines."""
+
+    def fail() -> None:
+        raise error(f"one\n{HOSTILE}")
+
+    monkeypatch.setattr(sys, "argv", ["timer-service"])
+    monkeypatch.setattr(cli, "create_app", lambda _: fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == f"timer-service: one\n{SHOWN}"
+
+
+def test_findings_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same in what doctor prints."""
+    command._print(Finding("broker", Status.FAIL, HOSTILE))
+    assert capsys.readouterr().out == f"fail  broker: {SHOWN}\n"
+
+
+async def test_doctor_reads_no_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of another form is a finding, not a traceback."""
+
+    async def check(*_: object, **__: object) -> Any:
+        yield Finding("broker", Status.OK, "connected")
+        raise KeyError("ts")
+
+    monkeypatch.setattr(command, "check_broker", check)
+    found = [each async for each in command._check_broker(Config(), syncs=False, runs=False)]
+    assert [each.status for each in found] == [Status.OK, Status.FAIL]
+    assert found[1].message == "sent an answer that doctor cannot read (KeyError)"
+
+
+class Answering:
+    """A client whose service sends this answer."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    async def query(self, *_: object) -> object:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"usage": 1}, {"usage": [1]}, {"usage": [{"limit": 1, "used": "x"}]}, {"usage": [{"used": 1}]}]
+)
+async def test_usage_reads_no_nonsense(answer: dict[str, Sequence[object]]) -> None:
+    """The same of `tenants usage`."""
+    with pytest.raises(TimerServiceError, match="the service sent an answer"):
+        await usage(Answering(answer), "acme")
