@@ -6,7 +6,7 @@ Exit codes: 0 all were checked and none is known, 1 some are known, 2 not all co
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,12 +60,25 @@ def describe(report: Report) -> str:
     return "\n".join(lines)
 
 
+def audit(file: Path, *options: str) -> Report:
+    """Return the report of one lock file: pip-audit refuses files that have different versions of a dependency."""
+    command = [sys.executable, "-m", "pip_audit", *_OPTIONS, "--requirement", str(file), *options]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603
+    return read_report(done.stdout, done.stderr)
+
+
+def together(reports: Sequence[Report]) -> Report:
+    """Return the reports of several files as one. A dependency counts in each of its files, but its faults once."""
+    return Report(
+        sum(each.checked for each in reports),
+        list(dict.fromkeys(line for each in reports for line in each.vulnerable)),
+        list(dict.fromkeys(reason for each in reports for reason in each.unchecked)),
+    )
+
+
 def main(*options: str) -> int:
     """Audit the lock files, print the report and return the exit code."""
-    files = [word for name in FILES for word in ("--requirement", str(FOLDER / name))]
-    command = [sys.executable, "-m", "pip_audit", *_OPTIONS, *files, *options]
-    done = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603
-    report = read_report(done.stdout, done.stderr)
+    report = together([audit(FOLDER / name, *options) for name in FILES])
     print(describe(report))
     return report.exit_code
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -13,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from requirements.audit import FILES, describe, read_report
+from requirements.audit import main as audit_all
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -135,6 +137,23 @@ def test_audit(dependencies: list[dict[str, Any]], code: int, text: str) -> None
     report = read_report(json.dumps({"dependencies": dependencies}), "")
     assert report.exit_code == code
     assert text in describe(report)
+
+
+def test_each_file_is_audited_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """pip-audit refuses files with different versions of a dependency, and would check nothing at all."""
+    audited: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        audited.append([Path(word).name for word in command if word.endswith(".txt")])
+        return subprocess.CompletedProcess(command, 0, json.dumps({"dependencies": [FINE, BAD]}), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert audit_all() == 1
+    assert audited == [[name] for name in FILES]
+    assert capsys.readouterr().out.splitlines() == [
+        "c 1: CVE-1, fixed in 2",
+        "8 dependencies checked, 1 vulnerabilities known",
+    ]
 
 
 def test_audit_without_a_network() -> None:
