@@ -54,6 +54,8 @@ UNHEALTHY: Mapping[str, Mapping[str, Any]] = {
     "subject_transform = {": {"subject_transform": {"src": ">", "dest": "x.>"}},
     "allow_rollup_hdrs = true": {"allow_rollup_hdrs": True},
     "discard_new_per_subject = true": {"discard_new_per_subject": True},
+    'sends its messages on to "timer.cmd.>" (republish)': {"republish": {"src": ">", "dest": "timer.cmd.>"}},
+    "takes the messages of the stream TIMER_EVT (sources)": {"sources": [{"name": "TIMER_EVT"}]},
 }
 MIGRATIONS = [Migration(1, "0001_one", "ONE"), Migration(2, "0002_two", "TWO")]
 APPLIED = {each.number: (each.name, each.checksum) for each in MIGRATIONS}

@@ -69,6 +69,29 @@ async def test_service_has_no_other_permissions(broker: NatsServer, operator: Op
     await peer.connection.close()
 
 
+async def test_who_updates_streams_can_do_more(broker: NatsServer, operator: Operator, service: Service) -> None:
+    """With its right to update streams, the login of the service reads stored events, and sends commands.
+
+    docs/security.md says so, and how to take this right away.
+    """
+    assert await service.terminate() == 0  # it would handle the command
+    peer = await connect(broker, "timer-service")
+
+    async def api(name: str, body: object = None) -> Any:
+        return json.loads((await peer.connection.request(f"$JS.API.{name}", json.dumps(body).encode(), 5)).data)
+
+    events, commands = [(await api(f"STREAM.INFO.TIMER_{kind}", {}))["config"] for kind in ("EVT", "CMD")]
+    sent_on = {"src": "timer.evt.v1.tenant-b.any", "dest": "timer.cmd.v1.tenant-b.schedule-timer"}
+    assert "error" not in await api("STREAM.UPDATE.TIMER_EVT", {**events, "republish": sent_on})
+    await peer.connection.request("timer.evt.v1.tenant-b.any", command("tenant-b", "call-1"), 5)
+    assert "error" not in await api("STREAM.UPDATE.TIMER_CMD", {**commands, "sources": [{"name": "TIMER_EVT"}]})
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for subject in sent_on.values():
+            while "error" in await api("STREAM.MSG.GET.TIMER_CMD", {"last_by_subj": subject}):
+                await asyncio.sleep(0.05)
+    await peer.connection.close()
+
+
 async def test_reply_subject_of_the_service_deletes_no_stream(
     broker: NatsServer, operator: Operator, service: Service
 ) -> None:
