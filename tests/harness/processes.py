@@ -25,11 +25,14 @@ PATIENCE_SECONDS = 30
 
 _WORKERS = 16
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
-_PORTS = itertools.cycle(range(20_000 + _WORKER, 32_000, _WORKERS))
+_RANGE = range(20_000 + _WORKER, 32_000, _WORKERS)
 """Below the ports that systems give to connections, and others for each worker of pytest.
 
 A process that is started again finds its port free, and no other test takes it first.
 """
+_FIRST = os.getpid() % len(_RANGE)
+"""Test runs at the same time begin with different ports."""
+_PORTS: Iterator[int] = itertools.cycle([*_RANGE[_FIRST:], *_RANGE[:_FIRST]])
 
 
 def unused_port() -> int:
