@@ -25,13 +25,15 @@ from timer_service.runs.stored_bytes import RunBytes, need_bytes
 
 MAX_PENDING_BYTES = 4 * 1024 * 1024
 """The limit for the pending commands of one run."""
-_WAITING: Mapping[str, type[TenantPayload]] = {each.type: each for each in (WaitingGroup, ReportJobStatus)}
+_WAITING: Mapping[str, type[WaitingGroup | ReportJobStatus]] = {
+    each.type: each for each in (WaitingGroup, ReportJobStatus)
+}
 _PENDING_ROW_BYTES = 200
 _DROPPED_JOB_BYTES = 100
 """What a name in `droppedJobs` takes in memory. The groups of a run look for their jobs among all these names."""
 
 
-def read_waiting(command_type: str, payload: str) -> TenantPayload:
+def read_waiting(command_type: str, payload: str) -> WaitingGroup | ReportJobStatus:
     """Return the payload of a command that waits, as it is held in memory."""
     return _WAITING[command_type].model_validate_json(payload)
 

@@ -7,13 +7,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_serializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_serializer, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from timer_service.core.data import check_fits, dump_data
 from timer_service.core.instant import Instant
-from timer_service.core.message import STRICT_CAMEL_CASE, Identifier, Payload, TenantPayload
+from timer_service.core.message import STRICT_CAMEL_CASE, Identifier, Payload, Tenant, TenantPayload
 
 MAX_JOBS = 10_000
 MAX_NEEDS = 100_000
@@ -237,16 +237,18 @@ class ResolveGroup(RunPayload):
         _ = self.digest
 
 
-class WaitingGroup(RunPayload):
+class WaitingGroup(BaseModel):
     """A ResolveGroup that waits for its StartRun, without its jobs: those of one run would take 200 MB.
 
     They are read when it is applied. Until then they are only text.
     """
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(**{**STRICT_CAMEL_CASE, "extra": "ignore"}, frozen=True)
 
     type: ClassVar[str] = ResolveGroup.type
+    is_operator_action: ClassVar[bool] = False
 
+    tenant_id: Tenant
     group_name: Identifier
 
 
