@@ -112,7 +112,7 @@ class Draft:
         """
         if self.run.started:
             self._indexed()
-            _ = self.stored_bytes
+            _ = self.stored_bytes, self.payload_bytes
         copied = copy(self)
         for name in ("jobs", "added_edges", "groups", "pending", "downstream_of_groups", "_downstream"):
             setattr(copied, name, copy(getattr(self, name)))
@@ -232,6 +232,11 @@ class Draft:
         return size + self.counted.groups(self.groups) + need_bytes(to_jobs) + self.counted.group_needs(to_groups)
 
     @cached_property
+    def payload_bytes(self) -> int:
+        """The bytes of the payloads of all jobs. Only commands that add jobs use it."""
+        return sum(job.payload_bytes for job in self.jobs.values())
+
+    @cached_property
     def members(self) -> dict[str, list[str]]:
         """The jobs of each resolved group."""
         members: dict[str, list[str]] = {name: [] for name, group in self.groups.items() if group.resolved_at}
@@ -256,7 +261,9 @@ class Draft:
         self.need_count += len(edges.to_jobs) + len(edges.to_groups)
         self.stored_bytes += self.counted.jobs((job.name, group) for job in jobs)
         self.stored_bytes += need_bytes(edges.to_jobs) + self.counted.group_needs(edges.to_groups)
-        self.jobs |= {job.name: _new_job(job, group, command.id) for job in jobs}
+        new = {job.name: _new_job(job, group, command.id) for job in jobs}
+        self.payload_bytes += sum(job.payload_bytes for job in new.values())
+        self.jobs |= new
         added = len(jobs) + len(edges.to_jobs) + len(edges.to_groups)
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
         _append(self._downstream, edges.to_jobs)
@@ -335,7 +342,7 @@ def _dropped_jobs(command: Command) -> Sequence[str]:
 
 
 def _new_job(job: NewJob, group: str | None, command_id: str) -> Job:
-    payload = dump_data(job.payload) if "payload" in job.model_fields_set else None
+    payload = job.payload_text
     return Job(
         name=job.name,
         group=group,

@@ -20,6 +20,8 @@ MAX_NEEDS = 100_000
 """A need of a resolved group counts once for each of its jobs. A run of this size is evaluated within seconds."""
 MAX_STORED_BYTES = 16 * 1024 * 1024
 """The limit for the ids and names that the rows of a run repeat. Each may have 800 bytes."""
+MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+"""The limit for the payloads of a run. One report can make all of its jobs ready, and their events repeat them."""
 _MAX_GROUPS = 1000
 _MAX_STALE_SECONDS = 31 * 24 * 3600
 _MAX_FIELDS = 20
@@ -134,6 +136,11 @@ class NewJob(Payload):
     def _leave_out_defaults(self, needs: Sequence[Need]) -> Sequence[Any]:
         """Return the needs in their shortest form, so that a command that is kept counts no more than was sent."""
         return [_shortest(need) for need in needs]
+
+    @cached_property
+    def payload_text(self) -> str | None:
+        """The payload as JSON text, or None without one."""
+        return dump_data(self.payload) if "payload" in self.model_fields_set else None
 
     @cached_property
     def needed_jobs(self) -> Sequence[tuple[str, IfFailed]]:

@@ -10,7 +10,7 @@ from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
 from timer_service.runs.messages import JobStatus, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
-from timer_service.runs.stored_bytes import check_bytes
+from timer_service.runs.stored_bytes import check_bytes, check_payloads
 
 SWEEP_MS = 10 * 60 * 1000
 """The delay from the start of a run to its first sweep."""
@@ -139,6 +139,7 @@ class _CommandApplier:
                 counted=self.draft.counted,
                 used=self.draft.stored_bytes,
             )
+            or check_payloads(payload.jobs, self.draft.payload_bytes)
             or self._cycles.get(command.position)
         ):
             self.draft.reject(flaw)

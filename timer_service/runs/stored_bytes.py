@@ -1,7 +1,8 @@
-"""The bytes that a run takes in the database because its rows repeat ids and names. Pure.
+"""The bytes that a run takes in the database because its rows repeat ids and names, and those of its payloads. Pure.
 
 A row repeats the id of its run, and so does each index of it. A command of 160 KB with 10,000 jobs and a run id of
-800 bytes would write 40 MB in one transaction. Payloads and outputs have limits of their own.
+800 bytes would write 40 MB in one transaction. The event of a ready job repeats its payload, and one report can make
+10,000 jobs ready: with 64 KiB each, it would write 640 MB.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from timer_service.core.cause import Cause
 from timer_service.runs.graph import Edge, Flaw
-from timer_service.runs.messages import MAX_STORED_BYTES, FlawCode, NewJob
+from timer_service.runs.messages import MAX_PAYLOAD_BYTES, MAX_STORED_BYTES, FlawCode, NewJob
 
 _LONGEST_SHORT_KEY = 900
 _LONG_KEY_BYTES = 4608
@@ -75,6 +76,16 @@ def check_bytes(
         used += size
         if size and used > MAX_STORED_BYTES:
             return Flaw(FlawCode.TOO_LARGE, [name])
+    return None
+
+
+def check_payloads(new: Iterable[NewJob], used: int) -> Flaw | None:
+    """Return the job with which the payloads of a run have too many bytes, or None. `used` are the bytes so far."""
+    for job in new:
+        if job.payload_text is not None:
+            used += name_bytes([job.payload_text])
+            if used > MAX_PAYLOAD_BYTES:
+                return Flaw(FlawCode.TOO_LARGE, [job.name])
     return None
 
 

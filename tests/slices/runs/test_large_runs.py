@@ -184,6 +184,23 @@ async def test_empty_group_of_a_run_that_is_too_large(runs: Runs, monkeypatch: p
     assert (await runs.resolve("h", {"c": []}))["outcome"] == "run_rejected"
 
 
+async def test_payloads_that_are_too_large_together(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One report made 4,000 jobs ready, and wrote 246 MB of payloads in one transaction."""
+    monkeypatch.setattr("timer_service.runs.stored_bytes.MAX_PAYLOAD_BYTES", 300)
+    await runs.request("StartRun", jobs=jobs({"a": []}, payload="x" * 98), groups=["g", "h", "i", "j"])
+    groups = {
+        "g": jobs({"b": []}, payload="x" * 98),
+        "h": jobs({"c": []}),
+        "i": jobs({"d": []}, payload="x" * 98),
+        "j": jobs({"e": [], "f": []}, payload=None),
+    }
+    outcomes = [await runs.request("ResolveGroup", groupName=name, jobs=new) for name, new in groups.items()]
+    assert [each["outcome"] for each in outcomes] == ["resolved", "resolved", "resolved", "run_rejected"]
+    assert (outcomes[-1]["run"]["code"], outcomes[-1]["run"]["path"]) == ("TOO_LARGE", ["e"])
+    (run,) = await runs.rows("runs")
+    assert (run["status"], len(await runs.rows("run_jobs"))) == ("rejected", 4)
+
+
 @pytest.mark.parametrize(("size", "omitted"), [(1_000, 0), (5_000, 1)])
 async def test_outputs_of_many_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch, size: int, omitted: int) -> None:
     """One report that made 10,000 jobs ready wrote 512 KiB of outputs for each: 5 GB in one transaction."""
