@@ -60,6 +60,18 @@ async def test_pending_timers(store: Database) -> None:
     assert await talk.dead_letters() == []
 
 
+async def test_audit_lines(store: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the tenant, id and type of each command over quota, without its data."""
+    caplog.set_level("INFO")
+    talk = conversation(store, timers.SLICE, pending_timers=1)
+    for number in (1, 2):
+        await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER, data="secret")
+    (line,) = [vars(record) for record in caplog.records if record.message == "command over quota"]
+    assert {"tenant": "acme", "type": "ScheduleTimer", "outcome": "over_quota"}.items() <= line.items()
+    assert {"command_id", "sequence"} <= line.keys()
+    assert "secret" not in str(line)
+
+
 async def test_pending_timers_in_one_batch(store: Database) -> None:
     """The limit holds within a batch too. A timer that the batch cancels makes room for the commands behind it."""
     talk = conversation(store, timers.SLICE, pending_timers=3)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from timer_service.core.attempts import Attempts
-from timer_service.core.audit import OPERATOR_ACTION, AuditLog
+from timer_service.core.audit import OPERATOR_ACTION, REFUSED, AuditLog
 from timer_service.core.blame import Blame, blame
 from timer_service.core.blocked import Blocked
 from timer_service.core.broker import Broker, Delivery, Subscription
@@ -19,6 +19,7 @@ from timer_service.core.failures import Failed, Failures
 from timer_service.core.health import OutageLog
 from timer_service.core.message import Command
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.quotas import OVER_QUOTA
 from timer_service.core.replies import inbox_of, send_replies
 from timer_service.core.route import CommandResult, Route
 from timer_service.core.transactions import in_transaction
@@ -184,8 +185,10 @@ class Applier:
         for (command_type, outcome), count in outcomes.items():
             self._metrics.command_handled(command_type, outcome, count)
         for (delivery, command, _), result in applied:
-            if command.payload.is_operator_action:
-                self._record(command, result)
+            if result.name == OVER_QUOTA:
+                self._record(REFUSED, command, result)
+            elif command.payload.is_operator_action:
+                self._record(OPERATOR_ACTION, command, result)
             self._attempts.forget(delivery)
             if command.reply_to and (to := inbox_of(delivery, self._reply_prefix)):
                 replies.append((to, command.id, result))
@@ -193,9 +196,9 @@ class Applier:
         await send_replies(self._broker, replies)
         await subscription.acknowledge([each.delivery for each, _ in applied])
 
-    def _record(self, command: Command, result: CommandResult) -> None:
+    def _record(self, line: str, command: Command, result: CommandResult) -> None:
         about = {"command_id": command.id, "type": command.payload.type, "outcome": str(result.name)}
-        self._audit.record(OPERATOR_ACTION, command.tenant, **about, sequence=command.position.sequence)
+        self._audit.record(line, command.tenant, **about, sequence=command.position.sequence)
 
 
 def _divide(accepted: Sequence[Accepted], cause: Blame) -> list[Sequence[Accepted]]:

@@ -1,4 +1,4 @@
-"""The audit log: a line for each rejected command and for each command of an operator, within a limit."""
+"""The audit log: a line for each command that is rejected, over quota or of an operator, within a limit."""
 
 import logging
 import time
@@ -12,6 +12,7 @@ from timer_service.core.loop import Pass
 log = logging.getLogger(__name__)
 
 REJECTED = "command rejected"
+REFUSED = "command over quota"
 OPERATOR_ACTION = "operator action"
 
 _SECONDS = 1.0
