@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from tests.harness.processes import NatsServer, body
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CONFIG = (DEPLOY / "nats.conf").read_text().replace('include "tenants.conf"', (DEPLOY / "tenants.conf").read_text())
+ACCOUNTS = re.sub(r"\n    permissions: {.*?\n    }", "", CONFIG, flags=re.DOTALL)
+"""The fence without the permissions of tenants, which only spare the server: what the accounts alone prevent."""
 PASSWORDS = {
     "TIMER_SERVICE_PASSWORD": "service-s3cret",
     "OPERATOR_PASSWORD": "operator-s3cret",
@@ -75,7 +78,9 @@ class Peer:
         await self.connection.jetstream().publish(
             f"timer.cmd.v1.{tenant}.schedule-timer", command(tenant, call, due_at), headers={"Timer-Reply-To": inbox}
         )
-        return json.loads((await replies.next_msg(PATIENCE_SECONDS)).data)
+        outcome = json.loads((await replies.next_msg(PATIENCE_SECONDS)).data)
+        await replies.unsubscribe()
+        return outcome
 
 
 class Operator(Peer):

@@ -75,7 +75,7 @@ class RawNats:
     async def subscribe(self, count: int) -> None:
         """Add subscriptions. The next `publish` shows whether the server accepted them."""
         for number in range(self._subscriptions, self._subscriptions + count):
-            self._writer.write(b"SUB any.%d %d\r\n" % (number, number + 1))
+            self._writer.write(b"SUB _INBOX.any.%d %d\r\n" % (number, number + 1))
         self._subscriptions += count
         await self._writer.drain()
 

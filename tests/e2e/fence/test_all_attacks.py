@@ -6,6 +6,7 @@ memory of the service in MiB, and for which part of the time its main thread ran
 machine was busy.
 """
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from statistics import quantiles
 import pytest
 
 from tests.harness.attacked import HEADER, Attacked, Figures
-from tests.harness.attacks import ATTACKS, COMMANDS, COSTLY
+from tests.harness.attacks import ATTACKS, COMMANDS, COSTLY, TRACES
 
 SECONDS = float(os.environ.get("TIMER_TEST_ATTACK_SECONDS", "30"))
 FUZZ_SECONDS = float(os.environ.get("TIMER_TEST_FUZZ_SECONDS", "600"))
@@ -26,6 +27,7 @@ LONGEST_BESIDE_COSTLY_MS = 6_000
 LONGEST_BLOCK_MS = 250
 LONGEST_QUERY_MS = 250
 """For 99 % of the queries beside 10,000 of another tenant."""
+TRACE_SECONDS = 3.0
 MOST_MIB = 256
 """The default of TIMER_MEMORY_BUDGET."""
 SHORT = ("invalid queries", "replies that are not read", "interest churn", "connections opened and closed")
@@ -98,6 +100,20 @@ async def test_costly_attack_delays_another_tenant_by_seconds(kind: str, attacke
     assert max(figures.command_ms, figures.query_ms, figures.timer_ms) <= LONGEST_BESIDE_COSTLY_MS, row
     assert figures.peak_mib <= MOST_MIB, row
     assert (figures.unready, figures.seen) == ("", 0), row
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", TRACES)
+async def test_traces_delay_another_tenant_until_they_end(kind: str, attacked: Attacked, table: None) -> None:
+    """A flood of traces can stop commands for as long as it lasts, as docs/security.md says. Then all are handled."""
+    figures = await attacked.attack(kind, TRACE_SECONDS)
+    print(figures.row(kind))
+    assert figures.refused == 0
+    assert figures.peak_mib <= MOST_MIB
+    async with asyncio.timeout(60):
+        while (await attacked.service.page("/readyz"))[0] != 200:
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.slow

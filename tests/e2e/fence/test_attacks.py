@@ -141,13 +141,13 @@ async def test_open_batches_block_no_other_tenant(broker: NatsServer, a: Peer, b
 
 
 async def test_tenant_cannot_take_all_connections(broker: NatsServer, service: Service) -> None:
-    """A tenant has at most 20 connections and 100 subscriptions on each. Others connect as before."""
+    """A tenant has at most 20 connections and 30 subscriptions on each. Others connect as before."""
     async with attackers(broker, 20) as taken:
         await asyncio.gather(*(each.publish([]) for each in taken))
         async with attackers(broker, 1) as (one_more,):
             with pytest.raises(AssertionError, match="maximum account active connections exceeded"):
                 await one_more.publish([])
-        await taken[0].subscribe(100)
+        await taken[0].subscribe(30)
         await taken[0].publish([])
         await taken[0].subscribe(1)
         with pytest.raises(AssertionError, match="maximum subscriptions exceeded"):

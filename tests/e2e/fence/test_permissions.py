@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 
 from tests.harness.databases import Databases
 from tests.harness.fence import (
+    ACCOUNTS,
     CONFIG,
     PASSWORDS,
     PATIENCE_SECONDS,
@@ -33,6 +34,13 @@ from tests.harness.fence import (
 )
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import NewTimer, Outcome, TimerClient
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """Return a server on which tenants may publish and subscribe to everything in their accounts."""
+    async with NatsServer(tmp_path / "nats", config=ACCOUNTS, **PASSWORDS) as server:
+        yield server
 
 
 async def test_service_works_with_least_privilege(a: Peer, operator: Operator, service: Service) -> None:

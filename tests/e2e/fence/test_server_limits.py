@@ -74,7 +74,7 @@ async def test_log_of_the_server_has_a_limit(tmp_path: Path) -> None:
     assert line == 'log_file: "nats.log", logfile_size_limit: 100MB, logfile_max_num: 5'
     limited = line.replace("nats.log", str(tmp_path / "nats.log")).replace("100MB", f"{LOG_LIMIT}")
     config = CONFIG.replace(f"# {line}", limited.replace("max_num: 5", f"max_num: {LOG_FILES}"))
-    attack = RawMessage(b"any", reply=b"_R_." + b"x" * 3_900)
+    attack = RawMessage(COUNT.encode(), reply=b"_R_." + b"x" * 3_900)
     async with NatsServer(tmp_path / "nats", config=config, **PASSWORDS) as broker:
         async with RawNats.connect(broker.port, user="tenant-a", **{"pass": PASSWORDS["TENANT_A_PASSWORD"]}) as raw:
             await raw.publish([attack] * MESSAGES)

@@ -3,13 +3,24 @@
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
-from tests.harness.fence import PATIENCE_SECONDS, Operator, Peer
-from tests.harness.processes import Service
+import pytest
+
+from tests.harness.fence import ACCOUNTS, PASSWORDS, PATIENCE_SECONDS, Operator, Peer
+from tests.harness.processes import NatsServer, Service
 from tests.harness.raw_worker import RawWorker, complete, start_workflows
 
 POLL = b'{"workerId": "w", "types": ["order"], "slots": 10, "waitMs": 0}'
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """Return a server on which tenants may publish and subscribe to everything in their accounts."""
+    async with NatsServer(tmp_path / "nats", config=ACCOUNTS, **PASSWORDS) as server:
+        yield server
 
 
 async def test_tenant_executes_its_workflows(a: Peer, service: Service) -> None:

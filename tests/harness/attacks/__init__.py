@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from tests.harness.attacks.attack import Attack
 from tests.harness.attacks.broker_use import BROKER_USE
 from tests.harness.attacks.commands import COMMANDS as OTHER_COMMANDS
+from tests.harness.attacks.copies import COPIES, TRACES
 from tests.harness.attacks.costly import COSTLY
 from tests.harness.attacks.fuzz import fuzz
 from tests.harness.attacks.queries import QUERIES
@@ -13,7 +14,7 @@ from tests.harness.attacks.requests import REQUESTS
 from tests.harness.attacks.schedules import SCHEDULE_QUERIES, SCHEDULES
 from tests.harness.attacks.workflows import WORKFLOW_QUERIES, WORKFLOWS
 
-__all__ = ["ATTACKS", "COMMANDS", "COSTLY", "find"]
+__all__ = ["ATTACKS", "COMMANDS", "COSTLY", "TRACES", "find"]
 _MANY = 200
 """From so many messages on, a block is read faster than it is handled. The server then drops most of a flood."""
 
@@ -41,9 +42,10 @@ ATTACKS: Mapping[str, Attack] = {
     **WORKFLOW_QUERIES,
     **REQUESTS,
     **BROKER_USE,
+    **COPIES,
 }
 
 
 def find(name: str) -> Attack:
     """Return the attack with a name. `fuzz 7` sends random messages with the seed 7."""
-    return fuzz(int(name.removeprefix("fuzz "))) if name.startswith("fuzz ") else {**ATTACKS, **COSTLY}[name]
+    return fuzz(int(name.removeprefix("fuzz "))) if name.startswith("fuzz ") else {**ATTACKS, **COSTLY, **TRACES}[name]

@@ -35,6 +35,8 @@ class Attack(NamedTuple):
     """Whether the tenant reads what the server sends."""
     reconnects: bool = False
     """Whether each block is sent on a connection of its own."""
+    logins: int = 0
+    """How often each block has the login of its connection, which is sent before it."""
     paced: bool = False
     """Whether a connection waits for outcomes of the service: at most two blocks are not handled."""
 

@@ -33,7 +33,8 @@ class Attacker:
     def __init__(self, attack: Attack, port: int, *, password: str, foreign: str, most: int) -> None:
         self._attack = attack
         self._port = port
-        self._login = {"user": TENANT, "pass": password, "headers": True, "verbose": False}
+        login = {"user": TENANT, "pass": password, "headers": True, "verbose": False}
+        self._connect_line = b"CONNECT %b\r\n" % json.dumps(login).encode()
         self._foreign = foreign.encode()
         self._numbers = iter(range(most // attack.size))
         self._marks = map(_mark if attack.paced else _ping, count())
@@ -86,7 +87,7 @@ class Attacker:
         answers = _Answers(reader, self.errors, mark.answer, self._foreign) if self._attack.reads else None
         try:
             for sent, number in enumerate(self._numbers, 1):
-                block = self._attack.block(number)
+                block = self._connect_line * self._attack.logins + self._attack.block(number)
                 writer.write(block + mark.question)
                 await writer.drain()
                 self.blocks += 1
@@ -107,7 +108,7 @@ class Attacker:
     async def _connect(self, opening: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         await reader.readline()
-        writer.write(b"CONNECT %b\r\n%b" % (json.dumps(self._login).encode(), opening))
+        writer.write(self._connect_line + opening)
         return reader, writer
 
 
