@@ -122,14 +122,14 @@ def r13_ready_after_end(patch: pytest.MonkeyPatch) -> None:
         old = before.jobs
         return [job for name, job in after.jobs.items() if job.ready_at and not (name in old and old[name].ready_at)]
 
-    patch.setattr(events, "_ready_jobs", ready_jobs)
+    patch.setattr(events, "ready_jobs", ready_jobs)
 
 
 def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
     """Pending commands are applied in the order of delivery, not of positions."""
 
     def apply_early(self: Any) -> None:
-        commands = [each.command for each in self.draft.pending.values()]
+        commands = [each.whole_command() for each in self.draft.pending.values()]
         self.draft.remove_pending(list(self.draft.pending))
         self._applies_early = True
         for command in commands:
