@@ -45,6 +45,10 @@ PLANS = {
     "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
     "jobs that a ready job needs": (events._SQL["needs"], [f"Index Scan {EDGES}"]),
     "the size of the outputs of a job": (events._SQL["outputs_size"], [f"Index Scan {JOB}"]),
+    "the size of the outputs of a run": (
+        events._SQL["outputs_of_run"],
+        [f"Index Only Scan {RUN}", f"Index Scan {JOB}"],
+    ),
     "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),
     "jobs of a run": (loader._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
     "open jobs of a run": (loader._SQL["open_jobs_of_run"], [f"Index Scan {JOB}"]),

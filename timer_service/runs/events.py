@@ -24,15 +24,13 @@ from timer_service.runs.rules import Job, Run, RunKey
 from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "events.sql")
-_OUTPUTS_BYTES = 512 * 1024
+OUTPUTS_BYTES = 512 * 1024
 """The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
 _RUN_OUTPUTS_BYTES = 64 * 1024 * 1024
 """The limit for the outputs in all JobReady of one run that a transaction adds. Each of them has an equal share.
 
 With 512 KiB in each, one report that makes 10,000 jobs ready would write 5 GB.
 """
-MOST_READY = _RUN_OUTPUTS_BYTES // _OUTPUTS_BYTES
-"""From so many jobs with outputs on that commands of a transaction have made ready, no further commands are applied."""
 _PART_BYTES = 4 * 1024 * 1024
 """The limit for the JobReady events that are in memory at the same time."""
 _JOBS_AT_ONCE = 200
@@ -181,7 +179,7 @@ async def _read_upstreams(
     for (key, job), names in needs.items():
         with_outputs = [name for name in names if (key, name) in sizes]
         totals = list(accumulate(sizes[key, name] for name in with_outputs))
-        count = bisect_right(totals, min(_OUTPUTS_BYTES, shares[key]))
+        count = bisect_right(totals, min(OUTPUTS_BYTES, shares[key]))
         size = totals[count - 1] if count else 0
         fitting[key, job] = _Upstreams(with_outputs[:count], size, len(with_outputs) - count)
     return fitting

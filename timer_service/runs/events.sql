@@ -28,3 +28,12 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND o
 SELECT tenant_id, run_id, job_name, outputs
 FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+
+-- name: outputs_of_run
+-- Returns the bytes that all outputs of a run take in a JobReady.
+SELECT tenant_id, run_id, (
+    SELECT CAST(COALESCE(SUM(run_jobs.outputs_bytes), 0) AS BIGINT) FROM run_jobs
+    WHERE run_jobs.tenant_id = runs.tenant_id AND run_jobs.run_id = runs.run_id
+) AS size
+FROM /* each of many */ runs
+WHERE tenant_id = :tenant_id AND run_id = :run_id

@@ -173,7 +173,7 @@ def _new_job(key: RunKey, job: Job) -> tuple[Any, ...]:
         job.payload,
         job.payload_bytes,
         job.outputs,
-        _outputs_bytes(job),
+        outputs_bytes(job),
         job.reason,
         job.open_needs,
         job.open_groups,
@@ -204,10 +204,10 @@ def _job(key: RunKey, job: Job) -> dict[str, Any]:
 
 
 def _outputs(key: JobKey, job: Job) -> dict[str, Any]:
-    return {**job_parameters(key), "outputs": job.outputs, "outputs_bytes": _outputs_bytes(job)}
+    return {**job_parameters(key), "outputs": job.outputs, "outputs_bytes": outputs_bytes(job)}
 
 
-def _outputs_bytes(job: Job) -> int | None:
+def outputs_bytes(job: Job) -> int | None:
     """Return how many bytes the outputs of a job take in a JobReady, including its name; None without outputs."""
     return None if job.outputs is None else len(to_json(job.name)) + len(job.outputs.encode()) + len(":,")
 

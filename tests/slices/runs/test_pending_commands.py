@@ -3,7 +3,7 @@
 import asyncio
 import json
 import tracemalloc
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import count
 from typing import Any
 
@@ -26,6 +26,7 @@ from timer_service.runs.draft import MAX_PENDING_BYTES, Draft, Pending, RunState
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, StartRun
 from timer_service.runs.pending_index import PendingIndex
+from timer_service.runs.ready_bytes import ReadyBytes
 from timer_service.runs.rules import NO_POSITION, Outcome, Run, RunKey
 from timer_service.runs.run import apply
 from timer_service.runs.stored_bytes import need_bytes
@@ -380,6 +381,11 @@ class _NoRows(Admission):
         return Excess("run_rows", 1) if growth[RUN_ROWS] > 0 else None
 
 
+def applier_without_rows(monotonic: Callable[[], float]) -> RunApplier:
+    no_transaction: Any = None
+    return RunApplier(_NoRows(), NOW, TransactionTime(monotonic), ReadyBytes(no_transaction, ()), evaluating=True)
+
+
 async def test_many_groups_beyond_a_limit_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """200 refused ResolveGroup blocked the event loop for 3 s: each read the reports and the needs of the run."""
     counted: list[str] = []
@@ -406,7 +412,7 @@ async def test_many_groups_beyond_a_limit_are_counted_once(monkeypatch: pytest.M
         times.append(0.0)
         return times[-1]
 
-    applier = RunApplier(_NoRows(), NOW, TransactionTime(monotonic), evaluating=True)
+    applier = applier_without_rows(monotonic)
     counted.clear()
     together, _ = apply(before, commands[2:], NOW, evaluating=True)
     once = list(counted)
@@ -433,7 +439,7 @@ async def test_commands_beyond_a_limit_are_deferred_when_the_time_is_over() -> N
         beside = group.create_task(work_beside())
         left = starts
         for _ in starts:
-            applier = RunApplier(_NoRows(), NOW, TransactionTime(lambda: float(next(clock))), evaluating=True)
+            applier = applier_without_rows(lambda: float(next(clock)))
             before = len(turns)
             after, ends = await applier.apply(new_run(), left)
             assert (after.run.started, ends) == (False, [Excess("run_rows", 1)])
