@@ -72,13 +72,19 @@ def password(file: Path) -> str:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read. If this fails, or is interrupted, the file is as it was."""
+    """Write a file that only its owner can read. If this fails, or is interrupted, the file is as it was.
+
+    It keeps its owner, as the server may run as another user.
+    """
+    owner = file.stat() if file.is_file() and not file.is_symlink() else None
     part = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         part.touch(mode=0o600, exist_ok=False)
         with part.open("w") as opened:
             opened.write(text)
             opened.flush()
+            if owner is not None and owner.st_uid != os.geteuid():
+                os.fchown(opened.fileno(), owner.st_uid, owner.st_gid)
             os.fsync(opened.fileno())
         part.replace(file)
     finally:

@@ -93,6 +93,17 @@ def test_prepare_keeps_others_out(tmp_path: Path) -> None:
     assert accounts.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_prepare_keeps_the_owner(tmp_path: Path) -> None:
+    """A server that runs as another user can read its tenants after one is added."""
+    prepare(tmp_path / "server", "tenant-a")
+    accounts = tmp_path / "server" / "tenants.conf"
+    os.chown(accounts, 65534, 65534)
+    prepare(tmp_path / "server", "tenant-b")
+    assert (accounts.stat().st_uid, accounts.stat().st_gid) == (65534, 65534)
+    assert "tenant-b {" in accounts.read_text()
+
+
 def test_prepare_follows_no_link(tmp_path: Path) -> None:
     """A password is not written to the place that a link names."""
     (tmp_path / "server" / "passwords").mkdir(parents=True)
