@@ -26,6 +26,8 @@ _CONNECTION_SECONDS = 10
 """How long a connection lasts at most, with its request and the response."""
 _RESTS = 9
 """After a text of the metrics, no other one is made for this many times as long."""
+_LONGEST_REST_SECONDS = 1
+"""If a text took longer, the process was stopped meanwhile, as by `docker pause`. Requests must not wait for that."""
 _MOST_FORMATS = 4
 """In how many formats the metrics are asked for at once. A client can invent versions; more get the usual format."""
 MOST_CONNECTIONS = 100
@@ -99,7 +101,7 @@ class _MetricsTexts:
                 return generate(self._registry)
             finally:
                 ended = time.monotonic()
-                self._rests_until = ended + _RESTS * (ended - began)
+                self._rests_until = ended + min(_RESTS * (ended - began), _LONGEST_REST_SECONDS)
 
 
 class HttpServer(NamedTuple):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -253,6 +254,23 @@ async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None
         await get(port, "/livez")
         await get(port, "/nothing")
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+async def test_scrape_after_a_pause_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped for an hour while it wrote the metrics answered no scrape for the next nine."""
+    registry = CollectorRegistry()
+    clock = [0.0]
+
+    class Paused(Counting):
+        def collect(self) -> list[Metric]:
+            clock[0] += 3600
+            return super().collect()
+
+    registry.register(Paused())
+    monkeypatch.setattr("timer_service.http.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    async with serve_http(pages(registry), HOST, 0) as (port, _):
+        assert (await get(port, "/metrics")).status == 200
+        assert (await asyncio.wait_for(get(port, "/metrics"), 5)).status == 200
 
 
 async def test_what_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
