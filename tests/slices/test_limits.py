@@ -72,6 +72,19 @@ async def test_audit_lines(store: Database, caplog: pytest.LogCaptureFixture) ->
     assert "secret" not in str(line)
 
 
+async def test_audit_lines_of_an_operator(store: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """An action of an operator that exceeds a limit is found among the others, too."""
+    caplog.set_level("INFO")
+    talk = conversation(store, SCHEDULES, open_backfills=0)
+    await talk.request("PutSchedule", scheduleId="s", every="PT1H")
+    over = {"name": "open_backfills", "most": 0}
+    backfill = {"from_": iso(after(hours=-1)), "to": LATER}
+    assert await outcome(talk, "BackfillSchedule", scheduleId="s", **backfill) == over
+    lines = [vars(record) for record in caplog.records if vars(record).get("type") == "BackfillSchedule"]
+    assert [line["message"] for line in lines] == ["command over quota", "operator action"]
+    assert {line["outcome"] for line in lines} == {"over_quota"}
+
+
 async def test_pending_timers_in_one_batch(store: Database) -> None:
     """The limit holds within a batch too. A timer that the batch cancels makes room for the commands behind it."""
     talk = conversation(store, timers.SLICE, pending_timers=3)

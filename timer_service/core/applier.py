@@ -187,7 +187,7 @@ class Applier:
         for (delivery, command, _), result in applied:
             if result.name == OVER_QUOTA:
                 self._record(REFUSED, command, result)
-            elif command.payload.is_operator_action:
+            if command.payload.is_operator_action:
                 self._record(OPERATOR_ACTION, command, result)
             self._attempts.forget(delivery)
             if command.reply_to and (to := inbox_of(delivery, self._reply_prefix)):
