@@ -34,8 +34,8 @@ def test_errors_do_not_act_on_the_terminal(error: type[Exception], monkeypatch: 
 
 def test_findings_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """The same in what doctor prints."""
-    command._print(Finding("broker", Status.FAIL, HOSTILE))
-    assert capsys.readouterr().out == f"fail  broker: {SHOWN}\n"
+    command._print(Finding("broker", Status.FAIL, HOSTILE, HOSTILE))
+    assert capsys.readouterr().out == f"fail  broker: {SHOWN}\n      {SHOWN}\n"
 
 
 async def test_doctor_reads_no_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:

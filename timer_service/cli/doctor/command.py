@@ -109,7 +109,7 @@ def _print(finding: Finding) -> None:
     padding = " " * (len(_INDENT) - len(finding.status))
     first, *more = _wrap(one_line(f"{finding.check}: {finding.message}"))
     typer.echo(f"{style(finding.status, colour=_COLOURS.get(finding.status))}{padding}{first}")
-    for line in (*more, *_wrap(finding.remedy or "")):
+    for line in (*more, *_wrap(one_line(finding.remedy or ""))):
         typer.echo(f"{_INDENT}{line}")
 
 
