@@ -8,7 +8,7 @@ from timer_service.core.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
-from timer_service.runs.messages import JobStatus, ReportJobStatus, ResolveGroup, RunStatus, StartRun
+from timer_service.runs.messages import CancelRun, JobStatus, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
 from timer_service.runs.stored_bytes import check_bytes, check_payloads
 
@@ -60,8 +60,10 @@ class _CommandApplier:
                 return self._resolve(payload, command)
             case ReportJobStatus() as payload:
                 return self._report(payload, command)
-            case _:
+            case CancelRun():
                 return self._cancel(command)
+            case payload:
+                raise TypeError(f"no command of a run: {type(payload).__name__}")
 
     def _start(self, payload: StartRun, command: Command) -> Outcome:
         run, digest = self.draft.run, payload.digest
