@@ -14,7 +14,7 @@ from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.shares import Share
 from timer_service.workflows.store import WORKFLOWS, holder
-from timer_service.workflows.task_store import loaded_bytes
+from timer_service.workflows.task_store import loaded_bytes, taken_bytes
 from timer_service.workflows.tasks import read_tasks, task_bytes
 
 _Task: TypeAlias = RawJson | None
@@ -39,9 +39,10 @@ class Claims:
     """Claims workflows. It holds no lock while tasks are sent."""
 
     def __init__(self, database: Database, *, max_attempts: int, claim_bytes: int) -> None:
-        """`claim_bytes`: the tasks of all polls of one transaction, and the memory of the effects that it loads.
+        """`claim_bytes`: the tasks of all polls of one transaction, and what it needs for the effects that it loads.
 
-        A single task may have more.
+        These are their memory, and the messages that become their results: each is read and written. A single task may
+        have more.
         """
         self._database = database
         self._lanes = Lanes(WORKFLOWS)
@@ -70,9 +71,9 @@ class Claims:
         return await in_transaction(self._database, work)
 
     def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
-        """Return how many rows of each share are kept: those that fit into the replies and into the memory of a claim.
+        """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
 
-        Of each poll one row may be larger than its reply, and of all polls one may need more memory.
+        Of each poll one row may be larger than its reply, and of all polls one may need more bytes.
         """
         used: dict[Poll, int] = {}
         total = loaded = 0
@@ -80,7 +81,7 @@ class Claims:
         for share, rows in zip(shares, claimed, strict=True):
             count = 0
             for row in rows:
-                size, needed = task_bytes(row), loaded_bytes(row["effects"] - row["seen"])
+                size, needed = task_bytes(row), _needed_bytes(row)
                 fits = used.get(share.poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
                 if not fits and (share.poll in used or total >= self._claim_bytes):
                     break
@@ -92,6 +93,12 @@ class Claims:
                 count += 1
             kept.append(count)
         return kept
+
+
+def _needed_bytes(row: Row) -> int:
+    """Return what a claim needs for the effects of a row that its function has not got, at most."""
+    unseen = row["effects"] - row["seen"]
+    return loaded_bytes(unseen) + taken_bytes(unseen, row["message_bytes"])
 
 
 def _wanted(share: Share, now: int) -> LaneClaim:

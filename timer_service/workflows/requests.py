@@ -96,8 +96,9 @@ def _weigh_task(size: Sizes | None, waits: int = 0) -> int:
         return _WORKFLOW_BYTES
     unseen = size.effects - size.seen
     messages = min(size.messages, unseen + waits)
+    taken = task_store.taken_bytes(unseen + waits, size.message_bytes)
     views = _weigh_views(size, unseen + waits, REPLY_BYTES)
-    return _WORKFLOW_BYTES + task_store.loaded_bytes(unseen + messages) + views
+    return _WORKFLOW_BYTES + task_store.loaded_bytes(unseen + messages) + taken + views
 
 
 def _weigh_views(size: Sizes, effects: int, most_bytes: int) -> int:

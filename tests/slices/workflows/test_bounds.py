@@ -175,6 +175,37 @@ async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> 
     assert [each.kept for each in kept] == [[2], [2], [0]]
 
 
+async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> None:
+    """A claim copies the messages of a few workflows, as their results: all other writes wait for it."""
+    for number in range(4):
+        task = await workflows.begin(f"w{number}")
+        await workflows.report(task, PARK, waits=[wait_for(key) for key in keys("a", 4)])
+    for number in range(16):
+        workflows.send("SendToWorkflow", workflowId=f"w{number % 4}", name="a", data="x" * 60_000)
+    await workflows.consume()
+    poll = Poll(Request("poll-tasks", "acme", b"", "_INBOX.a"), PollTasks(worker_id="w", types=["order"], slots=4))
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=500_000)
+    share = Share(poll, ("acme", "default", "order"), 4)
+    kept = []
+    for left in (8, 0, 0):
+        kept += (await claims.claim([share], workflows.clock.now(), may_time_out=True)).kept
+        messages = await workflows.all_rows("workflow_messages")
+        assert sum(each["data"] is not None for each in messages) == left
+    assert kept == [2, 2, 0]
+
+
+async def test_renewals_copy_messages_in_portions(workflows: Workflows) -> None:
+    """What a renewal weighs includes the messages that its waits take."""
+    task = await workflows.begin()
+    await workflows.report(task, waits=[wait_for(key) for key in keys("a", 20)])
+    for _ in range(20):
+        workflows.send("SendToWorkflow", name="a", data="x" * 60_000)
+    await workflows.consume()
+    request = RenewTasks.model_validate(_renewal([task])[1])
+    ((size,),) = await weigh(workflows.database.reader, [Asked("acme", request, "tasks")])
+    assert size > 20 * 60_000 + 3 * REPLY_BYTES
+
+
 async def _begin(
     workflows: Workflows, count: int, *, waits: int, size: int = 0, tenant: str = "acme", name: str = "a"
 ) -> list[dict[str, Any]]:
