@@ -107,8 +107,11 @@ class _Room:
             await self.turn()
 
     def use(self, slots: int, data_size: int, seconds: float) -> float:
-        """Take what a schedule has used. Return which part of a transaction it is. Computing has taken `seconds`."""
-        data = slots * data_size
+        """Take what a schedule has used. Return which part of a transaction it is. Computing has taken `seconds`.
+
+        Its row is written, with its data, also if no slot fires.
+        """
+        data = max(slots, 1) * data_size
         self.slots -= max(slots, 1)
         self.data -= data
         return max(max(slots, 1) / MOST_SLOTS, data / MOST_DATA, seconds / MOST_COMPUTING_SECONDS)

@@ -75,6 +75,19 @@ async def test_data_of_one_pass(schedules: Schedules) -> None:
     assert len(await schedules.fired()) == 40
 
 
+async def test_data_of_schedules_whose_slots_are_skipped(schedules: Schedules) -> None:
+    """A pass writes the row of each schedule, with its data. So it handles few with much, also if no slot fires."""
+    for number in range(40):
+        schedules.send(
+            "PutSchedule", scheduleId=f"s{number}", every="PT1H", data="x" * 60_000, catchUp={"policy": "skip"}
+        )
+    await schedules.consume()
+    schedules.clock.advance(minutes=90)
+    handled = [(await schedules.worker.tick(schedules.clock.now())).done for _ in range(3)]
+    assert handled == [34, 6, 0]
+    assert schedules.metrics.missed == 40
+
+
 async def test_stuck_command_beside_due_slots(schedules: Schedules) -> None:
     """A command that is never handled delays the slots by a minute at most."""
     await schedules.put(catchUp={"policy": "all"})
