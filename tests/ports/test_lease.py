@@ -13,7 +13,7 @@ import pytest
 from tests.harness.builders import in_state, scheduled
 from tests.harness.clock import NOW, after
 from tests.harness.timers import put_timers
-from timer_service.core.database import Database, Row
+from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Position, Trace
@@ -614,6 +614,31 @@ async def test_claims_grow_again_after_large_rows(store: Database) -> None:
     assert (sum(counts), lease.was_cut) == (230, False)
     assert max(counts) >= 90
     assert len(counts) < 22
+
+
+@pytest.mark.parametrize("waiting", [[], ["c"]])
+@pytest.mark.parametrize("tenants", ["a", "ab"])
+async def test_claims_write_few_large_rows(store: Database, tenants: str, waiting: list[str]) -> None:
+    """A claim does not write many large rows to release them again, also if small rows come before them."""
+    released: list[int] = []
+
+    class Recording(Lease):
+        async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
+            released.append(len(rows))
+            return await super().release(tx, rows)
+
+    lease = Recording(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    for tenant in tenants:
+        await put(store, *(timer(f"small-{n}", NOW - 9000 + n, tenant) for n in range(20)))
+        await put(store, *large(tenant, 100, 1500, NOW - 5000))
+    counts: list[int] = []
+    while not counts or counts[-1]:
+        async with store.transaction() as tx:
+            rows = await lease.claim(tx, NOW, 1000, alone=store.exclusive, waiting=waiting)
+        counts.append(len(rows))
+    assert (sum(counts), lease.was_cut) == (120 * len(tenants), False)
+    assert counts[0] >= 5
+    assert max(released, default=0) <= 4 * 10_000 // 1500
 
 
 FORBIDDEN = {

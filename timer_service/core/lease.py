@@ -25,6 +25,8 @@ _SQL = load_sql("timer_service.core", "lease.sql")
 
 DEATHS_ALONE = 3
 """A row is given up if the process dies this many times while it handles this row alone."""
+_MOST_WRITTEN = 4
+"""How many times the bytes of a claim its rows may have before those that do not fit are released."""
 GIVEN_UP = "gave up: claimed and never settled"
 """The error of a row that is given up because of such deaths."""
 
@@ -160,6 +162,8 @@ class Lease:
         """How many rows to claim next, if the last claims had more than `claim_bytes`."""
         self.was_cut = False
         """Whether the last claim left out rows because they are too large. These can be claimed at once."""
+        self._is_bounded = False
+        """Whether the last claim has written fewer rows than it could, because of their bytes."""
         self._load = table.sql("load")
         self.hold_ms = visibility_timeout // timedelta(milliseconds=1)
         """How long a lease lasts."""
@@ -167,6 +171,8 @@ class Lease:
         self._claim_alone = table.sql("claim_alone")
         self._read_claim = table.sql("read_claim")
         self._count_available = table.sql("count_available")
+        self._weigh_available = table.sql("count_available" if table.large is None else "weigh_available")
+        self._weigh_of_tenant = table.sql("weigh_of_tenant")
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._turns = TenantTurns(table.sql("due_tenants"))
         self._order_of = itemgetter(*table.order, *table.key)
@@ -207,6 +213,7 @@ class Lease:
         if self.table.large is not None:
             claim["inline"] = self.most_bytes // limit
         self._look = None
+        self._is_bounded = False
         if waiting:
             rows = await self._claim_beside(tx, claim, limit, waiting)
         else:
@@ -214,7 +221,7 @@ class Lease:
         return await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit)
 
     async def _claim_all(self, tx: Transaction, claim: Mapping[str, Any], limit: int, *, alone: bool) -> list[Row]:
-        available = await self.count_available(tx, claim["now"], limit + 1)
+        limit, available = await self._bound(tx, claim["now"], limit)
         rows = await self._claim_shares(tx, claim, limit) if available > limit else []
         if rest := min(available, limit) - len(rows):
             if alone:
@@ -230,8 +237,10 @@ class Lease:
         fetch = partial(self._claim_each, tx, claim)
         rows, self._look = await take_beside(tx, self._turns, fetch, now=claim["now"], limit=limit, waiting=waiting)
         for tenant in self._look.full:
-            if rest := limit - len(rows):
+            if (rest := limit - len(rows)) and not self._is_bounded:
                 rows += await fetch([(tenant, rest)])
+        if self._is_bounded:  # tenants that got less than their shares may have more due rows
+            self._look = self._look._replace(all_looked_at=False)
         return rows
 
     async def _bound_bytes(self, tx: Transaction, rows: list[Row], limit: int) -> list[Row]:
@@ -244,15 +253,15 @@ class Lease:
         inline = self.most_bytes // limit
         sizes = [] if column is None else [row["size"] for row in rows]
         self.claimed_bytes = sum(sizes)
+        self.was_cut = self._is_bounded
         if column is None or max(sizes, default=0) <= inline:
-            self.was_cut = False
-            self._fitting = max(self._fitting, 2 * limit)
+            self._fitting = 2 * max(len(rows), 1) if self.was_cut else max(self._fitting, 2 * limit)
             return rows
         kept, left = split_by_bytes(rows, self.most_bytes)
         self.claimed_bytes = sum(row["size"] for row in kept)
         await self.release(tx, left)
-        self.was_cut = bool(left)
-        self._fitting = 2 * len(kept) if left else max(self._fitting, 2 * limit)
+        self.was_cut = self.was_cut or bool(left)
+        self._fitting = 2 * len(kept) if self.was_cut else max(self._fitting, 2 * limit)
         missing = [self._held(row) for row in kept if row["size"] > inline]
         texts = {self.key_of(row): row[column] for row in await tx.fetch_each(self._load, missing)}
         columns = (*self.table.claimed, "attempt", "lease_token", "available_at")
@@ -273,8 +282,34 @@ class Lease:
     async def _claim_each(
         self, tx: Transaction, claim: Mapping[str, Any], shares: Sequence[tuple[str, int]]
     ) -> Sequence[Row]:
+        shares = await self._bound_shares(tx, claim["now"], shares)
         each = [{**claim, "tenant_id": tenant, "limit": share} for tenant, share in shares]
         return await tx.fetch_each(self._claim_of_tenant, each)
+
+    async def _bound(self, tx: Transaction, now: int, limit: int) -> tuple[int, int]:
+        """Return how many rows to claim, at most `limit`, and how many are available, at most one more than that.
+
+        A claim writes its rows with their texts, and so does the release of those that do not fit. So these are few.
+        """
+        while True:
+            (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": limit + 1})
+            if self.table.large is None or limit == 1 or due["size"] <= _MOST_WRITTEN * self.most_bytes:
+                return limit, due["count"]
+            self._is_bounded = True
+            limit = max(min(limit, due["count"]) * _MOST_WRITTEN * self.most_bytes // due["size"], 1)
+
+    async def _bound_shares(
+        self, tx: Transaction, now: int, shares: Sequence[tuple[str, int]]
+    ) -> Sequence[tuple[str, int]]:
+        """Return the shares of tenants, smaller ones if their rows have too many bytes. Each has at least one row."""
+        while self.table.large is not None:
+            each = [{"tenant_id": tenant, "now": now, "limit": share} for tenant, share in shares]
+            size = sum(row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each))
+            if size <= _MOST_WRITTEN * self.most_bytes or all(share == 1 for _, share in shares):
+                break
+            self._is_bounded = True
+            shares = [(tenant, max(share * _MOST_WRITTEN * self.most_bytes // size, 1)) for tenant, share in shares]
+        return shares
 
     async def lock(self, tx: Transaction, rows: Sequence[Row]) -> None:
         """Lock held rows. A transaction that settles rows in several ways locks all of them first, in one order."""
