@@ -119,9 +119,11 @@ class Batch:
 
 
 def _characters(workflow: Workflow) -> int:
+    """Return how much data a workflow has that is read, or written again if a RetryWorkflow continues it."""
     definition = workflow.definition
     texts = (workflow.last_error, workflow.reason, definition and definition.retry)
-    return sum(len(text) for text in texts if text)
+    rewritten = 0 if workflow.failure_code is None else workflow.input_bytes
+    return sum(len(text) for text in texts if text) + rewritten
 
 
 def _concurrency_key(workflow: Workflow | None) -> str | None:

@@ -22,8 +22,10 @@ from timer_service.workflows import effect_store, protocol, report, store, task_
 from timer_service.workflows.effect import EffectKey
 from timer_service.workflows.protocol import (
     REPLY_BYTES,
+    Complete,
     EffectKind,
     EffectsPage,
+    Fail,
     GetEffects,
     HeldTask,
     PollTasks,
@@ -85,9 +87,12 @@ def _weigh_page(size: Sizes | None) -> int:
 
 
 def _weigh_report(size: Sizes | None, report: Report) -> int:
-    """Return how much memory a report needs."""
+    """Return how much memory a report needs. If it ends the workflow, SQLite writes the row of its input again."""
+    if size is None:
+        return _weigh_task(size)
     named = len(report.steps) + len(report.seen) + len(report.waits)
-    return _weigh_task(size, len(report.waits)) + (0 if size is None else task_store.loaded_bytes(named))
+    written = size.input_bytes if isinstance(report.then, Complete | Fail) else 0
+    return _weigh_task(size, len(report.waits)) + task_store.loaded_bytes(named) + written
 
 
 def _weigh_task(size: Sizes | None, waits: int = 0) -> int:

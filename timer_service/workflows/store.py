@@ -92,6 +92,7 @@ async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Workflow]:
 class Sizes(NamedTuple):
     """How much a workflow has, by its counters, and the token of the worker that has it."""
 
+    input_bytes: int
     effects: int
     effect_bytes: int
     seen: int

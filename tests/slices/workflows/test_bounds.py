@@ -8,7 +8,21 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 from tests.harness.counted_reads import CountedReads
-from tests.harness.workflows import CONTINUE, PARK, Workflows, done, failed, release, report, seen, sleep, wait_for
+from tests.harness.transactions import recording_route
+from tests.harness.workflows import (
+    CONTINUE,
+    PARK,
+    Workflows,
+    complete,
+    done,
+    fail,
+    failed,
+    release,
+    report,
+    seen,
+    sleep,
+    wait_for,
+)
 from timer_service.core.broker import Request
 from timer_service.core.budget import MIB
 from timer_service.core.health import OutageLog
@@ -17,7 +31,7 @@ from timer_service.core.request_intake import Asked, Intake
 from timer_service.core.request_portions import Portions
 from timer_service.core.request_queue import QueueLimits
 from timer_service.core.requests import HandleRequests, Requests
-from timer_service.workflows import effect_store
+from timer_service.workflows import SLICE, effect_store
 from timer_service.workflows.claims import Claims
 from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
@@ -186,7 +200,7 @@ async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> Non
     poll = Poll(Request("poll-tasks", "acme", b"", "_INBOX.a"), PollTasks(worker_id="w", types=["order"], slots=4))
     claims = Claims(workflows.database, max_attempts=5, claim_bytes=500_000)
     share = Share(poll, ("acme", "default", "order"), 4)
-    kept = []
+    kept: list[int] = []
     for left in (8, 0, 0):
         kept += (await claims.claim([share], workflows.clock.now(), may_time_out=True)).kept
         messages = await workflows.all_rows("workflow_messages")
@@ -204,6 +218,31 @@ async def test_renewals_copy_messages_in_portions(workflows: Workflows) -> None:
     request = RenewTasks.model_validate(_renewal([task])[1])
     ((size,),) = await weigh(workflows.database.reader, [Asked("acme", request, "tasks")])
     assert size > 20 * 60_000 + 3 * REPLY_BYTES
+
+
+async def test_ends_write_inputs_in_portions(workflows: Workflows) -> None:
+    """What a report weighs includes the input if the workflow ends: it is in the row of the result."""
+    task = await workflows.begin(input="x" * 60_000)
+    sizes = [
+        await weigh(workflows.database.reader, [Asked("acme", report(task, then), "reports")])
+        for then in (CONTINUE, PARK, release(), complete("y"), fail())
+    ]
+    assert [size > 60_000 for ((size,),) in sizes] == [False, False, False, True, True]
+
+
+async def test_retries_write_inputs_in_portions(workflows: Workflows) -> None:
+    """A transaction continues few workflows with large inputs, because it writes these again."""
+    for number in range(300):
+        workflows.send("StartWorkflow", workflowId=f"w{number:03}", type="order", input="x" * 60_000)
+    await workflows.consume()
+    tasks = await workflows.poll(slots=300)
+    await workflows.ask_all(*(report(task, fail()) for task in tasks))
+    route, applied = recording_route(SLICE, workflows._woken)
+    workflows.consumer = workflows.parts.consumer([route])
+    for number in range(300):
+        workflows.send("RetryWorkflow", workflowId=f"w{number:03}")
+    await workflows.consume()
+    assert [len(commands) for commands in applied] == [250, 50]
 
 
 async def _begin(
