@@ -181,6 +181,15 @@ PLANS = {
         OUTBOX.sql("claim_of_tenant"),
         [PLACE_OF_EVENT, "outbox_pending (tenant_id=? AND added_at<?)"],
     ),
+    "the bytes of a claim of events": (
+        OUTBOX.sql("weigh_available"),
+        ["outbox_available (available_at<?)", "SCAN weighed"],
+    ),
+    "the bytes of a tenant's share of events": (
+        OUTBOX.sql("weigh_of_tenant"),
+        ["outbox_pending (tenant_id=? AND added_at<?)", "SCAN weighed"],
+    ),
+    "an event that waits": (outbox._SQL["find_waiting"], ["outbox_pending (tenant_id=? AND added_at<?)"]),
     "the end of a page of events": (REPAIRED_EVENTS.sql("page_end"), ["outbox_available (available_at>?)"]),
     "events to repair": (REPAIRED_EVENTS.sql("find_wrong"), ["outbox_available (available_at>? AND available_at<?)"]),
     "a repaired event": (REPAIRED_EVENTS.sql("repair"), [KEY_OF_OUTBOX]),

@@ -5,7 +5,7 @@ cannot be published stays in state Buried, with the reason, until it is requeued
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -79,6 +79,12 @@ async def oldest_available(reader: Reader, without: Collection[str] = ()) -> int
     (row,) = await reader.fetch(_NEXT_AVAILABLE)
     at: int | None = row["at"]
     return at
+
+
+async def find_waiting(reader: Reader, since: Mapping[str, int]) -> set[str]:
+    """Return the tenants of which an event waits that was available at an instant, by the instants of the tenants."""
+    each = [{"tenant_id": tenant, "at": at} for tenant, at in sorted(since.items())]
+    return {row["tenant_id"] for row in await reader.fetch_each(_SQL["find_waiting"], each)}
 
 
 async def lock_events(tx: Transaction, keys: Collection[EventKey]) -> dict[EventKey, str]:

@@ -10,6 +10,13 @@ ON CONFLICT (tenant_id, event_id) DO NOTHING
 -- The state of one event.
 SELECT tenant_id, event_id, state FROM outbox WHERE tenant_id = :tenant_id AND event_id = :event_id
 
+-- name: find_waiting
+-- Returns a tenant if it has an event that was available at an instant, and is neither claimed nor tried again later.
+SELECT tenant_id FROM outbox
+WHERE tenant_id = :tenant_id AND added_at <= :at AND available_at <= :at
+ORDER BY added_at, ordinal
+LIMIT 1
+
 -- name: requeue
 -- Returns a buried event to Waiting, with no attempts counted.
 UPDATE outbox

@@ -60,8 +60,8 @@ class Backfilled:
     """The workflows that were started."""
     not_started: Counter[SkipReason] = field(default_factory=Counter)
     """How many slots started no workflow."""
-    has_events: bool = False
-    """Whether the outbox has new events."""
+    with_events: set[str] = field(default_factory=set)
+    """The tenants of new events in the outbox."""
 
 
 class _Share(NamedTuple):
@@ -111,7 +111,7 @@ async def fire_portions(tx: Transaction, rows: Sequence[Row], *, start: Start, n
     await store.save(tx, going_on)
     await store.delete(tx, ended)
     await outbox.add(tx, events, now)
-    done.has_events = bool(events)
+    done.with_events = {event.tenant for event in events}
     return done
 
 

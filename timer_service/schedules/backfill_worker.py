@@ -34,8 +34,9 @@ _PUBLISHING_PAUSE_MS = 20
 class BackfillWorker:
     """A worker that fires the next portion of the oldest due backfill of some tenants in each tick.
 
-    Tenants take turns, so many backfills of one tenant do not delay those of others. The next portions follow when the
-    events before them are being published. So a backfill does not fill the outbox, and other events hardly wait for it.
+    Tenants take turns, so many backfills of one tenant do not delay those of others. The next portion of a tenant
+    follows when its events before that are being published. So a backfill does not fill the outbox, and other events
+    hardly wait for it.
     """
 
     def __init__(self, parts: Parts, start: StartWorkflows) -> None:
@@ -48,8 +49,8 @@ class BackfillWorker:
         self._over = parts.allowances.over
         self._turns = TenantTurns(store.DUE_TENANTS)
         self._delays = Delays()
-        self._added_at: int | None = None
-        """When the last portions added events; None if these have left the outbox."""
+        self._added: dict[str, int] = {}
+        """The tenants whose last portions added events that have not left the outbox, and when."""
 
     async def tick(self, now: int) -> Pass:
         """Fire the next portions. Return how many backfills had one."""
@@ -58,11 +59,10 @@ class BackfillWorker:
             return Pass(0, at)
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
-        if not await self._are_published(now):
-            return Pass(0, now + _PUBLISHING_PAUSE_MS)
-        tenants = await self._turns.next_due(self._database.reader, now, _TENANTS, self._over(now))
+        publishing = await self._publishing(now)
+        tenants = await self._turns.next_due(self._database.reader, now, _TENANTS, {*self._over(now), *publishing})
         if not tenants:
-            return Pass(0, now + _LOCKED_PAUSE_MS)
+            return Pass(0, now + (_PUBLISHING_PAUSE_MS if publishing else _LOCKED_PAUSE_MS))
         try:
             handled = await self._handle(now, tenants)
         except Exception as error:
@@ -72,15 +72,12 @@ class BackfillWorker:
             handled = await self._handle_each(now, tenants)
         return Pass(handled, now if handled else now + _LOCKED_PAUSE_MS)
 
-    async def _are_published(self, now: int) -> bool:
-        """Return whether the events of the last portions, and those before them, have left the outbox."""
-        if self._added_at is not None:
-            self._added_at = min(self._added_at, now)  # the clock may have been set back
-            oldest = await outbox.oldest_available(self._database.reader, self._over(now))
-            if oldest is not None and oldest <= self._added_at:
-                return False
-            self._added_at = None
-        return True
+    async def _publishing(self, now: int) -> Collection[str]:
+        """Return the tenants of which events of their last portions, or events before these, are in the outbox."""
+        added = {tenant: min(at, now) for tenant, at in self._added.items()}  # the clock may have been set back
+        waiting = await outbox.find_waiting(self._database.reader, added) if added else set()
+        self._added = {tenant: at for tenant, at in added.items() if tenant in waiting}
+        return waiting
 
     async def _handle(self, now: int, tenants: Collection[str]) -> int:
         """Fire a portion of each tenant in one transaction. Return how many backfills had one, or failed."""
@@ -150,6 +147,6 @@ class BackfillWorker:
                 self._offer(started.lane, now)
             if started.loop is not None:
                 self._wake(started.loop, now)
-        if done.has_events:
-            self._added_at = now
+        if done.with_events:
+            self._added |= dict.fromkeys(done.with_events, now)
             self._wake("outbox", now)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -16,11 +17,14 @@ from tests.harness.schedules import Schedules, StartingSchedules
 from tests.slices.schedules.test_start_locks import insert
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core import outbox
 from timer_service.core.clock_repair import ClockRepair
 from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
+from timer_service.core.message import Event
 from timer_service.core.row_counts import RowCounts
+from timer_service.core.transactions import in_transaction
 from timer_service.schedules import backfill_pass, backfill_store, backfill_worker
 from timer_service.schedules.backfill_store import COUNTED, TIMED
 
@@ -97,6 +101,20 @@ async def test_tenants_share(schedules: Schedules, monkeypatch: pytest.MonkeyPat
     assert found == [dict.fromkeys(tenants[:5], 50), dict.fromkeys([*tenants[5:], *tenants[:3]], 50)]
     rows = await schedules.rows("schedule_backfills")
     assert {row["fired_count"] for row in rows if row["schedule_id"] == "b"} == {0}
+
+
+async def test_events_of_others_delay_no_portion(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next portion of a tenant waits for the events of this tenant, however many others wait in the outbox."""
+    monkeypatch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", 1000)
+    many = [Event(f"e{number}", "JobReady", "flood", {}, NOW) for number in range(100)]
+    await in_transaction(schedules.database, partial(outbox.add, events=many, now=NOW))
+    send_backfill(schedules)
+    await schedules.consume()
+    await schedules.backfill_worker.tick(NOW)
+    assert await next_at(schedules.backfill_worker, NOW) == NOW + 20
+    await schedules.sql("DELETE FROM outbox WHERE tenant_id = 'acme'")
+    await schedules.backfill_worker.tick(NOW)
+    assert await slots_in_outbox(schedules) == {"acme": 250}
 
 
 async def test_other_due_slots_do_not_wait(schedules: Schedules) -> None:
