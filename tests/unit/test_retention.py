@@ -127,3 +127,23 @@ async def test_next_batch(sqlite: SqliteDatabase, deleted: int, seconds: float, 
 
     found = await Retention(sqlite, timedelta(days=1), delete, monotonic=lambda: elapsed).tick(NOW)
     assert (found.done, found.next_at, limits) == (deleted, None if next_at is None else NOW + next_at, [500])
+
+
+async def test_size_of_batches(sqlite: SqliteDatabase) -> None:
+    """After a batch that takes long, because its rows are large, the next one is smaller; after a short one, larger."""
+    limits: list[int] = []
+    elapsed = 0.0
+    row_seconds = 0.001
+
+    async def delete(_tx: object, _before: int, limit: int) -> int:
+        nonlocal elapsed
+        elapsed += limit * row_seconds
+        limits.append(limit)
+        return limit
+
+    retention = Retention(sqlite, timedelta(days=1), delete, monotonic=lambda: elapsed)
+    for seconds in (0.001, 0.01, 0.00001):
+        row_seconds = seconds
+        for _ in range(5):
+            await retention.tick(NOW)
+    assert limits == [500, 250, 125, 62, 31, 62, 31, 30, 30, 30, 30, 60, 120, 240, 480]

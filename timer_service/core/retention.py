@@ -14,7 +14,11 @@ log = logging.getLogger(__name__)
 Delete = Callable[[Transaction, int, int], Awaitable[int]]
 """Deletes rows that were settled before an instant, up to a limit per kind; returns how many."""
 
-_BATCH = 500  # takes a few ms, so commands and claims hardly wait
+_BATCH = 500
+"""How many rows a batch has at most. It usually takes a few ms, so commands and claims hardly wait."""
+_LEAST_BATCH = 30
+_LONG_SECONDS = 0.05
+"""After a batch that took longer, the next one is half as large: rows may have 200 KB and more."""
 _SHORTEST_PAUSE_MS = 5
 _TOLERANCE_MS = 60_000
 _TRUSTED_AFTER_MS = 60 * 60 * 1000
@@ -65,6 +69,8 @@ class Retention:
         self._delete = delete
         self._monotonic = monotonic
         self._guard = JumpGuard()
+        self._limit = _BATCH
+        """How many rows the next batch has at most."""
 
     async def tick(self, now: int) -> Pass:
         """Delete one batch of rows that were settled longer ago than the retention period, if `now` can be trusted.
@@ -74,8 +80,17 @@ class Retention:
         began = self._monotonic()
         if not self._guard.trusts(now, round(began * 1000)):
             return Pass(0)
-        deleted = await run_at_once(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
-        if deleted < _BATCH:
+        limit = self._limit
+        deleted = await run_at_once(self._database, lambda tx: self._delete_batch(tx, now - self._keep_ms, limit))
+        if deleted < limit:
             return Pass(deleted)
         took = round((self._monotonic() - began) * 1000)
         return Pass(deleted, now + took + max(took, _SHORTEST_PAUSE_MS))
+
+    async def _delete_batch(self, tx: Transaction, before: int, limit: int) -> int:
+        """Delete one batch, and set the size of the next one by the time that this one took, without its commit."""
+        began = self._monotonic()
+        deleted = await self._delete(tx, before, limit)
+        is_long = self._monotonic() - began > _LONG_SECONDS
+        self._limit = max(limit // 2, _LEAST_BATCH) if is_long else min(2 * limit, _BATCH)
+        return deleted
