@@ -139,9 +139,10 @@ def _record(task: TaskState, report: Report, rules: Rules) -> TaskState:
     effects = dict(task.effects)
     definition = task.workflow.definition
     assert definition is not None  # noqa: S101 - no tombstone is held
+    policy = definition.policy
     for step in report.steps:
         key = EffectKey.parse(step.key)
-        effects[key] = end_attempt(effects.get(key), step, definition.policy, rules.now, rules.rng)
+        effects[key] = end_attempt(effects.get(key), step, policy, rules.now, rules.rng)
     for wait in report.waits:
         key = EffectKey.parse(wait.key)
         effects[key] = begin_wait(effects.get(key), wait, rules.now)
