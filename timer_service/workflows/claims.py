@@ -48,6 +48,8 @@ class Claims:
         self._lanes = Lanes(WORKFLOWS)
         self._max_attempts = max_attempts
         self._claim_bytes = claim_bytes
+        self._without_room: Sequence[str] = ()
+        """The tenants of which the last claim kept no row, although it claimed some. They have the next turns."""
 
     async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
@@ -73,25 +75,30 @@ class Claims:
     def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
 
-        Of each poll one row may be larger than its reply, and of all polls one may need more bytes.
+        Of each poll one row may be larger than its reply, and of all polls one may need more bytes. A row that needs
+        none always has room. Tenants that had no room in the last claim come first.
         """
+        turns = {tenant: turn for turn, tenant in enumerate(self._without_room)}
+        order = sorted(range(len(shares)), key=lambda number: turns.get(shares[number].lane[0], len(turns)))
         used: dict[Poll, int] = {}
         total = loaded = 0
-        kept: list[int] = []
-        for share, rows in zip(shares, claimed, strict=True):
-            count = 0
-            for row in rows:
+        kept = [0] * len(shares)
+        for number in order:
+            poll = shares[number].poll
+            for row in claimed[number]:
                 size, needed = task_bytes(row), _needed_bytes(row)
-                fits = used.get(share.poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
-                if not fits and (share.poll in used or total >= self._claim_bytes):
+                fits = used.get(poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
+                if not fits and (poll in used or total >= self._claim_bytes):
                     break
-                if loaded and loaded + needed > self._claim_bytes:
+                if needed and loaded and loaded + needed > self._claim_bytes:
                     break
-                used[share.poll] = used.get(share.poll, 0) + size
+                used[poll] = used.get(poll, 0) + size
                 total += size
                 loaded += needed
-                count += 1
-            kept.append(count)
+                kept[number] += 1
+        served = {shares[number].lane[0] for number in order if kept[number]}
+        wanting = dict.fromkeys(shares[number].lane[0] for number in order if claimed[number])
+        self._without_room = [tenant for tenant in wanting if tenant not in served]
         return kept
 
 

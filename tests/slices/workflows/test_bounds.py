@@ -189,6 +189,26 @@ async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> 
     assert [each.kept for each in kept] == [[2], [2], [0]]
 
 
+async def test_large_tasks_of_a_tenant_delay_no_other(workflows: Workflows) -> None:
+    """If a claim has room for the tasks of one tenant only, the other one has its turn in the next claim."""
+    for tenant, waits in (("acme", 100), ("other", 3)):
+        for task in await _begin(workflows, 2, waits=waits, tenant=tenant):
+            await workflows.ask_all(report(task, release(), number=2), tenant=tenant)
+    workflows.send("StartWorkflow", tenant="new", workflowId="w", type="order")
+    await workflows.consume()
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
+    shares = [
+        Share(
+            Poll(Request("poll-tasks", each, b"", "_INBOX.a"), PollTasks(worker_id="w", types=["order"], slots=2)),
+            (each, "default", "order"),
+            2,
+        )
+        for each in ("acme", "other", "new")
+    ]
+    kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(3)]
+    assert [each.kept for each in kept] == [[1, 0, 1], [0, 2, 0], [1, 0, 0]]
+
+
 async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> None:
     """A claim copies the messages of a few workflows, as their results: all other writes wait for it."""
     for number in range(4):
