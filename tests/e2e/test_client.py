@@ -501,6 +501,40 @@ async def test_result_waits_for_a_busy_service(broker: NatsServer) -> None:
         await connection.close()
 
 
+async def test_waiting_calls_on_a_server_with_few_subscriptions(tmp_path: Path) -> None:
+    """20 calls wait for results, and 20 watches for events, on a connection that may have eight subscriptions."""
+    ended: set[str] = set()
+
+    async def answer(message: Msg) -> None:
+        workflow = json.loads(message.data)["workflowId"]
+        about = {"tenantId": "acme", "workflowId": workflow, "type": "order", "queue": "default"}
+        counters = dict.fromkeys(("attempt", "retries", "effects", "messages"), 0)
+        status = "completed" if workflow in ended else "running"
+        view = {**about, **counters, "createdAt": "2027-01-01T00:00:00.000Z", "status": status}
+        await message.respond(json.dumps({"workflow": view, "hasWorkers": True, "result": 7, "effects": []}).encode())
+
+    async with (
+        NatsServer(tmp_path / "nats", "max_subscriptions: 8") as server,
+        TimerClient.connect(server.url) as client,
+    ):
+        connection = await nats.connect(server.url)
+        await connection.subscribe("timer.qry.v1.acme.get-workflow", cb=answer)
+        await connection.flush()
+        names = [f"order-{number}" for number in range(20)]
+        results = [asyncio.ensure_future(client.workflows.result("acme", name)) for name in names]
+        watches = [asyncio.ensure_future(anext(client.watch("acme"))) for _ in names]
+        assert await client.workflows.get("acme", "order-1") is not None  # after the subscriptions of all
+        ended.update(names)
+        for name in names:
+            body = json.dumps({"payload": {"workflowId": name}}).encode()
+            await connection.publish("timer.evt.v1.acme.workflow-completed", body)
+        await connection.publish("timer.evt.v1.acme.timer-expired", b'{"payload": {}}')
+        async with asyncio.timeout(3):  # without the events, the calls look again after some seconds
+            assert await asyncio.gather(*results) == [7] * 20
+            assert await asyncio.gather(*watches) == [{"payload": {}}] * 20
+        await connection.close()
+
+
 async def until_answered(call: Callable[[], Awaitable[Any]]) -> Any:
     """Repeat a call until it does not raise NoAnswerError."""
     async with asyncio.timeout(20):

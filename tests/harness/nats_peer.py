@@ -20,6 +20,11 @@ class ScriptedPeer:
         self.answer: Answer = lambda _subject, _body: None
         self.published: list[tuple[str, str, bytes]] = []
         """What the client has published: subject, reply subject and body."""
+        self.open: dict[str, str] = {}
+        """The subjects of all subscriptions of the newest connection, by their ids."""
+        self.most = 0
+        """The most subscriptions that a connection has had at a time."""
+        self.pings = 0
         self.connections = 0
         self.changed = asyncio.Condition()
         self._subscriptions: dict[str, str] = {}
@@ -50,6 +55,11 @@ class ScriptedPeer:
         else:
             await self.send(b"MSG %b %d\r\n%b\r\n" % (to, len(body), body))
 
+    async def reply(self, body: bytes) -> None:
+        """Answer the newest message that the client has published."""
+        _, to, _ = self.published[-1]
+        await self._answer(to, body)
+
     async def until(self, reached: Callable[[], bool]) -> None:
         """Wait until the client has done something."""
         async with asyncio.timeout(10), self.changed:
@@ -66,7 +76,7 @@ class ScriptedPeer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends."""
-        self._writer, self._subscriptions = writer, {}
+        self._writer, self._subscriptions, self.open = writer, {}, {}
         self.connections += 1
         writer.write(b"INFO %b\r\n" % json.dumps(_INFO).encode())
         self._serving.add(asyncio.current_task())
@@ -85,10 +95,14 @@ class ScriptedPeer:
     async def _handle(self, tokens: list[str], reader: asyncio.StreamReader) -> None:
         match tokens:
             case ["PING"]:
+                self.pings += 1
                 await self.send(b"PONG\r\n")
             case ["SUB", pattern, *_, sid]:
                 self._subscriptions[pattern] = sid
+                self.open[sid] = pattern
+                self.most = max(self.most, len(self.open))
             case ["UNSUB", sid]:
+                self.open.pop(sid, None)
                 self._subscriptions = {each: of for each, of in self._subscriptions.items() if of != sid}
             case ["PUB" | "HPUB" as operation, subject, *rest]:
                 sizes = 2 if operation == "HPUB" else 1

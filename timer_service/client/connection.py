@@ -2,15 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from timer_service.client.answers import read_object, read_rows
@@ -19,13 +17,13 @@ from timer_service.client.checks import check_seconds, check_tenant, write_json
 from timer_service.client.commands import Command, Sender
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
+from timer_service.client.watches import Watch, Watches
 from timer_service.core.cancellation import keep_cancellation
 from timer_service.core.message import Kind, kebab
 from timer_service.nats_client import LastingClient
 
 _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
-_EVENTS_READ_AHEAD = 10_000
 _VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outputs", "CreateWorkSignal": "note"}
 """The arguments that a message type takes over unchecked. All others have only `data`."""
 _ERROR = "Nats-Service-Error"
@@ -38,19 +36,14 @@ class Connection:
     def __init__(self, client: Client, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
-        self._watches: set[_Watch] = set()
         self._calls = Calls()
+        self._watches = Watches(client, self._calls)
         self.sender = Sender(client, self._calls)
 
     async def end_calls(self) -> None:
         """End every call and every iteration over events."""
         self._calls.end()
-        self.end_events()
-
-    def end_events(self) -> None:
-        """End every iteration over events, because events may be missing from here on."""
-        for watch in self._watches:
-            watch.end()
+        self._watches.end()
 
     def jetstream(self) -> JetStreamContext:
         """Return the API of the streams, which may need another login. Raises `NoAnswerError` without a connection."""
@@ -157,12 +150,13 @@ class Connection:
 
     def events(
         self, tenant: str, *messages: str, about: Mapping[str, str] = MappingProxyType({})
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Iterate over the events that the service publishes from now on. `tenant` is a tenant or `*` for all.
 
         `messages` are the types of the events in kebab case. `about` has the fields that their payloads must have.
 
-        Raises `NoAnswerError` when the connection is lost, because events may be missing after that.
+        Raises `NoAnswerError` when the connection is lost, or when they are read too slowly, because events may be
+        missing after that.
         """
         if tenant != "*":
             check_tenant(tenant)
@@ -170,31 +164,20 @@ class Connection:
 
     async def _events(
         self, tenant: str, messages: Sequence[str], about: Mapping[str, str]
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
-        watch = _Watch()
-        self._watches.add(watch)
-        subscriptions: list[Subscription] = []
+        watch = Watch([self.subject(Kind.EVENT, tenant, message) for message in messages])
         try:
-            for message in messages:
-                subject = self.subject(Kind.EVENT, tenant, message)
-                subscriptions.append(await self._client.subscribe(subject, cb=watch.receive))
-            # The driver sends a flush before data that it holds back: only the second one follows the subscriptions.
-            await self._calls.run(self._client.flush())
-            await self._calls.run(self._client.flush())
-            while (body := await watch.next()) is not None:
-                event = _read_event(body)
+            await self._watches.join(watch)
+            while True:
+                event = _read_event(await watch.next())
                 if event is not None and all(event["payload"].get(name) == value for name, value in about.items()):
                     yield event
         except nats.errors.Error as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         finally:
-            self._watches.remove(watch)
-            for subscription in subscriptions:
-                if not self._client.is_closed:
-                    await subscription.unsubscribe()
-        raise NoAnswerError("the connection to the broker has ended; events may be missing from here on")
+            await self._watches.leave(watch)
 
 
 @asynccontextmanager
@@ -213,8 +196,6 @@ async def open_connection(
     async def ended_by(error: Exception) -> None:
         nonlocal last_error
         last_error = error
-        if isinstance(error, nats.errors.SlowConsumerError):  # the driver has dropped events of a slow watch
-            connection.end_events()
 
     try:
         with keep_cancellation():
@@ -241,26 +222,6 @@ async def open_connection(
     finally:
         await connection.end_calls()
         await client.close()
-
-
-class _Watch:
-    """The received events of one iteration. After the end it returns the events that it still has, and then None."""
-
-    def __init__(self) -> None:
-        self._bodies: asyncio.Queue[bytes | None] = asyncio.Queue(_EVENTS_READ_AHEAD)
-        self._ended = False
-
-    async def receive(self, message: Msg) -> None:
-        if not self._ended:
-            await self._bodies.put(message.data)
-
-    def end(self) -> None:
-        self._ended = True
-        if self._bodies.empty():
-            self._bodies.put_nowait(None)
-
-    async def next(self) -> bytes | None:
-        return None if self._ended and self._bodies.empty() else await self._bodies.get()
 
 
 def _read_event(body: bytes) -> dict[str, Any] | None:

@@ -186,8 +186,8 @@ class TimerClient:
         """Iterate over the `DueTimeReached`, `TimerExpired` and `TimersCancelled` events of a tenant, or of all.
 
         Starts with the events published after the iteration has begun. Each event has the form of contracts/README.md.
-        Raises `NoAnswerError` when the connection is lost, because events may be missing after that. To miss no event,
-        read the stream TIMER_EVT with a JetStream consumer instead.
+        Raises `NoAnswerError` when the connection is lost, or when more than 128 MiB of events wait to be read, because
+        events may be missing after that. To miss no event, read the stream TIMER_EVT with a JetStream consumer instead.
         """
         return self._connection.events(tenant, "due-time-reached", "timer-expired", "timers-cancelled")
 

@@ -201,6 +201,7 @@ class Workflows:
         finally:
             following.cancel()
             await asyncio.wait([following])
+            await events.aclose()  # a program that keeps the error would keep the watch
 
     async def _look(self, tenant: str, workflow: str) -> WorkflowDetail | None:
         """Return a workflow with its result, or None if it does not exist. There may be 8 MiB of effects: reads one."""

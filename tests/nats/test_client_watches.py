@@ -1,0 +1,253 @@
+"""The watches of a client against a scripted peer: those of the same subject share one subscription."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats.errors
+import pytest
+from nats.aio.client import Client
+
+from tests.harness.nats_peer import ScriptedPeer, scripted_peer
+from timer_service.client.connection import Connection, open_connection
+from timer_service.client.errors import NoAnswerError, WorkflowEndedError
+from timer_service.client.workflows import Workflows
+
+FIRED = "timer.evt.v1.acme.due-time-reached"
+ENDS = [f"timer.evt.v1.acme.workflow-{end}" for end in ("completed", "failed", "cancelled")]
+WORKFLOW = {
+    "tenantId": "acme",
+    "type": "order",
+    "queue": "default",
+    "createdAt": "2027-01-01T00:00:00.000Z",
+    **dict.fromkeys(("attempt", "retries", "effects", "messages"), 0),
+}
+WAITS_AT_EACH_COMMAND: Mapping[str, Any] = {"pending_size": 1}
+"""With these options, the driver waits in each `subscribe` and `unsubscribe` until it has sent all it has."""
+
+
+@asynccontextmanager
+async def connected(options: Mapping[str, Any]) -> AsyncIterator[tuple[ScriptedPeer, Connection]]:
+    """A peer, and a client that is connected to it."""
+    async with scripted_peer() as peer, open_connection(peer.url, "user", "timer", options) as connection:
+        yield peer, connection
+
+
+def watched(peer: ScriptedPeer) -> list[str]:
+    """Return the subject of each subscription to events, in order."""
+    return sorted(each for each in peer.open.values() if ".evt." in each)
+
+
+async def fire(peer: ScriptedPeer, subject: str = FIRED, **payload: Any) -> None:
+    """Publish an event."""
+    await peer.deliver(subject, subject.encode(), json.dumps({"payload": payload}).encode())
+
+
+async def next_number(events: AsyncIterator[dict[str, Any]]) -> Any:
+    async with asyncio.timeout(10):
+        return (await anext(events))["payload"]["number"]
+
+
+async def collect_numbers(events: AsyncIterator[dict[str, Any]], numbers: list[int]) -> None:
+    async for event in events:
+        payload = event["payload"]
+        numbers.append(payload["number"])
+
+
+async def until_begun(peer: ScriptedPeer, *begins: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
+    """Start to wait for events. Return when all have sent their two flushes."""
+    pings = peer.pings + 2 * len(begins)
+    tasks = [asyncio.ensure_future(each) for each in begins]
+    await peer.until(lambda: peer.pings >= pings)
+    return tasks
+
+
+async def test_twenty_waiting_calls_use_three_subscriptions() -> None:
+    """Calls that wait for ends of workflows of one tenant share three subscriptions. All see the end of theirs."""
+    ended: set[str] = set()
+
+    def answer(_: str, body: bytes) -> dict[str, Any]:
+        workflow = json.loads(body)["workflowId"]
+        status = "completed" if workflow in ended else "running"
+        view = {**WORKFLOW, "workflowId": workflow, "status": status}
+        return {"workflow": view, "hasWorkers": True, "result": workflow, "effects": []}
+
+    async with connected({}) as (peer, connection):
+        peer.answer = answer
+        calls = [Workflows(connection).result("acme", f"order-{number}") for number in range(20)]
+        tasks = await until_begun(peer, *calls)
+        assert watched(peer) == sorted(ENDS)
+        for number in range(20):
+            ended.add(f"order-{number}")
+            await fire(peer, ENDS[0], workflowId=f"order-{number}")
+            async with asyncio.timeout(5):
+                assert await tasks[number] == f"order-{number}"
+        await peer.until(lambda: not watched(peer))
+        assert peer.most == 4  # one is the inbox of the answers
+
+
+async def test_a_failed_result_leaves_nothing() -> None:
+    """An error that a program keeps does not keep the watch of the call that raised it."""
+    view = {**WORKFLOW, "workflowId": "order-1", "status": "failed"}
+    answer = {"workflow": view, "hasWorkers": True, "failure": {"type": "no", "message": "no"}, "effects": []}
+    async with connected({}) as (peer, connection):
+        (waiting,) = await until_begun(peer, Workflows(connection).result("acme", "order-1"))
+        await fire(peer, ENDS[1], workflowId="order-1")  # while the call asks for the workflow
+        await peer.until(lambda: bool(peer.published))
+        await peer.reply(json.dumps(answer).encode())
+        await asyncio.wait([waiting], timeout=10)
+        kept = waiting.exception()
+        await peer.until(lambda: not watched(peer))
+        assert isinstance(kept, WorkflowEndedError)
+
+
+async def test_a_slow_watch_ends_alone() -> None:
+    """A watch that is not read has at most 128 MiB of events, and then raises. Another one of the subject goes on."""
+    async with connected({}) as (peer, connection):
+        slow, fast = connection.events("acme", "due-time-reached"), connection.events("acme", "due-time-reached")
+        begun = await until_begun(peer, next_number(slow), next_number(fast))
+        data = b"x" * 1024 * 1024
+        for number in range(140):
+            await peer.deliver(FIRED, FIRED.encode(), b'{"payload": {"number": %d, "data": "%b"}}' % (number, data))
+            assert await (begun[1] if number == 0 else next_number(fast)) == number
+        numbers = [await begun[0]]
+        with pytest.raises(NoAnswerError, match="read too slowly; events may be missing from here on"):
+            await collect_numbers(slow, numbers)
+        assert numbers == list(range(len(numbers)))
+        assert 120 < len(numbers) < 130
+        assert watched(peer) == [FIRED]
+        begun = await until_begun(peer, next_number(connection.events("acme", "due-time-reached")))
+        await fire(peer, number=140)
+        assert await asyncio.gather(next_number(fast), *begun) == [140, 140]
+
+
+@pytest.mark.parametrize("options", [{}, WAITS_AT_EACH_COMMAND])
+async def test_a_watch_leaves_while_another_joins(options: Mapping[str, Any]) -> None:
+    """Whenever the last watch of a subject leaves, another one that joins then sees each event from then on."""
+    async with connected(options) as (peer, connection):
+        for turns in range(30):
+            (last,) = await until_begun(peer, next_number(connection.events("acme", "due-time-reached")))
+            last.cancel()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            (joining,) = await until_begun(peer, next_number(connection.events("acme", "due-time-reached")))
+            assert watched(peer) == [FIRED]
+            await fire(peer, number=turns)
+            assert await joining == turns
+            await peer.until(lambda: not watched(peer))
+        assert peer.most == 1
+
+
+@pytest.mark.parametrize("options", [{}, WAITS_AT_EACH_COMMAND])
+async def test_a_watch_is_cancelled_while_it_subscribes(options: Mapping[str, Any]) -> None:
+    """Whenever the first watch of a subject is cancelled, one that began right after it sees each event."""
+    async with connected(options) as (peer, connection):
+        for turns in range(30):
+            cancelled = asyncio.ensure_future(next_number(connection.events("acme", "due-time-reached")))
+            joining = asyncio.ensure_future(next_number(connection.events("acme", "due-time-reached")))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            assert cancelled.cancelled()
+            await peer.until(lambda: watched(peer) == [FIRED])
+            await fire(peer, number=turns)
+            async with asyncio.timeout(5):
+                assert await joining == turns
+            await peer.until(lambda: not watched(peer))
+        assert peer.most == 1
+        assert connection._watches._shared == {}
+
+
+async def test_a_program_is_cancelled_while_its_watch_leaves() -> None:
+    """Whenever it is cancelled, it does not go on, and the watch has left."""
+    async with connected(WAITS_AT_EACH_COMMAND) as (peer, connection):
+        for turns in range(1, 20):
+            watch = connection.events("acme", "due-time-reached", "timer-expired")
+            (first,) = await until_begun(peer, next_number(watch))
+            await fire(peer, number=turns)
+            await first
+
+            async def stop(ending: AsyncGenerator[Any, None] = watch) -> None:
+                await ending.aclose()
+                await asyncio.Event().wait()
+
+            program = asyncio.ensure_future(stop())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            program.cancel()
+            await asyncio.wait([program], timeout=5)
+            assert program.cancelled()
+            await peer.until(lambda: not watched(peer))
+
+
+async def test_the_client_is_closed_while_a_watch_subscribes() -> None:
+    """Whenever the client is closed, all watches end with the error that says why."""
+    for turns in range(20):
+        async with connected(WAITS_AT_EACH_COMMAND) as (_, connection):
+            watches = [connection.events("acme", "due-time-reached", "timer-expired") for _ in range(3)]
+            tasks = [asyncio.ensure_future(anext(watch)) for watch in watches]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(each) for each in ended] == [NoAnswerError] * 3
+        assert connection._watches._shared == {}
+
+
+async def test_an_error_of_subscribing_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The subscriptions before the error end, except those of another watch. The next watch works."""
+    subscribe: Any = Client.subscribe
+    broken = True
+
+    async def subscribe_or_fail(client: Client, subject: str, **options: Any) -> Any:
+        if broken and subject.endswith("timer-expired"):
+            raise nats.errors.OutboundBufferLimitError
+        return await subscribe(client, subject, **options)
+
+    monkeypatch.setattr(Client, "subscribe", subscribe_or_fail)
+    async with connected({}) as (peer, connection):
+        (kept,) = await until_begun(peer, next_number(connection.events("acme", "due-time-reached")))
+        with pytest.raises(NoAnswerError, match="outbound buffer limit"):
+            await anext(connection.events("acme", "due-time-reached", "timers-cancelled", "timer-expired"))
+        await peer.until(lambda: watched(peer) == [FIRED])
+        broken = False
+        begun = await until_begun(peer, next_number(connection.events("acme", "timer-expired", "due-time-reached")))
+        await fire(peer, number=1)
+        assert await asyncio.gather(kept, *begun) == [1, 1]
+        await peer.until(lambda: not watched(peer))
+
+
+async def test_watches_after_a_lost_connection() -> None:
+    """All watches end. New ones see each event, also if nobody has read one of those that ended, and share again."""
+    reconnected = asyncio.Event()
+
+    async def note() -> None:
+        reconnected.set()
+
+    async with connected({"reconnected_cb": note}) as (peer, connection):
+        watches = [connection.events("acme", "due-time-reached") for _ in range(3)]
+        begun = await until_begun(peer, *(next_number(watch) for watch in watches))
+        await fire(peer, number=0)
+        assert await asyncio.gather(*begun) == [0, 0, 0]
+        waiting = [asyncio.ensure_future(anext(watch)) for watch in watches[1:]]
+        peer.disconnect()
+        for each in waiting:
+            with pytest.raises(NoAnswerError, match="connection to the broker has ended; events may be missing"):
+                await each
+        async with asyncio.timeout(10):
+            await reconnected.wait()
+        new = [connection.events("acme", "due-time-reached") for _ in range(3)]
+        begun = await until_begun(peer, *(next_number(watch) for watch in new))
+        assert watched(peer) == [FIRED]
+        await fire(peer, number=1)
+        assert await asyncio.gather(*begun) == [1, 1, 1]
+        with pytest.raises(NoAnswerError, match="connection to the broker has ended"):
+            await anext(watches[0])
+        await fire(peer, number=2)
+        assert await asyncio.gather(*map(next_number, new)) == [2, 2, 2]
+        for watch in new:
+            await watch.aclose()
+        await peer.until(lambda: not watched(peer))

@@ -1,0 +1,122 @@
+"""Watches of events. The watches of a subject share one subscription: a server may allow few of them per connection."""
+
+import asyncio
+from collections.abc import Sequence
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from timer_service.client.calls import Calls
+from timer_service.client.errors import NoAnswerError
+from timer_service.core.cancellation import run_to_completion
+
+_READ_AHEAD_BYTES = 128 * 1024 * 1024
+"""What a watch may keep for a program that reads it slowly."""
+_OVERHEAD_BYTES = 64
+"""What an event takes in memory beside its body."""
+_TURN = 1_000
+"""After so many events without a pause, other tasks have a turn."""
+_LOST = "the connection to the broker has ended; events may be missing from here on"
+_TOO_SLOW = "the events were read too slowly; events may be missing from here on"
+
+
+class Watch:
+    """The events of one iteration, in the order in which they were received."""
+
+    def __init__(self, subjects: Sequence[str]) -> None:
+        self.subjects = subjects
+        self._bodies: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._bytes = 0
+        self._taken = 0
+        self._end_reason: str | None = None
+
+    def add(self, body: bytes) -> None:
+        """Keep an event until it is taken. Never waits: a watch that would keep too much ends instead."""
+        size = len(body) + _OVERHEAD_BYTES
+        if self._end_reason is None and self._bytes + size > _READ_AHEAD_BYTES:
+            self.end(_TOO_SLOW)
+        if self._end_reason is None:
+            self._bytes += size
+            self._bodies.put_nowait(body)
+
+    def end(self, reason: str) -> None:
+        """Take no more events, because some may be missing from here on."""
+        if self._end_reason is None:
+            self._end_reason = reason
+            self._bodies.put_nowait(None)
+
+    async def next(self) -> bytes:
+        """Return the next event. Raises `NoAnswerError` after the last one before the end."""
+        self._taken += 1
+        if self._taken % _TURN == 0:
+            await asyncio.sleep(0)
+        body = await self._bodies.get()
+        if body is None:
+            raise NoAnswerError(str(self._end_reason))
+        self._bytes -= len(body) + _OVERHEAD_BYTES
+        return body
+
+
+class _Shared:
+    """One subject: its watches, and their subscription."""
+
+    def __init__(self) -> None:
+        self.watches: set[Watch] = set()
+        self.subscription: Subscription | None = None
+        self.subscribing = asyncio.Lock()
+
+    async def receive(self, message: Msg) -> None:
+        for watch in self.watches:
+            watch.add(message.data)
+
+
+class Watches:
+    """The watches of a connection. The first watch of a subject subscribes, and the last one unsubscribes."""
+
+    def __init__(self, client: Client, calls: Calls) -> None:
+        self._client = client
+        self._calls = calls
+        self._shared: dict[str, _Shared] = {}
+
+    def end(self) -> None:
+        """End every watch, because the connection is lost."""
+        for shared in self._shared.values():
+            for watch in shared.watches:
+                watch.end(_LOST)
+
+    async def join(self, watch: Watch) -> None:
+        """Begin to receive. After it the watch misses no event. `leave` must follow, also after an error."""
+        for subject in watch.subjects:
+            self._shared.setdefault(subject, _Shared()).watches.add(watch)
+        await self._calls.run(self._subscribe(watch))
+        # The driver sends a flush before data that it holds back: only the second one follows the subscriptions.
+        await self._calls.run(self._client.flush())
+        await self._calls.run(self._client.flush())
+
+    async def leave(self, watch: Watch) -> None:
+        """Receive no more, also if the caller is cancelled meanwhile."""
+        await run_to_completion(self._leave(watch))
+
+    async def _subscribe(self, watch: Watch) -> None:
+        for subject in watch.subjects:
+            shared = self._shared[subject]
+            async with shared.subscribing:
+                if shared.subscription is None:
+                    # The driver swallows a cancellation here, so no subscription is lost. It would drop messages above
+                    # its limits on pending ones: there are few, because `receive` never waits.
+                    shared.subscription = await self._client.subscribe(
+                        subject, cb=shared.receive, pending_msgs_limit=0, pending_bytes_limit=0
+                    )
+
+    async def _leave(self, watch: Watch) -> None:
+        for subject in watch.subjects:
+            shared = self._shared[subject]
+            shared.watches.remove(watch)
+            if shared.watches:
+                continue
+            # Nobody is subscribing: its watch would be there. The driver keeps the order of what is sent, so another
+            # watch may subscribe from here on.
+            del self._shared[subject]
+            if shared.subscription is not None and not self._client.is_closed:
+                await shared.subscription.unsubscribe()
