@@ -641,6 +641,41 @@ async def test_claims_write_few_large_rows(store: Database, tenants: str, waitin
     assert max(released, default=0) <= 4 * 10_000 // 1500
 
 
+async def test_old_large_rows_of_one_tenant_leave_others_their_shares(store: Database) -> None:
+    """Beside a tenant with many large rows, a claim takes as many rows of the others as without it, also newer ones."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *large("z", 100, 5000))
+    for tenant in "abcd":
+        await put(store, *(timer(f"small-{n}", NOW - 500 + n, tenant) for n in range(60)))
+    claims = [shares(await claim(store, lease, limit=100)) for _ in range(3)]
+    assert [min(found[tenant] for tenant in "abcd") for found in claims] == [20, 20, 20]
+    assert [found["z"] for found in claims] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("waiting", [[], ["c"]])
+async def test_large_rows_of_many_tenants(store: Database, waiting: list[str]) -> None:
+    """A claim writes few large rows also if each is of another tenant. Those that are left out have the next turns."""
+    released: list[int] = []
+
+    class Recording(Lease):
+        async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
+            released.append(len(rows))
+            return await super().release(tx, rows)
+
+    lease = Recording(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *(timer(f"small-{n}", NOW - 9000 + n, "t00") for n in range(200)))
+    for number in range(50):
+        await put(store, *large(f"t{number:02}", 3, 5000, NOW - 5000))
+    found, claims = Counter[str](), 0
+    while len(found) < 50:
+        async with store.transaction() as tx:
+            rows = await lease.claim(tx, NOW, 100, alone=store.exclusive, waiting=waiting)
+        found.update(shares(rows))
+        claims += 1
+    assert claims <= 60
+    assert max(released, default=0) <= 4 * 10_000 // 5000
+
+
 FORBIDDEN = {
     "reached before due": "state = 'Reached', available_at = NULL, reached_at = due_at - 1",
     "reached without an instant": "state = 'Reached', available_at = NULL",

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -156,6 +157,7 @@ class Lease:
         self._look: Look | None = None
         """What the last claim has found if it left out waiting tenants."""
         self.most_bytes = claim_bytes
+        self._most_written = _MOST_WRITTEN * claim_bytes
         self.claimed_bytes = 0
         """How long the texts of the last claim are."""
         self._fitting: float = math.inf
@@ -171,7 +173,7 @@ class Lease:
         self._claim_alone = table.sql("claim_alone")
         self._read_claim = table.sql("read_claim")
         self._count_available = table.sql("count_available")
-        self._weigh_available = table.sql("count_available" if table.large is None else "weigh_available")
+        self._weigh_available = table.sql("weigh_available")
         self._weigh_of_tenant = table.sql("weigh_of_tenant")
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._turns = TenantTurns(table.sql("due_tenants"))
@@ -221,13 +223,20 @@ class Lease:
         return await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit)
 
     async def _claim_all(self, tx: Transaction, claim: Mapping[str, Any], limit: int, *, alone: bool) -> list[Row]:
-        limit, available = await self._bound(tx, claim["now"], limit)
+        available = await self.count_available(tx, claim["now"], limit + 1)
         rows = await self._claim_shares(tx, claim, limit) if available > limit else []
-        if rest := min(available, limit) - len(rows):
+        rest = min(available, limit) - len(rows)
+        if not rest or self._is_bounded:
+            return rows
+        fitting = await self._bound(tx, claim["now"], rest, rows)
+        if fitting < rest and not rows:  # the large rows of one tenant leave room for the rows of others
+            rows = await self._claim_shares(tx, claim, limit)
+            fitting = 0 if rows else fitting
+        if fitting:
             if alone:
-                await tx.execute(self._claim_alone, {**claim, "limit": rest})
+                await tx.execute(self._claim_alone, {**claim, "limit": fitting})
                 return list(await tx.fetch(self._read_claim, claim))
-            rows += await tx.fetch(self._claim, {**claim, "limit": rest})
+            rows += await tx.fetch(self._claim, {**claim, "limit": fitting})
         return rows
 
     async def _claim_beside(
@@ -286,30 +295,48 @@ class Lease:
         each = [{**claim, "tenant_id": tenant, "limit": share} for tenant, share in shares]
         return await tx.fetch_each(self._claim_of_tenant, each)
 
-    async def _bound(self, tx: Transaction, now: int, limit: int) -> tuple[int, int]:
-        """Return how many rows to claim, at most `limit`, and how many are available, at most one more than that.
+    async def _bound(self, tx: Transaction, now: int, limit: int, claimed: Sequence[Row]) -> int:
+        """Return how many of the oldest rows to claim in addition to those that are claimed, at most `limit`.
 
         A claim writes its rows with their texts, and so does the release of those that do not fit. So these are few.
         """
-        while True:
-            (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": limit + 1})
-            if self.table.large is None or limit == 1 or due["size"] <= _MOST_WRITTEN * self.most_bytes:
-                return limit, due["count"]
+        if self.table.large is None:
+            return limit
+        room = max(self._most_written - sum(row["size"] for row in claimed), 0)
+        least = 0 if claimed else 1
+        while limit > least:
+            (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": limit})
+            if due["size"] <= room:
+                break
             self._is_bounded = True
-            limit = max(min(limit, due["count"]) * _MOST_WRITTEN * self.most_bytes // due["size"], 1)
+            limit = max(limit * room // due["size"], least)
+        return limit
 
     async def _bound_shares(
         self, tx: Transaction, now: int, shares: Sequence[tuple[str, int]]
     ) -> Sequence[tuple[str, int]]:
-        """Return the shares of tenants, smaller ones if their rows have too many bytes. Each has at least one row."""
-        while self.table.large is not None:
-            each = [{"tenant_id": tenant, "now": now, "limit": share} for tenant, share in shares]
-            size = sum(row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each))
-            if size <= _MOST_WRITTEN * self.most_bytes or all(share == 1 for _, share in shares):
-                break
-            self._is_bounded = True
-            shares = [(tenant, max(share * _MOST_WRITTEN * self.most_bytes // size, 1)) for tenant, share in shares]
-        return shares
+        """Return the shares of tenants, smaller ones for those whose rows have too many bytes.
+
+        Each has at least one row. If these have too many bytes together, the last tenants have the next turns.
+        """
+        if self.table.large is None or not shares:
+            return shares
+        bounded, sizes = dict(shares), dict.fromkeys(dict(shares), 0)
+        unweighed = list(bounded)
+        while unweighed:
+            each = [{"tenant_id": tenant, "now": now, "limit": bounded[tenant]} for tenant in unweighed]
+            sizes |= {row["tenant_id"]: row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each)}
+            most = self._most_written // len(shares)
+            unweighed = [tenant for tenant in unweighed if sizes[tenant] > most and bounded[tenant] > 1]
+            for tenant in unweighed:
+                bounded[tenant] = max(bounded[tenant] * most // sizes[tenant], 1)
+        most = max(self._most_written, next(filter(None, sizes.values()), 0))  # a single row may have more
+        count = sum(total <= most for total in accumulate(sizes.values()))
+        if count < len(shares):
+            self._turns.continue_after(shares[count - 1][0])
+        found = list(bounded.items())[:count]
+        self._is_bounded = self._is_bounded or found != list(shares)
+        return found
 
     async def lock(self, tx: Transaction, rows: Sequence[Row]) -> None:
         """Lock held rows. A transaction that settles rows in several ways locks all of them first, in one order."""

@@ -43,6 +43,10 @@ class TenantTurns:
         others, all_looked_at = await self._next_beside(tx, now, limit, waiting)
         return [(tenant, limit // len(others)) for tenant in others], all_looked_at
 
+    def continue_after(self, tenant: str) -> None:
+        """Let the next call continue after one of the tenants that the last call returned: the others got no turn."""
+        self._last = tenant
+
     async def next_due(self, reader: Reader, now: int, limit: int, waiting: Collection[str] = ()) -> list[str]:
         """Return the next tenants with rows that are due at `now` and that are not in `waiting`, up to `limit`.
 
