@@ -49,7 +49,9 @@ class Claims:
         self._max_attempts = max_attempts
         self._claim_bytes = claim_bytes
         self._without_room: Sequence[str] = ()
-        """The tenants of which the last claim kept no row, although it claimed some. They have the next turns."""
+        """The tenants of which the last claim kept no row, or had no room for the rows that need bytes.
+
+        They have the next turns."""
 
     async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
@@ -83,22 +85,26 @@ class Claims:
         used: dict[Poll, int] = {}
         total = loaded = 0
         kept = [0] * len(shares)
+        loading, waiting = set[str](), set[str]()
         for number in order:
-            poll = shares[number].poll
+            poll, tenant = shares[number].poll, shares[number].lane[0]
             for row in claimed[number]:
                 size, needed = task_bytes(row), _needed_bytes(row)
                 fits = used.get(poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
                 if not fits and (poll in used or total >= self._claim_bytes):
                     break
                 if needed and loaded and loaded + needed > self._claim_bytes:
+                    waiting.add(tenant)
                     break
+                if needed:
+                    loading.add(tenant)
                 used[poll] = used.get(poll, 0) + size
                 total += size
                 loaded += needed
                 kept[number] += 1
         served = {shares[number].lane[0] for number in order if kept[number]}
         wanting = dict.fromkeys(shares[number].lane[0] for number in order if claimed[number])
-        self._without_room = [tenant for tenant in wanting if tenant not in served]
+        self._without_room = [tenant for tenant in wanting if tenant not in served or tenant in waiting - loading]
         return kept
 
 

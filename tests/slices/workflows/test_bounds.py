@@ -209,6 +209,27 @@ async def test_large_tasks_of_a_tenant_delay_no_other(workflows: Workflows) -> N
     assert [each.kept for each in kept] == [[1, 0, 1], [0, 2, 0], [1, 0, 0]]
 
 
+async def test_large_tasks_have_turns_beside_small_ones(workflows: Workflows) -> None:
+    """A tenant whose large task had no room has the next turn, also if its small tasks had room."""
+    for tenant in ("acme", "other"):
+        for task in await _begin(workflows, 2, waits=100, tenant=tenant):
+            await workflows.ask_all(report(task, release(), number=2), tenant=tenant)
+    for number in range(3):
+        workflows.send("StartWorkflow", tenant="other", workflowId=f"new{number}", type="small")
+    await workflows.consume()
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
+    shares = [
+        Share(
+            Poll(Request("poll-tasks", tenant, b"", "_INBOX.a"), PollTasks(worker_id="w", types=[name], slots=1)),
+            (tenant, "default", name),
+            1,
+        )
+        for tenant, name in (("acme", "order"), ("other", "small"), ("other", "order"))
+    ]
+    kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(3)]
+    assert [each.kept for each in kept] == [[1, 1, 0], [0, 1, 1], [1, 1, 0]]
+
+
 async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> None:
     """A claim copies the messages of a few workflows, as their results: all other writes wait for it."""
     for number in range(4):
