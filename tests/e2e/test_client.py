@@ -520,6 +520,7 @@ async def test_waiting_calls_on_a_server_with_few_subscriptions(tmp_path: Path) 
         connection = await nats.connect(server.url)
         await connection.subscribe("timer.qry.v1.acme.get-workflow", cb=answer)
         await connection.flush()
+        await connection.flush()  # the driver sends the first one before the subscription
         names = [f"order-{number}" for number in range(20)]
         results = [asyncio.ensure_future(client.workflows.result("acme", name)) for name in names]
         watches = [asyncio.ensure_future(anext(client.watch("acme"))) for _ in names]
