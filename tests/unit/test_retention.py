@@ -1,6 +1,7 @@
 """Retention while the clock is wrong. What it deletes is tested with each slice."""
 
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 
@@ -147,3 +148,22 @@ async def test_size_of_batches(sqlite: SqliteDatabase) -> None:
         for _ in range(5):
             await retention.tick(NOW)
     assert limits == [500, 250, 125, 62, 31, 62, 31, 30, 30, 30, 30, 60, 120, 240, 480]
+
+
+@pytest.mark.parametrize(("alone", "expected"), [(True, [500, 250, 125]), (False, [500, 500, 500])])
+async def test_batches_of_a_shared_database(sqlite: SqliteDatabase, alone: bool, expected: list[int]) -> None:  # noqa: FBT001
+    """With a shared database, batches stay large, however long their round trips take: no other write waits."""
+    limits: list[int] = []
+    elapsed = 0.0
+
+    async def delete(_tx: object, _before: int, limit: int) -> int:
+        nonlocal elapsed
+        elapsed += 1
+        limits.append(limit)
+        return limit
+
+    retention = Retention(sqlite, timedelta(days=1), delete, monotonic=lambda: elapsed)
+    with patch.object(type(sqlite), "exclusive", alone):
+        for _ in range(3):
+            await retention.tick(NOW)
+    assert limits == expected

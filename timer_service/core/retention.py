@@ -18,7 +18,11 @@ _BATCH = 500
 """How many rows a batch has at most. It usually takes a few ms, so commands and claims hardly wait."""
 _LEAST_BATCH = 30
 _LONG_SECONDS = 0.05
-"""After a batch that took longer, the next one is half as large: rows may have 200 KB and more."""
+"""After a batch that took longer on SQLite, the next one is half as large: rows may have 200 KB and more.
+
+With a shared database, no other write waits for a batch, and the time is that of the round trips too: small batches
+would not keep up with a busy service.
+"""
 _SHORTEST_PAUSE_MS = 5
 _TOLERANCE_MS = 60_000
 _TRUSTED_AFTER_MS = 60 * 60 * 1000
@@ -91,6 +95,6 @@ class Retention:
         """Delete one batch, and set the size of the next one by the time that this one took, without its commit."""
         began = self._monotonic()
         deleted = await self._delete(tx, before, limit)
-        is_long = self._monotonic() - began > _LONG_SECONDS
+        is_long = self._database.exclusive and self._monotonic() - began > _LONG_SECONDS
         self._limit = max(limit // 2, _LEAST_BATCH) if is_long else min(2 * limit, _BATCH)
         return deleted
