@@ -678,6 +678,26 @@ async def test_large_rows_of_many_tenants(store: Database, waiting: list[str]) -
     assert max(released, default=0) <= 4 * 10_000 // 5000
 
 
+async def test_more_of_many_tenants_beside_a_waiting_one(store: Database) -> None:
+    """Tenants that have more rows than their shares get more of them, but few large ones together."""
+    released: list[int] = []
+
+    class Recording(Lease):
+        async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
+            released.append(len(rows))
+            return await super().release(tx, rows)
+
+    lease = Recording(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *(timer(tenant=f"small-{number:02}") for number in range(38)))
+    for number in range(12):
+        await put(store, *(timer(f"small-{each}", NOW - 9000, f"t{number:02}") for each in range(4)))
+        await put(store, *large(f"t{number:02}", 20, 1500, NOW - 5000))
+    async with store.transaction() as tx:
+        rows = await lease.claim(tx, NOW, 200, alone=store.exclusive, waiting=["q"])
+    assert len(rows) >= 38 + 12 * 4
+    assert sum(released) <= 4 * 10_000 // 1500
+
+
 FORBIDDEN = {
     "reached before due": "state = 'Reached', available_at = NULL, reached_at = due_at - 1",
     "reached without an instant": "state = 'Reached', available_at = NULL",

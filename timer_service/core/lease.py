@@ -246,8 +246,9 @@ class Lease:
         fetch = partial(self._claim_each, tx, claim)
         rows, self._look = await take_beside(tx, self._turns, fetch, now=claim["now"], limit=limit, waiting=waiting)
         for tenant in self._look.full:
-            if (rest := limit - len(rows)) and not self._is_bounded:
-                rows += await fetch([(tenant, rest)])
+            size = self._bytes_of(rows)
+            if (rest := limit - len(rows)) and not self._is_bounded and size <= self.most_bytes:
+                rows += await self._claim_each(tx, claim, [(tenant, rest)], size)
         if self._is_bounded:  # tenants that got less than their shares may have more due rows
             self._look = self._look._replace(all_looked_at=False)
         return rows
@@ -289,11 +290,14 @@ class Lease:
         return list(await self._claim_each(tx, claim, await self._turns.shares(tx, claim["now"], limit)))
 
     async def _claim_each(
-        self, tx: Transaction, claim: Mapping[str, Any], shares: Sequence[tuple[str, int]]
+        self, tx: Transaction, claim: Mapping[str, Any], shares: Sequence[tuple[str, int]], claimed_bytes: int = 0
     ) -> Sequence[Row]:
-        shares = await self._bound_shares(tx, claim["now"], shares)
+        shares = await self._bound_shares(tx, claim["now"], shares, self._most_written - claimed_bytes)
         each = [{**claim, "tenant_id": tenant, "limit": share} for tenant, share in shares]
         return await tx.fetch_each(self._claim_of_tenant, each)
+
+    def _bytes_of(self, rows: Sequence[Row]) -> int:
+        return 0 if self.table.large is None else sum(row["size"] for row in rows)
 
     async def _bound(self, tx: Transaction, now: int, limit: int, claimed: Sequence[Row]) -> int:
         """Return how many of the oldest rows to claim in addition to those that are claimed, at most `limit`.
@@ -302,7 +306,7 @@ class Lease:
         """
         if self.table.large is None:
             return limit
-        room = max(self._most_written - sum(row["size"] for row in claimed), 0)
+        room = max(self._most_written - self._bytes_of(claimed), 0)
         least = 0 if claimed else 1
         while limit > least:
             (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": limit})
@@ -313,9 +317,9 @@ class Lease:
         return limit
 
     async def _bound_shares(
-        self, tx: Transaction, now: int, shares: Sequence[tuple[str, int]]
+        self, tx: Transaction, now: int, shares: Sequence[tuple[str, int]], room: int
     ) -> Sequence[tuple[str, int]]:
-        """Return the shares of tenants, smaller ones for those whose rows have too many bytes.
+        """Return the shares of tenants, smaller ones if their rows have more than an equal share of `room` bytes.
 
         Each has at least one row. If these have too many bytes together, the last tenants have the next turns.
         """
@@ -326,11 +330,11 @@ class Lease:
         while unweighed:
             each = [{"tenant_id": tenant, "now": now, "limit": bounded[tenant]} for tenant in unweighed]
             sizes |= {row["tenant_id"]: row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each)}
-            most = self._most_written // len(shares)
+            most = room // len(shares)
             unweighed = [tenant for tenant in unweighed if sizes[tenant] > most and bounded[tenant] > 1]
             for tenant in unweighed:
                 bounded[tenant] = max(bounded[tenant] * most // sizes[tenant], 1)
-        most = max(self._most_written, next(filter(None, sizes.values()), 0))  # a single row may have more
+        most = max(room, next(filter(None, sizes.values()), 0))  # a single row may have more
         count = sum(total <= most for total in accumulate(sizes.values()))
         if count < len(shares):
             self._turns.continue_after(shares[count - 1][0])
