@@ -274,7 +274,7 @@ async def test_scrape_after_a_pause_of_the_process(monkeypatch: pytest.MonkeyPat
 
 
 async def test_what_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reaches the port cannot fill the log with lines."""
+    """A client that can connect cannot fill the log with lines."""
     async with serve_http(pages(), HOST, 0) as (port, _):
         for sent in (b"\x16\x03\x01\r\n\r\n", b"GET /livez HTTP/1.1\r\n\r\n"):
             reader, writer = await asyncio.open_connection(HOST, port)

@@ -27,7 +27,13 @@ TenantId = Annotated[str, Field(alias="tenantId")]
 class View(BaseModel):
     """A value that the service returned. Fields that a newer service adds are ignored."""
 
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="ignore")
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,  # a program may log the error, and the input has its data
+    )
 
     damaged: Sequence[str] = ()
     """The fields that are missing or empty because their text in the database of the service is damaged."""
