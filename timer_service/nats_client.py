@@ -19,6 +19,23 @@ class LastingClient(Client):
             self._transport = _LoginTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
 
+    def discard_unsent(self) -> None:
+        """Forget what was not sent before the connection was lost. The driver would send it to the next server.
+
+        An acknowledgement could settle another command there.
+        """
+        self._pending = []
+        self._pending_data_size = 0
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002 - as in the driver
+        """Close the connection. If it is lost meanwhile, the driver raises an error half-way, and is called again."""
+        try:
+            await super()._close(status, do_cbs)
+        except OSError:
+            self.discard_unsent()
+            self._status = Client.DISCONNECTED
+            await super()._close(status, do_cbs)
+
     async def _process_err(self, err_msg: str) -> None:
         """Connect again after an error of the server. The driver itself would close the connection for good."""
         if self.is_connecting or PERMISSIONS_ERR in err_msg:

@@ -13,7 +13,7 @@ TENANT = "tenant-a"
 LONG_AFTER = "2100-01-01T00:00:00Z"
 LONG_AGO = "2020-01-01T00:00:00Z"
 NUMBER = "NUMBER"
-"""Stands for the number of the message in bodies, headers and replies."""
+"""Stands for the number of the message, or of the turn of several messages, in bodies, headers and replies."""
 SOON = "SOON"
 """Stands for an instant that is at most five seconds away, and the same for all messages of these seconds."""
 _SOON_MS = 5_000
@@ -65,14 +65,17 @@ def numbered(message: RawMessage, number: int) -> RawMessage:
 
 
 def flood(*messages: RawMessage, size: int = 200, **options: Any) -> Attack:
-    """Return the attack that sends messages in turn. `NUMBER` and `SOON` in them are replaced."""
+    """Return the attack that sends messages in turn. `NUMBER` and `SOON` in them are replaced.
+
+    The number is the same for all messages of a turn, so that a command can name what the one before it has made.
+    """
     if not any(word in part for each in messages for part in each if part for word in (b"NUMBER", b"SOON")):
         same = b"".join(messages[each % len(messages)].encode() for each in range(size))
         return Attack(lambda _: same, size, **options)
 
     def block(number: int) -> bytes:
         each = range(number * size, (number + 1) * size)
-        return b"".join(numbered(messages[n % len(messages)], n).encode() for n in each)
+        return b"".join(numbered(messages[n % len(messages)], n // len(messages)).encode() for n in each)
 
     return Attack(block, size, **options)
 

@@ -51,6 +51,11 @@ def _many_statuses(count: int, item: str) -> list[RawMessage]:
     return _prepared(*(_signal(f"{count}-{n}", workItemId=item, triggerSpec=spec) for n in range(500)))
 
 
+def _gated(group: int) -> _Jobs:
+    """Return 16 jobs with large payloads that need one job."""
+    return [{"name": f"job-{group}-{n}", "needs": ["first"], "payload": LARGE} for n in range(16)]
+
+
 STAR: _Jobs = [
     {"name": "job-0"},
     *({"name": f"job-{number}", "needs": ["job-0"]} for number in range(1, 10_000)),
@@ -93,6 +98,11 @@ _FAN: _Jobs = [
     *({"name": f"job-{number}", "needs": ["first"]} for number in range(1_000)),
 ]
 
+_EIGHT: _Jobs = [
+    {"name": "last"},
+    *({"name": f"output-{n}"} for n in range(8)),
+    *({"name": f"job-{n}", "needs": ["last", *(f"output-{each}" for each in range(8))]} for n in range(2_000)),
+]
 COMMANDS: Mapping[str, Attack] = {
     "timers": commands(_timer("call-NUMBER")),
     "timers whose outcomes are sent": commands(_timer("call-NUMBER"), headers=header_block(_TO_INBOX)),
@@ -127,6 +137,16 @@ COMMANDS: Mapping[str, Attack] = {
     "runs and their cancels": commands(run("run-NUMBER", STAR), ("CancelRun", {"runId": "run-NUMBER"}), size=2),
     "a large output for 1,000 jobs": commands(
         run("run-NUMBER", _FAN), _report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
+    ),
+    "outputs of eight jobs for 2,000 jobs": _in_blocks(
+        run("run-NUMBER", _EIGHT),
+        *(_report("run-NUMBER", f"output-{n}", outputs={"log": LARGE}) for n in range(8)),
+        _report("run-NUMBER", "last"),
+    ),
+    "payloads of 1,000 jobs": _in_blocks(
+        run("run-NUMBER", [{"name": "first"}], groups=[f"g{n}" for n in range(64)]),
+        *(("ResolveGroup", {"runId": "run-NUMBER", "groupName": f"g{n}", "jobs": _gated(n)}) for n in range(64)),
+        _report("run-NUMBER", "first"),
     ),
     "a small output for 9,999 jobs": commands(
         run("run-NUMBER", STAR), _report("run-NUMBER", "job-0", outputs={"log": 1}), size=2

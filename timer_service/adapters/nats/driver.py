@@ -84,14 +84,6 @@ class GuardedClient(LastingClient):
         if self._flush_queue is not None and self._flush_queue.empty():  # a full queue would wait for the server
             await self._flush_pending()
 
-    def discard_unsent(self) -> None:
-        """Forget what was not sent before the connection was lost. The driver would send it to the next server.
-
-        An acknowledgement could settle another command there.
-        """
-        self._pending = []
-        self._pending_data_size = 0
-
     async def drain_subscription(self, subscription: Subscription) -> None:
         """Like `Subscription.drain`, but forget the subscription too if that fails. The driver would renew it later."""
         driver: Any = subscription
