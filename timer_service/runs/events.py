@@ -26,7 +26,7 @@ from timer_service.runs.store import JobKey
 _SQL = load_sql("timer_service.runs", "events.sql")
 OUTPUTS_BYTES = 512 * 1024
 """The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
-_RUN_OUTPUTS_BYTES = 64 * 1024 * 1024
+_RUN_OUTPUTS_BYTES = 16 * 1024 * 1024
 """The limit for the outputs in all JobReady of one run that a transaction adds. Each of them has an equal share.
 
 With 512 KiB in each, one report that makes 10,000 jobs ready would write 5 GB.

@@ -34,7 +34,7 @@ async def handle(
     A command that would exceed a limit of its tenant has no effect.
 
     Each table is read and written once. Commands that would make the transaction read and write more than about
-    `most_rows` are deferred. After 50 ms, or 64 MiB of JobReady, the rest is. If `evaluating` is false, the sweep
+    `most_rows` are deferred. After 50 ms, or 16 MiB of JobReady, the rest is. If `evaluating` is false, the sweep
     makes jobs ready and skips jobs later.
     """
     indexes_of_run = defaultdict[RunKey, list[int]](list)

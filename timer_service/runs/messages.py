@@ -20,7 +20,7 @@ MAX_NEEDS = 100_000
 """A need of a resolved group counts once for each of its jobs. A run of this size is evaluated within seconds."""
 MAX_STORED_BYTES = 16 * 1024 * 1024
 """The limit for the ids and names that the rows of a run repeat. Each may have 800 bytes."""
-MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 """The limit for the payloads of a run. One report can make all of its jobs ready, and their events repeat them."""
 _MAX_GROUPS = 1000
 _MAX_STALE_SECONDS = 31 * 24 * 3600
