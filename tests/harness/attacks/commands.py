@@ -25,7 +25,8 @@ def run(name: str, jobs: _Jobs, **fields: Any) -> tuple[str, Mapping[str, Any]]:
     return "StartRun", {"runId": name, "jobs": jobs, **fields}
 
 
-def _report(run: str, job: str, status: str = "success", **fields: Any) -> tuple[str, Mapping[str, Any]]:
+def report(run: str, job: str, status: str = "success", **fields: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return a ReportJobStatus."""
     return "ReportJobStatus", {"runId": run, "jobName": job, "status": status, **fields}
 
 
@@ -135,25 +136,25 @@ COMMANDS: Mapping[str, Attack] = {
         run("run-NUMBER", [{"name": f"job-{n}", "payload": LARGE} for n in range(16)]), size=2
     ),
     "runs and their cancels": commands(run("run-NUMBER", STAR), ("CancelRun", {"runId": "run-NUMBER"}), size=2),
+    "a large output for 250 jobs": commands(
+        run("run-NUMBER", _FAN[:251]), report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
+    ),
     "a large output for 1,000 jobs": commands(
-        run("run-NUMBER", _FAN), _report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
+        run("run-NUMBER", _FAN), report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
     ),
     "outputs of eight jobs for 2,000 jobs": _in_blocks(
         run("run-NUMBER", _EIGHT),
-        *(_report("run-NUMBER", f"output-{n}", outputs={"log": LARGE}) for n in range(8)),
-        _report("run-NUMBER", "last"),
+        *(report("run-NUMBER", f"output-{n}", outputs={"log": LARGE}) for n in range(8)),
+        report("run-NUMBER", "last"),
     ),
-    "payloads of 1,000 jobs": _in_blocks(
-        run("run-NUMBER", [{"name": "first"}], groups=[f"g{n}" for n in range(64)]),
-        *(("ResolveGroup", {"runId": "run-NUMBER", "groupName": f"g{n}", "jobs": _gated(n)}) for n in range(64)),
-        _report("run-NUMBER", "first"),
-    ),
-    "a small output for 9,999 jobs": commands(
-        run("run-NUMBER", STAR), _report("run-NUMBER", "job-0", outputs={"log": 1}), size=2
+    "payloads of 500 jobs": _in_blocks(
+        run("run-NUMBER", [{"name": "first"}], groups=[f"g{n}" for n in range(32)]),
+        *(("ResolveGroup", {"runId": "run-NUMBER", "groupName": f"g{n}", "jobs": _gated(n)}) for n in range(32)),
+        report("run-NUMBER", "first"),
     ),
     "reports that drop 9,999 jobs": commands(
         run("run-NUMBER", STAR),
-        _report("run-NUMBER", "job-0", droppedJobs=[f"job-{number}" for number in range(1, 10_000)]),
+        report("run-NUMBER", "job-0", droppedJobs=[f"job-{number}" for number in range(1, 10_000)]),
         size=2,
     ),
     "small runs that are stale at once": commands(run("run-NUMBER", [{"name": "job", "staleAfterSeconds": 1}])),
@@ -171,18 +172,18 @@ COMMANDS: Mapping[str, Attack] = {
         RawMessage(address("ScheduleTimer"), body(*_timer("call-NUMBER")).ljust(70_000)), size=20
     ),
     "reports of one run": commands(
-        _report("run", "job-0", "running"),
-        _report("run", "job-1", "failed", outputs={"log": "NUMBER"}),
+        report("run", "job-0", "running"),
+        report("run", "job-1", "failed", outputs={"log": "NUMBER"}),
         prepare=_prepared(run("run", STAR)),
     ),
-    "early reports": commands(_report("unknown", "job-NUMBER", outputs={"log": LARGE}), size=20),
-    "early reports of many runs": commands(_report("run-NUMBER", "job")),
+    "early reports": commands(report("unknown", "job-NUMBER", outputs={"log": LARGE}), size=20),
+    "early reports of many runs": commands(report("run-NUMBER", "job")),
     "early groups": commands(
         ("ResolveGroup", {"runId": "run-NUMBER", "groupName": "group", "jobs": [{"name": f"{n}"} for n in range(500)]}),
         size=20,
     ),
     "early reports that name many jobs of many groups": _in_blocks(
-        *(_report("run-NUMBER", f"late-{n}", "running", droppedJobs=[*_GROUPS[:990], *_MANY_NAMES]) for n in range(5)),
+        *(report("run-NUMBER", f"late-{n}", "running", droppedJobs=[*_GROUPS[:990], *_MANY_NAMES]) for n in range(5)),
         run("run-NUMBER", [], groups=[f"g{n}" for n in range(1_000)]),
         *(
             ("ResolveGroup", {"runId": "run-NUMBER", "groupName": f"g{n}", "jobs": [{"name": f"{n:x}"}]})

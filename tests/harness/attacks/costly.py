@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from tests.harness.attacks.attack import Attack, commands
-from tests.harness.attacks.commands import COMMANDS, STAR, run
+from tests.harness.attacks.commands import COMMANDS, STAR, report, run
 from tests.harness.attacks.queries import QUERIES
 from tests.harness.attacks.requests import REQUESTS
 from tests.harness.attacks.schedules import SCHEDULES
@@ -21,6 +21,9 @@ def _together(*attacks: Attack) -> Attack:
 
 
 COSTLY: Mapping[str, Attack] = {
+    "a small output for 9,999 jobs": commands(
+        run("run-NUMBER", STAR), report("run-NUMBER", "job-0", outputs={"log": 1}), size=2
+    ),
     "runs that are stale at once": commands(
         run("run-NUMBER", [{"name": "job-0", "staleAfterSeconds": 1}, *STAR[1:]]), size=2
     ),
