@@ -115,7 +115,7 @@ class Watches:
             shared.watches.remove(watch)
             if shared.watches:
                 continue
-            # Nobody is subscribing: its watch would be there. The driver keeps the order of what is sent, so another
+            # No task is subscribing: its watch would be there. The driver keeps the order of what is sent, so another
             # watch may subscribe from here on.
             del self._shared[subject]
             if shared.subscription is not None and not self._client.is_closed:

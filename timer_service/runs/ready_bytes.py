@@ -12,7 +12,7 @@ from timer_service.runs.rules import RunKey
 from timer_service.runs.store import JobKey
 
 MOST_BYTES = 16 * 1024 * 1024
-"""From so many bytes on, a transaction applies no further commands. A single run can have twice as many."""
+"""From so many bytes on, a transaction applies no further commands. A single run can have three times as many."""
 _MOST_READ = 1000
 """Of how many ready jobs the needs are read at a time. Together they have at most 100,000 of each run."""
 

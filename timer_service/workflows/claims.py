@@ -51,7 +51,8 @@ class Claims:
         self._without_room: Sequence[str] = ()
         """The tenants of which the last claim kept no row, or had no room for the rows that need bytes.
 
-        They have the next turns."""
+        They have the next turns.
+        """
 
     async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
