@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Unpack
 
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
-from tests.harness.in_process import InProcess, Options
+from tests.harness.in_process import InProcess, Options, exhaust
 from tests.harness.live_service import Live
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
 from timer_service.runs import SLICE
+from timer_service.runs.announcer import Announcer
 from timer_service.runs.sweep import Sweep
 
 Graph = Mapping[str, Sequence[Any]]
@@ -78,6 +79,11 @@ class Runs(RunConversation, InProcess):
     ) -> None:
         super().__init__(database, broker, clock, SLICE, **options)
         self.sweep = Sweep(self.parts)
+        self.announcer = Announcer(self.parts)
+
+    async def publish(self) -> None:
+        await exhaust(self.announcer, self.clock.now())
+        await super().publish()
 
     def _before_batch(self) -> None:
         self.clock.advance(milliseconds=1)

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.runs import events, loader, queries, retention, store, sweep
+from timer_service.runs import announcements, job_events, loader, queries, retention, store, sweep
 
 RUNS = """
 INSERT INTO runs (
@@ -31,6 +31,10 @@ INSERT INTO run_edges (tenant_id, run_id, job_name, needs, needs_size, needed_by
 SELECT 'tenant-7', 'tenant-7', 'job-' || n, '{"skip":["job-0"]}', 18, '{"run":["job-99999"]}'
 FROM generate_series(1, $1::bigint) AS n
 """
+ANNOUNCEMENTS = """
+INSERT INTO run_announcements (tenant_id, deferred_at, run_id, job_name, outputs_share)
+SELECT 'tenant-7', n, 'tenant-7', 'job-' || n, 1 FROM generate_series(1, $1::bigint) AS n
+"""
 
 RUN = "runs_pkey"
 JOB = "run_jobs_pkey"
@@ -42,13 +46,14 @@ PLANS = {
     "the open jobs of a cancelled run": (store._SQL["cancel_open_jobs"], [f"Index Scan {JOB}"]),
     "jobs that need a job": (loader._SQL["downstream"], [f"Index Scan {EDGES}"]),
     "jobs that a shown job needs": (queries._SQL["needs"], [f"Index Scan {EDGES}"]),
-    "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
-    "jobs that a ready job needs": (events._SQL["needs"], [f"Index Scan {EDGES}"]),
-    "the size of the outputs of a job": (events._SQL["outputs_size"], [f"Index Scan {JOB}"]),
-    "the size of the outputs of a run": (
-        events._SQL["outputs_of_run"],
-        [f"Index Only Scan {RUN}", f"Index Scan {JOB}"],
+    "the outputs of a job": (job_events._SQL["outputs"], [f"Index Scan {JOB}"]),
+    "jobs that a ready job needs": (job_events._SQL["needs"], [f"Index Scan {EDGES}"]),
+    "the size of the outputs of a job": (job_events._SQL["outputs_size"], [f"Index Scan {JOB}"]),
+    "the oldest announcements of a tenant": (
+        announcements._SQL["lock_oldest"],
+        ["LockRows", "Index Scan run_announcements_pkey"],
     ),
+    "an announcement": (announcements._SQL["delete"], ["Index Scan run_announcements_pkey"]),
     "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),
     "jobs of a run": (loader._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
     "open jobs of a run": (loader._SQL["open_jobs_of_run"], [f"Index Scan {JOB}"]),
@@ -84,7 +89,7 @@ PLANS = {
 @pytest.fixture(scope="module", params=STATISTICS)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many runs and one run of 20,000 jobs."""
-    with filled_database(databases, [RUNS, NAMED, JOBS, NEEDS], (20_000, request.param)) as database:
+    with filled_database(databases, [RUNS, NAMED, JOBS, NEEDS, ANNOUNCEMENTS], (20_000, request.param)) as database:
         yield database
 
 

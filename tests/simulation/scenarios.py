@@ -30,7 +30,7 @@ from tests.simulation.workflow_scenarios import (
 )
 from timer_service.core.message import Position
 
-_WORKERS = ["timers", "firings", "evaluation", "sweep", "schedules", "backfills", "outbox"]
+_WORKERS = ["timers", "firings", "evaluation", "sweep", "announcements", "schedules", "backfills", "outbox"]
 _SWITCHABLE = ["signals", "runs", "schedules"]
 
 

@@ -58,6 +58,7 @@ from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.slice import Slice
 from timer_service.core.turns import TransactionTime
+from timer_service.runs import job_events
 from timer_service.schedules import backfill_pass, firing_pass
 from timer_service.signals import evaluation
 from timer_service.workflows import dispatcher
@@ -492,6 +493,7 @@ def small_passes() -> Iterator[None]:
         patch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", math.inf)
         patch.setattr(backfill_pass, "MOST_SLOTS", 3)
         patch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", math.inf)
+        patch.setattr(job_events, "_MOST_BYTES", 3_000)  # one or two of them
         patch.setattr(evaluation, "TransactionTime", lambda _: TransactionTime(lambda: 0))
         yield
 

@@ -28,7 +28,7 @@ from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS, Mutate
 from tests.simulation.service import running_service
 from tests.simulation.workflow_mutants import WORKFLOW_MUTANTS
 from timer_service.core.message import Position
-from timer_service.runs import events, rules, run, store
+from timer_service.runs import announcements, rules, run, store
 from timer_service.runs.draft import Draft
 from timer_service.signals import batch, firing_worker, firings, signal
 from timer_service.signals.messages import Outcome
@@ -122,7 +122,8 @@ def r13_ready_after_end(patch: pytest.MonkeyPatch) -> None:
         old = before.jobs
         return [job for name, job in after.jobs.items() if job.ready_at and not (name in old and old[name].ready_at)]
 
-    patch.setattr(events, "ready_jobs", ready_jobs)
+    patch.setattr(announcements, "_ready_jobs", ready_jobs)
+    patch.setattr(announcements.Announcement, "is_ready", property(lambda each: each.job.ready_at is not None))
 
 
 def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from timer_service.timers.store import TIMERS
 
 ALL = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
+    "announcements",
     *("timers-retention", "signals-retention", "schedules-retention", "workflows-retention", "runs-retention"),
     *("events-retention", "workflow-deadlines", "row-counts"),
 }
@@ -37,7 +38,7 @@ WOKEN = {
     "signals": {"firings", "evaluation"},
     "schedules": {"schedules", "outbox"},
     "workflows": {"workflow-deadlines", "outbox"},
-    "runs": {"sweep", "outbox"},
+    "runs": {"sweep", "announcements", "outbox"},
     "events": {"outbox"},
 }
 FIRING = """
@@ -82,7 +83,7 @@ def test_loop_names(workers: Workers) -> None:
         ("signals_enabled", {"firings", "evaluation"}),
         ("schedules_enabled", {"schedules", "backfills"}),
         ("workflows_enabled", {"workflow-deadlines"}),
-        ("runs_enabled", {"sweep"}),
+        ("runs_enabled", {"sweep", "announcements"}),
     ],
 )
 def test_loops_of_a_disabled_slice(

@@ -42,7 +42,7 @@ UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
 HANDLING = {"backlog", "audit", "tasks", "workflow-workers"}
 FIRING = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
-    "workflow-deadlines",
+    *("announcements", "workflow-deadlines"),
 }
 WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs", "events")}
 WORKING |= {"row-counts"}

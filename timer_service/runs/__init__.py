@@ -3,6 +3,7 @@
 from functools import partial
 
 from timer_service.core.slice import Slice
+from timer_service.runs.announcer import LOOP, Announcer
 from timer_service.runs.handler import handle
 from timer_service.runs.messages import (
     CancelRun,
@@ -29,8 +30,8 @@ SLICE = Slice(
     handle=partial(handle, evaluating=True),
     handle_when_off=partial(handle, evaluating=False),
     queries=QUERIES,
-    workers={"sweep": Sweep},
-    wakes=("sweep", "outbox"),
+    workers={"sweep": Sweep, LOOP: Announcer},
+    wakes=("sweep", LOOP, "outbox"),
     hands_over=("outbox",),
     leased=(),
     counted=COUNTED,

@@ -8,7 +8,6 @@ from timer_service.core.quotas import Admission, Excess
 from timer_service.core.turns import TransactionTime
 from timer_service.runs import run
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.ready_bytes import ReadyBytes
 from timer_service.runs.rules import Outcome, Run
 from timer_service.runs.usage import growth
 
@@ -23,33 +22,24 @@ class RunApplier:
     """Applies commands to runs, in one transaction."""
 
     def __init__(
-        self,
-        admission: Admission | None,
-        now: int,
-        transaction_time: TransactionTime,
-        ready_bytes: ReadyBytes,
-        *,
-        evaluating: bool,
+        self, admission: Admission | None, now: int, transaction_time: TransactionTime, *, evaluating: bool
     ) -> None:
         """If `evaluating` is false, the sweep makes jobs ready and skips jobs later."""
         self._admission = admission
         self._now = now
         self._evaluating = evaluating
         self._time = transaction_time
-        self._ready_bytes = ready_bytes
         self._has_refused = False
 
     async def apply(self, state: RunState, commands: Sequence[Command]) -> tuple[RunState, list[End]]:
-        """Return a run after the commands for which there is room and time, and how each of these ended."""
+        """Return a run after the commands for which there is time, and how each of these ended."""
         ends: list[End] = []
         for start in range(0, len(commands), _COMMANDS_AT_ONCE):
-            if await self._ready_bytes.is_full() or not await self._time.is_left():
+            if not await self._time.is_left():
                 break
             part = commands[start : start + _COMMANDS_AT_ONCE]
-            previous = state
-            state, found = await self._apply_part(previous, part)
+            state, found = await self._apply_part(state, part)
             ends += found
-            self._ready_bytes.count(previous, state)
             if len(found) < len(part):
                 break
         return state, ends

@@ -15,7 +15,6 @@ from timer_service.runs.draft import RunState
 from timer_service.runs.messages import RunPayload
 from timer_service.runs.portion import MOST_ROWS, choose_commands, may_make_many_needs
 from timer_service.runs.queries import run_view
-from timer_service.runs.ready_bytes import ReadyBytes
 from timer_service.runs.rules import Outcome, Run, RunKey
 
 
@@ -34,8 +33,8 @@ async def handle(
     A command that would exceed a limit of its tenant has no effect.
 
     Each table is read and written once. Commands that would make the transaction read and write more than about
-    `most_rows` are deferred. After 50 ms, or 16 MiB of JobReady, the rest is. If `evaluating` is false, the sweep
-    makes jobs ready and skips jobs later.
+    `most_rows` are deferred. After 50 ms, the rest is. If `evaluating` is false, the sweep makes jobs ready and skips
+    jobs later.
     """
     indexes_of_run = defaultdict[RunKey, list[int]](list)
     for index, command in enumerate(commands):
@@ -48,9 +47,8 @@ async def handle(
     inserted = await loader.insert_runs(tx, chosen.keys() - locked.keys(), now)
     runs = {key: run for key, run in locked.items() if key in chosen} | inserted
     before = await loader.load(tx, runs, chosen, evaluating=evaluating)
-    ready_bytes = ReadyBytes(tx, [key for key, run in runs.items() if run.has_outputs])
     admission, time_left = quotas.admission(tx, now), TransactionTime(monotonic)
-    applier = RunApplier(admission, now, time_left, ready_bytes, evaluating=evaluating)
+    applier = RunApplier(admission, now, time_left, evaluating=evaluating)
     after: dict[RunKey, RunState] = {}
     ends: dict[RunKey, list[End]] = {}
     for key, on_run in chosen.items():

@@ -96,8 +96,13 @@ async def count_group_needs(reader: Reader, keys: Collection[RunKey]) -> dict[Ru
 
 async def find_run(reader: Reader, key: RunKey) -> Run | None:
     """Return a run, or None."""
-    rows = await reader.fetch(_SQL["find_run"], key._asdict())
-    return store.read_run(rows[0]) if rows else None
+    return (await find_runs(reader, [key])).get(key)
+
+
+async def find_runs(reader: Reader, keys: Iterable[RunKey]) -> dict[RunKey, Run]:
+    """Return the runs that exist, without a lock."""
+    rows = await reader.fetch_each(_SQL["find_run"], [key._asdict() for key in keys])
+    return {run.key: run for run in map(store.read_run, rows)}
 
 
 class Loader:

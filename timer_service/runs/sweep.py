@@ -21,6 +21,7 @@ from timer_service.core.sql import load_sql
 from timer_service.core.tenant_turns import TenantTurns
 from timer_service.core.transactions import in_transaction
 from timer_service.runs import events, loader, rules, store
+from timer_service.runs.announcer import LOOP
 from timer_service.runs.draft import Draft
 from timer_service.runs.loader import Loader
 from timer_service.runs.messages import JobStatus, RunStatus
@@ -65,7 +66,7 @@ class Sweep:
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
         self._broker = parts.broker
-        self._wake = partial(parts.wake, "outbox")
+        self._wake = parts.wake
         self._overdue: set[JobKey] = set()
         """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
         self._turns = TenantTurns(_SQL["stale_tenants"])
@@ -161,7 +162,8 @@ class Sweep:
         else:
             self._delays.forget(key)
             if added:
-                self._wake(now)
+                for loop in ("outbox", LOOP):
+                    self._wake(loop, now)
 
 
 def _jobs(rows: Iterable[Row]) -> set[JobKey]:

@@ -26,7 +26,6 @@ from timer_service.runs.draft import MAX_PENDING_BYTES, Draft, Pending, RunState
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, StartRun
 from timer_service.runs.pending_index import PendingIndex
-from timer_service.runs.ready_bytes import ReadyBytes
 from timer_service.runs.rules import NO_POSITION, Outcome, Run, RunKey
 from timer_service.runs.run import apply
 from timer_service.runs.stored_bytes import need_bytes
@@ -382,8 +381,7 @@ class _NoRows(Admission):
 
 
 def applier_without_rows(monotonic: Callable[[], float]) -> RunApplier:
-    no_transaction: Any = None
-    return RunApplier(_NoRows(), NOW, TransactionTime(monotonic), ReadyBytes(no_transaction, ()), evaluating=True)
+    return RunApplier(_NoRows(), NOW, TransactionTime(monotonic), evaluating=True)
 
 
 async def test_many_groups_beyond_a_limit_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from timer_service.core.database import Database, Transaction
 from timer_service.core.message import Command, Position, Trace, kebab
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
-from timer_service.runs import SLICE, events, ready_bytes
+from timer_service.runs import SLICE
 from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import (
     CancelRun,
@@ -131,89 +131,6 @@ async def test_commands_on_a_deferred_run_keep_their_order(runs: Runs) -> None:
     outcomes = [runs.reply(number)["outcome"] for number in range(2, 6)]
     assert outcomes == ["cancelled", "recorded", "cancelled", "already_ended"]
     assert transactions() == [["large-0", "large-1"], ["large-1"] * 2]
-
-
-TOGETHER = [["run-0", "run-1", "run-2"]]
-APART = [["run-0", "run-1"], ["run-2"]]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ((1, 1, 1, 1_000), APART),
-        ((1, 1, 1_000, 1), APART),
-        ((1, 1_000, 1, 1), TOGETHER),
-        ((1_000, 1, 1, 1), APART),
-        ((1, 1, 1, 1), TOGETHER),
-    ],
-    ids=["new outputs", "older outputs", "outputs that are not needed", "payloads", "little"],
-)
-async def test_large_events_of_ready_jobs(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], expected: list[list[str]]
-) -> None:
-    """Reports that make jobs ready end a transaction when the events are large. No other run loses outputs."""
-    payload, unneeded, older, new = sizes
-    monkeypatch.setattr(ready_bytes, "MOST_BYTES", 4 * 1_000)
-    monkeypatch.setattr(events, "_RUN_OUTPUTS_BYTES", 4 * 1_000)
-    names = [f"job-{number}" for number in range(3)]
-    graph = jobs({"a": [], "b": [], "c": []}) + jobs({name: ["a", "b"] for name in names}, payload="x" * payload)
-    for number in range(3):
-        await runs.request("StartRun", runId=f"run-{number}", jobs=graph)
-        await runs.report("success", "a", runId=f"run-{number}", outputs={"log": "x" * older})
-        await runs.report("success", "c", runId=f"run-{number}", outputs={"log": "x" * unneeded})
-    transactions = record_transactions(runs)
-    for number in range(3):
-        outputs = {"log": "x" * new}
-        runs.send("ReportJobStatus", runId=f"run-{number}", jobName="b", status="success", outputs=outputs)
-    await runs.consume()
-    assert transactions() == expected
-    ready = [each["payload"] for each in await runs.events_of("JobReady") if each["payload"]["jobName"] in names]
-    assert [len(each["upstreamJobOutputs"]) for each in ready] == [2] * 9
-
-
-@pytest.mark.parametrize(("needs", "expected"), [(["a"], APART), ([], TOGETHER)], ids=["needed", "not needed"])
-async def test_large_events_of_new_jobs(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, needs: list[str], expected: list[list[str]]
-) -> None:
-    """The jobs of a group, whose needs are not written yet, count too."""
-    monkeypatch.setattr(ready_bytes, "MOST_BYTES", 4 * 1_000)
-    for number in range(3):
-        await runs.request("StartRun", runId=f"run-{number}", jobs=jobs({"a": []}), groups=["g"])
-        await runs.report("success", "a", runId=f"run-{number}", outputs={"log": "x" * 1_000})
-    transactions = record_transactions(runs)
-    for number in range(3):
-        new = jobs({f"job-{each}": needs for each in range(3)})
-        runs.send("ResolveGroup", runId=f"run-{number}", groupName="g", jobs=new)
-    await runs.consume()
-    assert transactions() == expected
-
-
-async def test_many_ready_jobs_are_not_looked_at(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If very many jobs are ready, what they need is not read: the transaction is long enough."""
-    monkeypatch.setattr(ready_bytes, "MOST_BYTES", 4 * 1_000)
-    monkeypatch.setattr(ready_bytes, "_MOST_READ", 2)
-    graph = jobs({"a": [], "c": [], **{f"job-{number}": ["a"] for number in range(3)}})
-    for number in range(3):
-        await runs.request("StartRun", runId=f"run-{number}", jobs=graph)
-        await runs.report("success", "c", runId=f"run-{number}", outputs={"log": "x" * 1_000})
-    transactions = record_transactions(runs)
-    for number in range(3):
-        runs.send("ReportJobStatus", runId=f"run-{number}", jobName="a", status="success")
-    await runs.consume()
-    assert transactions() == APART
-
-
-async def test_many_ready_jobs_with_small_outputs(runs: Runs) -> None:
-    """Ready jobs with small outputs end no transaction: what it has read of the other runs would be read again."""
-    names = [f"run-{number}" for number in range(5)]
-    for name in names:
-        graph = jobs({"a": [], **{f"job-{number}": ["a"] for number in range(50)}})
-        await runs.request("StartRun", runId=name, jobs=graph)
-    transactions = record_transactions(runs)
-    for name in names:
-        runs.send("ReportJobStatus", runId=name, jobName="a", status="success", outputs={"log": "x"})
-    await runs.consume()
-    assert transactions() == [names]
 
 
 async def test_no_trace_of_a_deferred_command(runs: Runs) -> None:

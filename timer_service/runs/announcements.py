@@ -1,0 +1,121 @@
+"""Announcements: which jobs became ready or were skipped. Each of them is a JobReady or a JobSkipped.
+
+A command may make 10,000 jobs ready, whose events may have many megabytes. Its transaction writes the first of them to
+the outbox, and one row for each of the others. `announcer` writes these events later, portion by portion.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.sql import load_sql
+from timer_service.runs import loader, store
+from timer_service.runs.draft import RunState
+from timer_service.runs.loader import Loader
+from timer_service.runs.messages import JobStatus
+from timer_service.runs.rules import Job, Run, RunKey
+from timer_service.runs.store import JobKey
+
+OUTPUTS_BYTES = 512 * 1024
+"""The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
+_RUN_OUTPUTS_BYTES = 16 * 1024 * 1024
+"""The limit for the outputs in all JobReady of one run that a transaction causes. Each of them has an equal share.
+
+With 512 KiB in each, one report that makes 10,000 jobs ready would cause 5 GB.
+"""
+
+_SQL = load_sql("timer_service.runs", "announcements.sql")
+
+States = Mapping[RunKey, RunState]
+
+
+class Announcement(NamedTuple):
+    """A job that became ready or was skipped, of which the outbox has no event yet."""
+
+    run: Run
+    job: Job
+    outputs_share: int = OUTPUTS_BYTES
+    """How many bytes of outputs its JobReady may have at most."""
+
+    @property
+    def key(self) -> JobKey:
+        """The key of the job."""
+        return self.run.key, self.job.name
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the job is ready. If not, it was skipped."""
+        return not self.job.ended
+
+    @property
+    def caused_by(self) -> str | None:
+        """The id of the command that made the job ready or skipped it."""
+        return self.job.ready_by if self.is_ready else self.job.changed_by
+
+
+def find(before: States, after: States) -> list[Announcement]:
+    """Return what the difference of two states of runs announces: first the ready jobs, then the skipped ones."""
+    ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
+    counts = Counter(run.key for run, _ in ready)
+    shares = {key: min(OUTPUTS_BYTES, _RUN_OUTPUTS_BYTES // count) for key, count in counts.items()}
+    skipped = (Announcement(state.run, job) for key, state in after.items() for job in _skipped(before[key], state))
+    return [*(Announcement(run, job, shares[run.key]) for run, job in ready), *skipped]
+
+
+def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
+    """Yield the jobs that became ready and have not ended since."""
+    for name, job in after.jobs.items():
+        old = before.jobs.get(name)
+        if job is not old and job.ready_at is not None and not job.ended and (old is None or old.ready_at is None):
+            yield job
+
+
+def _skipped(before: RunState, after: RunState) -> Iterator[Job]:
+    for name, job in after.jobs.items():
+        if _is_skipped(job) and job is not before.jobs.get(name):
+            yield job
+
+
+def _is_skipped(job: Job) -> bool:
+    """Return whether the service has skipped the job. A report of this status has no reason."""
+    return job.status is JobStatus.SKIPPED and job.reason is not None
+
+
+async def defer(tx: Transaction, announcements: Sequence[Announcement], now: int) -> None:
+    """Write announcements, so that their events can be added later."""
+    rows = sorted(
+        (each.run.key.tenant_id, now, each.run.key.run_id, each.job.name, each.caused_by, each.outputs_share)
+        for each in announcements
+    )
+    await tx.insert(_SQL["defer"], rows)
+
+
+async def lock_oldest(tx: Transaction, tenant: str, limit: int) -> Sequence[Row]:
+    """Lock and return the rows of the oldest announcements of a tenant that no other instance has locked."""
+    return await tx.fetch(_SQL["lock_oldest"], {"tenant_id": tenant, "limit": limit})
+
+
+async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]:
+    """Return the announcement of each row; None if the job has ended since, or its run was deleted."""
+    runs = await loader.find_runs(reader, {store.run_key(row) for row in rows})
+    loaded = Loader(reader, runs)
+    await loaded.read_jobs((key, row["job_name"]) for row in rows if (key := store.run_key(row)) in runs)
+    states = loaded.states()
+    return [_announcement(states.get(store.run_key(row)), row) for row in rows]
+
+
+def _announcement(state: RunState | None, row: Row) -> Announcement | None:
+    job = None if state is None else state.jobs.get(row["job_name"])
+    if state is None or job is None or not (_is_skipped(job) or (job.ready_at is not None and not job.ended)):
+        return None
+    job = job._replace(ready_by=row["caused_by"], changed_by=row["caused_by"])
+    return Announcement(state.run, job, row["outputs_share"])
+
+
+async def delete(tx: Transaction, rows: Sequence[Row]) -> None:
+    """Delete rows that were locked."""
+    keys: list[dict[str, Any]] = [
+        {name: row[name] for name in ("tenant_id", "deferred_at", "run_id", "job_name")} for row in rows
+    ]
+    await tx.executemany(_SQL["delete"], keys)

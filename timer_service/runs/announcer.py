@@ -1,0 +1,90 @@
+"""The announcer: a worker that adds the events of deferred announcements to the outbox.
+
+Tenants take turns. Each transaction adds the events of one tenant, of about 2 MiB.
+"""
+
+import asyncio
+import logging
+from datetime import timedelta
+from functools import partial
+
+from timer_service.core.database import Transaction
+from timer_service.core.delays import LONGEST, Delays
+from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.loop import PASS_SECONDS, Pass
+from timer_service.core.slice import Parts
+from timer_service.core.sql import load_sql
+from timer_service.core.tenant_turns import TenantTurns
+from timer_service.core.transactions import in_transaction
+from timer_service.runs import announcements, job_events, store
+
+log = logging.getLogger(__name__)
+
+LOOP = "announcements"
+"""Its loop."""
+_SQL = load_sql("timer_service.runs", "announcements.sql")
+_TENANTS = 100
+_ROWS = 500
+"""How many announcements one transaction looks at."""
+_EVER = 2**62
+"""No announcement is later."""
+
+
+class Announcer:
+    """A worker that announces the oldest jobs of each tenant, in one transaction for each tenant and pass."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._database = parts.database
+        self._wake = partial(parts.wake, "outbox")
+        self._turns = TenantTurns(_SQL["tenants"])
+        self._delays = Delays()
+        self._failed_until: dict[str, int] = {}
+        """When to try the tenants again whose transaction failed."""
+
+    async def tick(self, now: int) -> Pass:
+        """Announce a portion of the jobs of each tenant that has some, as far as there is time."""
+        latest = now + LONGEST // timedelta(milliseconds=1)  # a later instant is from a clock that was ahead
+        self._failed_until = {tenant: at for tenant, at in self._failed_until.items() if now < at <= latest}
+        tenants = await self._turns.next_due(self._database.reader, _EVER, _TENANTS, self._failed_until)
+        seconds = asyncio.get_running_loop().time
+        until = seconds() + PASS_SECONDS
+        done = 0
+        for number, tenant in enumerate(tenants):
+            if number and seconds() > until:
+                self._turns.continue_after(tenants[number - 1])
+                break
+            done += await self._announce(tenant, now)
+        if done:
+            self._wake(now)
+            return Pass(done, now)
+        return Pass(0, min(self._failed_until.values(), default=None))
+
+    async def _announce(self, tenant: str, now: int) -> int:
+        """Announce a portion of a tenant. Return how many announcements are done."""
+        try:
+            done = await in_transaction(self._database, partial(_announce, tenant=tenant, now=now))
+        except DatabaseUnavailableError:
+            raise
+        except Exception as error:
+            delay = self._delays.next(tenant)
+            self._failed_until[tenant] = now + delay // timedelta(milliseconds=1)
+            about = {"tenant": tenant, "seconds": delay.total_seconds()}
+            if isinstance(error, DatabaseBlockedError):
+                log.warning("announcing jobs blocked; trying it later", extra={**about, "reason": str(error)})
+            else:
+                log.exception("announcing jobs failed; trying it later", extra=about)
+            return 0
+        self._delays.forget(tenant)
+        return done
+
+
+async def _announce(tx: Transaction, *, tenant: str, now: int) -> int:
+    """Add the events of the oldest announcements of a tenant, and delete these. Return how many."""
+    rows = await announcements.lock_oldest(tx, tenant, _ROWS)
+    found = await announcements.read(tx, rows)
+    valid = [each for each in found if each is not None]
+    count = await job_events.add(tx, valid, now)
+    left = {each.key for each in valid[count:]}
+    done = [row for row in rows if (store.run_key(row), row["job_name"]) not in left]
+    await announcements.delete(tx, done)
+    return len(done)
