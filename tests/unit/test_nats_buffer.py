@@ -1,5 +1,8 @@
 """The buffer of commands that have arrived: batches bounded in count and in bytes."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.harness.raw_nats import header_block
 from timer_service.adapters.nats.buffer import Buffer
 from timer_service.adapters.nats.intake_client import ReadMessage
@@ -10,11 +13,12 @@ SUBJECT = "timer.cmd.v1.acme.schedule-timer"
 BATCH_BYTES = 10_000
 
 
-def message(size: int, *headers: bytes, sequence: int = 1) -> StoredMessage:
+def message(size: int, *headers: bytes, sequence: int = 1, tenant: str = "acme") -> StoredMessage:
     """Return a command of `size` bytes, without its subject and headers."""
     reply = f"$JS.ACK.TIMER_CMD.timer-service.1.{sequence}.{sequence}.{1000 + sequence}.0"
     block = header_block(*headers) if headers else b""
-    return StoredMessage.delivered(ReadMessage(SUBJECT.encode(), reply.encode(), block, b"x" * size))
+    subject = SUBJECT.replace("acme", tenant)
+    return StoredMessage.delivered(ReadMessage(subject.encode(), reply.encode(), block, b"x" * size))
 
 
 def test_batches_are_bounded_by_count() -> None:
@@ -80,3 +84,48 @@ def test_bytes_of_messages_that_were_taken() -> None:
     buffer.take(10)
     buffer.append(message(1))
     assert [full, buffer.fills_batch(10)] == [True, False]
+
+
+def tenant_of(stored: StoredMessage) -> str:
+    return stored.subject.split(".")[3]
+
+
+def nobody(_tenant: str) -> bool:
+    return False
+
+
+def test_small_messages_overtake_those_of_other_tenants() -> None:
+    """Behind a message that does not fit, small ones of other tenants are taken, 64 KiB at most, and no large ones."""
+    buffer = Buffer(BATCH_BYTES)
+    for sequence, (tenant, size) in enumerate(
+        [("acme", 9_000), ("globex", 10), ("acme", 10), ("initech", 70_000), ("initech", 10), ("globex", 40_000)], 1
+    ):
+        buffer.append(message(size, sequence=sequence, tenant=tenant))
+    assert buffer.take(10, used=BATCH_BYTES) == []
+    others = buffer.take_others(10, tenant_of, "hooli".__eq__)
+    assert [each.receipt.sequence for each in others] == [1, 2, 3, 6]
+    assert [each.receipt.sequence for each in buffer.take(10)] == [4]
+    assert buffer.take_others(10, tenant_of, "initech".__eq__) == []
+    assert buffer.take_others(0, tenant_of, nobody) == []
+    assert [each.receipt.sequence for each in buffer.take_others(10, tenant_of, nobody)] == [5]
+    assert not buffer.fills_batch(1)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 3_000, 9_000, 70_000]), st.booleans())))
+def test_no_message_overtakes_another_one_of_its_tenant(steps: list[tuple[str, int, bool]]) -> None:
+    """Whatever fits and waits, the messages of each tenant keep their order, and none is lost."""
+    buffer, taken, waiting = Buffer(BATCH_BYTES), list[StoredMessage](), set[str]()
+    for sequence, (tenant, size, takes) in enumerate(steps, 1):
+        buffer.append(message(size, sequence=sequence, tenant=tenant))
+        if takes:
+            waiting ^= {tenant}
+            taken += [] if waiting else buffer.take(2)
+            taken += buffer.take_others(2, tenant_of, waiting.__contains__)
+    while buffer:
+        taken += buffer.take(2)
+        taken += buffer.take_others(1, tenant_of, nobody)
+    assert sorted(each.receipt.sequence for each in taken) == list(range(1, len(steps) + 1))
+    for tenant in "abc":
+        own = [each.receipt.sequence for each in taken if tenant_of(each) == tenant]
+        assert own == sorted(own)
+    assert not buffer.fills_batch(1)

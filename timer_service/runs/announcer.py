@@ -24,7 +24,7 @@ LOOP = "announcements"
 """Its loop."""
 _SQL = load_sql("timer_service.runs", "announcements.sql")
 _TENANTS = 100
-_ROWS = 500
+_ROWS = 250
 """How many announcements one transaction looks at."""
 _EVER = 2**62
 """No announcement is later."""

@@ -1,10 +1,14 @@
 """The buffer of commands that have arrived and are not handed out yet."""
 
 from collections import deque
+from collections.abc import Callable
 
 from timer_service.adapters.nats.lost_answers import MOST_LOST
 from timer_service.adapters.nats.stored import Receipt, StoredMessage
 from timer_service.core.epochs import StoredCommand
+
+_OTHERS_BYTES = 64 * 1024
+"""How many bytes of small messages may overtake others."""
 
 
 class Buffer:
@@ -64,4 +68,28 @@ class Buffer:
             taken.append(message := self._messages.popleft())
             self._bytes -= message.size
             room -= message.size
+        return taken
+
+    def take_others(
+        self, limit: int, tenant_of: Callable[[StoredMessage], str], waits: Callable[[str], bool]
+    ) -> list[StoredMessage]:
+        """Remove and return up to `limit` messages that may overtake those that did not fit into the batch.
+
+        They have 64 KiB together. None overtakes another one of its tenant, and those of a tenant that `waits` stay.
+        """
+        taken: list[StoredMessage] = []
+        kept: deque[StoredMessage] = deque()
+        overtaken: set[str] = set()
+        room = _OTHERS_BYTES
+        for message in self._messages if limit else ():
+            tenant = tenant_of(message)
+            if len(taken) == limit or message.size > room or tenant in overtaken or waits(tenant):
+                overtaken.add(tenant)
+                kept.append(message)
+            else:
+                taken.append(message)
+                room -= message.size
+        if taken:
+            self._messages = kept
+            self._bytes -= _OTHERS_BYTES - room
         return taken

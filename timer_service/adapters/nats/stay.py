@@ -9,9 +9,11 @@ from timer_service.adapters.nats.buffer import Buffer
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.returned import Returned
+from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
 from timer_service.core.epochs import Epochs, Received
+from timer_service.core.message import Kind
 
 
 class Handle(NamedTuple):
@@ -27,8 +29,8 @@ class Stay:
     It goes on after a reconnect to the same stream. Commands of an earlier stay are not handed out and not settled:
     their sequences may stand for other commands now.
 
-    First come the commands that the caller has put back, then those in the buffer. The express lane hands out commands
-    of other tenants before them.
+    First come the commands that the caller has put back, then those in the buffer. Commands of other tenants may
+    overtake them: small ones that are in the buffer already, and those that the express lane has read.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Stay:
         done: list[Delivery] = []
         used = sum(delivery.size for delivery in batch)
         end: int | None = None
-        for stored in () if self.returned else self.buffer.take(limit - len(batch), used=used):
+        for stored in self._take_of_buffer(limit - len(batch), used):
             self._waiting = stored.receipt.waiting
             sequence = stored.receipt.sequence
             end = max(end or 0, sequence + self._waiting)
@@ -100,6 +102,14 @@ class Stay:
         behind = self._waiting + len(self.buffer) + len(self.returned)
         self.lane.observe(batch, behind=behind, end=end)
         return batch, done
+
+    def _take_of_buffer(self, limit: int, used: int) -> list[StoredMessage]:
+        """Take messages for a batch of which `used` bytes are used. Small ones may overtake those of other tenants."""
+        taken = [] if self.returned else self.buffer.take(limit, used=used)
+        return taken + self.buffer.take_others(limit - len(taken), self._tenant_of, self.returned.holds)
+
+    def _tenant_of(self, message: StoredMessage) -> str:
+        return self._subjects.address(Kind.COMMAND, message.subject).tenant
 
     def record_handled(self, deliveries: Sequence[Delivery]) -> None:
         """Record that deliveries are settled, so that those that were read ahead are not handled again."""

@@ -43,9 +43,9 @@ class NatsSubscription:
     While the caller handles one batch, the next one arrives. One pull is outstanding whenever less than a batch is
     buffered. A pull brings at most the bytes of one batch, so less than two batches are buffered.
 
-    Commands that the caller puts back are handed out before the buffer. Only the express lane hands out commands of
-    other tenants before them. While they wait, the server gets a message every 5 s that they are in progress, so that
-    it does not deliver them again.
+    Commands that the caller puts back are handed out before the buffer. Only small commands of other tenants overtake
+    them, and those of the express lane. While they wait, the server gets a message every 5 s that they are in progress,
+    so that it does not deliver them again.
 
     Nothing is handed out or settled after a reconnect before the stream is recognized. If it is another stream, or was
     rolled back, a new stay begins, and nothing of the last one is settled.
