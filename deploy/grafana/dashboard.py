@@ -317,9 +317,14 @@ ROWS = Row(
         rows("work_signal_firings", "Signals", "Firings of signals that are pending or failed."),
         Panel(
             "Runs",
-            "Running runs, and jobs that wait for other jobs.",
+            "Running runs, jobs that wait for other jobs, and jobs whose event is not in the outbox yet.",
             "short",
-            (Query('max by (table, state) (timer_rows{table=~"runs|run_jobs"})', "{{table}} {{state}}"),),
+            (
+                Query(
+                    'max by (table, state) (timer_rows{table=~"runs|run_jobs|run_announcements"})',
+                    "{{table}} {{state}}",
+                ),
+            ),
         ),
         rows("schedules", "Schedules", "Active schedules, and those whose next slot cannot be computed."),
         rows("workflows", "Workflows", "Workflows that run, sleep or wait for a worker, and failed and blocked ones."),

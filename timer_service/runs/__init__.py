@@ -3,6 +3,7 @@
 from functools import partial
 
 from timer_service.core.slice import Slice
+from timer_service.runs import announcements, store
 from timer_service.runs.announcer import LOOP, Announcer
 from timer_service.runs.handler import handle
 from timer_service.runs.messages import (
@@ -19,7 +20,6 @@ from timer_service.runs.messages import (
 from timer_service.runs.queries import QUERIES, RunView
 from timer_service.runs.retention import delete_settled
 from timer_service.runs.rules import Outcome
-from timer_service.runs.store import COUNTED
 from timer_service.runs.sweep import TIMED, Sweep
 from timer_service.runs.usage import USAGES
 
@@ -34,7 +34,7 @@ SLICE = Slice(
     wakes=("sweep", LOOP, "outbox"),
     hands_over=("outbox",),
     leased=(),
-    counted=COUNTED,
+    counted=(*store.COUNTED, announcements.COUNTED),
     timed=TIMED,
     events=(JobReady, JobSkipped, RunRejected, RunCompleted, RunStuck),
     views={"run": RunView},

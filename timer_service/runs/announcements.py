@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.runs import loader, store
 from timer_service.runs.draft import RunState
@@ -26,6 +27,9 @@ With 512 KiB in each, one report that makes 10,000 jobs ready would cause 5 GB.
 """
 
 _SQL = load_sql("timer_service.runs", "announcements.sql")
+
+COUNTED = CountedRows("run_announcements", "waiting", "TRUE")
+"""The announcements that wait."""
 
 States = Mapping[RunKey, RunState]
 
