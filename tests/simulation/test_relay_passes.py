@@ -54,6 +54,8 @@ def begin(service: Service) -> Counter[str]:
     service.hands_over = False
     try:
         service.deliver(service.send([_START]))
+        while (done := service.tick("announcements")) and done.done:
+            pass
     finally:
         service.hands_over = True
     assert len(service.rows(OUTBOX.name)) == _EVENTS

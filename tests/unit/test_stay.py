@@ -111,7 +111,7 @@ async def test_bytes_of_a_mixed_batch() -> None:
     back.size = DEFAULT_BUDGET.batch // 2
     stay.put_back([back])
     stay.buffer.append(message(2, DEFAULT_BUDGET.batch // 2))
-    stay.buffer.append(message(3, 1))
+    stay.buffer.append(message(3, DEFAULT_BUDGET.batch // 2))
     batches = [stay.take(10)[0] for _ in range(2)]
     stay.lane.close()
     assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 2], [3]]
@@ -195,3 +195,17 @@ async def test_commands_read_ahead_that_are_put_back(monkeypatch: pytest.MonkeyP
     stay.lane._read.append(command(2, "quick"))
     stay.put_back(stay.take_ahead(1))
     assert stay.lane._last_batch == (1.0, 5, 7)
+
+
+async def test_small_commands_overtake_those_of_another_tenant() -> None:
+    """A small command that has arrived is handed out before commands of another tenant that still wait."""
+    stay = make_stay()
+    for number in range(1, 4):
+        back = command(number, "slow", Handle(f"reply-{number}", 1))
+        back.size = DEFAULT_BUDGET.batch // 2
+        stay.put_back([*stay.returned.take(10), back])
+    for number, tenant in ((4, "slow"), (5, "quick")):
+        stay.buffer.append(message(number, 1)._replace(subject=f"timer.cmd.v1.{tenant}.cancel-timer"))
+    batches = [stay.take(10)[0] for _ in range(2)]
+    stay.lane.close()
+    assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 2, 5], [3, 4]]
