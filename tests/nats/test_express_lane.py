@@ -218,7 +218,8 @@ async def test_others_overtake_commands_that_are_put_back(harness: NatsHarness) 
 
 async def test_others_come_first_after_putting_back(harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that was published while a slow one was handled comes before the commands that are put back."""
-    monkeypatch.setattr(express_lane, "_LONGEST_WAIT_SECONDS", 30)  # the look may be slow here
+    monkeypatch.setattr(express_lane, "_WAIT_SECONDS", 30)  # the look may be slow here
+    monkeypatch.setattr(express_lane, "_LONGEST_WAIT_SECONDS", 30)
     await publish(harness, "slow", 10)
     subscription = await harness.broker.subscribe(MemoryHistory(), messages=["schedule-timer", "cancel-timer"])
     firsts = []

@@ -31,7 +31,8 @@ _BACKLOG_SECONDS = 0.25
 """How long the commands behind a batch must take to count as a backlog."""
 _SERVED_SECONDS = 0.3
 """A tenant with a command in a batch of the last 300 ms need not be looked for."""
-_LONGEST_WAIT_SECONDS = 0.1
+_WAIT_SECONDS = 0.1
+_LONGEST_WAIT_SECONDS = 0.3
 _TENANTS_AT_ONCE = 100
 _COMMANDS_OF_TENANT = 10
 _MOST_HANDLED_AHEAD = 100_000
@@ -66,6 +67,8 @@ class ExpressLane:
         self._ready = ready
         self._returned = returned
         self._last_batch = (0.0, 0, 0)
+        self._cut_after = 0.0
+        """After how many seconds the last batch was cut of which commands were put back."""
         self._read = ReadAhead(batch_bytes)
         self._handled: dict[int, int] = {}
         """The sequences of commands that were settled ahead, and when each was stored."""
@@ -114,9 +117,11 @@ class ExpressLane:
     def observe_rest(self, count: int) -> None:
         """Observe that `count` commands of the last batch were not handled. Look for tenants that wait too long."""
         self._search.stream_ends_at(None)
+        now = time.monotonic()
         began, size, behind = self._last_batch
         self._last_batch = began, size - count, behind
-        self._start_round(time.monotonic())
+        self._cut_after = now - began
+        self._start_round(now)
 
     @property
     def awaits_retries(self) -> bool:
@@ -130,9 +135,13 @@ class ExpressLane:
             self._start_round(time.monotonic())
 
     async def finish_round(self) -> None:
-        """Wait for the commands that are being read, but not for long."""
+        """Wait for the commands that are being read, but not for long: at most half as long as the last batch took.
+
+        What was put back may take as long again.
+        """
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=_LONGEST_WAIT_SECONDS)
+            wait = min(max(_WAIT_SECONDS, self._cut_after / 2), _LONGEST_WAIT_SECONDS)
+            await asyncio.wait([self._task], timeout=wait)
 
     def take(self, limit: int) -> list[Delivery]:
         """Remove and return commands that were read ahead of the consumer: at most `limit` that fit into a batch."""
