@@ -127,6 +127,8 @@ STATEMENTS = {
     "unevaluated events": (COUNTED[2].sql, ["Index Only Scan work_item_events_to_evaluate"]),
     "the bytes of a claim of events": (OUTBOX.sql("weigh_available"), ["Index Scan outbox_available"]),
     "the bytes of a tenant's share of events": (OUTBOX.sql("weigh_of_tenant"), ["Index Scan outbox_pending"]),
+    "how much of a claim of events fits": (OUTBOX.sql("fitting"), ["Index Scan outbox_available"]),
+    "how much of a tenant's share of events fits": (OUTBOX.sql("fitting_of_tenant"), ["Index Scan outbox_pending"]),
     "an event that waits": (outbox._SQL["find_waiting"], ["Index Scan outbox_pending"]),
     "buried events": (outbox.COUNTED[1].sql, ["Index Only Scan outbox_buried"]),
     "a page of buried events": (outbox._SQL["buried_page"], ["Index Scan outbox_buried"]),

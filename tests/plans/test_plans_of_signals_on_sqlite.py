@@ -101,6 +101,8 @@ KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
 KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
 KEY_OF_TASK = "sqlite_autoindex_work_item_tasks_1 (tenant_id=? AND task_id=?)"
 KEY_OF_OUTBOX = "sqlite_autoindex_outbox_1 (tenant_id=? AND event_id=?)"
+SUMMED = "SCAN weighed", "USE TEMP B-TREE FOR ORDER BY", "SCAN (subquery-4)", "SCAN summed"
+"""A running sum over the sizes of at most as many rows as a claim has."""
 REPAIRED_FIRINGS = leased_rows(FIRINGS, timedelta(seconds=30))
 REPAIRED_EVENTS = leased_rows(OUTBOX, timedelta(seconds=30))
 
@@ -188,6 +190,14 @@ PLANS = {
     "the bytes of a tenant's share of events": (
         OUTBOX.sql("weigh_of_tenant"),
         ["outbox_pending (tenant_id=? AND added_at<?)", "SCAN weighed"],
+    ),
+    "how much of a claim of events fits": (
+        OUTBOX.sql("fitting"),
+        ["outbox_available (available_at<?)", *SUMMED],
+    ),
+    "how much of a tenant's share of events fits": (
+        OUTBOX.sql("fitting_of_tenant"),
+        ["outbox_pending (tenant_id=? AND added_at<?)", *SUMMED],
     ),
     "an event that waits": (outbox._SQL["find_waiting"], ["outbox_pending (tenant_id=? AND added_at<?)"]),
     "the end of a page of events": (REPAIRED_EVENTS.sql("page_end"), ["outbox_available (available_at>?)"]),

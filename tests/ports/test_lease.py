@@ -3,7 +3,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -639,6 +639,40 @@ async def test_claims_write_few_large_rows(store: Database, tenants: str, waitin
     assert (sum(counts), lease.was_cut) == (120 * len(tenants), False)
     assert counts[0] >= 5
     assert max(released, default=0) <= 4 * 10_000 // 1500
+
+
+class _Weighed:
+    """A transaction that counts how many times it weighs the rows of tenants, or of all."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self.weighed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tx, name)
+
+    async def fetch(self, sql: str, parameters: Mapping[str, Any]) -> Sequence[Row]:
+        self.weighed += "AS weighed" in sql
+        return await self._tx.fetch(sql, parameters)
+
+    async def fetch_each(self, sql: str, many: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
+        self.weighed += len(many) if "AS weighed" in sql else 0
+        return await self._tx.fetch_each(sql, many)
+
+
+@pytest.mark.parametrize("waiting", [[], ["q"]])
+@pytest.mark.parametrize("tenants", ["a", "ab"])
+async def test_rows_of_a_claim_are_weighed_few_times(store: Database, tenants: str, waiting: list[str]) -> None:
+    """If old rows hardly exceed the bytes of a claim and many are empty, a claim weighed hundreds of times, for 5 s."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    for tenant in tenants:
+        await put(store, *large(tenant, 20 // len(tenants), 2001, NOW - 9000))
+        await put(store, *(timer(f"small-{n}", NOW - 5000 + n, tenant) for n in range(600)))
+    async with store.transaction() as tx:
+        weighed: Any = _Weighed(tx)
+        rows = await lease.claim(weighed, NOW, 500, alone=store.exclusive, waiting=waiting)
+    assert len(rows) == 4
+    assert weighed.weighed <= 2 * len(tenants)
 
 
 @pytest.mark.parametrize("waiting", [[], ["q"]])

@@ -175,6 +175,8 @@ class Lease:
         self._count_available = table.sql("count_available")
         self._weigh_available = table.sql("weigh_available")
         self._weigh_of_tenant = table.sql("weigh_of_tenant")
+        self._count_fitting = table.sql("fitting")
+        self._count_fitting_of_tenant = table.sql("fitting_of_tenant")
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._turns = TenantTurns(table.sql("due_tenants"))
         self._order_of = itemgetter(*table.order, *table.key)
@@ -308,13 +310,15 @@ class Lease:
             return limit
         room = max(self._most_written - self._bytes_of(claimed), 0)
         least = 0 if claimed else 1
-        while limit > least:
-            (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": limit})
-            if due["size"] <= room:
-                break
-            self._is_bounded = True
-            limit = max(limit * room // due["size"], least)
-        return limit
+        if limit <= least:
+            return limit
+        (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": limit})
+        if due["size"] <= room:
+            return limit
+        self._is_bounded = True
+        (fitting,) = await tx.fetch(self._count_fitting, {"now": now, "limit": limit, "room": room})
+        count: int = fitting["count"]
+        return max(count, least)
 
     async def _bound_shares(
         self, tx: Transaction, now: int, shares: Sequence[tuple[str, int]], room: int
@@ -326,14 +330,12 @@ class Lease:
         if self.table.large is None or not shares:
             return shares
         bounded, sizes = dict(shares), dict.fromkeys(dict(shares), 0)
-        unweighed = list(bounded)
-        while unweighed:
-            each = [{"tenant_id": tenant, "now": now, "limit": bounded[tenant]} for tenant in unweighed]
-            sizes |= {row["tenant_id"]: row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each)}
-            most = room // len(shares)
-            unweighed = [tenant for tenant in unweighed if sizes[tenant] > most and bounded[tenant] > 1]
-            for tenant in unweighed:
-                bounded[tenant] = max(bounded[tenant] * most // sizes[tenant], 1)
+        each: list[dict[str, Any]] = [{"tenant_id": tenant, "now": now, "limit": share} for tenant, share in shares]
+        sizes |= {row["tenant_id"]: row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each)}
+        most = room // len(shares)
+        large = [{**one, "room": most} for one in each if one["limit"] > 1 and sizes[one["tenant_id"]] > most]
+        for row in await tx.fetch_each(self._count_fitting_of_tenant, large):
+            bounded[row["tenant_id"]], sizes[row["tenant_id"]] = max(row["count"], 1), row["size"]
         most = max(room, next(filter(None, sizes.values()), 0))  # a single row may have more
         count = sum(total <= most for total in accumulate(sizes.values()))
         if count < len(shares):

@@ -41,6 +41,16 @@ SELECT CAST(COALESCE(SUM(size), 0) AS BIGINT) AS size FROM (
     SELECT LENGTH({large}) AS size FROM {table} WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit
 ) AS weighed
 
+-- name: fitting
+-- How many of the rows that have been available longest, up to a limit, have texts that fit into `room` together.
+SELECT COUNT(*) AS count FROM (
+    SELECT SUM(size) OVER (ORDER BY available_at{then} ROWS UNBOUNDED PRECEDING) AS total FROM (
+        SELECT COALESCE(LENGTH({large}), 0) AS size, available_at{then} FROM {table}
+        WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit
+    ) AS weighed
+) AS summed
+WHERE total <= :room
+
 -- name: weigh_of_tenant
 -- How long the texts of the oldest available rows of one tenant are, up to a limit.
 SELECT CAST(:tenant_id AS TEXT) AS tenant_id, CAST(COALESCE(SUM(size), 0) AS BIGINT) AS size FROM (
@@ -49,6 +59,22 @@ SELECT CAST(:tenant_id AS TEXT) AS tenant_id, CAST(COALESCE(SUM(size), 0) AS BIG
     ORDER BY {oldest_first}{then}
     LIMIT :limit
 ) AS weighed
+
+-- name: fitting_of_tenant
+-- How many of the oldest available rows of one tenant, up to a limit, have texts that fit into `room` together, at least one,
+-- and how long these texts are.
+SELECT CAST(:tenant_id AS TEXT) AS tenant_id,
+    COUNT(CASE WHEN number = 1 OR total <= :room THEN 1 END) AS count,
+    CAST(COALESCE(MAX(CASE WHEN number = 1 OR total <= :room THEN total END), 0) AS BIGINT) AS size
+FROM (
+    SELECT SUM(size) OVER oldest AS total, ROW_NUMBER() OVER oldest AS number FROM (
+        SELECT COALESCE(LENGTH({large}), 0) AS size, {oldest_first}{then} FROM {table}
+        WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
+        ORDER BY {oldest_first}{then}
+        LIMIT :limit
+    ) AS weighed
+    WINDOW oldest AS (ORDER BY {oldest_first}{then} ROWS UNBOUNDED PRECEDING)
+) AS summed
 
 -- name: due_tenants
 -- The next tenants that have due rows, up to a limit, and then the last tenant that was looked at. Each tenant with rows
