@@ -603,6 +603,32 @@ async def test_large_rows_of_one_tenant_leave_room_for_others(store: Database) -
     assert shares(await claim(store, lease)) == {"a": 2, "b": 1, "c": 1}
 
 
+@pytest.mark.parametrize("waiting", [[], ["q"]])
+async def test_large_rows_take_turns_with_old_ones_of_others(store: Database, waiting: list[str]) -> None:
+    """A row that is larger than its tenant's share waited until no older row of another tenant was due."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    for tenant in "abcdfg":
+        await put(store, *large(tenant, 50, 2500, NOW - 9000))
+    await put(store, *large("e", 3, 2500, NOW - 10))
+    counts = Counter[str]()
+    for _ in range(8):
+        async with store.transaction() as tx:
+            counts.update(shares(await lease.claim(tx, NOW, 100, alone=store.exclusive, waiting=waiting)))
+    assert counts["e"] == 3
+    assert min(counts.values()) >= 3
+
+
+async def test_old_large_row_beside_many_small_ones(store: Database) -> None:
+    """A row that is larger than its tenant's share waited as long as the others had enough rows for their shares."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    for tenant in "abc":
+        await put(store, *large(tenant, 200, 500, NOW - 9000))
+    await put(store, *large("e", 1, 4000, NOW - 20_000))
+    found = [shares(await claim(store, lease)) for _ in range(2)]
+    assert sum(each["e"] for each in found) == 1
+    assert all(each[tenant] >= 2 for each in found for tenant in "abc")
+
+
 async def test_claims_grow_again_after_large_rows(store: Database) -> None:
     """After large rows, claims take whole batches again. No row is lost."""
     lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)

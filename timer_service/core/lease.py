@@ -19,7 +19,7 @@ from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.claim_bytes import split_by_bytes
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.sql import load_sql
-from timer_service.core.tenant_turns import TenantTurns
+from timer_service.core.tenant_turns import TenantTurns, in_turn
 from timer_service.core.waiting_tenants import Look, take_beside
 
 _SQL = load_sql("timer_service.core", "lease.sql")
@@ -218,11 +218,12 @@ class Lease:
             claim["inline"] = self.most_bytes // limit
         self._look = None
         self._is_bounded = False
+        turns_began_after = self._turns.last
         if waiting:
             rows = await self._claim_beside(tx, claim, limit, waiting)
         else:
             rows = await self._claim_all(tx, claim, limit, alone=alone)
-        return await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit)
+        return await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit, turns_began_after)
 
     async def _claim_all(self, tx: Transaction, claim: Mapping[str, Any], limit: int, *, alone: bool) -> list[Row]:
         available = await self.count_available(tx, claim["now"], limit + 1)
@@ -255,8 +256,10 @@ class Lease:
             self._look = self._look._replace(all_looked_at=False)
         return rows
 
-    async def _bound_bytes(self, tx: Transaction, rows: list[Row], limit: int) -> list[Row]:
+    async def _bound_bytes(self, tx: Transaction, rows: list[Row], limit: int, turns_began_after: str) -> list[Row]:
         """Load the large texts of claimed rows as far as these fit into the bytes of a claim; release the other rows.
+
+        Tenants of which no row fits have the next turns.
 
         The claim returns only texts that are short enough for all of its rows. A sum over the rows in the statement of
         the claim would take half as long as the claim itself.
@@ -269,7 +272,10 @@ class Lease:
         if column is None or max(sizes, default=0) <= inline:
             self._fitting = 2 * max(len(rows), 1) if self.was_cut else max(self._fitting, 2 * limit)
             return rows
-        kept, left = split_by_bytes(rows, self.most_bytes)
+        turns = in_turn({row["tenant_id"] for row in rows}, turns_began_after)
+        kept, left, last_turn = split_by_bytes(rows, self.most_bytes, turns)
+        if last_turn is not None:
+            self._turns.go_back(last_turn, turns_began_after)
         self.claimed_bytes = sum(row["size"] for row in kept)
         await self.release(tx, left)
         self.was_cut = self.was_cut or bool(left)
