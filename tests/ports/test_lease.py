@@ -604,6 +604,18 @@ async def test_large_rows_of_one_tenant_leave_room_for_others(store: Database) -
 
 
 @pytest.mark.parametrize("waiting", [[], ["q"]])
+async def test_rows_that_were_left_out_are_available_at_once(store: Database, waiting: list[str]) -> None:
+    """Beside a tenant that waits, the rows that did not fit into a claim were looked at a second later."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *large("a", 6, 6000, NOW - 9000))
+    async with store.transaction() as tx:
+        assert len(await lease.claim(tx, NOW, 100, alone=store.exclusive, waiting=waiting)) == 1
+    next_at = await lease.next_available(store.reader)
+    assert next_at is not None
+    assert next_at <= NOW
+
+
+@pytest.mark.parametrize("waiting", [[], ["q"]])
 async def test_large_rows_take_turns_with_old_ones_of_others(store: Database, waiting: list[str]) -> None:
     """A row that is larger than its tenant's share waited until no older row of another tenant was due."""
     lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)

@@ -279,6 +279,8 @@ class Lease:
         self.claimed_bytes = sum(row["size"] for row in kept)
         await self.release(tx, left)
         self.was_cut = self.was_cut or bool(left)
+        if left and self._look is not None:
+            self._look = self._look._replace(all_looked_at=False)
         self._fitting = 2 * len(kept) if self.was_cut else max(self._fitting, 2 * limit)
         missing = [self._held(row) for row in kept if row["size"] > inline]
         texts = {self.key_of(row): row[column] for row in await tx.fetch_each(self._load, missing)}
