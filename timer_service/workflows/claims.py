@@ -1,6 +1,6 @@
 """Claims workflows for polls, in one transaction, and makes their tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
@@ -53,6 +53,8 @@ class Claims:
 
         They have the next turns.
         """
+        self._lanes_without_room: Collection[Lane] = ()
+        """The lanes of which the last claim kept no row. They come before the other lanes of their tenants."""
 
     async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
@@ -79,10 +81,15 @@ class Claims:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
 
         Of each poll one row may be larger than its reply, and of all polls one may need more bytes. A row that needs
-        none always has room. Tenants that had no room in the last claim come first.
+        none always has room. What had no room in the last claim comes first: tenants, and lanes of a tenant.
         """
         turns = {tenant: turn for turn, tenant in enumerate(self._without_room)}
-        order = sorted(range(len(shares)), key=lambda number: turns.get(shares[number].lane[0], len(turns)))
+
+        def turn_of(number: int) -> tuple[int, bool]:
+            lane = shares[number].lane
+            return turns.get(lane[0], len(turns)), lane not in self._lanes_without_room
+
+        order = sorted(range(len(shares)), key=turn_of)
         used: dict[Poll, int] = {}
         total = loaded = 0
         kept = [0] * len(shares)
@@ -104,6 +111,9 @@ class Claims:
                 loaded += needed
                 kept[number] += 1
         served = {shares[number].lane[0] for number in order if kept[number]}
+        lanes_with_room = {share.lane for share, count in zip(shares, kept, strict=True) if count}
+        lanes = {share.lane for share, rows in zip(shares, claimed, strict=True) if rows}
+        self._lanes_without_room = lanes - lanes_with_room
         wanting = dict.fromkeys(shares[number].lane[0] for number in order if claimed[number])
         self._without_room = [tenant for tenant in wanting if tenant not in served or tenant in waiting - loading]
         return kept

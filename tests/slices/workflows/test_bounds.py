@@ -230,6 +230,25 @@ async def test_large_tasks_have_turns_beside_small_ones(workflows: Workflows) ->
     assert [each.kept for each in kept] == [[1, 1, 0], [0, 1, 1], [1, 1, 0]]
 
 
+async def test_large_tasks_of_a_lane_delay_no_other(workflows: Workflows) -> None:
+    """A lane with a large task waited until another lane of its tenant had no large tasks left."""
+    for task in await _begin(workflows, 6, waits=100):
+        await workflows.ask_all(report(task, release(), number=2))
+    async with workflows.database.transaction() as tx:
+        await tx.execute("UPDATE workflows SET type = 'other' WHERE workflow_id IN ('w4', 'w5')")
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
+    shares = [
+        Share(
+            Poll(Request("poll-tasks", "acme", b"", "_INBOX.a"), PollTasks(worker_id="w", types=[name], slots=1)),
+            ("acme", "default", name),
+            1,
+        )
+        for name in ("order", "other")
+    ]
+    kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(6)]
+    assert [each.kept for each in kept] == [[1, 0], [0, 1], [1, 0], [0, 1], [1, 0], [1, 0]]
+
+
 async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> None:
     """A claim copies the messages of a few workflows, as their results: all other writes wait for it."""
     for number in range(4):
