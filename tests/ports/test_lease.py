@@ -685,17 +685,23 @@ class _Weighed:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         self.weighed = 0
+        self.most_rows = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tx, name)
 
     async def fetch(self, sql: str, parameters: Mapping[str, Any]) -> Sequence[Row]:
-        self.weighed += "AS weighed" in sql
+        self._count(sql, [parameters])
         return await self._tx.fetch(sql, parameters)
 
     async def fetch_each(self, sql: str, many: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
-        self.weighed += len(many) if "AS weighed" in sql else 0
+        self._count(sql, many)
         return await self._tx.fetch_each(sql, many)
+
+    def _count(self, sql: str, many: Sequence[Mapping[str, Any]]) -> None:
+        if "AS weighed" in sql:
+            self.weighed += len(many)
+            self.most_rows = max(self.most_rows, *(each["limit"] for each in many), 0)
 
 
 @pytest.mark.parametrize("waiting", [[], ["q"]])
@@ -711,6 +717,20 @@ async def test_rows_of_a_claim_are_weighed_few_times(store: Database, tenants: s
         rows = await lease.claim(weighed, NOW, 500, alone=store.exclusive, waiting=waiting)
     assert len(rows) == 4
     assert weighed.weighed <= 2 * len(tenants)
+
+
+@pytest.mark.parametrize("waiting", [[], ["q"]])
+@pytest.mark.parametrize("tenants", ["a", "ab"])
+async def test_few_large_rows_are_weighed(store: Database, tenants: str, waiting: list[str]) -> None:
+    """A claim of 1,000 rows read the texts of all of them, 1 GB of large events, to find that few fit."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    for tenant in tenants:
+        await put(store, *large(tenant, 120, 3000, NOW - 9000))
+    async with store.transaction() as tx:
+        weighed: Any = _Weighed(tx)
+        rows = await lease.claim(weighed, NOW, 1000, alone=store.exclusive, waiting=waiting)
+    assert len(rows) == 3
+    assert weighed.most_rows <= 20
 
 
 @pytest.mark.parametrize("waiting", [[], ["q"]])

@@ -28,6 +28,8 @@ DEATHS_ALONE = 3
 """A row is given up if the process dies this many times while it handles this row alone."""
 _MOST_WRITTEN = 4
 """How many times the bytes of a claim its rows may have before those that do not fit are released."""
+_FIRST_WEIGHED = 20
+"""How many rows are weighed first. If these are too large together, the texts of the others are not read."""
 GIVEN_UP = "gave up: claimed and never settled"
 """The error of a row that is given up because of such deaths."""
 
@@ -231,10 +233,17 @@ class Lease:
         rest = min(available, limit) - len(rows)
         if not rest or self._is_bounded:
             return rows
-        fitting = await self._bound(tx, claim["now"], rest, rows)
-        if fitting < rest and not rows:  # the large rows of one tenant leave room for the rows of others
+        room = max(self._most_written - self._bytes_of(rows), 0)
+        least = 0 if rows else 1
+        too_many = await self._find_too_many(tx, claim["now"], rest, room, least)
+        if too_many and not rows:  # the large rows of one tenant leave room for the rows of others
             rows = await self._claim_shares(tx, claim, limit)
-            fitting = 0 if rows else fitting
+            if rows:
+                return rows
+        fitting = rest
+        if too_many:
+            (found,) = await tx.fetch(self._count_fitting, {"now": claim["now"], "limit": too_many, "room": room})
+            fitting = max(found["count"], least)
         if fitting:
             if alone:
                 await tx.execute(self._claim_alone, {**claim, "limit": fitting})
@@ -309,24 +318,20 @@ class Lease:
     def _bytes_of(self, rows: Sequence[Row]) -> int:
         return 0 if self.table.large is None else sum(row["size"] for row in rows)
 
-    async def _bound(self, tx: Transaction, now: int, limit: int, claimed: Sequence[Row]) -> int:
-        """Return how many of the oldest rows to claim in addition to those that are claimed, at most `limit`.
+    async def _find_too_many(self, tx: Transaction, now: int, limit: int, room: int, least: int) -> int:
+        """Return how many of the oldest rows, at most `limit`, are too large for `room` together; 0 if all fit.
 
-        A claim writes its rows with their texts, and so does the release of those that do not fit. So these are few.
+        Up to `least` rows fit in any case. A claim writes its rows with their texts, and so does the release of those
+        that do not fit. So these are few.
         """
-        if self.table.large is None:
-            return limit
-        room = max(self._most_written - self._bytes_of(claimed), 0)
-        least = 0 if claimed else 1
-        if limit <= least:
-            return limit
-        (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": limit})
-        if due["size"] <= room:
-            return limit
-        self._is_bounded = True
-        (fitting,) = await tx.fetch(self._count_fitting, {"now": now, "limit": limit, "room": room})
-        count: int = fitting["count"]
-        return max(count, least)
+        if self.table.large is None or limit <= least:
+            return 0
+        for weighed in sorted({min(limit, _FIRST_WEIGHED), limit}):
+            (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": weighed})
+            if due["size"] > room:
+                self._is_bounded = True
+                return weighed
+        return 0
 
     async def _bound_shares(
         self, tx: Transaction, now: int, shares: Sequence[tuple[str, int]], room: int
@@ -338,12 +343,21 @@ class Lease:
         if self.table.large is None or not shares:
             return shares
         bounded, sizes = dict(shares), dict.fromkeys(dict(shares), 0)
-        each: list[dict[str, Any]] = [{"tenant_id": tenant, "now": now, "limit": share} for tenant, share in shares]
-        sizes |= {row["tenant_id"]: row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each)}
-        most = room // len(shares)
-        large = [{**one, "room": most} for one in each if one["limit"] > 1 and sizes[one["tenant_id"]] > most]
-        for row in await tx.fetch_each(self._count_fitting_of_tenant, large):
-            bounded[row["tenant_id"]], sizes[row["tenant_id"]] = max(row["count"], 1), row["size"]
+        share_of_room = room // len(shares)
+        unweighed = list(bounded)
+        for rows in (_FIRST_WEIGHED, max(bounded.values())):
+            each: list[dict[str, Any]] = [
+                {"tenant_id": tenant, "now": now, "limit": min(bounded[tenant], rows)} for tenant in unweighed
+            ]
+            sizes |= {row["tenant_id"]: row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each)}
+            large = [
+                {**one, "room": share_of_room}
+                for one in each
+                if one["limit"] > 1 and sizes[one["tenant_id"]] > share_of_room
+            ]
+            for row in await tx.fetch_each(self._count_fitting_of_tenant, large):
+                bounded[row["tenant_id"]], sizes[row["tenant_id"]] = max(row["count"], 1), row["size"]
+            unweighed = [tenant for tenant in unweighed if bounded[tenant] > rows]
         most = max(room, next(filter(None, sizes.values()), 0))  # a single row may have more
         count = sum(total <= most for total in accumulate(sizes.values()))
         if count < len(shares):
