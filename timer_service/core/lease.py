@@ -141,6 +141,24 @@ class Failure:
     """Whether the row may be at fault, so that the attempt counts."""
 
 
+@dataclass(slots=True)
+class _Claim:
+    """A claim in progress. On PostgreSQL, several claims of a lease can be: a handover claims beside the passes."""
+
+    parameters: Mapping[str, Any]
+    turns_began_after: str
+    """The tenant after which the turns of this claim began."""
+    look: Look | None = None
+    """What it has found if it left out waiting tenants."""
+    is_bounded: bool = False
+    """Whether it has written fewer rows than it could, because of their bytes."""
+
+    @property
+    def now(self) -> int:
+        now: int = self.parameters["now"]
+        return now
+
+
 class Lease:
     """The claims on the rows of one table.
 
@@ -166,8 +184,6 @@ class Lease:
         """How many rows to claim next, if the last claims had more than `claim_bytes`."""
         self.was_cut = False
         """Whether the last claim left out rows because they are too large. These can be claimed at once."""
-        self._is_bounded = False
-        """Whether the last claim has written fewer rows than it could, because of their bytes."""
         self._load = table.sql("load")
         self.hold_ms = visibility_timeout // timedelta(milliseconds=1)
         """How long a lease lasts."""
@@ -215,57 +231,52 @@ class Lease:
         A single row may have more than the bytes of a claim. The tenants `waiting` are left out.
         """
         limit = int(min(limit, self._fitting))
-        claim = {"now": now, "until": now + self.hold_ms, "token": secrets.token_hex(8)}
+        parameters = {"now": now, "until": now + self.hold_ms, "token": secrets.token_hex(8)}
         if self.table.large is not None:
-            claim["inline"] = self.most_bytes // limit
-        self._look = None
-        self._is_bounded = False
-        turns_began_after = self._turns.last
+            parameters["inline"] = self.most_bytes // limit
+        claim = _Claim(parameters, self._turns.last)
         if waiting:
             rows = await self._claim_beside(tx, claim, limit, waiting)
         else:
             rows = await self._claim_all(tx, claim, limit, alone=alone)
-        return await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit, turns_began_after)
+        return await self._bound_bytes(tx, claim, sorted(rows, key=self._order_of), limit)
 
-    async def _claim_all(self, tx: Transaction, claim: Mapping[str, Any], limit: int, *, alone: bool) -> list[Row]:
-        available = await self.count_available(tx, claim["now"], limit + 1)
+    async def _claim_all(self, tx: Transaction, claim: _Claim, limit: int, *, alone: bool) -> list[Row]:
+        available = await self.count_available(tx, claim.now, limit + 1)
         rows = await self._claim_shares(tx, claim, limit) if available > limit else []
         rest = min(available, limit) - len(rows)
-        if not rest or self._is_bounded:
+        if not rest or claim.is_bounded:
             return rows
         room = max(self._most_written - self._bytes_of(rows), 0)
         least = 0 if rows else 1
-        too_many = await self._find_too_many(tx, claim["now"], rest, room, least)
+        too_many = await self._find_too_many(tx, claim, rest, room, least)
         if too_many and not rows:  # the large rows of one tenant leave room for the rows of others
             rows = await self._claim_shares(tx, claim, limit)
             if rows:
                 return rows
         fitting = rest
         if too_many:
-            (found,) = await tx.fetch(self._count_fitting, {"now": claim["now"], "limit": too_many, "room": room})
+            (found,) = await tx.fetch(self._count_fitting, {"now": claim.now, "limit": too_many, "room": room})
             fitting = max(found["count"], least)
         if fitting:
             if alone:
-                await tx.execute(self._claim_alone, {**claim, "limit": fitting})
-                return list(await tx.fetch(self._read_claim, claim))
-            rows += await tx.fetch(self._claim, {**claim, "limit": fitting})
+                await tx.execute(self._claim_alone, {**claim.parameters, "limit": fitting})
+                return list(await tx.fetch(self._read_claim, claim.parameters))
+            rows += await tx.fetch(self._claim, {**claim.parameters, "limit": fitting})
         return rows
 
-    async def _claim_beside(
-        self, tx: Transaction, claim: Mapping[str, Any], limit: int, waiting: Collection[str]
-    ) -> list[Row]:
+    async def _claim_beside(self, tx: Transaction, claim: _Claim, limit: int, waiting: Collection[str]) -> list[Row]:
         """Claim rows of tenants that do not wait: equal shares, and then more of the tenants that have more."""
         fetch = partial(self._claim_each, tx, claim)
-        rows, self._look = await take_beside(tx, self._turns, fetch, now=claim["now"], limit=limit, waiting=waiting)
-        for tenant in self._look.full:
+        rows, look = await take_beside(tx, self._turns, fetch, now=claim.now, limit=limit, waiting=waiting)
+        for tenant in look.full:
             size = self._bytes_of(rows)
-            if (rest := limit - len(rows)) and not self._is_bounded and size <= self.most_bytes:
+            if (rest := limit - len(rows)) and not claim.is_bounded and size <= self.most_bytes:
                 rows += await self._claim_each(tx, claim, [(tenant, rest)], size)
-        if self._is_bounded:  # tenants that got less than their shares may have more due rows
-            self._look = self._look._replace(all_looked_at=False)
+        claim.look = look
         return rows
 
-    async def _bound_bytes(self, tx: Transaction, rows: list[Row], limit: int, turns_began_after: str) -> list[Row]:
+    async def _bound_bytes(self, tx: Transaction, claim: _Claim, rows: list[Row], limit: int) -> list[Row]:
         """Load the large texts of claimed rows as far as these fit into the bytes of a claim; release the other rows.
 
         Tenants of which no row fits have the next turns.
@@ -276,28 +287,32 @@ class Lease:
         column = self.table.large
         inline = self.most_bytes // limit
         sizes = [] if column is None else [row["size"] for row in rows]
-        self.claimed_bytes = sum(sizes)
-        self.was_cut = self._is_bounded
         if column is None or max(sizes, default=0) <= inline:
-            self._fitting = 2 * max(len(rows), 1) if self.was_cut else max(self._fitting, 2 * limit)
+            self._record(claim, len(rows), limit, sum(sizes), was_cut=claim.is_bounded)
             return rows
-        turns = in_turn({row["tenant_id"] for row in rows}, turns_began_after)
+        turns = in_turn({row["tenant_id"] for row in rows}, claim.turns_began_after)
         kept, left, last_turn = split_by_bytes(rows, self.most_bytes, turns)
         if last_turn is not None:
-            self._turns.go_back(last_turn, turns_began_after)
-        self.claimed_bytes = sum(row["size"] for row in kept)
+            self._turns.go_back(last_turn, claim.turns_began_after)
         await self.release(tx, left)
-        self.was_cut = self.was_cut or bool(left)
-        if left and self._look is not None:
-            self._look = self._look._replace(all_looked_at=False)
-        self._fitting = 2 * len(kept) if self.was_cut else max(self._fitting, 2 * limit)
         missing = [self._held(row) for row in kept if row["size"] > inline]
         texts = {self.key_of(row): row[column] for row in await tx.fetch_each(self._load, missing)}
+        was_cut = claim.is_bounded or bool(left)
+        self._record(claim, len(kept), limit, sum(row["size"] for row in kept), was_cut=was_cut)
         columns = (*self.table.claimed, "attempt", "lease_token", "available_at")
         return [
             {**{name: row[name] for name in columns}, column: texts[key]} if (key := self.key_of(row)) in texts else row
             for row in kept
         ]
+
+    def _record(self, claim: _Claim, count: int, limit: int, claimed_bytes: int, *, was_cut: bool) -> None:
+        """Record what the claim of `count` rows, of at most `limit`, means for the next one."""
+        self.claimed_bytes = claimed_bytes
+        self.was_cut = was_cut
+        self._fitting = 2 * max(count, 1) if was_cut else max(self._fitting, 2 * limit)
+        self._look = claim.look
+        if was_cut and self._look is not None:  # tenants that got less than their shares may have more due rows
+            self._look = self._look._replace(all_looked_at=False)
 
     async def count_available(self, reader: Reader, now: int, limit: int) -> int:
         """Return how many rows may be claimed at `now`, at most `limit`."""
@@ -305,20 +320,20 @@ class Lease:
         count: int = row["count"]
         return count
 
-    async def _claim_shares(self, tx: Transaction, claim: Mapping[str, Any], limit: int) -> list[Row]:
-        return list(await self._claim_each(tx, claim, await self._turns.shares(tx, claim["now"], limit)))
+    async def _claim_shares(self, tx: Transaction, claim: _Claim, limit: int) -> list[Row]:
+        return list(await self._claim_each(tx, claim, await self._turns.shares(tx, claim.now, limit)))
 
     async def _claim_each(
-        self, tx: Transaction, claim: Mapping[str, Any], shares: Sequence[tuple[str, int]], claimed_bytes: int = 0
+        self, tx: Transaction, claim: _Claim, shares: Sequence[tuple[str, int]], claimed_bytes: int = 0
     ) -> Sequence[Row]:
-        shares = await self._bound_shares(tx, claim["now"], shares, self._most_written - claimed_bytes)
-        each = [{**claim, "tenant_id": tenant, "limit": share} for tenant, share in shares]
+        shares = await self._bound_shares(tx, claim, shares, self._most_written - claimed_bytes)
+        each = [{**claim.parameters, "tenant_id": tenant, "limit": share} for tenant, share in shares]
         return await tx.fetch_each(self._claim_of_tenant, each)
 
     def _bytes_of(self, rows: Sequence[Row]) -> int:
         return 0 if self.table.large is None else sum(row["size"] for row in rows)
 
-    async def _find_too_many(self, tx: Transaction, now: int, limit: int, room: int, least: int) -> int:
+    async def _find_too_many(self, tx: Transaction, claim: _Claim, limit: int, room: int, least: int) -> int:
         """Return how many of the oldest rows, at most `limit`, are too large for `room` together; 0 if all fit.
 
         Up to `least` rows fit in any case. A claim writes its rows with their texts, and so does the release of those
@@ -327,14 +342,14 @@ class Lease:
         if self.table.large is None or limit <= least:
             return 0
         for weighed in sorted({min(limit, _FIRST_WEIGHED), limit}):
-            (due,) = await tx.fetch(self._weigh_available, {"now": now, "limit": weighed})
+            (due,) = await tx.fetch(self._weigh_available, {"now": claim.now, "limit": weighed})
             if due["size"] > room:
-                self._is_bounded = True
+                claim.is_bounded = True
                 return weighed
         return 0
 
     async def _bound_shares(
-        self, tx: Transaction, now: int, shares: Sequence[tuple[str, int]], room: int
+        self, tx: Transaction, claim: _Claim, shares: Sequence[tuple[str, int]], room: int
     ) -> Sequence[tuple[str, int]]:
         """Return the shares of tenants, smaller ones if their rows have more than an equal share of `room` bytes.
 
@@ -347,7 +362,7 @@ class Lease:
         unweighed = list(bounded)
         for rows in (_FIRST_WEIGHED, max(bounded.values())):
             each: list[dict[str, Any]] = [
-                {"tenant_id": tenant, "now": now, "limit": min(bounded[tenant], rows)} for tenant in unweighed
+                {"tenant_id": tenant, "now": claim.now, "limit": min(bounded[tenant], rows)} for tenant in unweighed
             ]
             sizes |= {row["tenant_id"]: row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each)}
             large = [
@@ -363,7 +378,7 @@ class Lease:
         if count < len(shares):
             self._turns.continue_after(shares[count - 1][0])
         found = list(bounded.items())[:count]
-        self._is_bounded = self._is_bounded or found != list(shares)
+        claim.is_bounded = claim.is_bounded or found != list(shares)
         return found
 
     async def lock(self, tx: Transaction, rows: Sequence[Row]) -> None:
