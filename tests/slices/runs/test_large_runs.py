@@ -203,6 +203,18 @@ async def test_payloads_that_are_too_large_together(runs: Runs, monkeypatch: pyt
     assert (run["status"], len(await runs.rows("run_jobs"))) == ("rejected", 4)
 
 
+async def test_jobs_without_needs_leave_room(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that need no others take no share of the outputs, also if they become ready in the same transaction."""
+    monkeypatch.setattr("timer_service.runs.announcements._RUN_OUTPUTS_BYTES", 6_000)
+    graph = {"a": [], "last": ["a"], **{f"root-{number}": [] for number in range(20)}}
+    runs.send("StartRun", jobs=jobs(graph))
+    runs.send("ReportJobStatus", jobName="a", status="success", outputs={"log": "x" * 3_000})
+    await runs.consume()
+    ready = {each["payload"]["jobName"]: each["payload"] for each in await runs.events_of("JobReady")}
+    assert len(ready) == 21
+    assert ready["last"]["upstreamJobOutputs"] == {"a": {"log": "x" * 3_000}}
+
+
 @pytest.mark.parametrize(("size", "omitted"), [(1_000, 0), (5_000, 1)])
 async def test_outputs_of_many_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch, size: int, omitted: int) -> None:
     """One report that made 10,000 jobs ready wrote 512 KiB of outputs for each: 5 GB in one transaction."""
