@@ -1,6 +1,8 @@
 """The types of settings: how the text of a variable becomes a value, and what is wrong with it if it cannot."""
 
+import os
 import re
+import stat
 import tomllib
 from datetime import timedelta
 from pathlib import Path
@@ -11,10 +13,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
+from timer_service.core.budget import MIB
 from timer_service.core.codec import plain_words
 from timer_service.core.limits import TenantLimits
 
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
+_MOST_FILE_MIB = 1
+"""The largest file with a secret, with credentials or with certificates. The certificates of a system have 0.3 MiB."""
+_MOST_LIMITS_MIB = 16
+"""The largest file with limits: that of 100,000 tenants."""
 
 
 def _milliseconds(value: object) -> object:
@@ -83,9 +90,7 @@ def _content(path: object) -> object:
     if isinstance(path, SecretStr):
         return path
     try:
-        content = Path(str(path)).read_text("utf-8").strip()
-    except OSError as error:
-        raise _unreadable(error) from error
+        content = _read(Path(str(path)), _MOST_FILE_MIB).decode().strip()
     except UnicodeDecodeError as error:
         raise PydanticCustomError("file", "names a file that is not UTF-8 text; write the secret as text") from error
     if not content:
@@ -93,26 +98,39 @@ def _content(path: object) -> object:
     return content
 
 
-def _unreadable(error: OSError) -> PydanticCustomError:
+def _readable(path: Path) -> Path:
+    _read(path, _MOST_FILE_MIB)
+    return path
+
+
+def _read(path: Path, most_mib: int) -> bytes:
+    """Return the content of a regular file. Nothing else is opened: a FIFO would wait for a writer forever."""
+    most = most_mib * MIB
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _unreadable(path, "it is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or type(error).__name__) from error
+    if len(content) > most:
+        raise _unreadable(path, f"it has more than {most_mib} MiB")
+    return content
+
+
+def _unreadable(path: Path, reason: str) -> PydanticCustomError:
+    """Return the error of a file. A path that does not exist is not quoted: it may be the secret itself."""
     return PydanticCustomError(
         "file",
-        "cannot be read ({reason}); give the path of a readable file, such as /run/secrets/timer",
-        {"reason": error.strerror},
+        "{path}cannot be read ({reason}); give the path of a readable file, such as /run/secrets/timer",
+        {"path": f"{path} " if os.path.lexists(path) else "", "reason": reason},
     )
-
-
-def _readable(path: Path) -> Path:
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise _unreadable(error) from error
-    return path
 
 
 def _limits(path: object) -> object:
     if isinstance(path, TenantLimits):
         return path
-    text = _readable(Path(str(path))).read_text("utf-8", "replace")
+    text = _read(Path(str(path)), _MOST_LIMITS_MIB).decode("utf-8", "replace")
     try:
         return TenantLimits.model_validate(tomllib.loads(text))
     except ValidationError as error:

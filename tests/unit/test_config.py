@@ -1,4 +1,6 @@
+import os
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -192,7 +194,7 @@ def test_secret_from_a_file(secret: str, folder: Path, monkeypatch: pytest.Monke
             "TIMER_NATS_TOKEN_FILE: names a file that is not UTF-8 text; write the secret as text",
         ),
         ({"CREDENTIALS": "none"}, f"TIMER_NATS_CREDENTIALS: {CANNOT_BE_READ.format('No such file or directory')}"),
-        ({"TLS_CA": "."}, f"TIMER_NATS_TLS_CA: {CANNOT_BE_READ.format('Is a directory')}"),
+        ({"TLS_CA": "."}, f"TIMER_NATS_TLS_CA: . {CANNOT_BE_READ.format('it is not a regular file')}"),
     ],
 )
 def test_wrong_login(settings: dict[str, str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +204,45 @@ def test_wrong_login(settings: dict[str, str], message: str, folder: Path, monke
     for name, value in settings.items():
         monkeypatch.setenv(f"TIMER_NATS_{name}", value)
     assert start_error() == message
+
+
+def wrong_files(folder: Path, most_mib: int) -> Iterator[tuple[Path, str]]:
+    """Return paths that name no small readable file, each with the reason in the error."""
+    os.mkfifo(folder / "fifo")
+    (folder / "large").touch()
+    os.truncate(folder / "large", most_mib * 1024 * 1024 + 1)
+    yield folder / "fifo", "it is not a regular file"
+    yield folder, "it is not a regular file"
+    yield Path("/dev/zero"), "it is not a regular file"
+    yield folder / "large", f"it has more than {most_mib} MiB"
+    yield Path("/proc/self/mem"), "Input/output error"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("name", "most_mib"),
+    [
+        ("LIMITS_FILE", 16),
+        ("NATS_PASSWORD_FILE", 1),
+        ("NATS_TOKEN_FILE", 1),
+        ("NATS_NKEY_SEED_FILE", 1),
+        ("NATS_CREDENTIALS", 1),
+        ("NATS_TLS_CA", 1),
+        ("DATABASE_URL_FILE", 1),
+    ],
+)
+def test_no_small_readable_file(name: str, most_mib: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO, a folder, a device, a large or an unreadable file is an error at once, with the setting and the path."""
+    for path, reason in wrong_files(folder, most_mib):
+        monkeypatch.setenv(f"TIMER_{name}", str(path))
+        assert start_error() == f"TIMER_{name}: {path} {CANNOT_BE_READ.format(reason)}"
+
+
+def test_secret_in_place_of_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret that is set in place of the path of its file is not quoted."""
+    for secret in ("s3cret", "s3cret" * 100):
+        monkeypatch.setenv("TIMER_NATS_TOKEN_FILE", secret)
+        assert "s3cret" not in start_error()
 
 
 def test_user_in_the_url_is_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
