@@ -10,6 +10,9 @@ from nats.protocol.parser import PERMISSIONS_ERR
 _WEB_SOCKETS = ("ws", "wss")
 _CONNECT = b"CONNECT "
 
+UNREADABLE_ANSWER = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What the driver and its users raise if an answer of JetStream has another form. They do not check it."""
+
 
 class LastingClient(Client):
     """A client that survives errors of the server, and a flush that was given up. It says why a login was refused."""

@@ -9,8 +9,8 @@ from typing import Any
 
 _INFO = {"server_id": "peer", "version": "2.15.1", "headers": True, "max_payload": 1024 * 1024, "proto": 1}
 
-Answer = Callable[[str, bytes], dict[str, Any] | None]
-"""Answers a request: subject and body to the JSON of the answer, or None for silence."""
+Answer = Callable[[str, bytes], dict[str, Any] | bytes | None]
+"""Answers a request: subject and body to the JSON of the answer, its bytes, or None for silence."""
 
 
 class ScriptedPeer:
@@ -110,7 +110,7 @@ class ScriptedPeer:
                 body = (await reader.readexactly(int(rest[-1]) + 2))[:-2]
                 self.published.append((subject, reply, body))
                 if reply and (answer := self.answer(subject, body)) is not None:
-                    await self._answer(reply, json.dumps(answer).encode())
+                    await self._answer(reply, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
     async def _answer(self, reply: str, body: bytes) -> None:
         pattern = next(each for each in self._subscriptions if _matches(each, reply))

@@ -115,7 +115,8 @@ BACKFILLED = {
 BACKFILL = Backfill(command_id=EVIL, from_at=AT, to_at=AT, limit=9, count=1, skipped=1, last_error=EVIL)
 REACHED = {"tenantId": EVIL, "serviceCallId": EVIL, "dueAt": STAMP, "reachedAt": STAMP, "data": EVIL}
 CANCELLED = {"tenantId": EVIL, "prefix": EVIL, "count": 1}
-BURIED = {"eventId": EVIL, "eventType": EVIL, "about": {"runId": EVIL}, "addedAt": STAMP, "lastError": EVIL}
+ABOUT_BURIED = {"about": {"runId": EVIL}, "addedAt": STAMP, "attempt": 1}
+BURIED = {"tenantId": EVIL, "eventId": EVIL, "eventType": EVIL, "lastError": EVIL, **ABOUT_BURIED}
 
 
 def event(kind: str, payload: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.text import format_time, one_line
 from timer_service.cli.parameters import All, AsJson, Cursor, Limit, Tenant, read_identifier
-from timer_service.client import Outcome, TimerClient
+from timer_service.client import BuriedEvent, Outcome, TimerClient
 
 app = typer.Typer(help="Buried events, which could not be published: list them, retry them.", no_args_is_help=True)
 
@@ -66,8 +65,7 @@ def _is_missing(outcome: Outcome) -> bool:
 
 
 def _event_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for view in views:
-        fields = " ".join(f"{name}={text}" for name, text in view["about"].items())
-        added_at = format_time(datetime.fromisoformat(view["addedAt"]))
-        yield one_line(f"{view['eventId']}  {view['eventType']}  {added_at}  {fields}")
-        yield f"  {one_line(view['lastError'])}"
+    for event in map(BuriedEvent.read, views):
+        fields = " ".join(f"{name}={text}" for name, text in event.about.items())
+        yield one_line(f"{event.event_id}  {event.type}  {format_time(event.added_at)}  {fields}")
+        yield f"  {one_line(event.last_error)}"

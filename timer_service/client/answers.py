@@ -18,6 +18,16 @@ def read_object(body: bytes) -> dict[str, Any]:
     return found
 
 
+def read_cursor(answer: Mapping[str, Any], last: str | None) -> str | None:
+    """Return the cursor of the next page, or None after the last page. `last`: the cursor of this page."""
+    cursor = answer.get("cursor")
+    if cursor is None:
+        return None
+    if cursor == last or not isinstance(cursor, str):
+        raise TimerServiceError("the service sent an answer with a wrong cursor")
+    return cursor
+
+
 def read_rows(answer: Mapping[str, Any], name: str) -> list[Any]:
     """Return the list `name` in an answer."""
     found = answer.get(name)

@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from timer_service.client.answers import read_object, read_rows
+from timer_service.client.answers import read_cursor, read_object, read_rows
 from timer_service.client.calls import Calls
 from timer_service.client.checks import check_seconds, check_tenant, write_json
 from timer_service.client.commands import Command, Sender
@@ -142,11 +142,10 @@ class Connection:
             page = await self.ask(tenant, query, question, timeout_seconds)
             for view in read_rows(page, name):
                 yield view
-            if "cursor" not in page:
+            cursor = read_cursor(page, question.get("cursor"))
+            if cursor is None:
                 return
-            if page["cursor"] == question.get("cursor") or not isinstance(page["cursor"], str):
-                raise TimerServiceError("the service sent an answer with a wrong cursor")
-            question = {**question, "cursor": page["cursor"]}
+            question = {**question, "cursor": cursor}
 
     def events(
         self, tenant: str, *messages: str, about: Mapping[str, str] = MappingProxyType({})

@@ -20,6 +20,7 @@ from timer_service.client.errors import NoAnswerError
 from timer_service.client.models import DeadLetter, Outcome
 from timer_service.core.dead_letter import BODY_OMITTED, UNREADABLE
 from timer_service.core.message import Kind
+from timer_service.nats_client import UNREADABLE_ANSWER
 
 _CONSUMER_SECONDS = 10
 """How long the broker keeps a consumer that this client has not deleted, because it was killed."""
@@ -75,10 +76,9 @@ class DeadLetters:
                 message = await js.get_msg(self._stream, sequence)
             except nats.js.errors.NotFoundError:
                 return None
-        assert message.time is not None  # noqa: S101 - the broker always sends it
-        headers = message.headers or {}
-        data = message.data or b""
-        letter = _letter(str(message.subject), sequence, message.time, headers, len(data))
+            headers = message.headers or {}
+            data = message.data or b""
+            letter = _letter(str(message.subject), sequence, message.time, headers, len(data))
         if letter.tenant != tenant:
             return None
         return letter.model_copy(update={"headers": headers, "body": data.decode(errors="backslashreplace")})
@@ -149,6 +149,9 @@ class DeadLetters:
             yield self._connection.jetstream()
         except nats.js.errors.NotFoundError as error:
             raise NoAnswerError(f"the broker has no stream {self._stream} for this login") from error
+        except UNREADABLE_ANSWER as error:
+            reason = f"the broker sent an answer that this client cannot read ({type(error).__name__})"
+            raise NoAnswerError(f"the stream {self._stream} cannot be read: {reason}") from error
         except (nats.errors.Error, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             if isinstance(error, nats.js.errors.APIError):
@@ -170,7 +173,7 @@ def _read(message: Msg) -> DeadLetter:
     return _letter(message.subject, metadata.sequence.stream, metadata.timestamp, headers, size)
 
 
-def _letter(subject: str, sequence: int, stored_at: datetime, headers: dict[str, Any], size: int) -> DeadLetter:
+def _letter(subject: str, sequence: int, stored_at: datetime | None, headers: dict[str, Any], size: int) -> DeadLetter:
     *_, tenant, message = subject.split(".")
     return DeadLetter(
         sequence=sequence,

@@ -3,10 +3,18 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from timer_service.client.answers import read_rows
+from timer_service.client.answers import read_cursor, read_rows
 from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping
 from timer_service.client.connection import Connection
 from timer_service.client.models import Outcome, ReportedStatus, Run, RunGraph, RunJob, RunStatus
+from timer_service.client.view import View
+
+
+class _About(View):
+    """What a reply to `get-run` has beside the run and its jobs."""
+
+    counts: Mapping[str, int] = {}
+    groups: Mapping[str, bool] = {}
 
 
 class Runs:
@@ -64,9 +72,11 @@ class Runs:
                 known = jobs.get(job.name)  # the needs of one job can continue on the next page
                 needs = job.needs if known is None else [*known.needs, *job.needs]
                 jobs[job.name] = job.model_copy(update={"needs": needs})
-            if "cursor" not in page:
-                return RunGraph(Run.read(page), page.get("counts", {}), page.get("groups", {}), [*jobs.values()])
-            question["cursor"] = page["cursor"]
+            cursor = read_cursor(page, question.get("cursor"))
+            if cursor is None:
+                about = _About.read(page)
+                return RunGraph(Run.read(page), about.counts, about.groups, [*jobs.values()])
+            question["cursor"] = cursor
         return None
 
     def list(self, tenant: str, *, status: str | None = None, timeout_seconds: float = 10) -> AsyncIterator[Run]:

@@ -1,7 +1,7 @@
 """The methods of the client for schedules (recurring timers)."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -19,6 +19,8 @@ from timer_service.client.connection import Connection
 from timer_service.client.models import UNSET, CatchUpPolicy, Outcome, Schedule, ScheduleStatus
 from timer_service.client.view import Instant, View
 from timer_service.client.workflow_start import WorkflowStart, wire_start
+
+_LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 
 
 class _Slots(View):
@@ -157,7 +159,7 @@ class Schedules:
         while True:
             page = _Slots.read(await self._connection.ask(tenant, "preview-slots", question, timeout_seconds))
             slots += page.slots
-            if page.complete or not page.slots:
+            if page.complete or not page.slots or len(slots) >= count or slots[-1] >= _LATEST:
                 return slots
             following = wire_instant("from_at", slots[-1] + timedelta(milliseconds=1))
             question |= {"from": following, "count": count - len(slots)}

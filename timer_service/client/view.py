@@ -4,11 +4,28 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
 from pydantic.alias_generators import to_camel
 
 from timer_service.client.errors import TimerServiceError
 from timer_service.core.duration import format_duration
+
+_MOST_ERRORS = 3
+
+
+def _to_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("must be between 0001-01-01 and 9999-12-31 (UTC)") from error
 
 
 def _write_instant(at: datetime) -> str:
@@ -19,7 +36,7 @@ def _write_duration(duration: timedelta) -> str:
     return format_duration(duration // timedelta(milliseconds=1))
 
 
-Instant = Annotated[datetime, PlainSerializer(_write_instant, when_used="json")]
+Instant = Annotated[AwareDatetime, AfterValidator(_to_utc), PlainSerializer(_write_instant, when_used="json")]
 Duration = Annotated[timedelta, PlainSerializer(_write_duration, when_used="json")]
 TenantId = Annotated[str, Field(alias="tenantId")]
 
@@ -44,8 +61,15 @@ class View(BaseModel):
         try:
             return cls.model_validate(answer)
         except ValidationError as error:
-            raise TimerServiceError(f"the service sent an answer that this client cannot read: {error}") from error
+            reason = _describe(error)
+            raise TimerServiceError(f"the service sent an answer that this client cannot read: {reason}") from error
 
     def document(self) -> dict[str, Any]:
         """Return the value as JSON data with the field names of the messages, without fields at their default."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _describe(error: ValidationError) -> str:
+    """Return the first wrong fields in one line, without their values."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in errors[:_MOST_ERRORS])

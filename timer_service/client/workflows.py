@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from timer_service.client.answers import read_cursor
 from timer_service.client.checks import (
     check_choice,
     check_identifier,
@@ -128,9 +129,10 @@ class Workflows:
         while (page := await self._connection.find(tenant, "get-workflow", question, timeout_seconds)) is not None:
             detail = WorkflowDetail.read(page)
             effects += detail.effects
-            if "cursor" not in page:
+            cursor = read_cursor(page, question.get("cursor"))
+            if cursor is None:
                 return detail.model_copy(update={"effects": effects})
-            question["cursor"] = page["cursor"]
+            question["cursor"] = cursor
         return None
 
     def list(

@@ -20,6 +20,7 @@ from timer_service.adapters.nats.streams import TENANT_CONSUMER, StreamInfo, wan
 from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
+from timer_service.nats_client import UNREADABLE_ANSWER
 
 _WINDOW = 16
 """How many commands of a tenant the stream of commands takes at a time. One of another tenant waits for these."""
@@ -57,6 +58,9 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
             await _update(client, info, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
     except APIError as error:
         raise StartError(f"the streams of the tenants cannot be set up: {error.description}") from error
+    except UNREADABLE_ANSWER as error:
+        reason = f"the server sent an answer that cannot be read ({type(error).__name__})"
+        raise StartError(f"the streams of the tenants cannot be set up: {reason}") from error
     except (nats.errors.Error, TimeoutError) as error:
         reason = "JetStream does not answer; this needs the login of the operator"
         raise StartError(f"the streams of the tenants cannot be set up: {reason}") from error
@@ -155,8 +159,9 @@ async def _read_names(client: Client) -> set[str]:
     while True:
         page = await request(client, "STREAM.NAMES", {"offset": len(names)}, seconds=_SECONDS)
         found = page.get("streams") or []
+        known = len(names)
         names.update(found)
-        if not found or len(names) >= page["total"]:
+        if len(names) == known or len(names) >= page["total"]:
             return names
 
 

@@ -22,6 +22,7 @@ from timer_service.cli.parameters import AsJson
 from timer_service.cli.process import run_async
 from timer_service.cli.readiness import read_readiness
 from timer_service.config import Config
+from timer_service.nats_client import UNREADABLE_ANSWER
 
 _INDENT = " " * 6
 _CLOCKS = 2
@@ -86,7 +87,7 @@ async def _check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncIter
     try:
         async for finding in check_broker(config, syncs=syncs, runs=runs):
             yield finding
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except UNREADABLE_ANSWER as error:
         text = f"sent an answer that doctor cannot read ({type(error).__name__})"
         yield Finding("broker", Status.FAIL, text, "Check that --server or TIMER_BROKER_URL names a nats-server.")
 

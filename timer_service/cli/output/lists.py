@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import typer
 
 from timer_service.client import TimerClient
-from timer_service.client.answers import read_rows
+from timer_service.client.answers import read_cursor, read_rows
 
 _PAGE_ROWS = 1000
 """The most that the service returns at once."""
@@ -44,7 +44,7 @@ async def read_list(
         after = {} if cursor is None else {"cursor": cursor}
         page = await client.query(tenant, query.name, {**wanted, **after, "limit": size})
         rows += read_rows(page, query.field)
-        cursor = page.get("cursor")
+        cursor = read_cursor(page, cursor)
         if cursor is None or (limit is not None and len(rows) >= limit):
             return Listing(rows, cursor)
 

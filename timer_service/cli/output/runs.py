@@ -110,12 +110,12 @@ def _status(job: RunJob) -> str:
 def _needs(job: RunJob) -> str:
     if job.reason is not None:
         return job.reason
-    suffixes = {"run": " (even if it fails)"}
-    needs = (
-        (f"group {need['group']}" if "group" in need else need["job"]) + suffixes.get(need["ifFailed"], "")
-        for need in job.needs
-    )
-    return ", ".join(needs)
+    return ", ".join(map(_need, job.needs))
+
+
+def _need(need: Mapping[str, str]) -> str:
+    upstream = f"group {need['group']}" if "group" in need else need.get("job", "?")
+    return f"{upstream} (even if it fails)" if need.get("ifFailed") == "run" else upstream
 
 
 def _rejection(run: Run) -> str:
