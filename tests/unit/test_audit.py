@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from timer_service.core.audit import REJECTED, AuditLog
+from timer_service.core.audit import OPERATOR_ACTION, REFUSED, REJECTED, AuditLog
 
 
 class Time:
@@ -64,6 +64,21 @@ async def test_many_tenants(audit: AuditLog, caplog: pytest.LogCaptureFixture) -
     assert written(caplog).total() == 100
     assert len(counted(caplog)) == 101
     assert sum(counted(caplog).values()) == 9_900
+
+
+async def test_flood_hides_no_operator(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
+    """A flood of a tenant, or of many tenants, leaves out no other kind of line, also not of the same tenant."""
+    for number in range(10_000):
+        audit.record(REFUSED, "acme")
+        audit.record(REJECTED, f"tenant-{number}")
+    audit.record(OPERATOR_ACTION, "acme", command_id="retry")
+    assert caplog.messages[-1] == OPERATOR_ACTION
+    for _ in range(20):
+        audit.record(OPERATOR_ACTION, "globex")
+    audit.write_counts()
+    left_out = [vars(record) for record in caplog.records if record.message == "audit lines left out"]
+    assert [each["count"] for each in left_out if each["line"] == OPERATOR_ACTION] == [10]
+    assert [each["tenant"] for each in left_out if each["line"] == OPERATOR_ACTION] == ["globex"]
 
 
 async def test_end_of_a_flood(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
