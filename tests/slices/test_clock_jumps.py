@@ -1,6 +1,7 @@
 """The clock is ahead for a while and is then set back: no row that was written in between waits too long."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.app.slices import build_clock_repair
 from timer_service.core import clock_repair
-from timer_service.core.clock_repair import ClockRepair
+from timer_service.core.backoff import Backoff
+from timer_service.core.clock_repair import SLACK_MS, ClockRepair
 from timer_service.core.database import Database
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Position
@@ -25,7 +27,6 @@ from timer_service.runs.run import SWEEP_MS
 
 AHEAD_DAYS = 365
 HOLD_MS = 30_000
-MINUTE_MS = 60_000
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ async def test_rows_that_a_right_clock_wrote(timers: Timers) -> None:
     await timers.schedule("retried")
     async with timers.database.transaction() as tx:
         held, retried = await timers.lease.claim(tx, NOW, 10)
-        await timers.lease.retry(tx, [Failure(retried, "refused", after(minutes=5))])
+        await timers.lease.retry(tx, [Failure(retried, "refused", after(minutes=5), counts=False)])
     timers.clock.set(NOW - 900)
     assert await scan(new_repair(timers), timers.clock) == 0
     assert (await timers.row("held"))["lease_token"] == held["lease_token"]
@@ -168,17 +169,17 @@ async def test_rows_that_are_claimed_while_a_pass_waits_for_the_database(timers:
 
 
 async def test_no_row_waits_longer_than_a_right_clock_allows(timers: Timers) -> None:
-    """After a jump of any length, a lease ends within its length, and a retry comes within the longest delay."""
+    """After a jump of any length, a lease ends within its length, and a retry comes within the delay of its attempt."""
     for number in range(20):
         await timers.schedule(f"call-{number}", NOW - 100 + number)
     for number, ahead in enumerate((1000, 20_000, 200_000, 2_000_000, 20_000_000)):
         async with timers.database.transaction() as tx:
             rows = await timers.lease.claim(tx, NOW + ahead, 4)
-            await timers.lease.retry(tx, [Failure(rows[0], "refused", NOW + ahead + 60_000 * number)])
+            await timers.lease.retry(tx, [Failure(rows[0], "refused", NOW + ahead + 200 * number)])
     await scan(new_repair(timers), timers.clock)
     rows = list(await timers.database.reader.fetch("SELECT available_at, lease_token FROM timer_schedules"))
     for row in rows:
-        longest = 5 * MINUTE_MS if row["lease_token"] is None else HOLD_MS
+        longest = 1000 if row["lease_token"] is None else HOLD_MS
         assert row["available_at"] <= NOW + longest + 1000
     assert len({row["available_at"] for row in rows}) > 2
 
@@ -192,6 +193,41 @@ async def test_many_rows_of_a_wrong_clock(timers: Timers, monkeypatch: pytest.Mo
     repair = new_repair(timers)
     repaired = [(await repair.tick(NOW)).done for _ in range(4)]
     assert repaired == [3, 3, 1, 0]
+
+
+@pytest.mark.parametrize("attempts", [0, 1, 3])
+async def test_events_of_a_clock_that_was_minutes_ahead(runs: Runs, attempts: int) -> None:
+    """An event that was added or refused then waits at most for the delay of its attempt after the clock is right."""
+    ahead = timedelta(minutes=4)
+    runs.clock.advance(minutes=4)
+    await runs.start({"a": []})
+    lease = Lease(OUTBOX, VISIBILITY_TIMEOUT)
+    for number in range(attempts):
+        async with runs.database.transaction() as tx:
+            (row,) = await lease.claim(tx, runs.clock.now(), 10)
+            await lease.retry(tx, [Failure(row, "refused", runs.clock.now() + 1000 * 2**number)])
+        runs.clock.advance(seconds=2**number)
+    runs.clock.advance(milliseconds=-(ahead // timedelta(milliseconds=1)))
+    await scan(new_repair(runs), runs.clock)
+    (at,) = await available(runs.database, "outbox")
+    longest = 0 if attempts == 0 else 1000 * 2 ** (attempts - 1) + SLACK_MS
+    assert at <= runs.clock.now() + longest
+    runs.clock.advance(milliseconds=longest)
+    assert [each.address.message for each in await runs.stored()] == ["job-ready"]
+
+
+async def test_delays_that_a_right_clock_wrote(timers: Timers) -> None:
+    """Each attempt may wait for its longest delay, and an attempt that does not count for the longest of all."""
+    backoff = Backoff()
+    for attempt in range(20):
+        await timers.schedule(f"call-{attempt}", NOW - 1)
+        longest = timedelta(minutes=5) if attempt == 0 else min(backoff.cap, backoff.first * 2 ** (attempt - 1))
+        at = NOW + longest // timedelta(milliseconds=1)
+        sql = f"UPDATE timer_schedules SET attempt = {attempt}, available_at = {at}"
+        await timers.sql(f"{sql} WHERE service_call_id = 'call-{attempt}'")
+    assert await scan(new_repair(timers), timers.clock) == 0
+    timers.clock.set(NOW - SLACK_MS - 1)
+    assert await scan(new_repair(timers), timers.clock) == 20
 
 
 async def test_events_that_were_added_while_the_clock_was_ahead(runs: Runs) -> None:

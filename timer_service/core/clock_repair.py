@@ -31,6 +31,16 @@ _AGAIN_MS = 60_000
 _END = 2**63 - 1
 SLACK_MS = 1000
 """How far apart the clocks of two instances may be. A clock that is set back by less does no harm."""
+_LONGEST_MS = LONGEST_DELAY // timedelta(milliseconds=1)
+_DOUBLINGS = (_LONGEST_MS // 1000).bit_length()
+_LONGEST_RETRY = (
+    f"({SLACK_MS} + CASE WHEN attempt BETWEEN 1 AND {_DOUBLINGS} THEN 1000 << (attempt - 1) ELSE {_LONGEST_MS} END)"
+)
+"""How long the next attempt of a row can be away, as SQL. The delays of `Backoff` double.
+
+An attempt that does not count can be away for longer. If the row has other attempts that count, it can be repaired
+although the clock was right. Then it is only tried early.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +76,17 @@ def leased_rows(table: LeasedTable, visibility_timeout: timedelta) -> TimedRows:
     """Return the rows of a leased table. A lease lasts for `visibility_timeout`.
 
     A row that was never claimed is available when it is due, which may be in a year. A row that was claimed or retried
-    is available later than that. Rows that are due at once, like those of the outbox, never wait for a year.
+    is available later than that. Rows that are due at once, like those of the outbox, are never due later than now.
     """
     hold_ms = visibility_timeout // timedelta(milliseconds=1) + SLACK_MS
-    retry_ms = LONGEST_DELAY // timedelta(milliseconds=1) + SLACK_MS
     due_at, due_at_once = table.oldest_first, table.due_at_once
     return TimedRows(
         table=table.name,
         key=table.key,
         instant="available_at",
-        is_wrong=f"available_at - CASE WHEN lease_token IS NULL THEN {retry_ms} ELSE {hold_ms} END > :now "
-        f"AND (available_at > {due_at} OR {due_at_once})",
+        is_wrong=f"(available_at - CASE WHEN lease_token IS NULL THEN {_LONGEST_RETRY} ELSE {hold_ms} END > :now "
+        f"AND (available_at > {due_at} OR {due_at_once})) "
+        f"OR ({due_at_once} AND lease_token IS NULL AND {due_at} - {SLACK_MS} > :now)",
         repair=f"{table.state} = '{table.waiting}', lease_token = NULL, "
         f"{due_at} = CASE WHEN {due_at_once} AND {due_at} > :now THEN :now ELSE {due_at} END, "
         f"available_at = CASE WHEN {due_at} > :now AND NOT ({due_at_once}) THEN {due_at} ELSE :now END",
