@@ -6,13 +6,15 @@ cannot be published stays in state Buried, with the reason, until it is requeued
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from operator import itemgetter
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from timer_service.core.codec import encode
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Address, Event, Kind, Message
+from timer_service.core.portions import load_in_portions
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 
@@ -37,6 +39,8 @@ _NEXT_AVAILABLE = OUTBOX.sql("next_available")
 _OLDEST_OF_TENANTS = OUTBOX.sql("due_tenants")
 _TENANTS = 5000
 _EVER = 2**62
+_LOCKED_AT_ONCE = 8
+"""How many events are locked at a time. An event may have 1 MiB, and the database reads it to return its size."""
 
 COUNTED = (
     CountedRows(OUTBOX.name, OUTBOX.waiting, "available_at IS NOT NULL"),
@@ -54,6 +58,14 @@ class EventKey(NamedTuple):
 
     tenant_id: str
     event_id: str
+
+
+class LockedEvent(NamedTuple):
+    """An event in the outbox."""
+
+    state: str
+    size: int
+    """How many characters it has if it is buried; else 0."""
 
 
 async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
@@ -87,10 +99,19 @@ async def find_waiting(reader: Reader, since: Mapping[str, int]) -> set[str]:
     return {row["tenant_id"] for row in await reader.fetch_each(_SQL["find_waiting"], each)}
 
 
-async def lock_events(tx: Transaction, keys: Collection[EventKey]) -> dict[EventKey, str]:
-    """Lock the events that exist until the transaction ends, and return their states."""
-    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
-    return {EventKey(row["tenant_id"], row["event_id"]): row["state"] for row in rows}
+async def lock_events(
+    tx: Transaction, keys: Collection[EventKey]
+) -> tuple[dict[EventKey, LockedEvent], frozenset[EventKey]]:
+    """Lock the events that exist until the transaction ends. Return them, and the keys that are left.
+
+    Keys are left if buried events have much data: `requeue` would write all of it again.
+    """
+    return await load_in_portions(keys, partial(_lock, tx), attrgetter("size"), _LOCKED_AT_ONCE)
+
+
+async def _lock(tx: Transaction, keys: Sequence[EventKey]) -> dict[EventKey, LockedEvent]:
+    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in keys])
+    return {EventKey(row["tenant_id"], row["event_id"]): LockedEvent(row["state"], row["size"]) for row in rows}
 
 
 async def requeue(tx: Transaction, keys: Collection[EventKey], now: int) -> None:

@@ -7,8 +7,8 @@ VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :at, 
 ON CONFLICT (tenant_id, event_id) DO NOTHING
 
 -- name: find
--- The state of one event.
-SELECT tenant_id, event_id, state FROM outbox WHERE tenant_id = :tenant_id AND event_id = :event_id
+-- The state of one event, and how many characters it has if it is buried.
+SELECT tenant_id, event_id, state, CASE WHEN state = 'Buried' THEN LENGTH(body) ELSE 0 END AS size FROM outbox WHERE tenant_id = :tenant_id AND event_id = :event_id
 
 -- name: find_waiting
 -- Returns a tenant if it has an event that was available at an instant, and is neither claimed nor tried again later.

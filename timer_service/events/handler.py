@@ -26,13 +26,17 @@ async def handle(
     now: int,
     *,
     quotas: Quotas,  # noqa: ARG001 - the commands add no rows
-) -> Sequence[CommandResult]:
-    """Apply commands in order, with one read and one write for the whole batch."""
+) -> Sequence[CommandResult | None]:
+    """Apply commands in order, with one write. If the events have much data, the commands on some are deferred."""
     keys = [_key(command) for command in commands]
-    before = await outbox.lock_events(tx, set(keys))
+    found, deferred = await outbox.lock_events(tx, set(keys))
+    before = {key: event.state for key, event in found.items()}
     after = dict(before)
-    results: list[CommandResult] = []
+    results: list[CommandResult | None] = []
     for key in keys:
+        if key in deferred:
+            results.append(None)
+            continue
         outcome = _apply(after.get(key))
         if outcome is Outcome.RETRIED:
             after[key] = OUTBOX.waiting

@@ -38,7 +38,9 @@ async def load(tx: Transaction, changes: Sequence[Change], *, evaluating: bool) 
         raise ConflictError("another instance changed the work item of a signal")
     transitions = {(change.key, change.event_id) for change in changes if isinstance(change, Transition)}
     moved = {item for item, _ in transitions} if evaluating else set()
-    waiting, items_not_read = await load_in_portions(moved, partial(_find_waiting, tx), _characters, _ITEMS_AT_ONCE)
+    waiting, items_not_read = await load_in_portions(
+        moved, partial(_find_waiting, tx), _characters, _ITEMS_AT_ONCE, whole=True
+    )
     known = await store.find_known_transitions(tx, transitions)
     return Batch(LoadedRows(items, signals, waiting, known, evaluating, signals_not_read, items_not_read))
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.in_process import InProcess
+from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core import outbox
 from timer_service.core.database import Database
@@ -63,6 +64,19 @@ async def test_large_buried_events(events: Events) -> None:
     assert [(each["eventId"], each["about"]) for each in page["events"]] == [
         (each, {"runId": "push-1"}) for each in names
     ]
+
+
+async def test_large_events_are_retried_in_portions(events: Events) -> None:
+    """A transaction retries few large events, because it writes these again. Events that wait do not count."""
+    names = [f"event-{number:02}" for number in range(12)]
+    for name in names:
+        await events.bury(name, log="x" * 400_000)
+    await events.add("waiting", log="x" * 1_000_000)
+    route, applied = recording_route(SLICE, events._woken)
+    events.consumer = events.parts.consumer([route])
+    outcomes = await events.retry(*names, *names[:2], "waiting", "unknown")
+    assert outcomes == ["not_found", *["retried"] * 12, *["unchanged"] * 3]
+    assert [len(payloads) for payloads in applied] == [7, 5, 4], "two commands name event-00, and two event-01"
 
 
 async def test_retried_event_is_published(events: Events) -> None:

@@ -219,7 +219,7 @@ async def test_large_data_is_deferred(schedules: Schedules) -> None:
         schedules.send("TriggerSchedule")
     await schedules.consume()
     assert schedules.metrics.commands["TriggerSchedule", "triggered"] == 150
-    assert len(schedules.command_wakes) - before == 3, "each transaction wakes the loops"
+    assert len(schedules.command_wakes) - before == 5, "each transaction wakes the loops"
     assert len(await schedules.events_of("ScheduleFired")) == 150
 
 

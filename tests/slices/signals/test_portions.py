@@ -95,7 +95,7 @@ async def test_many_transitions_without_signals(signals: Signals) -> None:
 
 
 async def test_signals_with_much_data(signals: Signals) -> None:
-    """Commands on signals with more than 4 Mi characters are applied in several transactions."""
+    """Commands on signals with more than 2 Mi characters are applied in several transactions."""
     for number in range(100):
         spec = {"kind": "other", "text": "x" * 60_000}
         signals.send("CreateWorkSignal", signalId=f"{number}", triggerKind="event", triggerSpec=spec)
@@ -104,7 +104,7 @@ async def test_signals_with_much_data(signals: Signals) -> None:
     for number in range(100):
         signals.send("PauseWorkSignal", signalId=f"{number}")
     await signals.consume()
-    assert [len(payloads) for payloads in applied] == [96, 4]  # in portions of 32
+    assert [len(payloads) for payloads in applied] == [34, 34, 32]
     assert {row["status"] for row in await signals.rows("work_signals")} == {"paused"}
 
 
@@ -167,7 +167,7 @@ async def test_the_worker_stops_in_time(signals: Signals) -> None:
 
 
 async def test_firings_with_much_data(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The firings of signals with more than 4 Mi characters are processed in several transactions, each once."""
+    """The firings of signals with more than 2 Mi characters are processed in several transactions, each once."""
     for number in range(100):
         spec = {"kind": "time.at", "at": iso(signals.clock.now())}
         signals.send("CreateWorkSignal", signalId=f"{number}", triggerKind="time", triggerSpec=spec, note="x" * 2000)
@@ -175,6 +175,6 @@ async def test_firings_with_much_data(signals: Signals, monkeypatch: pytest.Monk
     monkeypatch.setattr(portions, "MOST_DATA", 100_000)
     locked = record_locked_firings(monkeypatch)
     await exhaust(signals.firings, signals.clock.now())
-    assert [count for count in locked if count] == [64, 36]  # in portions of 32
+    assert [count for count in locked if count] == [48, 48, 4]
     assert {row["status"] for row in await signals.rows("work_signals")} == {"fired"}
     assert signals.metrics.settled_in == {("work_signal_firings", "fired"): 100}

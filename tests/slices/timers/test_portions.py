@@ -16,6 +16,7 @@ from timer_service.core.broker import Delivery
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.message import Command, CommandPayload, Position
+from timer_service.core.portions import MOST_DATA
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle
 from timer_service.timers import SLICE
@@ -67,7 +68,8 @@ async def test_timers_with_much_data(timers: Timers) -> None:
     for number in range(600):
         timers.send(cancel_timer(f"call-{number}"), message="cancel-timer")
     await timers.consume()
-    assert [len(payloads) for payloads in applied] == [250, 250, 100]
+    fitting = MOST_DATA // (len(LARGE) + 2)
+    assert [len(payloads) for payloads in applied] == [fitting] * (600 // fitting) + [600 % fitting]
     assert timers.outcomes() == {"scheduled": 600, "cancelled": 600}
 
 

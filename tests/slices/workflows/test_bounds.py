@@ -302,7 +302,7 @@ async def test_retries_write_inputs_in_portions(workflows: Workflows) -> None:
     for number in range(300):
         workflows.send("RetryWorkflow", workflowId=f"w{number:03}")
     await workflows.consume()
-    assert [len(commands) for commands in applied] == [250, 50]
+    assert [len(commands) for commands in applied] == [34] * 8 + [28], "2 MiB in each"
 
 
 async def _begin(
