@@ -94,7 +94,7 @@ STATEMENTS = {
         cancellations._SQL["lock_due"],
         ["LockRows", f"Index Only Scan {UNFINISHED}", ONE_CANCELLATION],
     ),
-    "page of a cancellation": (cancellations._SQL["page"], ["Index Only Scan timer_schedules_pkey"]),
+    "page of a cancellation": (cancellations._SQL["page"], ["Index Scan timer_schedules_pkey"]),
     "cancel a page": (cancellations._SQL["cancel"], [KEY]),
     "save a cancellation": (cancellations._SQL["save"], [ONE_CANCELLATION]),
     "delete settled": (

@@ -10,7 +10,13 @@ from timer_service.core.message import Position, Trace
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.core.unfinished_commands import statements_of
-from timer_service.timers.cancellations import SECOND_PASS_MS, Cancellation, CancellationKey, PrefixPositions
+from timer_service.timers.cancellations import (
+    SECOND_PASS_MS,
+    Cancellation,
+    CancellationKey,
+    CancelledPage,
+    PrefixPositions,
+)
 from timer_service.timers.rules import Key
 
 _SQL = load_sql("timer_service.timers", "cancellations.sql")
@@ -18,8 +24,13 @@ _PLAIN_COLUMNS = tuple(name for name in Cancellation._fields if name not in {"ke
 _COLUMNS = ("tenant_id", "position_epoch", "position_sequence", *Trace._fields, *_PLAIN_COLUMNS)
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
 _SQL |= statements_of("timer_cancellations", _COLUMNS)
+_FIRST_READ = 64
+"""How many timers are read first. Then twice as many each time, so that much data is seen after a few timers."""
 _MOST_PREFIXES = 20_000
 """How many prefixes one transaction looks for. On SQLite, 20,000 take 0.25 s."""
+
+LEAST_TIMERS = 2
+"""A page repeats the last timer of the page before. With room for only one, a pass would not end."""
 
 DUE_TENANTS = _SQL["due_tenants"]
 """The statement that finds the tenants with due cancellations, for `TenantTurns`."""
@@ -103,15 +114,28 @@ async def lock_due(tx: Transaction, tenants: Collection[str], now: int) -> list[
     return [_cancellation(row) for row in rows]
 
 
-async def read_page(reader: Reader, cancellation: Cancellation, limit: int) -> list[str]:
-    """Return the ids of the next timers of a cancellation, whatever their state, up to `limit`, in order."""
-    page = {
-        "tenant_id": cancellation.key.tenant_id,
-        "from": cancellation.next_call_id,
-        "end": cancellation.end,
-        "limit": limit,
-    }
-    return [row["service_call_id"] for row in await reader.fetch(_SQL["page"], page)]
+async def read_page(reader: Reader, cancellation: Cancellation, limit: int, most_data: int) -> CancelledPage:
+    """Return the ids of the next timers of a cancellation, whatever their state, up to `limit`, in order.
+
+    The timers to cancel have at most `most_data` characters of data, because they are written with it. A page has at
+    least two timers: the first one may be the last one of the page before.
+    """
+    calls: list[str] = []
+    at_once = _FIRST_READ
+    while len(calls) < limit:
+        begin = calls[-1] if calls else cancellation.next_call_id
+        wanted = min(at_once, limit - len(calls)) + len(calls[-1:])
+        page = {**_key_columns(cancellation.key), "from": begin, "end": cancellation.end, "limit": wanted}
+        rows = await reader.fetch(_SQL["page"], page)
+        for row in (row for row in rows if row["service_call_id"] not in calls[-1:]):
+            most_data -= row["size"]
+            if most_data < 0 and len(calls) >= LEAST_TIMERS:
+                return CancelledPage(calls, is_last=False)
+            calls.append(row["service_call_id"])
+        if len(rows) < wanted:
+            return CancelledPage(calls, is_last=True)
+        at_once *= 2
+    return CancelledPage(calls, is_last=False)
 
 
 async def cancel_page(tx: Transaction, cancellation: Cancellation, calls: Sequence[str], now: int) -> int:

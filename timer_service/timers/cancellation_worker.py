@@ -11,6 +11,7 @@ from timer_service.core.delays import Delays
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import Pass
+from timer_service.core.portions import MOST_DATA
 from timer_service.core.slice import Parts
 from timer_service.core.tenant_turns import TenantTurns
 from timer_service.core.transactions import in_transaction
@@ -21,9 +22,7 @@ log = logging.getLogger(__name__)
 
 _TIMERS = 1000
 """How many timers one transaction reads, shared equally by the tenants. On SQLite it takes 10 to 20 ms, so
-commands and claims hardly wait."""
-_LEAST_TIMERS = 2
-"""A page repeats the last timer of the page before. With room for only one, a pass would not end."""
+commands and claims hardly wait. The tenants share the data that it writes in the same way."""
 _TENANTS = 20
 """How many tenants one transaction serves, with one cancellation of each. So each page has 50 timers or more."""
 _LOCKED_PAUSE_MS = 50
@@ -73,12 +72,12 @@ class CancellationWorker:
     async def _handle(self, tx: Transaction, now: int, tenants: Collection[str]) -> tuple[int, int]:
         """Handle one page of each tenant. Return how many had a page, and how many cancellations are finished."""
         due = await store.lock_due(tx, tenants, now)
-        share = max(_TIMERS // max(len(due), 1), _LEAST_TIMERS)
+        share = max(_TIMERS // max(len(due), 1), store.LEAST_TIMERS)
         after: list[Cancellation] = []
         for each in due:
-            calls = await store.read_page(tx, each, share)
-            cancelled = await store.cancel_page(tx, each, calls, now)
-            after.append(each.after_page(calls, cancelled, share, self._passes, now))
+            page = await store.read_page(tx, each, share, MOST_DATA // len(due))
+            cancelled = await store.cancel_page(tx, each, page.calls, now)
+            after.append(each.after_page(page, cancelled, self._passes, now))
         await store.save(tx, after)
         finished = [each for each in after if each.finished_at is not None]
         await outbox.add(tx, [each.event(now) for each in finished], now)

@@ -27,6 +27,15 @@ class CancellationKey(NamedTuple):
     position: Position
 
 
+class CancelledPage(NamedTuple):
+    """Some timers of a cancellation."""
+
+    calls: Sequence[str]
+    """Their ids, in order."""
+    is_last: bool
+    """Whether there are no timers after these."""
+
+
 class Cancellation(NamedTuple):
     """One CancelTimers, and how far its passes are."""
 
@@ -51,11 +60,11 @@ class Cancellation(NamedTuple):
         """The smallest text after all ids with the prefix."""
         return prefix_end(self.prefix)
 
-    def after_page(self, calls: Sequence[str], cancelled: int, limit: int, passes: int, now: int) -> "Cancellation":
-        """Return the cancellation after a page that found `calls`, at most `limit`, and cancelled some of them."""
+    def after_page(self, page: CancelledPage, cancelled: int, passes: int, now: int) -> "Cancellation":
+        """Return the cancellation after a page of which some timers were cancelled."""
         counted = self._replace(cancelled_count=self.cancelled_count + cancelled)
-        if len(calls) == limit:
-            return counted._replace(next_call_id=calls[-1])
+        if not page.is_last:
+            return counted._replace(next_call_id=page.calls[-1])
         if self.pass_number < passes:
             return counted._replace(
                 next_call_id=self.prefix, pass_number=self.pass_number + 1, available_at=now + SECOND_PASS_MS

@@ -21,6 +21,7 @@ from timer_service.core.clock_repair import ClockRepair
 from timer_service.core.database import Database
 from timer_service.core.message import Message, Position
 from timer_service.core.outbox import OUTBOX
+from timer_service.core.portions import MOST_DATA
 from timer_service.core.retention import Retention
 from timer_service.timers import SLICE, cancellation_store, cancellation_worker, retention
 from timer_service.timers.cancellations import SECOND_PASS_MS, CancellationKey, PrefixPositions, prefix_end
@@ -208,6 +209,28 @@ async def test_pages(timers: Timers, count: int) -> None:
     await finish(timers)
     assert await scheduled_calls(timers) == {"a", "b"}
     assert [event["count"] for event in await announced(timers)] == [count]
+
+
+@pytest.mark.parametrize("size", [60_000, 3_000_000])
+async def test_pages_with_much_data(timers: Timers, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction cancels timers with at most 2 MiB of data, at least one of them. No timer is missed."""
+    small, large = [f"a/{number:03}" for number in range(300)], [f"a/x{number:03}" for number in range(70)]
+    async with timers.database.transaction() as tx:
+        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in (*small, *large)])
+        await tx.execute(f"UPDATE timer_schedules SET large_data = {size} WHERE service_call_id LIKE 'a/x%'", {})
+    await timers.cancel_many("a/")
+    cancelled: list[int] = []
+    cancel_page = cancellation_store.cancel_page
+
+    async def record(*arguments: Any) -> int:
+        cancelled.append(await cancel_page(*arguments))
+        return cancelled[-1]
+
+    monkeypatch.setattr(cancellation_store, "cancel_page", record)
+    await finish(timers)
+    fitting = max(MOST_DATA // size, 1)
+    assert max(cancelled[1:]) == fitting
+    assert (sum(cancelled), await scheduled_calls(timers)) == (370, set())
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -534,10 +557,10 @@ async def test_failing_cancellation_does_not_hold_the_others(timers: Timers, mon
     await timers.consume()
     read_page = cancellation_store.read_page
 
-    async def fail(reader: Any, cancellation: Any, limit: int) -> list[str]:
+    async def fail(reader: Any, cancellation: Any, *bounds: int) -> Any:
         if cancellation.prefix == "b":
             raise ValueError("a surprise")
-        return await read_page(reader, cancellation, limit)
+        return await read_page(reader, cancellation, *bounds)
 
     monkeypatch.setattr(cancellation_store, "read_page", fail)
     await timers.pass_cancellations()
