@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.claim_bytes import split_by_bytes
+from timer_service.core.claim_weigher import Weigher
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.sql import load_sql
 from timer_service.core.tenant_turns import TenantTurns, in_turn
@@ -28,8 +28,6 @@ DEATHS_ALONE = 3
 """A row is given up if the process dies this many times while it handles this row alone."""
 _MOST_WRITTEN = 4
 """How many times the bytes of a claim its rows may have before those that do not fit are released."""
-_FIRST_WEIGHED = 20
-"""How many rows are weighed first. If these are too large together, the texts of the others are not read."""
 GIVEN_UP = "gave up: claimed and never settled"
 """The error of a row that is given up because of such deaths."""
 
@@ -191,10 +189,7 @@ class Lease:
         self._claim_alone = table.sql("claim_alone")
         self._read_claim = table.sql("read_claim")
         self._count_available = table.sql("count_available")
-        self._weigh_available = table.sql("weigh_available")
-        self._weigh_of_tenant = table.sql("weigh_of_tenant")
-        self._count_fitting = table.sql("fitting")
-        self._count_fitting_of_tenant = table.sql("fitting_of_tenant")
+        self._weigher = Weigher(table.sql, has_texts=table.large is not None)
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._turns = TenantTurns(table.sql("due_tenants"))
         self._order_of = itemgetter(*table.order, *table.key)
@@ -248,16 +243,11 @@ class Lease:
         if not rest or claim.is_bounded:
             return rows
         room = max(self._most_written - self._bytes_of(rows), 0)
-        least = 0 if rows else 1
-        too_many = await self._find_too_many(tx, claim, rest, room, least)
-        if too_many and not rows:  # the large rows of one tenant leave room for the rows of others
+        fitting = await self._weigher.count_fitting(tx, claim.now, rest, room, least=0 if rows else 1)
+        claim.is_bounded = fitting < rest
+        if claim.is_bounded and not rows:  # the large rows of one tenant leave room for the rows of others
             rows = await self._claim_shares(tx, claim, limit)
-            if rows:
-                return rows
-        fitting = rest
-        if too_many:
-            (found,) = await tx.fetch(self._count_fitting, {"now": claim.now, "limit": too_many, "room": room})
-            fitting = max(found["count"], least)
+            fitting = 0 if rows else fitting
         if fitting:
             if alone:
                 await tx.execute(self._claim_alone, {**claim.parameters, "limit": fitting})
@@ -326,60 +316,15 @@ class Lease:
     async def _claim_each(
         self, tx: Transaction, claim: _Claim, shares: Sequence[tuple[str, int]], claimed_bytes: int = 0
     ) -> Sequence[Row]:
-        shares = await self._bound_shares(tx, claim, shares, self._most_written - claimed_bytes)
-        each = [{**claim.parameters, "tenant_id": tenant, "limit": share} for tenant, share in shares]
+        fitting = await self._weigher.fit_shares(tx, claim.now, shares, self._most_written - claimed_bytes)
+        claim.is_bounded = claim.is_bounded or fitting != shares
+        if len(fitting) < len(shares):
+            self._turns.continue_after(fitting[-1][0])
+        each = [{**claim.parameters, "tenant_id": tenant, "limit": share} for tenant, share in fitting]
         return await tx.fetch_each(self._claim_of_tenant, each)
 
     def _bytes_of(self, rows: Sequence[Row]) -> int:
         return 0 if self.table.large is None else sum(row["size"] for row in rows)
-
-    async def _find_too_many(self, tx: Transaction, claim: _Claim, limit: int, room: int, least: int) -> int:
-        """Return how many of the oldest rows, at most `limit`, are too large for `room` together; 0 if all fit.
-
-        Up to `least` rows fit in any case. A claim writes its rows with their texts, and so does the release of those
-        that do not fit. So these are few.
-        """
-        if self.table.large is None or limit <= least:
-            return 0
-        for weighed in sorted({min(limit, _FIRST_WEIGHED), limit}):
-            (due,) = await tx.fetch(self._weigh_available, {"now": claim.now, "limit": weighed})
-            if due["size"] > room:
-                claim.is_bounded = True
-                return weighed
-        return 0
-
-    async def _bound_shares(
-        self, tx: Transaction, claim: _Claim, shares: Sequence[tuple[str, int]], room: int
-    ) -> Sequence[tuple[str, int]]:
-        """Return the shares of tenants, smaller ones if their rows have more than an equal share of `room` bytes.
-
-        Each has at least one row. If these have too many bytes together, the last tenants have the next turns.
-        """
-        if self.table.large is None or not shares:
-            return shares
-        bounded, sizes = dict(shares), dict.fromkeys(dict(shares), 0)
-        share_of_room = room // len(shares)
-        unweighed = list(bounded)
-        for rows in (_FIRST_WEIGHED, max(bounded.values())):
-            each: list[dict[str, Any]] = [
-                {"tenant_id": tenant, "now": claim.now, "limit": min(bounded[tenant], rows)} for tenant in unweighed
-            ]
-            sizes |= {row["tenant_id"]: row["size"] for row in await tx.fetch_each(self._weigh_of_tenant, each)}
-            large = [
-                {**one, "room": share_of_room}
-                for one in each
-                if one["limit"] > 1 and sizes[one["tenant_id"]] > share_of_room
-            ]
-            for row in await tx.fetch_each(self._count_fitting_of_tenant, large):
-                bounded[row["tenant_id"]], sizes[row["tenant_id"]] = max(row["count"], 1), row["size"]
-            unweighed = [tenant for tenant in unweighed if bounded[tenant] > rows]
-        most = max(room, next(filter(None, sizes.values()), 0))  # a single row may have more
-        count = sum(total <= most for total in accumulate(sizes.values()))
-        if count < len(shares):
-            self._turns.continue_after(shares[count - 1][0])
-        found = list(bounded.items())[:count]
-        claim.is_bounded = claim.is_bounded or found != list(shares)
-        return found
 
     async def lock(self, tx: Transaction, rows: Sequence[Row]) -> None:
         """Lock held rows. A transaction that settles rows in several ways locks all of them first, in one order."""
