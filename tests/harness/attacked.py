@@ -2,19 +2,18 @@
 
 import asyncio
 import json
-import re
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple, Self
 
-from tests.harness.fence import DEPLOY, separate_tenants
+from tests.harness.fence import separate_tenants
 from tests.harness.memory import MIB, peak_bytes
 from tests.harness.neighbour import Neighbour
+from tests.harness.prepared import Prepared
 from tests.harness.processes import NatsServer, Service
 from tests.harness.watched_service import PAUSES
 
@@ -73,30 +72,34 @@ HEADER = (
 class Attacked:
     """The server, the service and the passwords of the tenants."""
 
-    def __init__(self, broker: NatsServer, service: Service, passwords: Mapping[str, str], pauses: Path) -> None:
+    def __init__(
+        self, broker: NatsServer, front: NatsServer | None, service: Service, prepared: Prepared, pauses: Path
+    ) -> None:
         self.broker = broker
+        self.front = front
+        """The server in front of the attacking tenant, if it has one."""
         self.service = service
-        self.passwords = passwords
+        self._prepared = prepared
         self._pauses = pauses
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, folder: Path, **settings: str) -> AsyncIterator[Self]:
-        """Start the server and the service with the files that prepare.py makes."""
-        prepared, pauses = folder / "prepared", folder / "pauses"
-        command = [sys.executable, str(DEPLOY / "prepare.py"), str(prepared), *_TENANTS]
-        await asyncio.to_thread(lambda: subprocess.run(command, check=True, capture_output=True))
-        config = re.sub(r'store_dir: "[^"]*"', 'store_dir: "/data"', (prepared / "nats.conf").read_text())
-        config = config.replace('include "tenants.conf"', (prepared / "tenants.conf").read_text())
+    async def running(cls, folder: Path, *, fronted: bool = False, **settings: str) -> AsyncIterator[Self]:
+        """Start the servers and the service with the files that prepare.py makes."""
+        tenants = ["tenant-b", "--front", "tenant-a:4222"] if fronted else _TENANTS
+        prepared, pauses = await asyncio.to_thread(Prepared, folder / "prepared", *tenants), folder / "pauses"
         login = {"TIMER_NATS_USER": "timer-service"}
-        login["TIMER_NATS_PASSWORD_FILE"] = str(prepared / "passwords" / "timer-service")
-        async with NatsServer(folder / "nats", config=config) as broker:
-            await separate_tenants(broker, prepared / "passwords" / "operator", *_TENANTS)
+        login["TIMER_NATS_PASSWORD_FILE"] = str(prepared.password_file("timer-service"))
+        async with AsyncExitStack() as stack:
+            broker = await stack.enter_async_context(prepared.broker(folder / "nats"))
+            front = None
+            if fronted:
+                front = await stack.enter_async_context(prepared.front(folder / "front"))
+            await separate_tenants(broker, prepared.password_file("operator"), *_TENANTS)
             service = Service(folder / "service", broker.url, **login, **{PAUSES: str(pauses)}, **settings)
             service.command = [sys.executable, "-m", "tests.harness.watched_service", "serve"]
-            async with service:
-                passwords = {each: (prepared / "passwords" / each).read_text().strip() for each in _TENANTS}
-                yield cls(broker, service, passwords, pauses)
+            await stack.enter_async_context(service)
+            yield cls(broker, front, service, prepared, pauses)
 
     async def attack(self, kind: str, seconds: float, most: int = 10**9) -> Figures:
         """Attack for some seconds, with at most so many messages, while the other tenant uses the service."""
@@ -106,7 +109,7 @@ class Attacked:
                 sys.executable,
                 "-m",
                 "tests.harness.attacks.attacker",
-                str(self.broker.port),
+                str((self.front or self.broker).port),
                 str(seconds),
                 str(most),
                 kind,
@@ -117,7 +120,7 @@ class Attacked:
         try:
             assert attacker.stdin is not None
             assert attacker.stdout is not None
-            attacker.stdin.write(f"{self.passwords['tenant-a']}\n{marker}\n".encode())
+            attacker.stdin.write(f"{self._prepared.password('tenant-a')}\n{marker}\n".encode())
             assert await attacker.stdout.readline() == b"begins\n"
             done = asyncio.ensure_future(attacker.stdout.read())
             return await self._measure(done, marker)
@@ -130,7 +133,7 @@ class Attacked:
         unready: set[str] = set()
         began, scheduled = time.monotonic(), self._scheduled()
         already = self._read_pauses()
-        async with Neighbour.using(self.broker.url, self.passwords["tenant-b"], marker) as neighbour:
+        async with Neighbour.using(self.broker.url, self._prepared.password("tenant-b"), marker) as neighbour:
             while not attack.done():
                 status, text = await self.service.page("/readyz")
                 if status != 200:

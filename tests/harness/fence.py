@@ -21,7 +21,14 @@ from tests.harness.processes import NatsServer, body
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CONFIG = (DEPLOY / "nats.conf").read_text().replace('include "tenants.conf"', (DEPLOY / "tenants.conf").read_text())
-ACCOUNTS = re.sub(r"\n    permissions: {.*?\n    }", "", CONFIG, flags=re.DOTALL)
+
+
+def without_permissions(config: str) -> str:
+    """Return a configuration without the permissions of tenants."""
+    return re.sub(r"\n    permissions: {\n.*?\n    }", "", config, flags=re.DOTALL)
+
+
+ACCOUNTS = without_permissions(CONFIG)
 """The fence without the permissions of tenants, which only spare the server: what the accounts alone prevent."""
 PASSWORDS = {
     "TIMER_SERVICE_PASSWORD": "service-s3cret",
@@ -43,21 +50,25 @@ class Peer:
         self.connection = connection
         self.violations = violations
 
+    async def settle(self) -> None:
+        """Return when the broker has processed all that this peer has sent."""
+        await round_trip(self.connection)
+
     async def subscribe(self, *subjects: str) -> list[Subscription]:
         """Subscribe. Return when the broker has processed the subscriptions."""
         made = [await self.connection.subscribe(subject) for subject in subjects]
-        await round_trip(self.connection)
+        await self.settle()
         return made
 
     async def publish(self, subject: str, content: bytes = b"", reply: str = "", **headers: str) -> None:
         """Publish a message. Return when the broker has accepted or refused it."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         await self.connection.publish(subject, content, reply, headers=named or None)
-        await round_trip(self.connection)
+        await self.settle()
 
     async def received(self, *subscriptions: Subscription) -> list[tuple[str, bytes]]:
         """Return the messages that the subscriptions received so far."""
-        await round_trip(self.connection)
+        await self.settle()
         return [
             (message.subject, message.data)
             for subscription in subscriptions
@@ -116,6 +127,11 @@ def command(tenant: str, call: str, due_at: str = LONG_AGO) -> bytes:
     return body("ScheduleTimer", tenant, {"tenantId": tenant, "serviceCallId": call, "dueAt": due_at})
 
 
+def password_of(user: str) -> str:
+    """Return the password of a user in tests."""
+    return PASSWORDS[f"{user.upper().replace('-', '_')}_PASSWORD"]
+
+
 async def connect(broker: NatsServer, user: str, kind: type[Peer] = Peer) -> Any:
     violations: list[str] = []
 
@@ -125,7 +141,7 @@ async def connect(broker: NatsServer, user: str, kind: type[Peer] = Peer) -> Any
     connection = await nats.connect(
         broker.url,
         user=user,
-        password=PASSWORDS[f"{user.upper().replace('-', '_')}_PASSWORD"],
+        password=password_of(user),
         inbox_prefix=f"_INBOX.{user}" if user.startswith("tenant") else "_INBOX",
         allow_reconnect=False,
         error_cb=on_error,

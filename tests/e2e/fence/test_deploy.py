@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, Operator, connect
+from tests.harness.prepared import Prepared, prepare
 from tests.harness.processes import NatsServer, Service
 from tests.harness.spawn import BIN
 from timer_service.app.slices import QUERIES, SLICES
@@ -30,12 +31,6 @@ def test_tenants_import_everything_by_name(tenant: str) -> None:
     for kind, names in (("cmd", commands), ("qry", queries), ("wrk", requests)):
         imported = re.findall(rf'service: {{ account: TIMERS, subject: "timer\.{kind}\.v1\.{tenant}\.([^"]+)"', CONFIG)
         assert sorted(imported) == sorted(names)
-
-
-def prepare(folder: Path, *tenants: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, DEPLOY / "prepare.py", folder, *tenants], capture_output=True, text=True, check=False
-    )
 
 
 def test_prepared_server_accepts_the_passwords(tmp_path: Path) -> None:
@@ -66,6 +61,63 @@ def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
     """A name that no tenant can have is refused before anything is written."""
     ran = prepare(tmp_path / "server", "tenant-a", name)
     assert (ran.returncode, "cannot be the name of a tenant" in ran.stderr) == (1, True)
+    assert not (tmp_path / "server").exists()
+
+
+def test_commands_put_a_server_in_front(tmp_path: Path) -> None:
+    """The commands of docs/security.md make two configurations that the server accepts. Run again, nothing changes."""
+    section = SECURITY.read_text().partition("## Put a server in front of a tenant")[2]
+    (_, *arguments), *starts = [
+        [each.replace("./broker", str(tmp_path / "broker")) for each in line.split()]
+        for line in section.partition("```sh\n")[2].partition("```")[0].splitlines()
+    ]
+    command = [sys.executable, *arguments]
+    ran = subprocess.run(command, cwd=DEPLOY.parent, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert len(starts) == 2
+    for program, *options in starts:
+        checked = subprocess.run([BIN / program, "-t", *options], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+    files = [file for file in (tmp_path / "broker").rglob("*") if file.is_file()]
+    assert {file.stat().st_mode & 0o077 for file in files} == {0}
+    before = [file.read_text() for file in files]
+    subprocess.run(command, cwd=DEPLOY.parent, capture_output=True, check=True)
+    assert [file.read_text() for file in files] == before
+
+
+def test_fronts_are_added_to_a_prepared_server(tmp_path: Path) -> None:
+    """A tenant with a login at the server is not put behind a front: its login would stay. Other accounts stay."""
+    prepare(tmp_path / "server", "tenant-a")
+    before = (tmp_path / "server" / "tenants.conf").read_text()
+    ran = prepare(tmp_path / "server", "--front", "tenant-a:4223")
+    assert (ran.returncode, "delete its block there" in ran.stderr) == (1, True)
+    assert (tmp_path / "server" / "tenants.conf").read_text() == before
+    assert "restart it" in prepare(tmp_path / "server", "--front", "acme_2:4223").stdout
+    assert "Reload the server" in prepare(tmp_path / "server", "--front", "0815:4224").stdout
+    after = (tmp_path / "server" / "tenants.conf").read_text()
+    assert after.startswith(before)
+    assert re.findall(r"^(\S+) {$", after, re.MULTILINE) == ["tenant-a", "acme_2", "0815"]
+    front = (tmp_path / "server" / "fronts" / "0815.conf").read_text()
+    assert ("port: 4224\n" in front, "tenant-a" in front, "acme_2" in front) == (True, False, False)
+
+
+def test_prepare_needs_the_line_for_fronts(tmp_path: Path) -> None:
+    """A configuration of an older version has no line for servers in front. The error names it."""
+    prepare(tmp_path / "server", "tenant-a")
+    config = tmp_path / "server" / "nats.conf"
+    (line,) = re.findall(r"^# (leafnodes .*)$", config.read_text(), re.MULTILINE)
+    config.write_text(config.read_text().replace(f"# {line}\n", ""))
+    ran = prepare(tmp_path / "server", "--front", "tenant-b:4223")
+    assert (ran.returncode, ran.stderr.endswith(f"{line}\n")) == (1, True)
+    config.write_text(config.read_text() + line)
+    assert prepare(tmp_path / "server", "--front", "tenant-b:4223").returncode == 0
+
+
+@pytest.mark.parametrize("front", ["tenant-a", "tenant-a:", "tenant-a:0", "tenant-a:65536", ":4223", "operator:4223"])
+def test_prepare_refuses_fronts(front: str, tmp_path: Path) -> None:
+    """A front without a tenant or a port is refused before anything is written."""
+    ran = prepare(tmp_path / "server", "--front", front)
+    assert (ran.returncode > 0, front.partition(":")[0] in ran.stderr) == (True, True)
     assert not (tmp_path / "server").exists()
 
 
@@ -122,13 +174,10 @@ def test_prepare_names_what_it_cannot_write(tmp_path: Path) -> None:
 
 async def test_service_runs_on_a_prepared_server(tmp_path: Path) -> None:
     """The service logs in with the password file, and `doctor` finds no failure and no missing permission."""
-    await asyncio.to_thread(prepare, tmp_path / "server", "tenant-a")
-    config = (tmp_path / "server" / "nats.conf").read_text()
-    config = re.sub(r'store_dir: "[^"]*"', 'store_dir: "/data"', config)
-    config = config.replace('include "tenants.conf"', (tmp_path / "server" / "tenants.conf").read_text())
-    password = {"TIMER_NATS_PASSWORD_FILE": str(tmp_path / "server" / "passwords" / "timer-service")}
+    prepared = await asyncio.to_thread(Prepared, tmp_path / "server", "tenant-a")
+    password = {"TIMER_NATS_PASSWORD_FILE": str(prepared.password_file("timer-service"))}
     async with (
-        NatsServer(tmp_path / "nats", config=config) as broker,
+        prepared.broker(tmp_path / "nats") as broker,
         Service(tmp_path / "service", broker.url, TIMER_NATS_USER="timer-service", **password) as service,
     ):
         checks = await doctor(service)

@@ -20,6 +20,8 @@ _STORED = [
 _LIST = f"timer.qry.v1.{TENANT}.list-timers".encode()
 _USAGE = f"timer.qry.v1.{TENANT}.get-usage".encode()
 _POLL = f"timer.wrk.v1.{TENANT}.poll-tasks".encode()
+_HIDDEN_TRACE = header_block(b"X: Nats-Trace-DestNats-Trace-Dest", b"Nats-Trace-Dest: " + _POLL)
+"""Because of the first header, the server does not find the second one when it replaces its value."""
 
 
 def _trace(to: bytes) -> bytes:
@@ -55,5 +57,6 @@ TRACES: Mapping[str, Attack] = {
     "traces to queries": flood(RawMessage(_USAGE, headers=_trace(_USAGE))),
     "traces to requests of workers": flood(RawMessage(_USAGE, headers=_trace(_POLL))),
     "traces to commands": flood(RawMessage(_USAGE, headers=_trace(_SCHEDULE))),
+    "traces that a header hides": flood(RawMessage(_USAGE, headers=_HIDDEN_TRACE)),
 }
 """Attacks with traces to subjects that the tenant may publish to. No setting of the server prevents them."""
