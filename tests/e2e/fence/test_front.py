@@ -27,8 +27,10 @@ LATER = datetime(2100, 1, 1, tzinfo=UTC)
 LOGIN = {"user": "tenant-a", "password": password_of("tenant-a"), "inbox_prefix": "_INBOX.tenant-a"}
 HIDING = b"X: Nats-Trace-DestNats-Trace-Dest"
 """Because of this header, the server does not find the next `Nats-Trace-Dest` when it replaces its value."""
+MANY = 500
 LARGEST = 1020 * 1024
-ALLOWED_CONNECTIONS, ALLOWED_SUBSCRIPTIONS = 20, 30
+CONNECTIONS, SUBSCRIPTIONS = 20, 30
+"""The limits of a tenant."""
 
 
 @pytest.fixture
@@ -119,6 +121,25 @@ async def test_new_link_replaces_one_that_hangs(
         front.signal(SIGCONT)
 
 
+async def test_killed_front_loses_no_acknowledged_command(a: Peer, front: Front, operator: Operator) -> None:
+    """Each command that a tenant has an acknowledgement for is stored, also if the server in front is killed."""
+    js = a.connection.jetstream()
+    sent = [asyncio.ensure_future(js.publish(CANCEL, b"no JSON", timeout=PATIENCE_SECONDS)) for _ in range(MANY)]
+    await asyncio.wait(sent, return_when=asyncio.FIRST_COMPLETED)
+    await front.kill()
+    await a.connection.close()
+    for each in sent:
+        each.cancel()
+    await asyncio.wait(sent)
+    acknowledged = [each for each in sent if not each.cancelled() and each.exception() is None]
+    assert acknowledged
+    assert (await operator.count_messages())["TIMER_CMD"][CANCEL] >= len(acknowledged)
+    await front.start()
+    peer = await connect(front, "tenant-a")
+    await until_answered(peer)
+    await peer.connection.close()
+
+
 async def test_traces_are_made_only_in_front(a: Peer, front: Front, operator: Operator, prepared: Prepared) -> None:
     """The server behind sends no trace, whatever the headers are. The trace of the server in front is a command.
 
@@ -184,9 +205,9 @@ async def log_in(port: int, user: str, password: str) -> bytes:
 
 async def test_all_subscriptions_of_a_tenant_fit_the_link(front: Front, operator: Operator) -> None:
     """A tenant with all of its connections and subscriptions keeps its link."""
-    peers = [await connect(front, "tenant-a") for _ in range(ALLOWED_CONNECTIONS)]
+    peers = [await connect(front, "tenant-a") for _ in range(CONNECTIONS)]
     for number, peer in enumerate(peers):
-        await peer.subscribe(*(f"_INBOX.tenant-a.{number}.{each}" for each in range(ALLOWED_SUBSCRIPTIONS - 2)))
+        await peer.subscribe(*(f"_INBOX.tenant-a.{number}.{each}" for each in range(SUBSCRIPTIONS - 2)))
     for peer in peers:
         await until_answered(peer)
         await peer.connection.close()
