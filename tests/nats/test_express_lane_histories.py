@@ -21,12 +21,17 @@ LIMIT = 3
 SOON = timedelta(0)
 
 
+SIZES = (1, 600, 70_000)
+"""The sizes of commands: small ones, those that do not fit into a batch with others, and those that cannot overtake."""
+
+
 class Stored(NamedTuple):
     """A command of the stream. No two commands have the same instant, not even in different streams."""
 
     tenant: str
     sequence: int
     stored_at: int
+    size: int
 
     @property
     def subject(self) -> str:
@@ -70,7 +75,7 @@ class Stream:
         self.deliveries += 1
         command = self.commands[sequence - 1]
         receipt = Receipt(1, sequence, self.deliveries, command.stored_at, len(self.commands) - self.delivered)
-        return StoredMessage(command.subject, b"", RawHeaders(b""), receipt, str(sequence), 1)
+        return StoredMessage(command.subject, b"", RawHeaders(b""), receipt, str(sequence), command.size)
 
 
 class Site:
@@ -81,6 +86,8 @@ class Site:
         self.number = 0
         self.handled: set[int] = set()
         """When the handled commands were stored."""
+        self.order: list[tuple[str, int]] = []
+        """The tenants of the handled commands, and when these were stored, in the order of the handling."""
         self.in_hand: list[Delivery] = []
         self.round: asyncio.Task[None] | None = None
         self.stay: Stay
@@ -123,7 +130,8 @@ class Site:
     def publish(self, number: int) -> None:
         self.clock += 1
         tenant = TENANTS[number % len(TENANTS)]
-        self.stream.commands.append(Stored(tenant, len(self.stream.commands) + 1, self.clock))
+        size = SIZES[(number + self.clock) % len(SIZES)]
+        self.stream.commands.append(Stored(tenant, len(self.stream.commands) + 1, self.clock, size))
 
     def take(self) -> list[Delivery]:
         batch, done = self.stay.take(LIMIT)
@@ -134,6 +142,7 @@ class Site:
         match operation:
             case "handle":
                 self.handled.update(delivery.stored_at for delivery in deliveries)
+                self.order += [(delivery.address.tenant, delivery.stored_at) for delivery in deliveries]
                 self.stay.record_handled(deliveries)
                 self.acknowledge(deliveries)
             case "retry":
@@ -182,6 +191,25 @@ async def test_no_command_is_hidden(steps: list[tuple[str, int]]) -> None:
     await site.finish()
     assert {each.stored_at for each in site.stream.commands} <= site.handled
     assert site.stream.unsettled == set()
+
+
+ORDERED = ("publish", "publish", "deliver", "deliver", "round", "take", "take")
+"""The steps without retries."""
+
+
+@given(histories(*ORDERED))
+async def test_commands_are_handled_once_and_in_order(steps: list[tuple[str, int]]) -> None:
+    """If none is retried, the commands of each tenant are handled once and in their order, whatever overtakes them."""
+    site = Site()
+    for operation, number in steps:
+        await site.do(operation, number)
+        if operation == "take":  # the next batch is taken when this one is settled
+            await site.do("handle", number)
+            await site.do("put back", LIMIT - 1)
+    await site.finish()
+    for tenant in TENANTS:
+        handled = [at for owner, at in site.order if owner == tenant]
+        assert handled == sorted(set(handled))
 
 
 def overtaken(site: Site, ahead: Delivery, handed_out: set[int]) -> list[int]:

@@ -42,8 +42,10 @@ class Lane:
         self.lane._next_round_at = math.inf
 
     def observe(self, batch: Sequence[Delivery], *, behind: int) -> None:
-        """Observe a batch. No listing while nothing waits is due."""
+        """Observe a batch of the consumer. No listing while nothing waits is due."""
         self.lane._search._listed_at = self.now
+        for each in batch:
+            self.lane.record_delivered(each, overtakes=False)
         self.lane.observe(batch, behind=behind, end=None)
 
 
@@ -106,6 +108,17 @@ async def test_commands_behind_one_that_is_retried_are_read_again(lane: Lane) ->
         lane.lane._read.append(command)
     lane.lane.retry([ahead(5)], SECOND)
     assert [each.position.sequence for each in lane.lane.take(10)] == [7]
+
+
+async def test_a_command_that_overtakes_others(lane: Lane) -> None:
+    """A command that was handed out is not read ahead again, and the commands of others before it still are."""
+    for command in (ahead(4, "b"), ahead(5), ahead(6), ahead(7)):
+        lane.lane._read.append(command)
+    lane.lane.record_delivered(delivered(6), overtakes=True)
+    positions = [lane.lane._position(tenant) for tenant in ("acme", "b")]
+    assert [each.position.sequence for each in lane.lane.take(10)] == [4, 7]
+    lane.observe([delivered(8)], behind=0)
+    assert (positions, lane.lane._ahead, lane.lane._reached) == ([6, 0], {}, 8)
 
 
 async def test_the_longest_retry_counts(lane: Lane) -> None:

@@ -111,7 +111,7 @@ async def test_bytes_of_a_mixed_batch() -> None:
     back.size = DEFAULT_BUDGET.batch // 2
     stay.put_back([back])
     stay.buffer.append(message(2, DEFAULT_BUDGET.batch // 2))
-    stay.buffer.append(message(3, DEFAULT_BUDGET.batch // 2))
+    stay.buffer.append(message(3, 70_000))
     batches = [stay.take(10)[0] for _ in range(2)]
     stay.lane.close()
     assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 2], [3]]
@@ -176,7 +176,30 @@ async def test_what_the_lane_observes() -> None:
     observed.append((stay.lane._last_batch[1:], stay.lane._search._end))
     stay.lane.close()
     assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 2], [1]]
-    assert observed == [((2, 12), 13), ((0, 12), None), ((1, 13), None)]
+    assert observed == [((2, 11), 13), ((0, 11), None), ((1, 12), None)]
+
+
+@pytest.mark.parametrize(("count", "taken"), [(2, [1, 9]), (3, [1])])
+async def test_no_command_overtakes_many_that_were_put_back(count: int, taken: list[int]) -> None:
+    """Commands that were put back are limited in bytes, also if small commands of other tenants keep arriving."""
+    stay = make_stay()
+    stay.put_back([sized(sequence, DEFAULT_BUDGET.batch * 7 // 10) for sequence in range(1, count + 1)])
+    stay.buffer.append(message(9, 1))
+    batch, _ = stay.take(10)
+    stay.lane.close()
+    assert [each.position.sequence for each in batch] == taken
+
+
+async def test_nothing_waits_behind_the_last_commands() -> None:
+    """When the last commands were taken, nothing is behind them, also if others have overtaken them."""
+    stay = make_stay()
+    for sequence, size, waiting in ((1, DEFAULT_BUDGET.batch, 2), (2, DEFAULT_BUDGET.batch, 1)):
+        stay.buffer.append(message(sequence, size, waiting))
+    stay.buffer.append(message(3, 1)._replace(subject="timer.cmd.v1.other.cancel-timer"))
+    batches = [stay.take(10)[0] for _ in range(2)]
+    stay.lane.close()
+    assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 3], [2]]
+    assert stay.lane._last_batch[1:] == (1, 0)
 
 
 async def test_commands_read_ahead_come_first_if_there_were_none_before() -> None:

@@ -19,8 +19,8 @@ class Buffer:
         self._messages: deque[StoredMessage] = deque()
         self._bytes = 0
         self._newest: Receipt | None = None
-        self.more_follow = False
-        """Whether the consumer had more commands to deliver when it delivered the last message that was added."""
+        self.waiting = 0
+        """How many commands the consumer had not delivered yet when it delivered the last message that was added."""
         self.last_delivery = 0
         """The number of the last delivery that was added."""
         self.arrived: deque[int] = deque(maxlen=MOST_LOST)
@@ -42,7 +42,7 @@ class Buffer:
         self._messages.append(message)
         self._bytes += message.size
         receipt = message.receipt
-        self.more_follow = receipt.waiting > 0
+        self.waiting = receipt.waiting
         self.last_delivery = receipt.delivery
         self.arrived.append(receipt.sequence)
         if self._newest is None or receipt.sequence > self._newest.sequence:

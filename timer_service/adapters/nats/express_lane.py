@@ -73,10 +73,12 @@ class ExpressLane:
         self._handled: dict[int, int] = {}
         """The sequences of commands that were settled ahead, and when each was stored."""
         self._reached = 0
+        """The last command of the consumer that was handed out in the order of the stream."""
         self._served_at: dict[str, float] = {}
         self._search = TenantSearch(consumer, subjects, tuple(messages))
         self._waiting: dict[str, None] = {}  # in the order in which they are served
         self._ahead: dict[str, int] = {}
+        """The last command of each tenant that was read ahead, or that has overtaken others in the buffer."""
         self._paused_until: dict[str, float] = {}
         self._retries_until = 0.0
         self.newest: StoredCommand | None = None
@@ -100,10 +102,6 @@ class ExpressLane:
         now = time.monotonic()
         self._search.stream_ends_at(end)
         for delivery in batch:
-            # A command without a handle was read ahead, and one up to `_reached` was delivered before.
-            if delivery.handle is not None and delivery.position.sequence > self._reached:
-                self._reached = delivery.position.sequence
-                self._search.count_delivered(delivery)
             if len(delivery.address.tenant) <= _LONGEST_TENANT:
                 self._served_at[delivery.address.tenant] = now
         is_backlog = self._is_backlog(now, len(batch), behind)
@@ -146,6 +144,21 @@ class ExpressLane:
     def take(self, limit: int) -> list[Delivery]:
         """Remove and return commands that were read ahead of the consumer: at most `limit` that fit into a batch."""
         return self._read.take(limit, after=self._reached, waits=self._returned.holds)
+
+    def record_delivered(self, delivery: Delivery, *, overtakes: bool) -> None:
+        """Record that a command of the consumer is handed out, so that it is not read ahead.
+
+        `overtakes`: commands of other tenants that the consumer has delivered before it may still wait.
+        """
+        tenant, sequence = delivery.address.tenant, delivery.position.sequence
+        if sequence <= self._reached:  # it was delivered before
+            return
+        self._search.count_delivered(delivery)
+        if overtakes:
+            self._read.remove(tenant, until=sequence)
+            self._ahead[tenant] = max(sequence, self._ahead.get(tenant, 0))
+        else:
+            self._reached = sequence
 
     def record_handled(self, deliveries: Collection[Delivery]) -> None:
         """Record that commands that were read ahead are settled."""
@@ -194,8 +207,12 @@ class ExpressLane:
         self._search.forget_backlog()
         self._waiting.clear()
         self._served_at.clear()
-        self._ahead = {tenant: sequence for tenant, sequence in self._ahead.items() if sequence > self._reached}
+        self._forget_positions()
         self._forget_until(self._reached)
+
+    def _forget_positions(self) -> None:
+        """Forget which commands were read ahead, or have overtaken others, that the batches have reached since."""
+        self._ahead = {tenant: sequence for tenant, sequence in self._ahead.items() if sequence > self._reached}
 
     def _forget_until(self, sequence: int) -> None:
         """Forget which commands up to a sequence were settled ahead."""
@@ -223,6 +240,7 @@ class ExpressLane:
         now = time.monotonic()
         # Other instances were given what is far behind.
         self._forget_until(self._reached - _FAR_BEHIND)
+        self._forget_positions()
         self._served_at = {tenant: at for tenant, at in self._served_at.items() if now - at <= _SERVED_SECONDS}
 
         def is_found_or_served(tenant: str) -> bool:

@@ -1,5 +1,6 @@
 """The commands that were read ahead of the consumer and are not handed out yet."""
 
+import math
 from collections.abc import Callable
 
 from timer_service.core.broker import Delivery
@@ -53,11 +54,11 @@ class ReadAhead:
         self._keep([*ahead[len(taken) :], *(each for each in known if waits(each.address.tenant))])
         return taken
 
-    def remove(self, tenant: str) -> list[int]:
-        """Drop the commands of a tenant. Return their sequences."""
-        dropped = [each.position.sequence for each in self._deliveries if each.address.tenant == tenant]
-        self._keep([each for each in self._deliveries if each.address.tenant != tenant])
-        return dropped
+    def remove(self, tenant: str, until: float = math.inf) -> list[int]:
+        """Drop the commands of a tenant, up to a sequence. Return their sequences."""
+        known = [(each, each.address.tenant == tenant and each.position.sequence <= until) for each in self._deliveries]
+        self._keep([each for each, is_dropped in known if not is_dropped])
+        return [each.position.sequence for each, is_dropped in known if is_dropped]
 
     def clear(self) -> None:
         """Drop all commands."""

@@ -13,8 +13,8 @@ _RENEW_SECONDS = 5  # `ack_wait` is 30 s, and a statement of the database may ta
 class Returned:
     """Deliveries in the order in which they are handed out again.
 
-    No newer command of their tenants may overtake them. So the express lane leaves out these tenants, and the buffer
-    waits until all deliveries are handed out.
+    No newer command of their tenants may overtake them. So the express lane leaves out these tenants. The buffer waits
+    until all deliveries are handed out, except small commands of other tenants.
     """
 
     def __init__(self, batch_bytes: int) -> None:

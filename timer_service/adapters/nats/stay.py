@@ -55,8 +55,6 @@ class Stay:
         self._subjects = subjects
         self._read_ahead = False
         """Whether the express lane handed out the last batch."""
-        self._waiting = 0
-        """How many commands the consumer had not delivered yet when it delivered the newest one."""
 
     @property
     def has_commands(self) -> bool:
@@ -85,28 +83,30 @@ class Stay:
 
     def take(self, limit: int) -> tuple[list[Delivery], list[Delivery]]:
         """Take a batch. Return it, and commands that the consumer delivered after they were handled ahead of it."""
+        is_full = self.returned.is_full
         batch = self.returned.take(limit)
         again = {delivery.position.sequence: delivery for delivery in batch}
         done: list[Delivery] = []
         used = sum(delivery.size for delivery in batch)
         end: int | None = None
-        for stored in self._take_of_buffer(limit - len(batch), used):
-            self._waiting = stored.receipt.waiting
+        taken = [] if self.returned else self.buffer.take(limit - len(batch), used=used)
+        room = 0 if is_full else limit - len(batch) - len(taken)
+        others = self.buffer.take_others(room, self._tenant_of, self.returned.holds)
+        for number, stored in enumerate((*taken, *others)):
             sequence = stored.receipt.sequence
-            end = max(end or 0, sequence + self._waiting)
+            end = max(end or 0, sequence + stored.receipt.waiting)
             delivery = stored.delivery(self.epochs, self._subjects, Handle(stored.reply, self.number))
             if sequence in again:  # it was read ahead, or the server delivered it again
                 again[sequence].handle = delivery.handle
+            elif self.lane.forget_handled(sequence, delivery.stored_at):
+                done.append(delivery)
+                continue
             else:
-                (done if self.lane.forget_handled(sequence, delivery.stored_at) else batch).append(delivery)
-        behind = self._waiting + len(self.buffer) + len(self.returned)
+                batch.append(delivery)
+            self.lane.record_delivered(delivery, overtakes=number >= len(taken))
+        behind = self.buffer.waiting + len(self.buffer) + len(self.returned)
         self.lane.observe(batch, behind=behind, end=end)
         return batch, done
-
-    def _take_of_buffer(self, limit: int, used: int) -> list[StoredMessage]:
-        """Take messages for a batch of which `used` bytes are used. Small ones may overtake those of other tenants."""
-        taken = [] if self.returned else self.buffer.take(limit, used=used)
-        return taken + self.buffer.take_others(limit - len(taken), self._tenant_of, self.returned.holds)
 
     def _tenant_of(self, message: StoredMessage) -> str:
         return self._subjects.address(Kind.COMMAND, message.subject).tenant

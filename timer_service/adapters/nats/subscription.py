@@ -174,7 +174,7 @@ class NatsSubscription:
         handled are the next batch.
         """
         buffer = self._stay.buffer
-        if buffer.more_follow and not self._stay.returned and not buffer.fills_batch(limit):
+        if buffer.waiting and not self._stay.returned and not buffer.fills_batch(limit):
             await asyncio.sleep(_LINGER_SECONDS)
         stay = self._stay
         batch, done = stay.take(limit)
