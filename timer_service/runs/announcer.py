@@ -7,6 +7,7 @@ import asyncio
 import logging
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from timer_service.core.database import Transaction
 from timer_service.core.delays import LONGEST, Delays
@@ -52,30 +53,33 @@ class Announcer:
         for number, tenant in enumerate(tenants):
             if number and seconds() > until:
                 self._turns.continue_after(tenants[number - 1])
-                break
-            done += await self._announce(tenant, now)
-        if done:
-            self._wake(now)
-            return Pass(done, now)
-        return Pass(0, min(self._failed_until.values(), default=None))
+                return Pass(done, now)
+            if added := await self._announce(tenant, now):
+                done += added
+                self._wake(now)
+        return Pass(done, now if done else min(self._failed_until.values(), default=None))
 
     async def _announce(self, tenant: str, now: int) -> int:
         """Announce a portion of a tenant. Return how many announcements are done."""
         try:
             done = await in_transaction(self._database, partial(_announce, tenant=tenant, now=now))
+        except DatabaseBlockedError as error:
+            about = self._delay(tenant, now)
+            log.warning("announcing jobs blocked; trying it later", extra={**about, "reason": str(error)})
         except DatabaseUnavailableError:
             raise
-        except Exception as error:
-            delay = self._delays.next(tenant)
-            self._failed_until[tenant] = now + delay // timedelta(milliseconds=1)
-            about = {"tenant": tenant, "seconds": delay.total_seconds()}
-            if isinstance(error, DatabaseBlockedError):
-                log.warning("announcing jobs blocked; trying it later", extra={**about, "reason": str(error)})
-            else:
-                log.exception("announcing jobs failed; trying it later", extra=about)
-            return 0
-        self._delays.forget(tenant)
-        return done
+        except Exception:
+            log.exception("announcing jobs failed; trying it later", extra=self._delay(tenant, now))
+        else:
+            self._delays.forget(tenant)
+            return done
+        return 0
+
+    def _delay(self, tenant: str, now: int) -> dict[str, Any]:
+        """Let a tenant wait whose transaction failed. Return what to log about it."""
+        delay = self._delays.next(tenant)
+        self._failed_until[tenant] = now + delay // timedelta(milliseconds=1)
+        return {"tenant": tenant, "seconds": delay.total_seconds()}
 
 
 async def _announce(tx: Transaction, *, tenant: str, now: int) -> int:
