@@ -108,7 +108,10 @@ async def lock_oldest(tx: Transaction, tenant: str, limit: int) -> Sequence[Row]
 
 
 async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]:
-    """Return the announcement of each row; None if the job has ended since, or its run was deleted."""
+    """Return the announcement of each row; None if the job has ended since, or its run was deleted.
+
+    A later run with the id of a deleted one has jobs of its own, which the rows do not announce.
+    """
     runs = await loader.find_runs(reader, {store.run_key(row) for row in rows})
     loaded = Loader(reader, runs)
     await loaded.read_jobs((key, row["job_name"]) for row in rows if (key := store.run_key(row)) in runs)
@@ -118,7 +121,10 @@ async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]
 
 def _announcement(state: RunState | None, row: Row) -> Announcement | None:
     job = None if state is None else state.jobs.get(row["job_name"])
-    if state is None or job is None or not (_is_skipped(job) or (job.ready_at is not None and not job.ended)):
+    if state is None or job is None:
+        return None
+    changed_at = job.settled_at if _is_skipped(job) else None if job.ended else job.ready_at
+    if changed_at is None or changed_at > row["deferred_at"]:
         return None
     job = job._replace(ready_by=row["caused_by"], changed_by=row["caused_by"])
     return Announcement(state.run, job, row["outputs_share"])
