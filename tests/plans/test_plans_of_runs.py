@@ -54,6 +54,7 @@ PLANS = {
         ["LockRows", "Index Scan run_announcements_pkey"],
     ),
     "an announcement": (announcements._SQL["delete"], ["Index Scan run_announcements_pkey"]),
+    "an announcement behind all others": (announcements._SQL["postpone"], ["Index Scan run_announcements_pkey"]),
     "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),
     "jobs of a run": (loader._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
     "open jobs of a run": (loader._SQL["open_jobs_of_run"], [f"Index Scan {JOB}"]),

@@ -132,7 +132,16 @@ def _announcement(state: RunState | None, row: Row) -> Announcement | None:
 
 async def delete(tx: Transaction, rows: Sequence[Row]) -> None:
     """Delete rows that were locked."""
-    keys: list[dict[str, Any]] = [
-        {name: row[name] for name in ("tenant_id", "deferred_at", "run_id", "job_name")} for row in rows
-    ]
-    await tx.executemany(_SQL["delete"], keys)
+    await tx.executemany(_SQL["delete"], _keys(rows))
+
+
+async def postpone(tx: Transaction, tenant: str, now: int) -> Sequence[Row]:
+    """Put the oldest announcement of a tenant behind those that were deferred until now. Return its row."""
+    rows = await lock_oldest(tx, tenant, 1)
+    until = max([now, *(row["deferred_at"] + 1 for row in rows)])
+    await tx.executemany(_SQL["postpone"], [{**key, "until": until} for key in _keys(rows)])
+    return rows
+
+
+def _keys(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in ("tenant_id", "deferred_at", "run_id", "job_name")} for row in rows]

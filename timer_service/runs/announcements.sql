@@ -35,3 +35,8 @@ LIMIT :limit
 -- Deletes an announcement.
 DELETE FROM run_announcements
 WHERE tenant_id = :tenant_id AND deferred_at = :deferred_at AND run_id = :run_id AND job_name = :job_name
+
+-- name: postpone
+-- Puts an announcement behind others.
+UPDATE run_announcements SET deferred_at = :until
+WHERE tenant_id = :tenant_id AND deferred_at = :deferred_at AND run_id = :run_id AND job_name = :job_name

@@ -62,7 +62,7 @@ class Announcer:
     async def _announce(self, tenant: str, now: int) -> int:
         """Announce a portion of a tenant. Return how many announcements are done."""
         try:
-            done = await in_transaction(self._database, partial(_announce, tenant=tenant, now=now))
+            done = await self._announce_portion(tenant, now)
         except DatabaseBlockedError as error:
             about = self._delay(tenant, now)
             log.warning("announcing jobs blocked; trying it later", extra={**about, "reason": str(error)})
@@ -75,6 +75,22 @@ class Announcer:
             return done
         return 0
 
+    async def _announce_portion(self, tenant: str, now: int) -> int:
+        """Announce a portion of a tenant, or a smaller one if that fails. A job that fails alone comes behind."""
+        limit = _ROWS
+        while True:
+            try:
+                return await in_transaction(self._database, partial(_announce, tenant=tenant, now=now, limit=limit))
+            except DatabaseUnavailableError:
+                raise
+            except Exception as error:
+                if limit == 1:
+                    postpone = partial(announcements.postpone, tenant=tenant, now=now)
+                    for row in await in_transaction(self._database, postpone):
+                        error.add_note(f"run {row['run_id']}, job {row['job_name']}")
+                    raise
+                limit //= 2
+
     def _delay(self, tenant: str, now: int) -> dict[str, Any]:
         """Let a tenant wait whose transaction failed. Return what to log about it."""
         delay = self._delays.next(tenant)
@@ -82,9 +98,9 @@ class Announcer:
         return {"tenant": tenant, "seconds": delay.total_seconds()}
 
 
-async def _announce(tx: Transaction, *, tenant: str, now: int) -> int:
+async def _announce(tx: Transaction, *, tenant: str, now: int, limit: int) -> int:
     """Add the events of the oldest announcements of a tenant, and delete these. Return how many."""
-    rows = await announcements.lock_oldest(tx, tenant, _ROWS)
+    rows = await announcements.lock_oldest(tx, tenant, limit)
     found = await announcements.read(tx, rows)
     valid = [each for each in found if each is not None]
     count = await job_events.add(tx, valid, now)
