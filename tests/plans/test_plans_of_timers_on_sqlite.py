@@ -15,7 +15,6 @@ from timer_service.adapters.sqlite.text import join
 from timer_service.core.clock_repair import leased_rows
 from timer_service.core.database import Database
 from timer_service.core.message import Position
-from timer_service.core.quotas import Usage
 from timer_service.core.row_counts import CountedRows, overdue_sql
 from timer_service.timers import cancellation_store
 from timer_service.timers import store as timers
@@ -127,18 +126,17 @@ async def test_next_available(database: Database) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["complete", "retry", "bury", "release", "charge", "discount", "lock"])
-async def test_steps_on_a_claimed_row(database: Database, name: str) -> None:
+async def test_steps_on_a_claimed_row(database: Database) -> None:
     """Every step on a claimed row finds it by its key."""
-    assert await plan(database, TIMERS.sql(name)) == [BY_KEY]
+    for name in ("complete", "retry", "bury", "release", "charge", "discount", "lock"):
+        assert await plan(database, TIMERS.sql(name)) == [BY_KEY], name
 
 
-@pytest.mark.parametrize(
-    ("name", "range_of"), [("complete_claim", "available_at=?"), ("void", "available_at>? AND available_at<?")]
-)
-async def test_whole_claims(database: Database, name: str, range_of: str) -> None:
+async def test_whole_claims(database: Database) -> None:
     """A statement on all rows of a claim finds them by the end of their lease."""
-    assert await plan(database, TIMERS.sql(name)) == [f"SEARCH timer_schedules USING INDEX {AVAILABLE} ({range_of})"]
+    for name, range_of in (("complete_claim", "available_at=?"), ("void", "available_at>? AND available_at<?")):
+        found = await plan(database, TIMERS.sql(name))
+        assert found == [f"SEARCH timer_schedules USING INDEX {AVAILABLE} ({range_of})"], name
 
 
 async def test_clock_repair(database: Database) -> None:
@@ -152,10 +150,10 @@ async def test_clock_repair(database: Database) -> None:
     assert await plan(database, REPAIRED.sql("repair")) == [BY_KEY]
 
 
-@pytest.mark.parametrize("name", ["find", "confirm"])
-async def test_commands(database: Database, name: str) -> None:
+async def test_commands(database: Database) -> None:
     """A command finds its timer by its key."""
-    assert await plan(database, timers._SQL[name]) == [BY_KEY]
+    for name in ("find", "confirm"):
+        assert await plan(database, timers._SQL[name]) == [BY_KEY], name
 
 
 async def test_put(database: Database) -> None:
@@ -172,42 +170,34 @@ LISTED_BY = {
 }
 
 
-@pytest.mark.parametrize("state", LISTED_BY)
-async def test_page(database: Database, state: State) -> None:
+async def test_page(database: Database) -> None:
     """A page is one range of the index of its state, and sorts nothing."""
     range_of = "tenant_id=? AND (due_at,service_call_id)>(?,?) AND due_at<?"
-    assert await plan(database, timers._SQL["page"].format(where=timers._WHERE[state])) == [
-        f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} ({range_of})"
-    ]
+    for state, index in LISTED_BY.items():
+        found = await plan(database, timers._SQL["page"].format(where=timers._WHERE[state]))
+        assert found == [f"SEARCH timer_schedules USING INDEX {index} ({range_of})"], state
 
 
-@pytest.mark.parametrize("state", LISTED_BY)
-async def test_count(database: Database, state: State) -> None:
+async def test_count(database: Database) -> None:
     """Timers of a state are counted in the index of that state, which has no other timers."""
-    assert await plan(database, timers._SQL["count"].format(where=timers._WHERE[state])) == [
-        "CO-ROUTINE counted",
-        f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} (tenant_id=? AND due_at<?)",
-        "SCAN counted",
-    ]
+    for state, index in LISTED_BY.items():
+        found = await plan(database, timers._SQL["count"].format(where=timers._WHERE[state]))
+        search = f"SEARCH timer_schedules USING INDEX {index} (tenant_id=? AND due_at<?)"
+        assert found == ["CO-ROUTINE counted", search, "SCAN counted"], state
 
 
-@pytest.mark.parametrize(
-    ("where", "walk"),
-    [
-        ("available_at IS NOT NULL", f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"),
-        ("state = 'Reached'", "SCAN timer_schedules USING INDEX timer_schedules_reached"),
-        ("state = 'Expired'", "SCAN timer_schedules USING INDEX timer_schedules_expired"),
-        ("state = 'Cancelled'", "SCAN timer_schedules USING INDEX timer_schedules_cancelled"),
-        ("state = 'Failed'", "SCAN timer_schedules USING INDEX timer_schedules_failed"),
-    ],
-)
-async def test_count_all(database: Database, where: str, walk: str) -> None:
+async def test_count_all(database: Database) -> None:
     """Each gauge counts in the index of its state."""
-    assert await plan(database, CountedRows(TIMERS.name, "any", where).sql) == [
-        "CO-ROUTINE counted",
-        walk,
-        "SCAN counted",
-    ]
+    walks = {
+        "available_at IS NOT NULL": f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)",
+        "state = 'Reached'": "SCAN timer_schedules USING INDEX timer_schedules_reached",
+        "state = 'Expired'": "SCAN timer_schedules USING INDEX timer_schedules_expired",
+        "state = 'Cancelled'": "SCAN timer_schedules USING INDEX timer_schedules_cancelled",
+        "state = 'Failed'": "SCAN timer_schedules USING INDEX timer_schedules_failed",
+    }
+    for where, walk in walks.items():
+        found = await plan(database, CountedRows(TIMERS.name, "any", where).sql)
+        assert found == ["CO-ROUTINE counted", walk, "SCAN counted"], where
 
 
 async def test_overdue(database: Database) -> None:
@@ -219,20 +209,14 @@ async def test_overdue(database: Database) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("usage", "step"),
-    [
+async def test_usage(database: Database) -> None:
+    """What counts in a limit is found in the index of the tenant, and nothing is sorted."""
+    for usage, step in (
         (PENDING_TIMERS, f"{SCHEDULED} (tenant_id=? AND due_at>?)"),
         (STORED_DATA, "timer_schedules_large (tenant_id=? AND large_data>?)"),
-    ],
-)
-async def test_usage(database: Database, usage: Usage, step: str) -> None:
-    """What counts in a limit is found in the index of the tenant, and nothing is sorted."""
-    assert await plan(database, usage.sql) == [
-        "CO-ROUTINE counted",
-        f"SEARCH timer_schedules USING INDEX {step}",
-        "SCAN counted",
-    ]
+    ):
+        search = f"SEARCH timer_schedules USING INDEX {step}"
+        assert await plan(database, usage.sql) == ["CO-ROUTINE counted", search, "SCAN counted"]
 
 
 async def test_oldest_due(database: Database) -> None:
@@ -296,10 +280,10 @@ OF_CANCELLATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OF_CANCELLATIONS)
-async def test_cancellations(database: Database, name: str) -> None:
+async def test_cancellations(database: Database) -> None:
     """Every statement on cancellations, and on the timers of a page, uses its index and sorts nothing."""
-    assert await plan(database, cancellation_store._SQL[name]) == OF_CANCELLATIONS[name]
+    found = {name: await plan(database, cancellation_store._SQL[name]) for name in OF_CANCELLATIONS}
+    assert found == OF_CANCELLATIONS
 
 
 async def test_tenants_of_cancellations(database: Database) -> None:
