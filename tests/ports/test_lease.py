@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.harness.builders import in_state, scheduled
+from tests.harness.cases import case
 from tests.harness.clock import NOW, after
 from tests.harness.timers import put_timers
 from timer_service.core.database import Database, Row, Transaction
@@ -27,9 +29,13 @@ HOLD_MS = 30_000
 LATER = after(minutes=10)
 
 
+def new_lease() -> Lease:
+    return Lease(TIMERS, timedelta(milliseconds=HOLD_MS))
+
+
 @pytest.fixture
 def lease() -> Lease:
-    return Lease(TIMERS, timedelta(milliseconds=HOLD_MS))
+    return new_lease()
 
 
 def timer(call: str = "call-1", due_at: int = NOW, tenant: str = "acme", sequence: int = 1) -> Timer:
@@ -39,6 +45,12 @@ def timer(call: str = "call-1", due_at: int = NOW, tenant: str = "acme", sequenc
 async def put(store: Database, *several: Timer) -> None:
     async with store.transaction() as tx:
         await put_timers(tx, several)
+
+
+async def forget(store: Database) -> None:
+    """Delete all timers, so that the next case begins without any."""
+    async with store.transaction() as tx:
+        await tx.execute("DELETE FROM timer_schedules")
 
 
 async def claim(store: Database, lease: Lease, now: int = NOW, limit: int = 100) -> list[Row]:
@@ -219,39 +231,44 @@ async def test_extensions_do_not_add_up(store: Database, lease: Lease) -> None:
     assert (await row_of(store))["available_at"] == NOW + 10 + HOLD_MS
 
 
-@pytest.mark.parametrize("step", STEPS)
-async def test_late_step_changes_nothing(store: Database, lease: Lease, step: str) -> None:
+async def test_late_step_changes_nothing(store: Database, lease: Lease) -> None:
     """After a row is claimed again, no step of the former holder changes it."""
-    await put(store, timer())
-    late = await claim_one(store, lease)
-    await claim_one(store, lease, NOW + HOLD_MS)
-    before = await row_of(store)
-    assert await settle(store, lease, step, late) == 0
-    assert await row_of(store) == before
+    for step in STEPS:
+        with case(step):
+            await forget(store)
+            await put(store, timer())
+            late = await claim_one(store, lease)
+            await claim_one(store, lease, NOW + HOLD_MS)
+            before = await row_of(store)
+            assert await settle(store, lease, step, late) == 0
+            assert await row_of(store) == before
 
 
-@pytest.mark.parametrize("step", STEPS)
-async def test_step_on_a_rescheduled_row_changes_nothing(store: Database, lease: Lease, step: str) -> None:
+async def test_step_on_a_rescheduled_row_changes_nothing(store: Database, lease: Lease) -> None:
     """After a timer is rescheduled, no step of its holder changes the row."""
-    await put(store, timer())
-    held = await claim_one(store, lease)
-    await put(store, timer(due_at=LATER + 1, sequence=2))
-    before = await row_of(store)
-    assert await settle(store, lease, step, held) == 0
-    assert await row_of(store) == before
-    assert (before["attempt"], before["available_at"]) == (0, LATER + 1)
+    for step in STEPS:
+        with case(step):
+            await forget(store)
+            await put(store, timer())
+            held = await claim_one(store, lease)
+            await put(store, timer(due_at=LATER + 1, sequence=2))
+            before = await row_of(store)
+            assert await settle(store, lease, step, held) == 0
+            assert await row_of(store) == before
+            assert (before["attempt"], before["available_at"]) == (0, LATER + 1)
 
 
-@pytest.mark.parametrize("second", STEPS)
-@pytest.mark.parametrize("first", ["complete", "complete_claim", "release", "retry", "bury"])
-async def test_a_claim_is_settled_once(store: Database, lease: Lease, first: str, second: str) -> None:
+async def test_a_claim_is_settled_once(store: Database, lease: Lease) -> None:
     """After a row is settled, no second step under the same claim changes it."""
-    await put(store, timer())
-    row = await claim_one(store, lease)
-    assert await settle(store, lease, first, row) == 1
-    before = await row_of(store)
-    assert await settle(store, lease, second, row) == 0
-    assert await row_of(store) == before
+    for first, second in product(["complete", "complete_claim", "release", "retry", "bury"], STEPS):
+        with case(first, second):
+            await forget(store)
+            await put(store, timer())
+            row = await claim_one(store, lease)
+            assert await settle(store, lease, first, row) == 1
+            before = await row_of(store)
+            assert await settle(store, lease, second, row) == 0
+            assert await row_of(store) == before
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -415,30 +432,35 @@ async def test_all_rows_are_claimed_if_they_fit(store: Database, lease: Lease) -
     assert shares(await claim(store, lease, limit=99)) == {"a": 97, "b": 1, "c": 1}
 
 
-@pytest.mark.parametrize("start", range(4))
-@pytest.mark.parametrize("tenants", [9, 10, 11, 20, 25])
-async def test_more_tenants_than_fit_into_a_claim(store: Database, lease: Lease, tenants: int, start: int) -> None:
+async def test_more_tenants_than_fit_into_a_claim(store: Database) -> None:
     """If there are more tenants than rows in a claim, the next claims serve the other tenants."""
-    limit = 10
-    await put(store, *flood("a", 100, NOW - 20_000))
-    await put(store, *(row for number in range(1, tenants) for row in flood(f"tenant-{number}", 20)))
-    for _ in range(start):
-        await claim(store, lease, limit=limit)
-    batches = [await claim(store, lease, limit=limit) for _ in range(math.ceil(tenants / limit))]
-    assert [len(rows) for rows in batches] == [limit] * len(batches)
-    assert len(shares([*itertools.chain(*batches)])) == tenants
+    for tenants, start in product([9, 10, 11, 20, 25], range(4)):
+        with case(tenants, start):
+            await forget(store)
+            lease = new_lease()
+            limit = 10
+            await put(store, *flood("a", 100, NOW - 20_000))
+            await put(store, *(row for number in range(1, tenants) for row in flood(f"tenant-{number}", 20)))
+            for _ in range(start):
+                await claim(store, lease, limit=limit)
+            batches = [await claim(store, lease, limit=limit) for _ in range(math.ceil(tenants / limit))]
+            assert [len(rows) for rows in batches] == [limit] * len(batches)
+            assert len(shares([*itertools.chain(*batches)])) == tenants
 
 
-@pytest.mark.parametrize("start", range(3))
-async def test_tenants_without_due_rows_delay_nobody(store: Database, lease: Lease, start: int) -> None:
+async def test_tenants_without_due_rows_delay_nobody(store: Database) -> None:
     """A single row is in the second claim at the latest, even if ten tenants without due rows come before it."""
-    await put(store, *flood("a", 100), *(timer(tenant=f"b-{number}", due_at=LATER) for number in range(10)))
-    for _ in range(start):
-        await claim(store, lease, limit=10)
-    await put(store, timer(tenant="c"))
-    batches = [await claim(store, lease, limit=10) for _ in range(2)]
-    assert [len(rows) for rows in batches] == [10, 10]
-    assert shares([*itertools.chain(*batches)])["c"] == 1
+    for start in range(3):
+        with case(start):
+            await forget(store)
+            lease = new_lease()
+            await put(store, *flood("a", 100), *(timer(tenant=f"b-{number}", due_at=LATER) for number in range(10)))
+            for _ in range(start):
+                await claim(store, lease, limit=10)
+            await put(store, timer(tenant="c"))
+            batches = [await claim(store, lease, limit=10) for _ in range(2)]
+            assert [len(rows) for rows in batches] == [10, 10]
+            assert shares([*itertools.chain(*batches)])["c"] == 1
 
 
 async def test_many_tenants_without_due_rows_delay_nobody(store: Database, lease: Lease) -> None:

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from tests.harness.cases import case
 from tests.harness.promql import selected, unknown, unknown_values
 
 ROOT = Path(__file__).parents[2]
@@ -27,25 +27,26 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
-def test_each_alert_says_what_is_wrong_and_what_to_do(alert: dict[str, Any]) -> None:
+def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:
     """An alert has a severity, a sentence, and the link to a section of a page."""
-    assert alert["labels"]["severity"] in {"critical", "warning"}
-    assert re.fullmatch(r"\S.*\.", alert["annotations"]["summary"])
-    page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
-    assert anchor in anchors(ROOT / page)
-    assert anchor == alert["alert"].lower()
+    for alert in ALERTS:
+        with case(alert["alert"]):
+            assert alert["labels"]["severity"] in {"critical", "warning"}
+            assert re.fullmatch(r"\S.*\.", alert["annotations"]["summary"])
+            page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+            assert anchor in anchors(ROOT / page)
+            assert anchor == alert["alert"].lower()
 
 
 def test_each_alert_is_tested() -> None:
     """Each alert has a case for promtool in which it fires, and one in which it stays quiet."""
     found: dict[str, set[bool]] = {name: set() for name in NAMES}
-    for case in read("alerts_test.yml")["tests"]:
-        (check,) = case["alert_rule_test"]
+    for tested in read("alerts_test.yml")["tests"]:
+        (check,) = tested["alert_rule_test"]
         fires = bool(check["exp_alerts"])
-        assert case["name"] == f"{check['alertname']} {'fires' if fires else 'stays quiet'}"
+        assert tested["name"] == f"{check['alertname']} {'fires' if fires else 'stays quiet'}"
         found[check["alertname"]].add(fires)
-        assert case["input_series"]
+        assert tested["input_series"]
     assert found == {name: {True, False} for name in NAMES}
     assert len(set(NAMES)) == len(NAMES)
 
@@ -53,7 +54,7 @@ def test_each_alert_is_tested() -> None:
 def test_the_alerts_use_metrics_of_the_service() -> None:
     """Every metric and label in the alerts and in their tests exists."""
     assert unknown(alert["expr"] for alert in ALERTS) == []
-    series = [each["series"] for case in read("alerts_test.yml")["tests"] for each in case["input_series"]]
+    series = [each["series"] for tested in read("alerts_test.yml")["tests"] for each in tested["input_series"]]
     assert unknown(series) == []
 
 

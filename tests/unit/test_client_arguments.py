@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from nats.aio.client import Client
 
+from tests.harness.cases import case
 from timer_service.client import DeadLetter, NewTimer, NoAnswerError, TimerClient, WorkflowStart
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
@@ -144,13 +145,14 @@ async def call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     return await (result if inspect.isawaitable(result) else anext(result))
 
 
-@pytest.mark.parametrize(("place", "name"), [each for each in METHODS if each != WAITS])
-async def test_a_valid_argument_passes_the_checks(place: str, name: str) -> None:
+async def test_a_valid_argument_passes_the_checks() -> None:
     """With valid arguments a method gets as far as the missing connection."""
-    method = method_of(place, name)
-    for argument in inspect.signature(method).parameters:
-        with pytest.raises(NoAnswerError, match="not connected"):
-            raise_first(await call(method, smallest_call(method, argument)))
+    for place, name in [each for each in METHODS if each != WAITS]:
+        with case(place, name):
+            method = method_of(place, name)
+            for argument in inspect.signature(method).parameters:
+                with pytest.raises(NoAnswerError, match="not connected"):
+                    raise_first(await call(method, smallest_call(method, argument)))
 
 
 def raise_first(results: Any) -> None:
@@ -158,13 +160,14 @@ def raise_first(results: Any) -> None:
     raise results[0]
 
 
-@pytest.mark.parametrize(("place", "name"), METHODS)
-async def test_an_argument_of_a_wrong_type_is_named(place: str, name: str) -> None:
+async def test_an_argument_of_a_wrong_type_is_named() -> None:
     """A value of a wrong type raises ValueError, and its text begins with the name of the argument."""
-    method = method_of(place, name)
-    for argument, wrong in product(inspect.signature(method).parameters, WRONG):
-        with pytest.raises(ValueError, match=rf"^{argument}(\[\d+\])? must "):
-            await call(method, {**smallest_call(method, argument), argument: wrong})
+    for place, name in METHODS:
+        with case(place, name):
+            method = method_of(place, name)
+            for argument, wrong in product(inspect.signature(method).parameters, WRONG):
+                with pytest.raises(ValueError, match=rf"^{argument}(\[\d+\])? must "):
+                    await call(method, {**smallest_call(method, argument), argument: wrong})
 
 
 @pytest.mark.parametrize("argument", ["cron", "zone", "note"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.harness.cases import case
 from timer_service.adapters.nats.faults import STORED, Answer, Fault, classify, read_acknowledgement, to_results
 from timer_service.core.broker import PublishStatus
 from timer_service.core.message import Kind
@@ -44,12 +45,13 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("http", "code", "description", "fault"), ERRORS)
-def test_error(http: object, code: object, description: str, fault: Fault) -> None:
+def test_error() -> None:
     """Each error is the fault of the message, of the batch, of the room, of the moment or of the set-up."""
-    acknowledgement = {"error": {"code": http, "err_code": code, "description": description}}
-    assert classify(http, code, description) == Answer(fault, f"{description} ({code})")
-    assert read_acknowledgement(json.dumps(acknowledgement).encode()).fault is fault
+    for http, code, description, fault in ERRORS:
+        with case(http, code, description, fault):
+            acknowledgement = {"error": {"code": http, "err_code": code, "description": description}}
+            assert classify(http, code, description) == Answer(fault, f"{description} ({code})")
+            assert read_acknowledgement(json.dumps(acknowledgement).encode()).fault is fault
 
 
 @pytest.mark.parametrize("body", [b'{"stream":"S","seq":7}', b'{"stream":"S","seq":7,"duplicate":true}'])

@@ -1,11 +1,13 @@
 """Pages of lists that are too long for one reply."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
 from pydantic_core import from_json, to_json
 
+from tests.harness.cases import case
 from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.core.paging import read_cursor, read_page
 
@@ -45,21 +47,21 @@ def numbers(found: Mapping[str, Any]) -> list[int]:
     return [each["number"] for each in found["things"]]
 
 
-@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 199, 200, 201, 500, 1000, 1001])
-@pytest.mark.parametrize("limit", [1, 99, 100, 101, 200, 1000])
-async def test_read_pages(count: int, limit: int) -> None:
+async def test_read_pages() -> None:
     """The pages have every item once and in order. All pages but the last are full and have a cursor."""
-    shelf = Shelf(count, 1)
-    pages: list[list[int]] = []
-    after: Sequence[int] = [-1]
-    while True:
-        found = await shelf.page(after, limit)
-        pages.append(numbers(found))
-        if "cursor" not in found:
-            break
-        after = read_cursor(found["cursor"], int)
-    wanted = list(range(count))
-    assert pages == [wanted[at : at + limit] for at in range(0, max(1, count), limit)]
+    for limit, count in product([1, 99, 100, 101, 200, 1000], [0, 1, 99, 100, 101, 199, 200, 201, 500, 1000, 1001]):
+        with case(limit, count):
+            shelf = Shelf(count, 1)
+            pages: list[list[int]] = []
+            after: Sequence[int] = [-1]
+            while True:
+                found = await shelf.page(after, limit)
+                pages.append(numbers(found))
+                if "cursor" not in found:
+                    break
+                after = read_cursor(found["cursor"], int)
+            wanted = list(range(count))
+            assert pages == [wanted[at : at + limit] for at in range(0, max(1, count), limit)]
 
 
 async def test_reading_stops_when_the_page_is_full() -> None:

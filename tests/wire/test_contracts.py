@@ -16,6 +16,7 @@ from pydantic_core import to_json
 
 import timer_service
 from tests.harness.builders import command, schedule_timer
+from tests.harness.cases import case
 from tests.harness.clock import NOW as START
 from tests.harness.clock import ManualClock, after
 from tests.harness.metrics import RecordingMetrics
@@ -95,9 +96,9 @@ BODIES: dict[str, TypeAdapter[Any]] = {
 """The bodies without an envelope, by the name of their schema."""
 
 
-def examples(kind: str) -> list[Any]:
-    """Return the folders of examples of a kind as parameters. Each has the name of a message."""
-    return [pytest.param(folder, id=folder.name) for folder in sorted((EXAMPLES / kind).iterdir())]
+def examples(kind: str) -> list[Path]:
+    """Return the folders of examples of a kind. Each has the name of a message."""
+    return sorted((EXAMPLES / kind).iterdir())
 
 
 def judged(folder: Path) -> dict[str, tuple[bool, bool]]:
@@ -167,13 +168,16 @@ def test_messages_and_schemas_correspond() -> None:
     assert {file.name for file in SCHEMAS.iterdir()} == {f"{message}.v1.json" for message in (*MESSAGES, *BODIES)}
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_tenant_of_a_payload(message: str) -> None:
+def test_tenant_of_a_payload() -> None:
     """The payload of a command may omit its tenant. The payload of an event always has it."""
-    model = MESSAGES[message]
-    fields = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))["$defs"][model.__name__]
-    assert issubclass(model, TenantPayload) == ("tenantId" in fields["properties"])
-    assert ("tenantId" in fields["required"]) == (issubclass(model, TenantPayload) and model.type not in COMMANDS)
+    for message in MESSAGES:
+        with case(message):
+            model = MESSAGES[message]
+            fields = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))["$defs"][model.__name__]
+            assert issubclass(model, TenantPayload) == ("tenantId" in fields["properties"])
+            assert ("tenantId" in fields["required"]) == (
+                issubclass(model, TenantPayload) and model.type not in COMMANDS
+            )
 
 
 @pytest.mark.parametrize("kind", ["valid", "invalid"])
@@ -185,33 +189,37 @@ def test_messages_and_examples_correspond(kind: str) -> None:
     assert min(folders.values()) >= fewest
 
 
-@pytest.mark.parametrize("message", [*MESSAGES, *BODIES])
-def test_schema_is_valid(message: str) -> None:
+def test_schema_is_valid() -> None:
     """Each file is a JSON Schema 2020-12 with a URN as its id."""
-    schema = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))
-    Draft202012Validator.check_schema(schema)
-    assert schema["$id"] == f"urn:timer-service:{message}:v1"
+    for message in [*MESSAGES, *BODIES]:
+        with case(message):
+            schema = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))
+            Draft202012Validator.check_schema(schema)
+            assert schema["$id"] == f"urn:timer-service:{message}:v1"
 
 
-@pytest.mark.parametrize("folder", examples("valid"))
-def test_valid_example_passes_schema_and_model(folder: Path) -> None:
+def test_valid_example_passes_schema_and_model() -> None:
     """A valid example is accepted by the schema and by the model."""
-    for file in sorted(folder.iterdir()):
-        body = file.read_bytes()
-        assert fits_schema(folder.name, body), file
-        read_any(folder.name, body)
+    for folder in examples("valid"):
+        with case(folder.name):
+            for file in sorted(folder.iterdir()):
+                body = file.read_bytes()
+                assert fits_schema(folder.name, body), file
+                read_any(folder.name, body)
 
 
-@pytest.mark.parametrize("folder", examples("invalid"))
-def test_invalid_example_fails_schema_and_model(folder: Path) -> None:
+def test_invalid_example_fails_schema_and_model() -> None:
     """An invalid example is rejected by the schema and by the model."""
-    assert {name: verdicts for name, verdicts in judged(folder).items() if verdicts != (False, False)} == {}
+    for folder in examples("invalid"):
+        with case(folder.name):
+            assert {name: verdicts for name, verdicts in judged(folder).items() if verdicts != (False, False)} == {}
 
 
-@pytest.mark.parametrize("folder", examples("invalid-beyond-schema"))
-def test_example_beyond_the_schema_fails_only_in_the_model(folder: Path) -> None:
+def test_example_beyond_the_schema_fails_only_in_the_model() -> None:
     """An example that is invalid for a reason beyond JSON Schema is rejected by the model only."""
-    assert {name: verdicts for name, verdicts in judged(folder).items() if verdicts != (True, False)} == {}
+    for folder in examples("invalid-beyond-schema"):
+        with case(folder.name):
+            assert {name: verdicts for name, verdicts in judged(folder).items() if verdicts != (True, False)} == {}
 
 
 def sent_events() -> dict[str, Message]:

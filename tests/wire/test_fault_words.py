@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from tests.harness.cases import case
 from timer_service.app.slices import SLICES
 from timer_service.core.codec import plain_words, rejection_of
 from timer_service.core.errors import Code
@@ -54,13 +55,14 @@ def reasons(model: type[BaseModel], document: Any) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("model", [*models()], ids=lambda model: model.__name__)
-def test_faults_are_told_in_words_of_users(model: type[BaseModel]) -> None:
+def test_faults_are_told_in_words_of_users() -> None:
     """Whatever is wrong with a field, the reason names no class, pattern or type of Python."""
-    documents: list[Any] = [None, [], "text", *({name: value} for name in names(model) for value in WRONG)]
-    for document in documents:
-        for reason in reasons(model, document):
-            assert not FOREIGN.search(reason), (document, reason)
+    for model in models():
+        with case(model.__name__):
+            documents: list[Any] = [None, [], "text", *({name: value} for name in names(model) for value in WRONG)]
+            for document in documents:
+                for reason in reasons(model, document):
+                    assert not FOREIGN.search(reason), (document, reason)
 
 
 @pytest.mark.parametrize("tag", ["\n", " x" * 200 + "\n", "Input tag '" * 200 + "\n", "x' found using 'x"])

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-import pytest
-
+from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
 from tests.harness.schedules import Schedules
 from timer_service.core.message import Position
@@ -250,15 +249,15 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REJECTED)
-async def test_rejections(schedules: Schedules, case: str) -> None:
+async def test_rejections(schedules: Schedules) -> None:
     """A PutSchedule that can never be handled is rejected with a code and the path of the field."""
-    fields, code, path = REJECTED[case]
-    error = (await schedules.request("PutSchedule", **fields))["error"]
-    assert (error["code"], [each["path"] for each in error["errors"]]) == (code, [path])
-    (letter,) = await schedules.dead_letters()
-    assert json.loads(letter.body)["payload"].get("cron") == fields.get("cron")
-    assert await schedules.all_rows() == []
+    for number, (name, (fields, code, path)) in enumerate(REJECTED.items()):
+        with case(name):
+            error = (await schedules.request("PutSchedule", **fields))["error"]
+            assert (error["code"], [each["path"] for each in error["errors"]]) == (code, [path])
+            *others, letter = await schedules.dead_letters()
+            assert json.loads(letter.body)["payload"].get("cron") == fields.get("cron")
+            assert (len(others), await schedules.all_rows()) == (number, [])
 
 
 async def test_old_position_in_another_epoch(schedules: Schedules) -> None:

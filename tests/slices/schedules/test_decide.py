@@ -1,12 +1,14 @@
 """Which slots fire and which are skipped: the table of policies in docs/schedules.md."""
 
 import time
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.cases import case
 from tests.harness.clock import NOW
 from timer_service.core.instant import LATEST
 from timer_service.schedules.firing import Decision, decide_in_steps
@@ -56,42 +58,42 @@ def range_of(newest: int, count: int) -> list[int]:
     return list(range(newest - count + 1, newest + 1))
 
 
-@pytest.mark.parametrize("recurrence", RECURRENCES.values(), ids=RECURRENCES)
-@pytest.mark.parametrize("missed", MISSED)
-@pytest.mark.parametrize("policy", Policy)
-def test_policies(policy: Policy, missed: int, recurrence: Recurrence) -> None:
+def test_policies() -> None:
     """Slots in time fire. The policy decides on late slots: the newest one if all are late, none, or the newest 100.
 
     All slots up to the one in time are late, by more than a minute.
     """
-    newest = missed + 1
-    now = NOW + newest * MINUTE + SECOND
-    decision = decide(schedule(recurrence, policy=policy, late_by_ms=59 * SECOND), now, MOST)
-    fired = {Policy.LAST: [newest], Policy.SKIP: [newest], Policy.ALL: range_of(newest, min(newest, 100))}[policy]
-    skipped = newest - len(fired)
-    assert numbers(decision) == fired
-    assert decision.skipped == (skipped if recurrence is EVERY_MINUTE else min(skipped, 100))
-    assert decision.missed_since == (NOW + MINUTE if skipped else None)
-    after = decision.schedule
-    assert (after.after_at, after.slot_at, after.fired_count) == (
-        NOW + newest * MINUTE,
-        NOW + (newest + 1) * MINUTE,
-        len(fired),
-    )
-    assert (after.missed_since, after.last_slot_at, after.last_fired_at) == (None, decision.fired[-1], now)
+    for policy, missed, recurrence in product(Policy, MISSED, RECURRENCES.values()):
+        with case(policy, missed, recurrence):
+            newest = missed + 1
+            now = NOW + newest * MINUTE + SECOND
+            decision = decide(schedule(recurrence, policy=policy, late_by_ms=59 * SECOND), now, MOST)
+            fired = {Policy.LAST: [newest], Policy.SKIP: [newest], Policy.ALL: range_of(newest, min(newest, 100))}[
+                policy
+            ]
+            skipped = newest - len(fired)
+            assert numbers(decision) == fired
+            assert decision.skipped == (skipped if recurrence is EVERY_MINUTE else min(skipped, 100))
+            assert decision.missed_since == (NOW + MINUTE if skipped else None)
+            after = decision.schedule
+            assert (after.after_at, after.slot_at, after.fired_count) == (
+                NOW + newest * MINUTE,
+                NOW + (newest + 1) * MINUTE,
+                len(fired),
+            )
+            assert (after.missed_since, after.last_slot_at, after.last_fired_at) == (None, decision.fired[-1], now)
 
 
-@pytest.mark.parametrize("recurrence", RECURRENCES.values(), ids=RECURRENCES)
-@pytest.mark.parametrize("missed", MISSED[1:])
-@pytest.mark.parametrize("policy", Policy)
-def test_policies_if_all_slots_are_late(policy: Policy, missed: int, recurrence: Recurrence) -> None:
+def test_policies_if_all_slots_are_late() -> None:
     """`last` fires the newest slot, however late. `skip` fires none, and remembers the first one that it skipped."""
-    now = NOW + missed * MINUTE + 30 * SECOND
-    decision = decide(schedule(recurrence, policy=policy, late_by_ms=29 * SECOND), now, MOST)
-    count = {Policy.LAST: 1, Policy.SKIP: 0, Policy.ALL: min(missed, 100)}[policy]
-    assert numbers(decision) == range_of(missed, count)
-    assert decision.schedule.after_at == NOW + missed * MINUTE
-    assert decision.schedule.missed_since == (NOW + MINUTE if policy is Policy.SKIP else None)
+    for policy, missed, recurrence in product(Policy, MISSED[1:], RECURRENCES.values()):
+        with case(policy, missed, recurrence):
+            now = NOW + missed * MINUTE + 30 * SECOND
+            decision = decide(schedule(recurrence, policy=policy, late_by_ms=29 * SECOND), now, MOST)
+            count = {Policy.LAST: 1, Policy.SKIP: 0, Policy.ALL: min(missed, 100)}[policy]
+            assert numbers(decision) == range_of(missed, count)
+            assert decision.schedule.after_at == NOW + missed * MINUTE
+            assert decision.schedule.missed_since == (NOW + MINUTE if policy is Policy.SKIP else None)
 
 
 @pytest.mark.parametrize(("late_ms", "fires"), [(MINUTE, True), (MINUTE + 1, False)])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
 from timer_service.core.message import Command, Position, Trace
 from timer_service.schedules import rules
@@ -131,26 +132,26 @@ def before(commands: tuple[Sent, ...]) -> Schedule | None:
     return after_all(*commands) if commands else None
 
 
-@pytest.mark.parametrize("case", OUTCOMES)
-def test_outcomes(case: str) -> None:
+def test_outcomes() -> None:
     """Each command has the outcome of the table in docs/schedules.md, and leaves the status of that table."""
-    history, sent, outcome, status = OUTCOMES[case]
-    schedule, found = apply(before(history), sent)
-    assert (found, schedule.status) == (outcome, status)
+    for name, (history, sent, outcome, status) in OUTCOMES.items():
+        with case(name):
+            schedule, found = apply(before(history), sent)
+            assert (found, schedule.status) == (outcome, status)
 
 
 AGAIN = {Outcome.NOT_FOUND, Outcome.ALREADY_ENDED, Outcome.IGNORED_STALE, Outcome.TRIGGERED}
 
 
-@pytest.mark.parametrize("case", OUTCOMES)
-def test_redelivery_changes_nothing(case: str) -> None:
+def test_redelivery_changes_nothing() -> None:
     """A command that is delivered again changes nothing. It ends as `unchanged`, or as before."""
-    history, sent, outcome, _ = OUTCOMES[case]
-    once, _ = apply(before(history), sent)
-    twice, found = apply(once, sent, minutes=5)
-    assert twice == once
-    deleted_nothing = outcome is Outcome.NOT_FOUND and sent.verb == "delete"
-    assert found is (outcome if outcome in AGAIN and not deleted_nothing else Outcome.UNCHANGED)
+    for name, (history, sent, outcome, _) in OUTCOMES.items():
+        with case(name):
+            once, _ = apply(before(history), sent)
+            twice, found = apply(once, sent, minutes=5)
+            assert twice == once
+            deleted_nothing = outcome is Outcome.NOT_FOUND and sent.verb == "delete"
+            assert found is (outcome if outcome in AGAIN and not deleted_nothing else Outcome.UNCHANGED)
 
 
 def test_put_starts_at_its_command_time() -> None:

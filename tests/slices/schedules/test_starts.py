@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.cases import case
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.schedules import StartingSchedules
 from tests.simulation.faults import FaultyDatabase, Gate, Point, Process
@@ -331,22 +332,23 @@ async def test_a_trigger_over_a_limit(store: Database, memory_broker: MemoryBrok
 # Refused
 
 
-@pytest.mark.parametrize(
-    ("fields", "path", "code"),
-    [
-        ({"start": {"type": "order"}, "data": None}, "data", "INVALID_PAYLOAD"),
-        ({"start": {"type": "order"}, "scheduleId": "x" * 151}, "scheduleId", "INVALID_PAYLOAD"),
-        ({"start": {}}, "start.type", "INVALID_PAYLOAD"),
-        ({"start": {"type": "a:b"}}, "start.type", "INVALID_PAYLOAD"),
-        ({"start": {"type": "order", "ifBusy": "wait"}}, "start.ifBusy", "INVALID_PAYLOAD"),
-        ({"start": {"type": "order", "input": "x" * 70_000}}, "start.input", "TOO_LARGE"),
-    ],
-)
-async def test_invalid_starts(starting: StartingSchedules, fields: Mapping[str, Any], path: str, code: str) -> None:
+INVALID: list[tuple[Mapping[str, Any], str, str]] = [
+    ({"start": {"type": "order"}, "data": None}, "data", "INVALID_PAYLOAD"),
+    ({"start": {"type": "order"}, "scheduleId": "x" * 151}, "scheduleId", "INVALID_PAYLOAD"),
+    ({"start": {}}, "start.type", "INVALID_PAYLOAD"),
+    ({"start": {"type": "a:b"}}, "start.type", "INVALID_PAYLOAD"),
+    ({"start": {"type": "order", "ifBusy": "wait"}}, "start.ifBusy", "INVALID_PAYLOAD"),
+    ({"start": {"type": "order", "input": "x" * 70_000}}, "start.input", "TOO_LARGE"),
+]
+
+
+async def test_invalid_starts(starting: StartingSchedules) -> None:
     """Each error names the field."""
-    reply = await starting.request("PutSchedule", **{"scheduleId": "daily", "every": "PT1M", **fields})
-    paths = [each["path"] for each in reply["error"]["errors"]]
-    assert (reply["error"]["code"], paths) == (code, [f"payload.{path}"])
+    for fields, path, code in INVALID:
+        with case(path, code):
+            reply = await starting.request("PutSchedule", **{"scheduleId": "daily", "every": "PT1M", **fields})
+            paths = [each["path"] for each in reply["error"]["errors"]]
+            assert (reply["error"]["code"], paths) == (code, [f"payload.{path}"])
 
 
 async def test_the_longest_id(starting: StartingSchedules) -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from itertools import product
 from random import Random
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.harness import builders
 from tests.harness.builders import KEY, in_state
+from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
 from timer_service.core.message import Command, Position, TenantPayload, Trace
 from timer_service.timers import rules
@@ -199,20 +201,20 @@ CONTENTS: dict[str, tuple[str | None, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("had", CONTENTS)
-@pytest.mark.parametrize("wants", CONTENTS)
-def test_other_content_updates(had: str, wants: str) -> None:
+def test_other_content_updates() -> None:
     """A newer ScheduleTimer with other data or another correlation id replaces the schedule."""
-    (had_correlation, had_data), (correlation, data) = CONTENTS[had], CONTENTS[wants]
-    before = schedule_for(NOW, had_correlation, **had_data)(None, MIDDLE).timer
-    assert before is not None
-    updated = schedule_for(NOW, correlation, **data)(None, NEW).timer
-    left = schedule_for(NOW, correlation, **data)(before._replace(registered_at=NOW), NEW)
-    if had == wants:
-        assert left == confirmed(before._replace(registered_at=NOW))
-    else:
-        assert updated is not None
-        assert left == Applied(updated._replace(registered_at=NOW), Outcome.UPDATED)
+    for wants, had in product(CONTENTS, CONTENTS):
+        with case(wants, had):
+            (had_correlation, had_data), (correlation, data) = CONTENTS[had], CONTENTS[wants]
+            before = schedule_for(NOW, had_correlation, **had_data)(None, MIDDLE).timer
+            assert before is not None
+            updated = schedule_for(NOW, correlation, **data)(None, NEW).timer
+            left = schedule_for(NOW, correlation, **data)(before._replace(registered_at=NOW), NEW)
+            if had == wants:
+                assert left == confirmed(before._replace(registered_at=NOW))
+            else:
+                assert updated is not None
+                assert left == Applied(updated._replace(registered_at=NOW), Outcome.UPDATED)
 
 
 @pytest.mark.parametrize("state", [State.CANCELLED, State.EXPIRED, State.FAILED])
@@ -316,11 +318,11 @@ def test_command_on_a_reached_timer_delivered_again(name: str) -> None:
     assert RULES[name](timer(State.REACHED), MIDDLE) == Applied(timer(State.REACHED), REACHED[name])
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("state", State)
-def test_older_command(name: str, state: State) -> None:
+def test_older_command() -> None:
     """An older command changes nothing, in every state."""
-    assert RULES[name](timer(state), OLD) == Applied(timer(state), Outcome.IGNORED_STALE)
+    for state, name in product(State, RULES):
+        with case(state, name):
+            assert RULES[name](timer(state), OLD) == Applied(timer(state), Outcome.IGNORED_STALE)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -329,11 +331,11 @@ def test_tombstone_beats_older_commands(name: str) -> None:
     assert RULES[name](tombstone(), OLD) == Applied(tombstone(), Outcome.IGNORED_STALE)
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("row", [*map(timer, (State.SCHEDULED, State.CANCELLED, State.FAILED)), tombstone()])
-def test_same_command_delivered_again(name: str, row: Timer) -> None:
+def test_same_command_delivered_again() -> None:
     """The newest command on a timer changes nothing when it is delivered again."""
-    assert RULES[name](row, MIDDLE) == Applied(row, Outcome.UNCHANGED)
+    for row, name in product([*map(timer, (State.SCHEDULED, State.CANCELLED, State.FAILED)), tombstone()], RULES):
+        with case(row, name):
+            assert RULES[name](row, MIDDLE) == Applied(row, Outcome.UNCHANGED)
 
 
 @pytest.mark.parametrize(

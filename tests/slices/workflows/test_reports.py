@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.cases import case
 from tests.harness.clock import NOW, after
 from tests.harness.workflows import (
     CONTINUE,
@@ -132,7 +133,7 @@ async def test_same_report_twice_in_one_batch(workflows: Workflows) -> None:
     assert len(await workflows.events_of("WorkflowCompleted")) == 1
 
 
-CONFLICTS = {
+CONFLICTS: dict[str, dict[str, Any]] = {
     "another result": {"steps": [done("pay", 2)]},
     "a failure of a step that is done": {"steps": [failed("pay")]},
     "an attempt too far": {"steps": [failed("new", 2)]},
@@ -147,17 +148,17 @@ CONFLICTS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFLICTS)
-async def test_conflict(workflows: Workflows, name: str) -> None:
+async def test_conflict(workflows: Workflows) -> None:
     """A report that contradicts what is stored stores nothing."""
     task = await workflows.begin()
     broken = failed("broken", retryable=False)
     await workflows.report(task, steps=[done("pay", 1), broken], seen=seen("pay"), waits=[sleep("nap", 60_000)])
     before = await workflows.row(), await workflows.all_rows("workflow_effects")
-    fields: dict[str, Any] = CONFLICTS[name]
-    outcome = await workflows.report(task, complete(), **fields)
-    assert outcome["outcome"] == "conflict"
-    assert (await workflows.row(), await workflows.all_rows("workflow_effects")) == before
+    for name, fields in CONFLICTS.items():
+        with case(name):
+            outcome = await workflows.report(task, complete(), **fields)
+            assert outcome["outcome"] == "conflict"
+            assert (await workflows.row(), await workflows.all_rows("workflow_effects")) == before
 
 
 async def test_lost(workflows: Workflows) -> None:
