@@ -40,6 +40,16 @@ async def order(ctx, order):
 async def slow_workflow(ctx, seconds):
     return [await ctx.step("slow", slow, seconds), await ctx.step("pay", pay, "x")]
 
+def hold():
+    open("held", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    return "held"
+
+@workflow("held")
+async def held(ctx, _):
+    return [await ctx.step("hold", hold), await ctx.step("pay", pay, "x")]
+
 async def count(number):
     await pay(number)
     return number
@@ -240,18 +250,20 @@ async def test_kills_in_a_long_workflow(shell: Shell) -> None:
 @pytest.mark.slow
 async def test_a_worker_that_was_stopped_for_longer_than_its_lease(shell: Shell) -> None:
     """Another worker takes over. When the first one continues, it stores nothing: the step ran twice at most."""
-    first = await shell.start("worker", "acme", "orders:slow_workflow", "--lease", "10s")
-    await shell.run("workflows", "start", "acme", "s-1", "slow", "--input", "3")
-    await shell.until_status("s-1", "running")
+    first = await shell.start("worker", "acme", "orders:held", "--lease", "10s")
+    await shell.run("workflows", "start", "acme", "h-1", "held")
+    while not (shell.folder / "held").exists():  # the step waits for the file `go`, however slow this test is
+        await asyncio.sleep(0.02)
     first.send_signal(signal.SIGSTOP)
-    second = await shell.start("worker", "acme", "orders:slow_workflow", "--lease", "10s")
-    found = await shell.until_status("s-1", "completed")
+    (shell.folder / "go").touch()
+    second = await shell.start("worker", "acme", "orders:held", "--lease", "10s")
+    found = await shell.until_status("h-1", "completed")
     first.send_signal(signal.SIGCONT)
     assert first.stdout is not None
-    while b"the lease of the workflow s-1 has run out" not in await first.stdout.readline():
-        assert first.returncode is None
-    assert await shell.workflow("s-1") == found
+    while b"the lease of the workflow h-1 has run out" not in (line := await first.stdout.readline()):
+        assert line, "the first worker has ended"
+    assert await shell.workflow("h-1") == found
     for worker in (first, second):
         await end(worker)
-    assert found["result"] == ["slept", "paid x"]
+    assert found["result"] == ["held", "paid x"]
     assert shell.calls() == ["x"]
