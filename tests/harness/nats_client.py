@@ -1,5 +1,7 @@
 """Helpers for the NATS connections of tests."""
 
+from collections.abc import Mapping
+
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
@@ -19,6 +21,19 @@ async def read_stream(js: JetStreamContext, stream: str, subject: str = ">") -> 
         messages += await subscription.fetch(min(1000, left - len(messages)), timeout=5)
     await subscription.unsubscribe()
     return messages
+
+
+async def read_headers(js: JetStreamContext, stream: str) -> list[Mapping[str, str]]:
+    """Return the headers of all messages of a stream, without the bodies, which may be large."""
+    left = (await js.stream_info(stream)).state.messages
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE, headers_only=True)
+    subscription = await js.pull_subscribe(">", stream=stream, config=config)
+    headers: list[Mapping[str, str]] = []
+    while len(headers) < left:
+        fetched = await subscription.fetch(min(1000, left - len(headers)), timeout=5)
+        headers += [message.headers or {} for message in fetched]
+    await subscription.unsubscribe()
+    return headers
 
 
 async def round_trip(connection: Client) -> None:
