@@ -29,10 +29,14 @@ IMPORT = re.compile(r'service: { account: TIMERS, subject: ("([^"]+)") }(?:\s+to
 LOGIN = re.compile(r"^.*?\n  limits {.*?}\n", re.DOTALL)
 LINK_LOGIN = """
   # The link of the server in fronts/tenant-a.conf. It may publish only to subjects that begin with a secret. The server
-  # sends traces (`Nats-Trace-Dest`) to no others, and the tenant cannot name one of them.
+  # sends traces (`Nats-Trace-Dest`) to no others, and the tenant cannot name one of them. The server also lets a link
+  # publish to `$MQTT.`, unless that is denied.
   users: [{
     user: "tenant-a.link", password: $TENANT_A_PASSWORD, allowed_connection_types: [LEAFNODE]
-    permissions: { subscribe: ["_INBOX.tenant-a.>", "timer.evt.v1.tenant-a.*", "_R_.>"], publish: ["$SECRET.>"] }
+    permissions: {
+      subscribe: ["_INBOX.tenant-a.>", "timer.evt.v1.tenant-a.*", "_R_.>"]
+      publish: { allow: ["$SECRET.>"], deny: ["$MQTT.>"] }
+    }
   }]
   # The link has the subscriptions of all connections of the tenant. While a lost link is not noticed, there are two.
   limits { max_connections: 20, max_subscriptions: 700, max_payload: 1MB, max_leafnodes: 2 }

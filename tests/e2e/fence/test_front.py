@@ -165,6 +165,25 @@ async def test_traces_are_made_only_in_front(a: Peer, front: Front, operator: Op
         assert sorted(maker(each) for each in traces) == sorted(makers), headers
 
 
+# The server in front traces the first message and not the second. It removes `Nats-Request-Info`, so that the line
+# before that hides from the other server why not.
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [b"Nats-Trace-Dest: " + CANCEL.encode(), HIDING, b"Nats-Trace-Dest: $MQTT.x"],
+        [HIDING, b"Nats-Trace-Dest: $MQTT.x", b"X", b"Nats-Request-Info: x", b"Nats-Trace-Origin-Account: x"],
+    ],
+)
+async def test_server_behind_sends_no_trace_to_mqtt(
+    a: Peer, broker: NatsServer, front: Front, headers: list[bytes]
+) -> None:
+    """The server behind refuses traces to subjects of MQTT, which each link may publish to unless they are denied."""
+    async with RawNats.connect(front.port, user="tenant-a", **{"pass": LOGIN["password"]}) as raw:
+        await raw.publish([RawMessage(COUNT.encode(), b"{}", header_block(*headers))])
+    await until_answered(a)
+    assert 'Publish Violation - Subject "$MQTT.x"' in broker.log.read_text()
+
+
 def maker(trace: Any) -> str:
     return "in front" if trace["server"]["name"] == "front-tenant-a" else "behind"
 
