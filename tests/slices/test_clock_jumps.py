@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.builders import scheduled
+from tests.harness.builders import retry_timer, scheduled
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.clock_repair import scan
 from tests.harness.in_process import InProcess
@@ -16,13 +16,13 @@ from tests.harness.timers import Timers, bodies, fires, put_timers
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.app.slices import build_clock_repair
-from timer_service.core import clock_repair
+from timer_service.core import clock_repair, outbox
 from timer_service.core.backoff import Backoff
 from timer_service.core.clock_repair import SLACK_MS, ClockRepair
 from timer_service.core.database import Database
 from timer_service.core.lease import Failure, Lease
-from timer_service.core.message import Position
-from timer_service.core.outbox import OUTBOX
+from timer_service.core.message import Event, Position
+from timer_service.core.outbox import OUTBOX, EventKey
 from timer_service.runs.run import SWEEP_MS
 
 AHEAD_DAYS = 365
@@ -216,6 +216,26 @@ async def test_events_of_a_clock_that_was_minutes_ahead(runs: Runs, attempts: in
     assert [each.address.message for each in await runs.stored()] == ["job-ready"]
 
 
+async def test_retries_by_command_of_a_clock_that_was_minutes_ahead(timers: Timers) -> None:
+    """A failed timer or a buried event that a command let be tried again then waited until that time came again."""
+    await timers.schedule("call-1", NOW)
+    async with timers.database.transaction() as tx:
+        await outbox.add(tx, [Event("event-1", "JobReady", "acme", {}, NOW)], NOW)
+        for lease in (timers.lease, Lease(OUTBOX, VISIBILITY_TIMEOUT)):
+            (row,) = await lease.claim(tx, NOW, 10)
+            await lease.bury(tx, [Failure(row, "refused", NOW)])
+    timers.clock.advance(minutes=4)
+    timers.send(retry_timer("call-1"), message="retry-timer")
+    await timers.consume()
+    async with timers.database.transaction() as tx:
+        await outbox.requeue(tx, [EventKey("acme", "event-1")], timers.clock.now())
+    timers.clock.advance(minutes=-4)
+    assert await scan(new_repair(timers), timers.clock) == 2
+    for table in ("timer_schedules", "outbox"):
+        (at,) = await available(timers.database, table)
+        assert at <= timers.clock.now()
+
+
 async def test_delays_that_a_right_clock_wrote(timers: Timers) -> None:
     """Each attempt may wait for its longest delay, and an attempt that does not count for the longest of all."""
     backoff = Backoff()
@@ -223,7 +243,7 @@ async def test_delays_that_a_right_clock_wrote(timers: Timers) -> None:
         await timers.schedule(f"call-{attempt}", NOW - 1)
         longest = timedelta(minutes=5) if attempt == 0 else min(backoff.cap, backoff.first * 2 ** (attempt - 1))
         at = NOW + longest // timedelta(milliseconds=1)
-        sql = f"UPDATE timer_schedules SET attempt = {attempt}, available_at = {at}"
+        sql = f"UPDATE timer_schedules SET attempt = {attempt}, available_at = {at}, last_error = 'refused'"
         await timers.sql(f"{sql} WHERE service_call_id = 'call-{attempt}'")
     assert await scan(new_repair(timers), timers.clock) == 0
     timers.clock.set(NOW - SLACK_MS - 1)

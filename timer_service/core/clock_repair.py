@@ -34,9 +34,12 @@ SLACK_MS = 1000
 _LONGEST_MS = LONGEST_DELAY // timedelta(milliseconds=1)
 _DOUBLINGS = (_LONGEST_MS // 1000).bit_length()
 _LONGEST_RETRY = (
-    f"({SLACK_MS} + CASE WHEN attempt BETWEEN 1 AND {_DOUBLINGS} THEN 1000 << (attempt - 1) ELSE {_LONGEST_MS} END)"
+    f"({SLACK_MS} + CASE WHEN last_error IS NULL THEN 0 "
+    f"WHEN attempt BETWEEN 1 AND {_DOUBLINGS} THEN 1000 << (attempt - 1) ELSE {_LONGEST_MS} END)"
 )
 """How long the next attempt of a row can be away, as SQL. The delays of `Backoff` double.
+
+A row without an error waits for nothing: a command has just added it or let it be tried again.
 
 An attempt that does not count can be away for longer. If the row has other attempts that count, it can be repaired
 although the clock was right. Then it is only tried early.
