@@ -107,6 +107,7 @@ def test_small_messages_overtake_those_of_other_tenants() -> None:
     assert [each.receipt.sequence for each in buffer.take(10)] == [4]
     assert buffer.take_others(10, tenant_of, "initech".__eq__) == []
     assert buffer.take_others(0, tenant_of, nobody) == []
+    assert buffer.take_others(10, tenant_of, nobody, first_waits=True) == []
     assert [each.receipt.sequence for each in buffer.take_others(10, tenant_of, nobody)] == [5]
     assert not buffer.fills_batch(1)
 

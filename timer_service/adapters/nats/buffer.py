@@ -71,15 +71,21 @@ class Buffer:
         return taken
 
     def take_others(
-        self, limit: int, tenant_of: Callable[[StoredMessage], str], waits: Callable[[str], bool]
+        self,
+        limit: int,
+        tenant_of: Callable[[StoredMessage], str],
+        waits: Callable[[str], bool],
+        *,
+        first_waits: bool = False,
     ) -> list[StoredMessage]:
         """Remove and return up to `limit` messages that may overtake those that did not fit into the batch.
 
         They have 64 KiB together. None overtakes another one of its tenant, and those of a tenant that `waits` stay.
+        `first_waits`: the first message did not fit.
         """
         taken: list[StoredMessage] = []
         kept: deque[StoredMessage] = deque()
-        overtaken: set[str] = set()
+        overtaken = {tenant_of(self._messages[0])} if first_waits and self._messages else set[str]()
         room = _OTHERS_BYTES
         for message in self._messages if limit else ():
             tenant = tenant_of(message)

@@ -91,7 +91,7 @@ class Stay:
         end: int | None = None
         taken = [] if self.returned else self.buffer.take(limit - len(batch), used=used)
         room = 0 if is_full else limit - len(batch) - len(taken)
-        others = self.buffer.take_others(room, self._tenant_of, self.returned.holds)
+        others = self.buffer.take_others(room, self._tenant_of, self.returned.holds, first_waits=not self.returned)
         for number, stored in enumerate((*taken, *others)):
             sequence = stored.receipt.sequence
             end = max(end or 0, sequence + stored.receipt.waiting)
