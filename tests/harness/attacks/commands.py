@@ -139,6 +139,20 @@ COMMANDS: Mapping[str, Attack] = {
     "a large output for 1,000 jobs": commands(
         run("run-NUMBER", FAN), report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
     ),
+    "a large output for 250 jobs": commands(
+        run("run-NUMBER", FAN[:251]), report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
+    ),
+    "a small output for 9,999 jobs": commands(
+        run("run-NUMBER", STAR), report("run-NUMBER", "job-0", outputs={"log": 1}), size=2
+    ),
+    "payloads of 500 jobs": in_blocks(
+        run("run-NUMBER", [{"name": "first"}], groups=[f"g{n}" for n in range(32)]),
+        *(("ResolveGroup", {"runId": "run-NUMBER", "groupName": f"g{n}", "jobs": gated(n)}) for n in range(32)),
+        report("run-NUMBER", "first"),
+    ),
+    "runs that are stale at once": commands(
+        run("run-NUMBER", [{"name": "job-0", "staleAfterSeconds": 1}, *STAR[1:]]), size=2
+    ),
     "outputs of eight jobs for 2,000 jobs": in_blocks(
         run("run-NUMBER", _EIGHT),
         *(report("run-NUMBER", f"output-{n}", outputs={"log": LARGE}) for n in range(8)),
