@@ -1,6 +1,6 @@
 """Claims workflows for polls, in one transaction, and makes their tasks."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
@@ -53,8 +53,8 @@ class Claims:
 
         They have the next turns.
         """
-        self._lanes_without_room: Collection[Lane] = ()
-        """The lanes of which the last claim kept no row. They come before the other lanes of their tenants."""
+        self._lanes_without_room: Sequence[Lane] = ()
+        """The lanes of which the last claim kept no row. In this order, they come before others of their tenants."""
 
     async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
@@ -84,10 +84,11 @@ class Claims:
         none always has room. What had no room in the last claim comes first: tenants, and lanes of a tenant.
         """
         turns = {tenant: turn for turn, tenant in enumerate(self._without_room)}
+        turns_of_lanes = {lane: turn for turn, lane in enumerate(self._lanes_without_room)}
 
-        def turn_of(number: int) -> tuple[int, bool]:
+        def turn_of(number: int) -> tuple[int, int]:
             lane = shares[number].lane
-            return turns.get(lane[0], len(turns)), lane not in self._lanes_without_room
+            return turns.get(lane[0], len(turns)), turns_of_lanes.get(lane, len(turns_of_lanes))
 
         order = sorted(range(len(shares)), key=turn_of)
         used: dict[Poll, int] = {}
@@ -112,8 +113,8 @@ class Claims:
                 kept[number] += 1
         served = {shares[number].lane[0] for number in order if kept[number]}
         lanes_with_room = {share.lane for share, count in zip(shares, kept, strict=True) if count}
-        lanes = {share.lane for share, rows in zip(shares, claimed, strict=True) if rows}
-        self._lanes_without_room = lanes - lanes_with_room
+        lanes = dict.fromkeys(shares[number].lane for number in order if claimed[number])
+        self._lanes_without_room = [lane for lane in lanes if lane not in lanes_with_room]
         wanting = dict.fromkeys(shares[number].lane[0] for number in order if claimed[number])
         self._without_room = [tenant for tenant in wanting if tenant not in served or tenant in waiting - loading]
         return kept

@@ -249,6 +249,27 @@ async def test_large_tasks_of_a_lane_delay_no_other(workflows: Workflows) -> Non
     assert [each.kept for each in kept] == [[1, 0], [0, 1], [1, 0], [0, 1], [1, 0], [1, 0]]
 
 
+async def test_lanes_keep_their_turns_while_another_tenant_has_its_turn(workflows: Workflows) -> None:
+    """A lane with large tasks waited for another one of its tenant if a second tenant took every other claim."""
+    for task in await _begin(workflows, 6, waits=100):
+        await workflows.ask_all(report(task, release(), number=2))
+    async with workflows.database.transaction() as tx:
+        await tx.execute("UPDATE workflows SET type = 'other' WHERE workflow_id IN ('w2', 'w3')")
+        for table in ("workflows", "workflow_effects"):
+            await tx.execute(f"UPDATE {table} SET tenant_id = 'zeta' WHERE workflow_id IN ('w4', 'w5')")
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
+    shares = [
+        Share(
+            Poll(Request("poll-tasks", tenant, b"", "_INBOX.a"), PollTasks(worker_id="w", types=[name], slots=1)),
+            (tenant, "default", name),
+            1,
+        )
+        for tenant, name in (("acme", "order"), ("acme", "other"), ("zeta", "order"))
+    ]
+    kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(6)]
+    assert [each.kept.index(1) for each in kept] == [0, 2, 1, 2, 0, 1]
+
+
 async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> None:
     """A claim copies the messages of a few workflows, as their results: all other writes wait for it."""
     for number in range(4):
