@@ -54,6 +54,7 @@ async def test_client_on_node_schedules_a_timer(client: Path, broker: NatsServer
     assert datetime.fromisoformat(fired["reachedAt"]) >= datetime.fromisoformat(wanted["dueAt"])
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_worker_on_node_executes_workflows(
     client: Path, broker: NatsServer, user: User, service: Service

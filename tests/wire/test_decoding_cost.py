@@ -108,6 +108,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_memory_of_a_hostile_command(name: str) -> None:
     """A hostile command takes at most 25 times its bytes, and has at most 20 faults."""

@@ -88,6 +88,7 @@ HANDLING = [point for point in Point if "publish" not in point]
 FIRING = [point for point in Point if "reply" not in point and "settling" not in point]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", HANDLING)
 async def test_kill_before_the_acknowledgement(store: Database, point: Point) -> None:
     """A process that dies while it handles commands: they are delivered again, and end as `unchanged` or as before."""
@@ -166,6 +167,7 @@ async def crash_while_starting(store: Database, point: Point) -> int:
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [point for point in Point if "reply" not in point and "settling" not in point])
 async def test_kill_while_workflows_are_started(sqlite: SqliteDatabase, point: Point) -> None:
     """However a process dies, each slot and each trigger starts one workflow, or is skipped with one event."""
@@ -205,6 +207,7 @@ async def crash_while_backfilling(store: Database, point: Point) -> int:
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [point for point in Point if "reply" not in point])
 async def test_kill_in_a_backfill(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
     """However a process dies, a backfill fires each slot under one id, and ends with one event and the right count."""

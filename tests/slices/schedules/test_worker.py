@@ -302,6 +302,7 @@ async def test_unreadable_row_beside_good_schedules(
     assert (await schedules.row("bad"))["last_error"] is None
 
 
+@pytest.mark.slow
 async def test_row_that_fails_the_transaction(schedules: Schedules) -> None:
     """The transaction is halved until the broken row is alone. It waits a minute; the 1,000 others fire."""
     await put_many(schedules, 1000)
@@ -341,6 +342,7 @@ async def test_single_row_that_fails(schedules: Schedules) -> None:
 # Several instances
 
 
+@pytest.mark.slow
 async def test_two_instances_fire_each_slot_once(
     postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:

@@ -72,6 +72,7 @@ def send_transitions(signals: Signals, count: int, items: int = 1) -> None:
         signals.send("TransitionWorkItem", workItemId=f"item-{number % items}", to="blocked", eventId=f"event-{number}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_one_batch", [False, True])
 async def test_many_signals_of_many_transitions(signals: Signals, *, in_one_batch: bool) -> None:
     """Transitions that meet many signals are applied in several transactions, in their order."""

@@ -59,6 +59,7 @@ def send(timers: Timers, names: str) -> list[Position]:
     ]
 
 
+@pytest.mark.slow
 async def test_timers_with_much_data(timers: Timers) -> None:
     """Small commands on timers with much data are applied in transactions that hold a limited number of bytes."""
     for number in range(600):

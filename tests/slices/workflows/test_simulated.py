@@ -8,6 +8,8 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
+import pytest
+
 from tests.harness.random_workflows import draw_program, run_program
 from tests.harness.workflows import Workflows, reports
 from timer_service.worker import Context, Retry, RetryAfter, WorkflowFunction
@@ -159,6 +161,7 @@ class Played:
         return min([*instants, *(began + at for at, _ in self._sends)], default=None)
 
 
+@pytest.mark.slow
 async def test_random_functions(workflows: Workflows) -> None:
     """What a test sees in memory is what the service does."""
     for seed in range(SEEDS):

@@ -208,6 +208,7 @@ def test_ends_of_time(zone: str) -> None:
         assert newest <= due_of(recurrence, newest, DAY, "acme", "daily") <= LATEST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", [*ZONES, "Etc/GMT-14", "Etc/GMT+12"])
 @pytest.mark.parametrize(
     ("cron", "month", "day"), [("0 12 29 2 *", 2, 29), ("0 12 1 1 *", 1, 1), ("0 12 31 12 *", 12, 31)]
@@ -242,6 +243,7 @@ def test_search_is_limited() -> None:
     assert upcoming(fixed, "2026-01-01T00:00:00Z", 1) == ["2026-03-08T07:00:00"]
 
 
+@pytest.mark.slow
 @given(recurrences(), instants, st.integers(0, DAY), st.text(max_size=5), st.text(max_size=5))
 @settings(deadline=None)
 def test_jitter(recurrence: Recurrence, after: int, jitter: int, tenant: str, schedule: str) -> None:
