@@ -18,14 +18,14 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent
 TENANT = re.compile(r"[A-Za-z0-9_-]{1,64}")
-RESERVED = {"timer-service", "operator", "TIMERS", "TIMER_SERVICE", "SYS"}
+RESERVED = {"timer-service", "operator", "TIMERS", "TIMER_SERVICE", "SYS", "LINK", "RELAY"}
 KEYWORD = "include"  # the server would take the name of this account for its instruction
 # The passwords are random, so the cheapest hash is enough. The server computes it at each login, and a client may log
 # in again and again.
 COST = 4
 BCRYPT_ALPHABET = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 LISTEN = 'leafnodes { listen: "127.0.0.1:7422" }'
-IMPORT = re.compile(r'service: { account: TIMERS, subject: ("([^"]+)") }(?:\s+to: ("[^"]+"))?')
+IMPORT = re.compile(r'service: { account: TIMERS, subject: ("([^"]+)") }(?:\s+to: "[^"]+")?')
 LOGIN = re.compile(r"^.*?\n  limits {.*?}\n", re.DOTALL)
 LINK_LOGIN = """
   # The link of the server in fronts/tenant-a.conf. It may publish only to subjects that begin with a secret. The server
@@ -157,10 +157,8 @@ def put_in_front(folder: Path, tenant: str, port: int) -> str:
     login = LINK_LOGIN.replace("$SECRET", secret)
     login = login.replace("password: $TENANT_A_PASSWORD", hashed(folder, f"{tenant}.link"))
     behind = LOGIN.sub(lambda _: login, example(), count=1)
-    before = IMPORT.sub(
-        lambda each: f'service: {{ account: LINK, subject: "{secret}.{each[2]}" }}, to: {each[3] or each[1]}',
-        tenant_block(folder, tenant).replace("account: TIMER_SERVICE", "account: LINK"),
-    )
+    before = tenant_block(folder, tenant).replace("account: TIMERS,", "account: RELAY,")
+    before = before.replace("account: TIMER_SERVICE,", "account: LINK,")
     # This server adds a header to each message, and the one behind closes the link if a message has more than 1 MiB.
     before = before.replace("max_payload: 1MB", "max_payload: 1020KB")
     front = (SOURCE / "front.conf").read_text().replace("tenant-a", tenant)
