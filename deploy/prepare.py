@@ -50,9 +50,9 @@ def main(folder: Path, tenants: list[str], fronts: dict[str, int]) -> None:
     server, accounts = folder / "nats.conf", folder / "tenants.conf"
     found = accounts.read_text() if accounts.exists() else ""
     new = [tenant for tenant in tenants if f"\n{tenant} {{\n" not in f"\n{found}"]
-    for tenant in fronts:
-        if tenant not in new and f'user: "{tenant}.link"' not in found:
-            sys.exit(f"prepare.py: {tenant} has a login in {accounts}: delete its block there, and run this again")
+    for tenant, port in fronts.items():
+        if tenant not in new:
+            check_front(folder, tenant, port, found)
     # Not with `parents` alone: who can write to the folder can exchange the files in it.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "passwords").mkdir(exist_ok=True, mode=0o700)
@@ -78,6 +78,17 @@ def check_names(tenants: list[str]) -> None:
             sys.exit(f"prepare.py: {tenant!r} cannot be the name of a tenant: the server uses it for something else")
         if not TENANT.fullmatch(tenant):
             sys.exit(f"prepare.py: {tenant!r} cannot be the name of a tenant: use 1 to 64 letters, digits, - and _")
+
+
+def check_front(folder: Path, tenant: str, port: int, found: str) -> None:
+    """End the program if a tenant that has an account has no server in front with this port."""
+    accounts, front = folder / "tenants.conf", folder / "fronts" / f"{tenant}.conf"
+    if f'user: "{tenant}.link"' not in found:
+        sys.exit(f"prepare.py: {tenant} has a login in {accounts}: delete its block there, and run this again")
+    if not front.exists():
+        sys.exit(f"prepare.py: {front} is missing: delete the block of {tenant} in {accounts}, and run this again")
+    if f"\nport: {port}\n" not in front.read_text():
+        sys.exit(f"prepare.py: {front} exists and has another port: change it there")
 
 
 def write_server(folder: Path, server: Path) -> str:

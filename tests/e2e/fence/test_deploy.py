@@ -56,7 +56,7 @@ def test_prepared_server_accepts_the_passwords(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-@pytest.mark.parametrize("name", ["operator", "TIMERS", "Include", "two words", "a.b", ""])
+@pytest.mark.parametrize("name", ["operator", "TIMERS", "LINK", "Include", "two words", "a.b", ""])
 def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
     """A name that no tenant can have is refused before anything is written."""
     ran = prepare(tmp_path / "server", "tenant-a", name)
@@ -99,6 +99,17 @@ def test_fronts_are_added_to_a_prepared_server(tmp_path: Path) -> None:
     assert re.findall(r"^(\S+) {$", after, re.MULTILINE) == ["tenant-a", "acme_2", "0815"]
     front = (tmp_path / "server" / "fronts" / "0815.conf").read_text()
     assert ("port: 4224\n" in front, "tenant-a" in front, "acme_2" in front) == (True, False, False)
+
+
+def test_prepare_names_no_front_that_does_not_exist(tmp_path: Path) -> None:
+    """Another port for a server in front, or a file that was deleted, is an error that says what to change."""
+    front = tmp_path / "server" / "fronts" / "tenant-a.conf"
+    prepare(tmp_path / "server", "--front", "tenant-a:4223")
+    ran = prepare(tmp_path / "server", "--front", "tenant-a:4224")
+    assert (ran.returncode, "another port" in ran.stderr, "\nport: 4223\n" in front.read_text()) == (1, True, True)
+    front.unlink()
+    ran = prepare(tmp_path / "server", "--front", "tenant-a:4223")
+    assert (ran.returncode, "delete the block of tenant-a" in ran.stderr) == (1, True)
 
 
 def test_prepare_needs_the_line_for_fronts(tmp_path: Path) -> None:
