@@ -165,7 +165,7 @@ def only_one_page(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         cancellations.Cancellation,
         "after_page",
-        lambda self, calls, cancelled, limit, *rest: after_page(self, calls, cancelled, limit + 1, *rest),
+        lambda self, page, *rest: after_page(self, page._replace(is_last=True), *rest),
     )
 
 
