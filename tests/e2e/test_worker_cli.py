@@ -66,16 +66,26 @@ class Shell:
     def __init__(self, folder: Path, broker: NatsServer) -> None:
         self.folder = folder
         self._environment = {**os.environ, "TIMER_BROKER_URL": broker.url}
+        self._started: list[asyncio.subprocess.Process] = []
         (folder / "orders.py").write_text(ORDERS, "utf-8")
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "timer_service", *arguments),
             cwd=self.folder,
             env=self._environment,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
+        self._started.append(process)
+        return process
+
+    async def kill(self) -> None:
+        """Kill the processes that a failed test has left."""
+        for process in self._started:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
 
     async def run(self, *arguments: str, code: int = 0) -> str:
         process = await self.start(*arguments)
@@ -101,7 +111,11 @@ async def shell(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Shell]:
     folder = tmp_path / "project"
     folder.mkdir()
     async with Service(tmp_path / "service", broker.url), asyncio.timeout(100):
-        yield Shell(folder, broker)
+        shell = Shell(folder, broker)
+        try:
+            yield shell
+        finally:
+            await shell.kill()
 
 
 async def end(process: asyncio.subprocess.Process) -> str:
