@@ -740,10 +740,11 @@ async def test_damaged_row_whose_view_cannot_be_built(timers: Timers) -> None:
         timers.send(schedule_timer("call-2", after(days=1)), {REPLY_TO: "_INBOX.3"}),
     ]
     await timers.consume()
-    assert timers.broker.settlements.acknowledged[1:] == sent
-    replies = [json.loads(each.body) for each in timers.broker.replies]
-    assert [(each["outcome"], "timer" in each) for each in replies] == [
-        ("scheduled", True),
-        ("cancelled", False),
-        ("scheduled", True),
-    ]
+    assert sorted(timers.broker.settlements.acknowledged[1:]) == sent  # a slow command is handled in the next batch
+    replies = {each.to: json.loads(each.body) for each in timers.broker.replies}
+    assert {to: (reply["outcome"], "timer" in reply) for to, reply in replies.items()} == {
+        "_INBOX.1": ("scheduled", True),
+        "_INBOX.2": ("cancelled", False),
+        "_INBOX.3": ("scheduled", True),
+    }
+    assert len(timers.broker.replies) == len(replies)
