@@ -52,7 +52,7 @@ def _size(announcement: Announcement, upstreams: Mapping[JobKey, "_Upstreams"]) 
 def _skipped_event(skipped: Announcement, now: int) -> Event:
     run, job, _ = skipped
     fields = {"jobName": job.name, "reason": job.reason}
-    return run_event(JobSkipped.type, run, job.name, fields, cause=job.changed_by, at=now)
+    return run_event(JobSkipped.type, run, job.name, fields, cause=skipped.caused_by, at=now)
 
 
 class _Upstreams(NamedTuple):
@@ -77,8 +77,8 @@ async def _ready_events(
     shown = {(key, name) for (key, _), each in needs.items() for name in each.shown}
     outputs = await _read_texts(tx, "outputs", [store.job_parameters(each) for each in shown])
     events = []
-    for run, job, _ in ready:
-        key = run.key, job.name
+    for announcement in ready:
+        run, job, key = announcement.run, announcement.job, announcement.key
         needed = needs[key]
         fields: dict[str, Any] = {"jobName": job.name}
         if job.group is not None:
@@ -92,7 +92,7 @@ async def _ready_events(
                 {}, {each: read_stored(outputs[run.key, each]) for each in needed.shown}
             ),
         }
-        events.append(run_event(JobReady.type, run, job.name, fields, raw, cause=job.ready_by, at=now))
+        events.append(run_event(JobReady.type, run, job.name, fields, raw, cause=announcement.caused_by, at=now))
     return events
 
 

@@ -127,9 +127,9 @@ class Job(NamedTuple):
     outputs: str | None = None
     """JSON. Written when a report is recorded, and not read back."""
     changed_by: str | None = None
-    """The id of the command that caused the last change. Used in events, not stored."""
+    """The id of the command that caused the last change. Used in events, and stored only until these are added."""
     ready_by: str | None = None
-    """The id of the command that made the job ready. Used in its JobReady, not stored."""
+    """The id of the command that made the job ready. Used in its JobReady, and stored only until that is added."""
 
     @property
     def ended(self) -> bool:

@@ -19,7 +19,7 @@ def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock, monke
 
 
 async def test_damaged_job(runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A damaged payload delays no other job of the tenant for long. When it is mended, its job is announced, too."""
+    """A damaged payload delays no other job of the tenant for long. Its job is announced when it is repaired."""
     await runs.request("StartRun", jobs=jobs(dict.fromkeys(NAMES, ()), payload="x"))
     monkeypatch.undo()
     await runs.sql("""UPDATE run_jobs SET payload = '"x' WHERE job_name IN ('job-2', 'job-7')""")

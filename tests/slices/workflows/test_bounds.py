@@ -51,6 +51,12 @@ def keys(name: str, count: int) -> list[str]:
     return [name, *(f"{name}:{number}" for number in range(1, count))]
 
 
+def share(tenant: str, name: str, slots: int = 1) -> Share:
+    """Return the share of a poll for tasks of a type."""
+    poll = Poll(Request("poll-tasks", tenant, b"", "_INBOX.a"), PollTasks(worker_id="w", types=[name], slots=slots))
+    return Share(poll, (tenant, "default", name), slots)
+
+
 async def test_page_reads_only_what_it_shows(workflows: Workflows) -> None:
     """A page of effects reads the results that it shows, also if small ones come before large ones."""
     task = await workflows.begin()
@@ -197,14 +203,7 @@ async def test_large_tasks_of_a_tenant_delay_no_other(workflows: Workflows) -> N
     workflows.send("StartWorkflow", tenant="new", workflowId="w", type="order")
     await workflows.consume()
     claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
-    shares = [
-        Share(
-            Poll(Request("poll-tasks", each, b"", "_INBOX.a"), PollTasks(worker_id="w", types=["order"], slots=2)),
-            (each, "default", "order"),
-            2,
-        )
-        for each in ("acme", "other", "new")
-    ]
+    shares = [share(each, "order", slots=2) for each in ("acme", "other", "new")]
     kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(3)]
     assert [each.kept for each in kept] == [[1, 0, 1], [0, 2, 0], [1, 0, 0]]
 
@@ -218,14 +217,7 @@ async def test_large_tasks_have_turns_beside_small_ones(workflows: Workflows) ->
         workflows.send("StartWorkflow", tenant="other", workflowId=f"new{number}", type="small")
     await workflows.consume()
     claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
-    shares = [
-        Share(
-            Poll(Request("poll-tasks", tenant, b"", "_INBOX.a"), PollTasks(worker_id="w", types=[name], slots=1)),
-            (tenant, "default", name),
-            1,
-        )
-        for tenant, name in (("acme", "order"), ("other", "small"), ("other", "order"))
-    ]
+    shares = [share(*each) for each in (("acme", "order"), ("other", "small"), ("other", "order"))]
     kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(3)]
     assert [each.kept for each in kept] == [[1, 1, 0], [0, 1, 1], [1, 1, 0]]
 
@@ -258,14 +250,7 @@ async def test_lanes_keep_their_turns_while_another_tenant_has_its_turn(workflow
         for table in ("workflows", "workflow_effects"):
             await tx.execute(f"UPDATE {table} SET tenant_id = 'zeta' WHERE workflow_id IN ('w4', 'w5')")
     claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
-    shares = [
-        Share(
-            Poll(Request("poll-tasks", tenant, b"", "_INBOX.a"), PollTasks(worker_id="w", types=[name], slots=1)),
-            (tenant, "default", name),
-            1,
-        )
-        for tenant, name in (("acme", "order"), ("acme", "other"), ("zeta", "order"))
-    ]
+    shares = [share(*each) for each in (("acme", "order"), ("acme", "other"), ("zeta", "order"))]
     kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(6)]
     assert [each.kept.index(1) for each in kept] == [0, 2, 1, 2, 0, 1]
 

@@ -68,7 +68,7 @@ class ExpressLane:
         self._returned = returned
         self._last_batch = (0.0, 0, 0)
         self._cut_after = 0.0
-        """After how many seconds the last batch was cut of which commands were put back."""
+        """How many seconds the last batch took from which commands were put back."""
         self._read = ReadAhead(batch_bytes)
         self._handled: dict[int, int] = {}
         """The sequences of commands that were settled ahead, and when each was stored."""
