@@ -407,10 +407,11 @@ class Away:
 
 
 class CountedStatements:
-    """A database that counts the statements of its transactions and reads."""
+    """A database that counts its transactions, and the statements of these and of reads."""
 
     def __init__(self, inner: Database) -> None:
         self._inner = inner
+        self.transactions = 0
         self.statements: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -422,6 +423,7 @@ class CountedStatements:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
+        self.transactions += 1
         async with self._inner.transaction() as tx:
             yield _Counted(tx, self.statements)
 
@@ -465,6 +467,22 @@ async def test_statements(
     if not more:
         baseline = len(counted.statements)
         assert baseline == len([sql for sql in counted.statements if "outbox" in sql])
+
+
+async def test_claims_that_overlap_take_a_part_once(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """The first of several claims takes a part of the limit. It is enough for the others, which wait for it."""
+    counted = CountedStatements(store)
+    limits = TenantLimits(default=Limits(published_events=10**9), tenants={"free": Limits()})
+    admission = EventAdmission(memory_broker.publish, EventAllowances(limits), counted, clock)
+    claims = [events_of("a", 0), events_of("a", 1), [*events_of("free", 0), *events_of("a", 2)], events_of("free", 1)]
+    results = await asyncio.gather(*map(admission.publish, claims))
+    assert {result.status.value for each in results for result in each} == {"published"}
+    assert [event.id for event in memory_broker.events if event.address.tenant == "a"] == [
+        f"a-{number:06}" for number in range(3)
+    ]
+    assert counted.transactions == 1
 
 
 async def test_rejected_command_of_a_tenant_over_its_limit(

@@ -13,6 +13,9 @@ from timer_service.core.transactions import in_transaction
 
 _EVENT_BYTES = 600
 """What an event has in the stream in addition to its body, its id and the values of its headers, at most."""
+# Looked up once, because Python 3.11 finds a member of an enum slowly.
+_EVENT = Kind.EVENT
+_PUBLISHED = PublishStatus.PUBLISHED
 _WITHHELD = PublishResult(PublishStatus.WITHHELD, f"its tenant has used its limit {LIMIT}")
 
 
@@ -37,7 +40,7 @@ class EventAdmission:
             return await self._publish(messages)
         if self._allowances.spend(_bytes_of_tenants(messages), self._clock.now()):
             return await self._publish_admitted(messages)
-        events = [message for message in messages if message.address.kind is Kind.EVENT]
+        events = [message for message in messages if message.address.kind is _EVENT]
         publish: Publish = self._publish_admitted
         try:
             withheld = await self._find_withheld(events)
@@ -51,18 +54,15 @@ class EventAdmission:
     async def _publish_admitted(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Publish messages whose bytes were taken. Give back what was not stored."""
         results = await self._publish(messages)
-        failed = [
-            message
-            for message, result in zip(messages, results, strict=True)
-            if result.status is not PublishStatus.PUBLISHED
-        ]
+        failed = [message for message, result in zip(messages, results, strict=True) if result.status is not _PUBLISHED]
         self._allowances.give_back(_bytes_of_tenants(failed))
         return results
 
     async def _find_withheld(self, events: Sequence[Message]) -> set[str]:
         """Return the ids of the events that must wait. Raises `DatabaseUnavailableError` if nothing could be taken.
 
-        Calls are served in their order, so that a later event does not overtake one that waits for the database.
+        Calls are served in their order, so that a later event does not overtake one that waits for the database. A call
+        before may have taken enough for this one too.
         """
         with self._allowances.asking(event.address.tenant for event in events):
             async with self._allowances.taking:
@@ -70,7 +70,9 @@ class EventAdmission:
                 waiting = self._allowances.waiting(now)
                 withheld = _ids_of(events, waiting)
                 asking = [event for event in events if event.id not in withheld]
-                return withheld | await self._ask(asking, now) if asking else withheld
+                if self._allowances.spend(_bytes_of_tenants(asking), now, in_turn=True):
+                    return withheld
+                return withheld | await self._ask(asking, now)
 
     async def _ask(self, events: Sequence[Message], now: int) -> set[str]:
         """Take the bytes of events. Return the ids of those that must wait.
@@ -114,7 +116,7 @@ def _bytes_of_tenants(messages: Iterable[Message]) -> dict[str, int]:
     """Return the bytes of the events of each tenant. Written for speed: this takes 0.2 µs of the 20 µs of an event."""
     sizes: dict[str, int] = {}
     for (kind, tenant, _), message_id, body, headers in messages:
-        if kind is Kind.EVENT:
+        if kind is _EVENT:
             size = _EVENT_BYTES + len(body) + len(message_id.encode())
             if headers:
                 size += sum(map(len, headers.values()))

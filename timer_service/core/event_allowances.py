@@ -64,7 +64,8 @@ class EventAllowances:
         self.has_limits = any(each.published_events is not None for each in (limits.default, *limits.tenants.values()))
         """Whether a tenant has a limit. If not, nothing is counted."""
         self.taking = asyncio.Lock()
-        """Held by the transaction that calls `admit`. If several ran at a time, each would take a part of the limit."""
+        """Held while bytes are taken for some events, in their order. If several transactions called `admit` at a time,
+        each would take a part of the limit."""
         self._left: dict[str, int] = {}
         """What this process has taken and not spent. Negative after an event that was larger than the rest."""
         self._waiting: dict[str, int] = {}
@@ -119,10 +120,13 @@ class EventAllowances:
             self._asking.subtract(asking)
             self._asking = +self._asking
 
-    def spend(self, wanted: Mapping[str, int], now: int) -> bool:
-        """Take the bytes of events of tenants. Return False, and take nothing, if this process has too few of one."""
+    def spend(self, wanted: Mapping[str, int], now: int, *, in_turn: bool = False) -> bool:
+        """Take the bytes of events of tenants. Return False, and take nothing, if this process has too few of one.
+
+        `in_turn`: the caller holds `taking`. Otherwise nothing is taken of the tenants that others are `asking` for.
+        """
         limited = {tenant: amount for tenant, amount in wanted.items() if self._limit_of(tenant) is not None}
-        blocked = self.waiting(now) | self._asking.keys()
+        blocked = self.waiting(now) if in_turn else self.waiting(now) | self._asking.keys()
         if any(tenant in blocked or self._left.get(tenant, 0) < amount for tenant, amount in limited.items()):
             return False
         for tenant, amount in limited.items():
