@@ -24,6 +24,7 @@ from benchmarks.sender import frame, send_frames
 from benchmarks.stores import Store
 from benchmarks.timers import Fired, fired, now
 from timer_service.adapters.embedded import free_port
+from timer_service.core.limits import Limits
 
 ROOT = Path(__file__).parents[1]
 SYNC_INTERVALS = {"always": "always", "default": "2m"}
@@ -33,6 +34,7 @@ CONSUMER = "timer-service"
 
 _START_MS = 4500
 _MS_PER_TIMER = 1 / 9
+_HIGH_LIMIT = 10**15
 _WINDOW = 500
 _READ_BATCH = 1000
 _POLL_SECONDS = 0.01
@@ -53,6 +55,8 @@ class Rig:
     instances: int = 1
     patience: float = 1
     """A factor for the time to store timers before they are due."""
+    limited: bool = False
+    """Whether all limits of the tenants are set, so high that none is reached."""
     nats_port: int = field(default_factory=lambda: free_port(0))
 
     @asynccontextmanager
@@ -76,14 +80,20 @@ class Rig:
     async def service(self, instances: int | None = None) -> AsyncIterator[Fleet]:
         """Run `instances` of the service, by default all, and yield when they are ready.
 
-        Only addresses and paths differ from the default settings.
+        Only addresses, paths and the limits of the tenants differ from the default settings.
         """
         command = [sys.executable, "-m", "timer_service", "serve"]
+        limits = {"TIMER_LIMITS_FILE": str(self._limits_file())} if self.limited else {}
         async with AsyncExitStack() as stack:
             processes = []
             for number in range(1, 1 + (instances or self.instances)):
                 port = free_port(0)
-                settings = {"TIMER_BROKER_URL": self._url, "TIMER_HTTP_PORT": str(port), **self.store.settings}
+                settings = {
+                    "TIMER_BROKER_URL": self._url,
+                    "TIMER_HTTP_PORT": str(port),
+                    **self.store.settings,
+                    **limits,
+                }
                 process = running(f"timer-service-{number}", command, self.folder, settings)
                 processes.append((await stack.enter_async_context(process), port))
             for instance, port in processes:
@@ -98,6 +108,11 @@ class Rig:
         settings = {"TIMER_BROKER_URL": self._url, "PYTHONPATH": str(ROOT)}
         async with running("worker", command, self.folder, settings) as process:
             yield process
+
+    def _limits_file(self) -> Path:
+        file = self.folder / "limits.toml"
+        file.write_text("\n".join(["[default]", *(f"{name} = {_HIGH_LIMIT}" for name in Limits.model_fields)]))
+        return file
 
     def soon(self, size: int) -> int:
         """Return an instant that is late enough to store `size` timers before it. See `TooLateError`."""

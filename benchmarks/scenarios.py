@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -77,15 +78,16 @@ async def ingest(rig: Rig, size: int) -> Result:
 async def drain(rig: Rig, size: int) -> Result:
     """Schedule timers for one instant. Measure how fast their events are published."""
     timers = due_together("bench", size, rig.soon(size))
-    events, seconds, stream_bytes = await _fire_together(rig, timers)
+    drained = await _fire_together(rig, timers)
     figures = {
         "timers": size,
-        "seconds from the instant to the last event": seconds,
-        "timers/s": size / seconds,
-        **lateness(timers, events, (0.5, 0.99)),
-        "stream of events, bytes per event": stream_bytes / size,
+        "seconds from the instant to the last event": drained.seconds,
+        "timers/s": size / drained.seconds,
+        "CPU seconds, all instances": drained.cpu_seconds,
+        **lateness(timers, drained.events, (0.5, 0.99)),
+        "stream of events, bytes per event": drained.stream_bytes / size,
     }
-    return Result(figures, faults(timers, events))
+    return Result(figures, faults(timers, drained.events))
 
 
 async def fair(rig: Rig, size: int) -> Result:
@@ -93,14 +95,14 @@ async def fair(rig: Rig, size: int) -> Result:
     due_at = rig.soon(size)
     single = due_together("single", 1, due_at)
     timers = due_together("flood", size, due_at) + single
-    events, seconds, _ = await _fire_together(rig, timers)
-    late = [event.at - due_at for event in events if event.tenant == "single"]
+    drained = await _fire_together(rig, timers)
+    late = [event.at - due_at for event in drained.events if event.tenant == "single"]
     figures = {
         "timers of the first tenant": size,
-        "seconds from the instant to the last event": seconds,
+        "seconds from the instant to the last event": drained.seconds,
         "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
     }
-    return Result(figures, faults(timers, events))
+    return Result(figures, faults(timers, drained.events))
 
 
 async def accept(rig: Rig, size: int) -> Result:
@@ -146,6 +148,16 @@ async def lag(rig: Rig, seconds: int, rate: int = _LAG_RATE) -> Result:
     return Result(figures, faults(timers, events))
 
 
+async def ingest_with_limits(rig: Rig, size: int) -> Result:
+    """Like `ingest`, with all limits of the tenants."""
+    return await ingest(replace(rig, limited=True), size)
+
+
+async def drain_with_limits(rig: Rig, size: int) -> Result:
+    """Like `drain`, with all limits of the tenants."""
+    return await drain(replace(rig, limited=True), size)
+
+
 class Scenario(NamedTuple):
     """A scenario with its default size and its full size."""
 
@@ -170,6 +182,8 @@ SCENARIOS = {
     "ingest": Scenario(ingest, 50_000, 500_000, 8),
     "accept": Scenario(accept, 50_000, 500_000, 10),
     "drain": Scenario(drain, 50_000, 200_000, 18),
+    "ingest-limits": Scenario(ingest_with_limits, 50_000, 500_000, 8),
+    "drain-limits": Scenario(drain_with_limits, 50_000, 200_000, 18),
     "lag": Scenario(lag, 8, 60, 16),
     "lag-2000": Scenario(partial(lag, rate=2000), 8, 60, 16),
     "fair": Scenario(fair, 20_000, 100_000, 10),
@@ -200,11 +214,20 @@ SCENARIOS = {
 }
 
 
-async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float, int]:
-    """Schedule timers for one instant.
+class _Drained(NamedTuple):
+    """What is known of timers that were due together."""
 
-    Return their events, the seconds from the instant to the last event, and the bytes of the events in the stream.
-    """
+    events: list[Fired]
+    seconds: float
+    """From the instant to the last event."""
+    cpu_seconds: float
+    """The processor time of all instances meanwhile."""
+    stream_bytes: int
+    """The bytes of the events in the stream."""
+
+
+async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> _Drained:
+    """Schedule timers for one instant, and wait for their events."""
     await load(rig, timers)
     due_at = timers[0].due_at
     async with rig.broker() as client, rig.service() as service:
@@ -216,7 +239,9 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired]
         if now() >= due_at:
             raise TooLateError(f"this machine did not store {len(timers)} timers before they were due")
         await sleep_until(due_at)
+        used = service.cpu_seconds()
         seconds = await until_none(service, missing) - due_at / 1000
+        used = service.cpu_seconds() - used
         await asyncio.sleep(_DUPLICATES_SECONDS)
         stream_bytes = (await ask(client, f"STREAM.INFO.{EVENTS}"))["state"]["bytes"]
-        return await read_events(client), seconds, stream_bytes
+        return _Drained(await read_events(client), seconds, used, stream_bytes)
