@@ -38,8 +38,17 @@ COMPARISON = (
 
 
 def plan(groups: Sequence[Group], scenarios: Mapping[str, Scenario], rounds: int) -> list[Run]:
-    """Return the runs in their order. The scenarios of a group take turns, so that both sides meet the same machine."""
-    return [run for group in groups for _ in range(1 if group.once else rounds) for run in _round(group, scenarios)]
+    """Return the runs in their order. The scenarios of a group take turns, so that both sides meet the same machine.
+
+    Every second round is in the opposite order. Measured on a shared machine, the first of two equal runs had up to 8 %
+    more timers/s in each of five rounds.
+    """
+    runs: list[Run] = []
+    for group in groups:
+        forth = list(_round(group, scenarios))
+        for number in range(1 if group.once else rounds):
+            runs += forth if number % 2 == 0 else forth[::-1]
+    return runs
 
 
 def _round(group: Group, scenarios: Mapping[str, Scenario]) -> Iterator[Run]:
