@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP
+from signal import SIGCONT, SIGHUP, SIGSTOP
 from typing import Any
 
 import nats.errors
@@ -119,6 +119,41 @@ async def test_new_link_replaces_one_that_hangs(
         assert "Replacing connection from same server" in broker.log.read_text()
     finally:
         front.signal(SIGCONT)
+
+
+async def test_reload_does_not_reach_the_link(a: Peer, broker: NatsServer, front: Front, tmp_path: Path) -> None:
+    """Without its block, a tenant still gets events. With it again, it can send after the front has started again."""
+    await until_answered(a)
+    (events,) = await a.subscribe("timer.evt.v1.tenant-a.any")
+    config = tmp_path / "nats" / "nats.conf"
+    before = config.read_text()
+    start = before.index("\ntenant-a {")
+    end = before.index("\n}\n", start) + 2
+    config.write_text(before[:start] + before[end:])
+    await reload_twice(broker)
+    service = await connect(broker, "timer-service")
+    await service.publish("timer.evt.v1.tenant-a.any")
+    await service.connection.close()
+    await events.next_msg(PATIENCE_SECONDS)
+    assert await a.request(COUNT, b"{}") is None
+    config.write_text(before)
+    await reload_twice(broker)
+    assert await a.request(COUNT, b"{}") is None
+    await front.terminate()
+    await front.start()
+    peer = await connect(front, "tenant-a")
+    await until_answered(peer)
+    await peer.connection.close()
+
+
+async def reload_twice(broker: NatsServer) -> None:
+    """Reload the configuration. The server connects new accounts with the others at the second reload."""
+    for _ in range(2):
+        count = broker.log.read_text().count("Reloaded server configuration")
+        broker.signal(SIGHUP)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while broker.log.read_text().count("Reloaded server configuration") == count:
+                await asyncio.sleep(0.02)
 
 
 async def test_killed_front_loses_no_acknowledged_command(a: Peer, front: Front, operator: Operator) -> None:
