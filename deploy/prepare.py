@@ -15,6 +15,7 @@ import secrets
 import sys
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 SOURCE = Path(__file__).parent
 TENANT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -47,6 +48,8 @@ def main(folder: Path, tenants: list[str], fronts: dict[str, int]) -> None:
     """Write the configuration if it is missing, and add the tenants that it lacks."""
     tenants = list(dict.fromkeys([*tenants, *fronts]))
     check_names(tenants)
+    if any(character in str(folder.resolve()) for character in '"\\\n'):
+        sys.exit(f"prepare.py: {str(folder)!r} has a quote, a backslash or a line break, so nats.conf cannot name it")
     server, accounts = folder / "nats.conf", folder / "tenants.conf"
     found = accounts.read_text() if accounts.exists() else ""
     new = [tenant for tenant in tenants if f"\n{tenant} {{\n" not in f"\n{found}"]
@@ -175,7 +178,7 @@ def put_in_front(folder: Path, tenant: str, port: int) -> str:
     front = (SOURCE / "front.conf").read_text().replace("tenant-a", tenant)
     for placeholder, value in {
         "port: 4223": f"port: {port}",
-        "$LINK_PASSWORD": password(folder / "passwords" / f"{tenant}.link"),
+        "$LINK_PASSWORD": quote(password(folder / "passwords" / f"{tenant}.link"), safe=""),
         '"$SECRET.': f'"{secret}.',
         '  include "tenants.conf"\n': before,
     }.items():
@@ -203,6 +206,16 @@ def tenant_and_port(text: str) -> tuple[str, int]:
     return tenant, int(port)
 
 
+def ports_of(fronts: list[tuple[str, int]]) -> dict[str, int]:
+    """Return the port of each tenant. End the program if one has two, or if two have the same."""
+    ports = dict(fronts)
+    if len(set(fronts)) > len(ports):
+        sys.exit("prepare.py: a tenant has one server in front: give one port for each")
+    if len(set(ports.values())) < len(ports):
+        sys.exit("prepare.py: the servers in front need different ports")
+    return ports
+
+
 def hash_password(text: str) -> str:
     """Return the bcrypt hash of a password, from the package bcrypt or from libcrypt."""
     salt = f"$2b${COST:02}$" + "".join(secrets.choice(BCRYPT_ALPHABET) for _ in range(21)) + "."
@@ -228,6 +241,8 @@ if __name__ == "__main__":
     if not given.tenants and not given.front:
         parser.error("name a tenant")
     try:
-        main(given.folder, given.tenants, dict(given.front))
+        main(given.folder, given.tenants, ports_of(given.front))
+    except UnicodeDecodeError:
+        sys.exit(f"prepare.py: a file in {given.folder} is not text in UTF-8")
     except OSError as error:
         sys.exit(f"prepare.py: cannot write the files: {error}. Name a folder that you can write to")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -130,6 +131,45 @@ def test_prepare_refuses_fronts(front: str, tmp_path: Path) -> None:
     ran = prepare(tmp_path / "server", "--front", front)
     assert (ran.returncode > 0, front.partition(":")[0] in ran.stderr) == (True, True)
     assert not (tmp_path / "server").exists()
+
+
+@pytest.mark.parametrize(
+    ("fronts", "why"),
+    [
+        (("tenant-a:4223", "tenant-a:4224"), "a tenant has one server in front"),
+        (("tenant-a:4223", "tenant-b:4223"), "need different ports"),
+    ],
+)
+def test_prepare_refuses_fronts_that_contradict(fronts: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    """A tenant with two ports, or a port for two tenants, is refused before anything is written."""
+    ran = prepare(tmp_path / "server", *(f"--front={front}" for front in fronts))
+    assert (ran.returncode, why in ran.stderr) == (1, True)
+    assert not (tmp_path / "server").exists()
+
+
+def test_prepare_refuses_folders_that_the_configuration_cannot_name(tmp_path: Path) -> None:
+    """A quote in the name of the folder would make a configuration with which the server does not start."""
+    ran = prepare(tmp_path / 'a "server"', "tenant-a")
+    assert (ran.returncode, "has a quote" in ran.stderr) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prepare_names_the_folder_with_a_file_that_is_no_text(tmp_path: Path) -> None:
+    """A damaged file ends in one line."""
+    (tmp_path / "tenants.conf").write_bytes(b"\xff")
+    ran = prepare(tmp_path, "tenant-a")
+    assert (ran.returncode, ran.stderr) == (1, f"prepare.py: a file in {tmp_path} is not text in UTF-8\n")
+
+
+def test_front_with_a_password_of_the_operator(tmp_path: Path) -> None:
+    """A password of the link may have any characters, also those that have a meaning in an address."""
+    (tmp_path / "passwords").mkdir(mode=0o700)
+    (tmp_path / "passwords" / "tenant-a.link").write_text('a"b@c:/%?#')
+    prepare(tmp_path, "--front", "tenant-a:4223")
+    (front,) = re.findall(
+        r'"nats://tenant-a.link:([^"]*)@127.0.0.1:7422"', (tmp_path / "fronts/tenant-a.conf").read_text()
+    )
+    assert unquote(front) == 'a"b@c:/%?#'
 
 
 def test_prepare_accepts_no_empty_password(tmp_path: Path) -> None:
