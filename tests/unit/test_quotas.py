@@ -297,6 +297,19 @@ async def test_other_instances_add_rows_too() -> None:
     assert await add(quotas, rows, [1]) == [False]
 
 
+async def test_what_grows_without_commands() -> None:
+    """Also in a single instance, a count of it is valid for ten seconds."""
+    rows = Rows()
+    quotas = rows.quotas()
+    timers = TIMERS._replace(grows_alone=True)
+    assert await begin(quotas, rows).exceeds("acme", {timers: 1}, HERE) is None
+    rows.used = 10
+    rows.now = 9.9
+    assert await begin(quotas, rows).exceeds("acme", {timers: 1}, HERE) is None
+    rows.now = 10.0
+    assert await begin(quotas, rows).exceeds("acme", {timers: 1}, HERE) == Excess("pending_timers", 10)
+
+
 async def test_a_command_that_exceeds_one_limit_takes_no_room() -> None:
     """If one of two limits is exceeded, the command is refused by name, and takes nothing of the other."""
     rows = Rows()

@@ -19,7 +19,9 @@ from timer_service.core.message import Position
 OVER_QUOTA = "over_quota"
 """The outcome of a command that would exceed a limit of its tenant."""
 _VALID_SECONDS = 10
-"""How long a count is valid if other instances add rows too, and the longest time until the next one is possible."""
+"""How long a count is valid if not only the commands of this process add something, and the longest time until the
+next one is possible.
+"""
 _RECENT_SECONDS = 1
 _COUNTING_SHARE = 20
 """The next count waits this many times as long as all counts of the last second took.
@@ -36,6 +38,8 @@ class Usage(NamedTuple):
     """The name of its limit in `Limits`."""
     sql: str
     """Returns `used`, the amount of a tenant at the instant `now`. It need not count further than `most`."""
+    grows_alone: bool = False
+    """Whether it also grows without a command."""
 
     async def amount_of(self, reader: Reader, tenant: str, now: int, most: int) -> int:
         """Return how much a tenant has, at most `most`; of a sum, `most` or more."""
@@ -103,11 +107,11 @@ class Quotas:
         return any(room is not None and amount > room.left for room, amount in rooms)
 
     def must_count(self, room: _Room, amount: int) -> bool:
-        """Return whether to count the rows again because an amount does not fit, or because others add rows too."""
+        """Return whether to count the rows again because an amount does not fit, or because others add some too."""
         now = self.monotonic()
         return now >= room.count_again_at and (amount > room.left or now >= room.valid_until)
 
-    def counted(self, key: _Key, left: int, began: float) -> _Room:
+    def counted(self, key: _Key, left: int, began: float, *, grows_alone: bool) -> _Room:
         """Return the room that a count has found."""
         now = self.monotonic()
         self._counts.append((now, now - began))
@@ -117,7 +121,8 @@ class Quotas:
         if key not in self.rooms and len(self.rooms) >= _MOST_ROOMS:
             del self.rooms[next(iter(self.rooms))]
         pause = min(_COUNTING_SHARE * self._counting_seconds, _VALID_SECONDS)
-        room = self.rooms[key] = _Room(left, now + pause, now + self._valid_seconds)
+        valid_seconds = _VALID_SECONDS if grows_alone else self._valid_seconds
+        room = self.rooms[key] = _Room(left, now + pause, now + valid_seconds)
         return room
 
 
@@ -221,7 +226,8 @@ class Admission:
         if share.room is None or (not share.is_counted and quotas.must_count(share.room, needed)):
             began = quotas.monotonic()
             used = await usage.amount_of(self._tx, tenant, self._now, most + 1)
-            share.room = quotas.counted(key, most - used + share.written - share.taken, began)
+            left = most - used + share.written - share.taken
+            share.room = quotas.counted(key, left, began, grows_alone=usage.grows_alone)
             share.is_counted = True
         return needed <= share.room.left
 

@@ -9,13 +9,18 @@ _LARGE = 1000
 """A workflow counts with its data if it has more bytes of it."""
 
 OPEN = Usage("open_workflows", _SQL["count_open"])
-STORED = Usage("workflow_data", _SQL["sum_stored"])
+STORED = Usage("workflow_data", _SQL["sum_stored"], grows_alone=True)
+"""Workers add results to it, which are not refused."""
 USAGES = (OPEN, STORED)
 
 
 def growth(before: Workflow | None, after: Workflow) -> Amounts:
-    """Return how much more a tenant has after a command on one of its workflows than before."""
-    return {OPEN: _is_open(after) - _is_open(before), STORED: _stored(after) - _stored(before)}
+    """Return how much more a tenant has after a command on one of its workflows than before.
+
+    A workflow that opens counts with a byte at least: it may have results, so it needs some room for them.
+    """
+    opened, stored = _is_open(after) - _is_open(before), _stored(after) - _stored(before)
+    return {OPEN: opened, STORED: max(stored, 1) if opened > 0 else stored}
 
 
 def _is_open(workflow: Workflow | None) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import next_at
-from tests.harness.workflows import PARK, Workflows, complete, done, seen, sleep, wait_for
+from tests.harness.workflows import PARK, Workflows, complete, done, fail, seen, sleep, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
@@ -183,6 +183,22 @@ async def test_limits(store: Database, memory_broker: MemoryBroker, clock: Manua
     assert await workflows.about("Cancel", "w0") == "cancelled"
     assert await workflows.start("w3") == "started"
     assert "error" in await workflows.view("w2")
+
+
+async def test_results_over_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Results are not refused. A tenant whose results leave no room opens no workflow, but may end its open ones."""
+    limits = TenantLimits(default=Limits(workflow_data=5000))
+    workflows = Workflows(store, memory_broker, clock, limits=limits)
+    ended, open_ = await workflows.begin("ended"), await workflows.begin("open")
+    assert (await workflows.report(ended, fail(), steps=[done("pay", "x" * 3000)]))["outcome"] == "failed"
+    assert (await workflows.report(open_, steps=[done("pay", "x" * 3000)]))["outcome"] == "recorded"
+
+    restarted = Workflows(store, memory_broker, clock, limits=limits)
+    assert await restarted.start("new") == "over_quota"
+    assert await restarted.about("Retry", "ended") == "over_quota"
+    assert await restarted.start("ended") == "unchanged"
+    assert await restarted.send_to("open") == "sent"
+    assert await restarted.about("Cancel", "open") == "cancelled"
 
 
 async def test_hostile_commands_are_rejected(workflows: Workflows) -> None:
