@@ -17,6 +17,7 @@ from timer_service.workflows.effect import (
     end_attempt,
     end_waits,
     next_due,
+    size_of,
 )
 from timer_service.workflows.messages import MAX_EFFECTS, FailureCode, WorkflowStatus
 from timer_service.workflows.protocol import (
@@ -183,9 +184,9 @@ def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
             return _park(task, report.token, rules)
         case Complete() as then:
             result = None if then.result is None else dump_data(then.result)
-            return _end(
-                task, report, workflow.end(WorkflowStatus.COMPLETED, now, Texts(result=result)), ReportOutcome.COMPLETED
-            )
+            completed = workflow.end(WorkflowStatus.COMPLETED, now, Texts(result=result))
+            counted = completed._replace(effect_bytes=completed.effect_bytes + size_of(result))
+            return _end(task, report, counted, ReportOutcome.COMPLETED)
         case Fail() as then:
             code = FailureCode.WORKFLOW_ERROR if then.step is None else FailureCode.STEP_FAILED
             failed = workflow.fail(code, now, step=then.step, error=dump_error(then.error))

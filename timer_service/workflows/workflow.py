@@ -96,6 +96,7 @@ class Workflow(NamedTuple):
     input_bytes: int = 0
     effects: int = 0
     effect_bytes: int = 0
+    """The bytes of the results of its effects, and of its own result."""
     seen: int = 0
     """How many results the function got: the highest `seq`."""
     messages: int = 0

@@ -201,6 +201,17 @@ async def test_results_over_the_limit(store: Database, memory_broker: MemoryBrok
     assert await restarted.about("Cancel", "open") == "cancelled"
 
 
+async def test_the_result_of_a_workflow_takes_room(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """The result with which a workflow ends counts like those of its steps."""
+    limits = TenantLimits(default=Limits(workflow_data=5000))
+    workflows = Workflows(store, memory_broker, clock, limits=limits)
+    task = await workflows.begin("ended")
+    assert (await workflows.report(task, complete("x" * 6000)))["outcome"] == "completed"
+    assert await Workflows(store, memory_broker, clock, limits=limits).start("new") == "over_quota"
+
+
 async def test_hostile_commands_are_rejected(workflows: Workflows) -> None:
     """Commands that no workflow can have become dead letters with the reason."""
     bad: list[dict[str, Any]] = [

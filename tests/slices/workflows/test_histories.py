@@ -13,6 +13,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import build_clock_repair
 from timer_service.core.database import Database
+from timer_service.workflows.effect import size_of
 
 STEPS = 120
 IDS = ("a", "b", "c", "d", "e", "f")
@@ -180,12 +181,13 @@ class History:
         return [await self.workflows.all_rows(f"workflow{name}") for name in ("s", "_effects", "_messages", "_data")]
 
     async def check(self) -> None:
-        rows, effects, messages, _ = await self.snapshot()
+        rows, effects, messages, texts = await self.snapshot()
+        results = {each["workflow_id"]: size_of(each["result"]) for each in texts}
         for row in rows:
             mine = [each for each in effects if each["workflow_id"] == row["workflow_id"]]
             mail = [each for each in messages if each["workflow_id"] == row["workflow_id"] and each["taken_at"] is None]
             assert row["effects"] == len(mine)
-            assert row["effect_bytes"] == sum(each["size"] for each in mine)
+            assert row["effect_bytes"] == sum(each["size"] for each in mine) + results.get(row["workflow_id"], 0)
             assert sorted(each["seq"] for each in mine if each["seq"]) == list(range(1, row["seen"] + 1))
             assert (row["messages"], row["message_bytes"]) == (len(mail), sum(each["size"] for each in mail))
             self._check_waiting(row, mine, {each["name"] for each in mail})
