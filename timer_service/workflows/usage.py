@@ -7,6 +7,10 @@ from timer_service.workflows.workflow import Workflow
 _SQL = load_sql("timer_service.workflows", "usage.sql")
 _LARGE = 1000
 """A workflow counts with its data if it has more bytes of it."""
+_FEW = 10
+"""Each further effect counts too, also without a result: no stream limits how many effects workers report."""
+_BYTES_PER_EFFECT = 1000
+"""About what a row of an effect and its indexes take, with a long name."""
 
 OPEN = Usage("open_workflows", _SQL["count_open"])
 STORED = Usage("workflow_data", _SQL["sum_stored"], grows_alone=True)
@@ -30,5 +34,6 @@ def _is_open(workflow: Workflow | None) -> bool:
 def _stored(workflow: Workflow | None) -> int:
     if workflow is None:
         return 0
-    total = workflow.input_bytes + workflow.effect_bytes + workflow.message_bytes
-    return total if total > _LARGE else 0
+    data = workflow.input_bytes + workflow.effect_bytes + workflow.message_bytes
+    further = max(workflow.effects - _FEW, 0)
+    return data + further * _BYTES_PER_EFFECT if data > _LARGE or further else 0

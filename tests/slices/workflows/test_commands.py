@@ -11,6 +11,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.limits import Limits, TenantLimits
+from timer_service.workflows.usage import STORED
 
 RECHECK_MS = 250
 EVERYTHING: dict[str, Any] = {
@@ -210,6 +211,19 @@ async def test_the_result_of_a_workflow_takes_room(
     task = await workflows.begin("ended")
     assert (await workflows.report(task, complete("x" * 6000)))["outcome"] == "completed"
     assert await Workflows(store, memory_broker, clock, limits=limits).start("new") == "over_quota"
+
+
+async def test_many_effects_take_room(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Each effect of a workflow after the tenth counts as 1,000 bytes, also without a result."""
+    limits = TenantLimits(default=Limits(workflow_data=5000))
+    workflows = Workflows(store, memory_broker, clock, limits=limits)
+    task = await workflows.begin("long")
+    steps = [done(f"step-{number}") for number in range(15)]
+    assert (await workflows.report(task, steps=steps[:14]))["outcome"] == "recorded"
+    assert await Workflows(store, memory_broker, clock, limits=limits).start("second") == "started"
+    assert (await workflows.report(task, steps=steps[14:]))["outcome"] == "recorded"
+    assert await STORED.amount_of(store.reader, "acme", NOW, 10**9) == 5000
+    assert await Workflows(store, memory_broker, clock, limits=limits).start("third") == "over_quota"
 
 
 async def test_hostile_commands_are_rejected(workflows: Workflows) -> None:
