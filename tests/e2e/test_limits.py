@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.databases import Databases
 from tests.harness.processes import NatsServer, Service
-from timer_service.client import TimerClient
+from timer_service.client import ExceededLimit, TimerClient
 
 LIMITS = """
 [default]
@@ -63,8 +63,9 @@ def usage(broker: NatsServer, tenant: str, *options: str) -> str:
 @pytest.mark.slow
 async def test_over_quota(broker: NatsServer, service: Service, client: TimerClient) -> None:
     """The third timer ends as `over_quota`, and nothing is lost. The usage shows it."""
-    outcomes = [(await client.schedule("acme", f"call-{n}", TOMORROW)).name for n in range(3)]
-    assert outcomes == ["scheduled", "scheduled", "over_quota"]
+    outcomes = [await client.schedule("acme", f"call-{n}", TOMORROW) for n in range(3)]
+    assert [each.name for each in outcomes] == ["scheduled", "scheduled", "over_quota"]
+    assert [each.limit for each in outcomes] == [None, None, ExceededLimit(name="pending_timers", most=2)]
     assert (await client.schedule("globex", "call-1", TOMORROW)).name == "scheduled"
     assert (await client.cancel("acme", "call-0")).name == "cancelled"
     async with asyncio.timeout(10):

@@ -113,7 +113,7 @@ async def test_lines_that_the_service_refuses(cli: Cli, tmp_path: Path, broker: 
     async with Service(tmp_path / "service", broker.url, TIMER_LIMITS_FILE=str(limits)):
         done = await cli.run("timers", "import", "acme", file)
         assert (done.returncode, done.stdout) == (1, "3 timers: 2 scheduled, 1 over_quota\n")
-        assert done.stderr.startswith("timers.jsonl:3: over_quota: the tenant has as much as it may have")
+        assert done.stderr.startswith("timers.jsonl:3: over_quota: the tenant may have 2 of pending_timers; see ")
         summary = await cli.json("timers", "import", "acme", file, code=1)
     assert (summary["outcomes"], summary["failed"]) == ({"unchanged": 2, "over_quota": 1}, 1)
     assert summary["errors"][0]["line"] == 3

@@ -9,7 +9,7 @@ import typer
 
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
-from timer_service.cli.output.outcomes import OVER_QUOTA, exit_not_found, print_outcome
+from timer_service.cli.output.outcomes import exit_not_found, print_outcome
 from timer_service.cli.output.schedules import (
     schedule_details,
     schedule_event_line,
@@ -67,7 +67,6 @@ _EXPLANATIONS = {
     "ignored_stale": "a newer command was handled earlier",
     "skipped_busy": "another open workflow has its concurrency key",
     "exists": "there is another workflow with the id of this trigger",
-    "over_quota": OVER_QUOTA,
 }
 
 _AFTER_PUT: Mapping[str | None, str] = {

@@ -9,7 +9,7 @@ import typer
 
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
-from timer_service.cli.output.outcomes import OVER_QUOTA, exit_not_found, print_outcome
+from timer_service.cli.output.outcomes import exit_not_found, print_outcome
 from timer_service.cli.output.signals import (
     firing_table,
     signal_details,
@@ -69,7 +69,6 @@ _WITHOUT_EFFECT = {
     "over_quota",
 }
 _EXPLANATIONS = {
-    "over_quota": OVER_QUOTA,
     "unchanged": "already in that state",
     "exists": "another signal has this name; it is not changed",
     "created_invalid": "the service cannot read its trigger, so it never fires",

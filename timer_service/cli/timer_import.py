@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import typer
 
-from timer_service.cli.output.outcomes import OVER_QUOTA, rejection_text
+from timer_service.cli.output.outcomes import explain, rejection_text
 from timer_service.cli.output.text import one_line
 from timer_service.cli.progress import progress_bar
 from timer_service.cli.timer_lines import LineFault, NumberedTimer, batches, read_lines
@@ -22,7 +22,6 @@ _TIMEOUT_SECONDS = 120
 """For a batch. A busy broker that syncs each command stores a few hundred per second."""
 _STORED = {"scheduled", "rescheduled", "updated", "unchanged", "ignored_reached"}
 """The outcomes after which a line needs nothing more. The timer of `ignored_reached` has fired already."""
-_EXPLANATIONS = {"over_quota": OVER_QUOTA}
 
 
 class Summary(NamedTuple):
@@ -121,5 +120,5 @@ def _name(end: Ended) -> str:
 def _error(line: int, end: Ended) -> Mapping[str, Any]:
     if isinstance(end, CommandError):
         return {"line": line, "code": end.code, "message": rejection_text(end)}
-    name = _name(end)
-    return {"line": line, "code": name, "message": f"{name}: {_EXPLANATIONS.get(name, 'it is not stored')}"}
+    name, why = _name(end), explain(end, {}) if isinstance(end, Outcome) else None
+    return {"line": line, "code": name, "message": f"{name}: {why or 'it is not stored'}"}

@@ -10,7 +10,7 @@ import typer
 from timer_service.cli import timer_files
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
-from timer_service.cli.output.outcomes import OVER_QUOTA, exit_not_found, print_outcome
+from timer_service.cli.output.outcomes import exit_not_found, print_outcome
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.output.text import format_time
 from timer_service.cli.output.timers import timer_details, timer_event_line, timer_table
@@ -75,7 +75,6 @@ _WITHOUT_EFFECT = {
     *("not_found", "already_reached", "already_expired", "ignored_reached", "ignored_stale", "over_quota"),
 }
 _EXPLANATIONS = {
-    "over_quota": OVER_QUOTA,
     "cancelling": "an event TimersCancelled follows",
     "unchanged": "already in that state",
     "not_found": "there is no such timer",

@@ -83,7 +83,6 @@ _EXPLANATIONS = {
     "not_found": "there is no such workflow",
     "already_ended": "it has ended",
     "ignored_stale": "a newer command was handled earlier",
-    "over_quota": "the tenant has as many workflows as it may have; see `timer-service tenants usage`",
 }
 _OF_START = {
     **_EXPLANATIONS,

@@ -332,12 +332,22 @@ class DeadLetter(View):
     """None if it was not read."""
 
 
+class ExceededLimit(View):
+    """The limit of a tenant that a command would have exceeded."""
+
+    name: str
+    most: int
+    """How much the tenant may have. The query `get-usage` tells what it has."""
+
+
 class Outcome(View):
     """How a command ended. It also holds the timer, signal, schedule, run or workflow after it, if there is one."""
 
     command_id: str
     name: Annotated[str, Field(alias="outcome")]
     """One of the outcomes in contracts/README.md, or an outcome that a newer service has added."""
+    limit: ExceededLimit | None = None
+    """The limit of an outcome `over_quota`."""
     timer: Timer | None = None
     signal: Signal | None = None
     schedule: Schedule | None = None

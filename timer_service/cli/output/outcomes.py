@@ -10,9 +10,6 @@ from timer_service.cli.output.text import one_line
 from timer_service.client import CommandError, Outcome, QueryError
 from timer_service.core.codec import plain_words
 
-OVER_QUOTA = "the tenant has as much as it may have; see `timer-service tenants usage`"
-"""The explanation of the outcome `over_quota`."""
-
 
 def print_outcome(
     outcome: Outcome,
@@ -31,11 +28,19 @@ def print_outcome(
     if as_json:
         typer.echo(json.dumps(outcome.document()))
     else:
-        reason = f": {explanations[outcome.name]}" if outcome.name in explanations else ""
+        explanation = explain(outcome, explanations)
+        reason = f": {explanation}" if explanation else ""
         described = f" ({state})" if state else ""
         typer.echo(one_line(f"{outcome.name}: {subject}{described}{reason}"), err=not has_effect)
     if not has_effect:
         raise typer.Exit(1)
+
+
+def explain(outcome: Outcome, explanations: Mapping[str, str]) -> str | None:
+    """Return a sentence for an outcome that needs one."""
+    if (limit := outcome.limit) is not None:
+        return f"the tenant may have {limit.most} of {limit.name}; see `timer-service tenants usage`"
+    return explanations.get(outcome.name)
 
 
 def exit_not_found(subject: str) -> NoReturn:
