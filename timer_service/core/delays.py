@@ -21,9 +21,13 @@ class Delays:
         """Return whether an attempt of this thing has failed."""
         return key in self._times
 
+    def count(self, key: Hashable) -> int:
+        """Return how many attempts of this thing have failed since the last one that succeeded."""
+        return self._times.get(key, 0)
+
     def next(self, key: Hashable) -> timedelta:
         """Record a failed attempt, and return the delay before the next one."""
-        times = self._times.get(key, 0)
+        times = self.count(key)
         self._times[key] = times + 1
         return min(timedelta(seconds=2 ** min(times, 10)), LONGEST)
 

@@ -27,6 +27,8 @@ _SQL = load_sql("timer_service.runs", "announcements.sql")
 _TENANTS = 100
 _ROWS = 250
 """How many announcements one transaction looks at."""
+_MOST_DOUBLED = 8
+"""How many times the number of jobs that may fail in a pass is doubled. 256 take two transactions each."""
 _EVER = 2**62
 """No announcement is later."""
 
@@ -76,20 +78,32 @@ class Announcer:
         return 0
 
     async def _announce_portion(self, tenant: str, now: int) -> int:
-        """Announce a portion of a tenant, or a smaller one if that fails. A job that fails alone comes behind."""
+        """Announce a portion of a tenant, or a smaller one if that fails. A job that fails alone comes behind.
+
+        One job may fail in a pass, and twice as many in each pass after one in which nothing was announced. A damaged
+        row can concern 10,000 jobs: with one in a pass, the jobs of other runs would wait for days.
+        """
         limit = _ROWS
+        left = 2 ** min(self._delays.count(tenant), _MOST_DOUBLED)
         while True:
             try:
                 return await in_transaction(self._database, partial(_announce, tenant=tenant, now=now, limit=limit))
             except DatabaseUnavailableError:
                 raise
             except Exception as error:
-                if limit == 1:
-                    postpone = partial(announcements.postpone, tenant=tenant, now=now)
-                    for row in await in_transaction(self._database, postpone):
+                if limit > 1:
+                    limit //= 2
+                    continue
+                postpone = partial(announcements.postpone, tenant=tenant, now=now)
+                rows = await in_transaction(self._database, postpone)
+                left -= 1
+                if left == 0 or any(row["deferred_at"] >= now for row in rows):  # the others have failed too
+                    for row in rows:
                         error.add_note(f"run {row['run_id']}, job {row['job_name']}")
                     raise
-                limit //= 2
+                for row in rows:
+                    about = {"tenant": tenant, "run_id": row["run_id"], "job": row["job_name"]}
+                    log.warning("announcing a job failed; trying it later", extra={**about, "reason": str(error)})
 
     def _delay(self, tenant: str, now: int) -> dict[str, Any]:
         """Let a tenant wait whose transaction failed. Return what to log about it."""

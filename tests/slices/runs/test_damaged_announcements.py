@@ -31,3 +31,25 @@ async def test_damaged_job(runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: 
     runs.clock.advance(minutes=2)
     assert sorted(await runs.ready()) == NAMES
     assert await runs.rows("run_announcements") == []
+
+
+async def test_damaged_outputs_that_many_jobs_need(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged row that many jobs need delays no other run of the tenant for long. Its jobs are announced later."""
+    needs = [f"need-{number:03}" for number in range(100)]
+    await runs.start({"seed": [], **{name: ["seed"] for name in needs}})
+    await runs.report("success", "seed", outputs={"log": "x"})
+    runs.clock.advance(seconds=1)
+    for name in ("after", "zzz"):
+        await runs.request("StartRun", runId=name, jobs=jobs({f"{name}-{number}": [] for number in range(3)}))
+    monkeypatch.undo()
+    await runs.sql("""UPDATE run_jobs SET outputs = '{"log' WHERE job_name = 'seed'""")
+    for _ in range(12):
+        await runs.announcer.tick(runs.clock.advance(seconds=60))
+    others = {f"{name}-{number}" for name in ("after", "zzz") for number in range(3)}
+    assert others < set(await runs.ready())
+    assert len(await runs.rows("run_announcements")) == 99
+    await runs.sql("UPDATE run_jobs SET outputs = '{}' WHERE job_name = 'seed'")
+    for _ in range(12):
+        await runs.announcer.tick(runs.clock.advance(seconds=60))
+    assert sorted(await runs.ready()) == sorted([*others, *needs, "seed"])
+    assert await runs.rows("run_announcements") == []
