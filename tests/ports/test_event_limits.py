@@ -282,6 +282,22 @@ async def test_locked_row_beside_other_tenants_with_limits(
     assert len(other.published("a")) == 20
 
 
+async def test_damaged_row(sqlite: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """If what a tenant has used cannot be read, it waits. The events of others in the same claims go out at once."""
+    limits = TenantLimits(default=Limits(published_events=10**6))
+    instance = Instance(sqlite, memory_broker, clock, limits)
+    async with sqlite.transaction() as tx:
+        await tx.execute("INSERT INTO event_allowances VALUES ('b', 'x', :now, :now + 1000000)", {"now": NOW})
+    for tenant in "abc":
+        await instance.add(tenant, *range(10))
+    await instance.run(seconds=1)
+    assert [len(instance.published(tenant)) for tenant in "abc"] == [10, 0, 10]
+    async with sqlite.transaction() as tx:
+        await tx.execute("UPDATE event_allowances SET used = 0")
+    await instance.run(seconds=15)
+    assert instance.published("b") == [f"b-{number:06}" for number in range(10)]
+
+
 async def test_event_larger_than_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """An event that is larger than the rest, or than the limit, is published once something is left."""
     limits = TenantLimits(default=Limits(published_events=5_000))

@@ -1,5 +1,6 @@
 """Publishes messages without the events for which their tenants have no allowance. See docs/decisions/0086."""
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
@@ -10,6 +11,8 @@ from timer_service.core.errors import DatabaseBlockedError, DatabaseBusyError, D
 from timer_service.core.event_allowances import LIMIT, EventAllowances, Size, find_locked
 from timer_service.core.message import Kind, Message
 from timer_service.core.transactions import in_transaction
+
+log = logging.getLogger(__name__)
 
 _EVENT_BYTES = 600
 """What an event has in the stream in addition to its body, its id and the values of its headers, at most."""
@@ -77,8 +80,8 @@ class EventAdmission:
     async def _ask(self, events: Sequence[Message], now: int) -> set[str]:
         """Take the bytes of events. Return the ids of those that must wait.
 
-        A row that another session has locked holds up only its tenant. If it cannot be found, all tenants wait: it may
-        last, and others can use the database.
+        A row that another session has locked, or that is damaged, holds up only its tenant. If a locked row cannot be
+        found, all tenants wait: it may last, and others can use the database.
         """
         try:
             return await self._admit(events, now)
@@ -86,6 +89,11 @@ class EventAdmission:
             return self._let_wait(events, _tenants_of(events), now)
         except DatabaseBlockedError:
             pass
+        except DatabaseUnavailableError:
+            raise
+        except Exception:
+            log.warning("bytes of events cannot be taken; taking those of each tenant alone", exc_info=True)
+            return await self._admit_each(events, now)
         try:
             locked = await in_transaction(self._database, partial(find_locked, tenants=_tenants_of(events)))
             withheld = self._let_wait(events, locked, now)
@@ -93,6 +101,23 @@ class EventAdmission:
             return withheld | (await self._admit(rest, now) if rest else set())
         except (DatabaseBlockedError, DatabaseBusyError):
             return self._let_wait(events, _tenants_of(events), now)
+
+    async def _admit_each(self, events: Sequence[Message], now: int) -> set[str]:
+        """Take the bytes of one tenant after the other. Let those wait for which that fails."""
+        withheld: set[str] = set()
+        tenants = sorted(_tenants_of(events))
+        for number, tenant in enumerate(tenants):
+            own = [event for event in events if event.address.tenant == tenant]
+            try:
+                withheld |= await self._admit(own, now)
+            except (DatabaseBlockedError, DatabaseBusyError):
+                return withheld | self._let_wait(events, tenants[number:], now)
+            except DatabaseUnavailableError:
+                raise
+            except Exception:
+                log.exception("bytes of events cannot be taken; the tenant waits", extra={"tenant": tenant})
+                withheld |= self._let_wait(own, [tenant], now)
+        return withheld
 
     async def _admit(self, events: Sequence[Message], now: int) -> set[str]:
         admit = partial(self._allowances.admit, sizes=[_size(event) for event in events], now=now)
