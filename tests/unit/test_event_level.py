@@ -71,6 +71,12 @@ def test_limit_of_zero() -> None:
     assert take(NEW, Limit(0, DAY), 1, NOW).amount == 0
 
 
+def test_every_instant_fits_into_the_database() -> None:
+    """A tenant has used much, its limit becomes tiny, and the clock is set back: the level is written again."""
+    level = Level(10**15, NOW + 1, NOW + DAY)
+    assert NOW < take(level, Limit(0, 10 * DAY), 1, NOW).level.empty_at < 2**63
+
+
 def test_clock_that_was_set_back() -> None:
     """After the clock was set back by a year, a full level comes back from then on: no tenant waits for that year."""
     level = take(NEW, LIMIT, LIMIT.most, NOW + 365 * DAY).level

@@ -15,6 +15,8 @@ _LEAST_STEP = 4096
 _SHORTEST_WAIT_MS = 1_000
 _LONGEST_WAIT_MS = 10 * 60_000
 """After this time a tenant looks again. Its limit may be higher, or the clock may have been set back."""
+_LONGEST_USE_MS = 10**15
+"""No level is used for longer, so that each instant fits into the database, however low the limit has become."""
 
 
 class Limit(NamedTuple):
@@ -58,7 +60,7 @@ def take(level: Level, limit: Limit, wanted: int, now: int) -> Taken:
     step = max(limit.most // _STEPS, min(_LEAST_STEP, limit.most // 8), 1)
     amount = min(max(wanted, limit.most // _PARTS), room) if room >= min(wanted, step) else 0
     if amount or level.counted_at > now:
-        level = Level(used + amount, now, now + _time_for(used + amount, limit))
+        level = Level(used + amount, now, now + min(_time_for(used + amount, limit), _LONGEST_USE_MS))
     if amount >= wanted:
         return Taken(level, amount, None)
     wait = _time_for(step - room + amount, limit)
