@@ -12,6 +12,7 @@ from timer_service.adapters.sqlite import database as database_module
 from timer_service.core.database import Database, Reader, Transaction
 from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY
+from timer_service.core.transactions import in_transaction, run_at_once
 
 INSERT = "INSERT INTO numbers (number) VALUES (:number)"
 SLOW_INSERT = """
@@ -579,6 +580,26 @@ async def test_sqlite_damaged_file_cannot_be_read(sqlite: SqliteDatabase, tmp_pa
     unchanged = sqlite.read_health.usable
     await sqlite.reader.fetch("SELECT * FROM timer_schedules")
     assert (damaged, unchanged, sqlite.read_health) == (False, False, HEALTHY)
+
+
+async def test_sqlite_text_that_is_not_utf8(sqlite: SqliteDatabase) -> None:
+    """A damaged text is read with U+FFFD in place of the damage, in transactions at the second attempt."""
+    numbers = "SELECT name FROM texts ORDER BY number"
+    async with sqlite.transaction() as tx:
+        await tx.execute("CREATE TABLE texts (number INTEGER PRIMARY KEY, name TEXT)")
+        await tx.execute("INSERT INTO texts VALUES (1, 'one'), (2, CAST(x'74ff77' AS TEXT)), (3, 'drei ä')")
+    expected = ["one", "t\ufffdw", "drei ä"]
+    assert [row["name"] for row in await sqlite.reader.fetch(numbers)] == expected
+    assert sqlite.read_health == HEALTHY
+
+    async def change(tx: Transaction) -> list[str]:
+        rows = await tx.fetch("UPDATE texts SET number = number + 10 RETURNING name")
+        return [row["name"] for row in rows]
+
+    assert sorted(await in_transaction(sqlite, change)) == sorted(expected)
+    assert sorted(await run_at_once(sqlite, change)) == sorted(expected)
+    (row,) = await sqlite.reader.fetch("SELECT MAX(number) AS number FROM texts")
+    assert (row["number"], sqlite.health) == (23, HEALTHY)
 
 
 async def test_sqlite_locked_under_another_name(sqlite: SqliteDatabase, tmp_path: Path) -> None:

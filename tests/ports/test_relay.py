@@ -85,6 +85,20 @@ async def test_the_first_refused_event_waits_for_two_probes(timers: Timers) -> N
     assert delay == 10_000
 
 
+async def test_data_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """The damaged data of one timer does not stop the others. It is passed on with U+FFFD in place of the damage."""
+    timers = Timers(sqlite, memory_broker, clock, batch_size=BATCH)
+    for number in range(ROWS):
+        timers.send(schedule_timer(f"call-{number:02}", data="x"))
+    await timers.consume()
+    await timers.sql("UPDATE timer_schedules SET data = CAST(x'22ff22' AS TEXT) WHERE service_call_id = 'call-07'")
+    await timers.tick()
+    assert len(timers.broker.events) == ROWS
+    assert [b"\xef\xbf\xbd" in event.body for event in timers.broker.events].count(True) == 1
+    rows = await sqlite.reader.fetch("SELECT state FROM timer_schedules")
+    assert [row["state"] for row in rows] == ["Reached"] * ROWS
+
+
 async def test_a_pass_ends_although_more_is_due(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass whose time is up claims nothing else, so a slow broker does not make it look like one that hangs."""
     monkeypatch.setattr("timer_service.core.relay.PASS_SECONDS", 0.1)

@@ -23,7 +23,7 @@ def translate_errors() -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if type(error) not in _OUTAGES:
             raise
-        code = error.sqlite_errorcode & _PRIMARY_CODE
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE  # errors of Python have none
         if code in _WRONG_SETUP or (code == sqlite3.SQLITE_ERROR and _WRONG_SCHEMA.search(str(error))):
             raise DatabaseSetupError(str(error)) from error
         if code == sqlite3.SQLITE_ERROR:
