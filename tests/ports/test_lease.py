@@ -599,6 +599,15 @@ async def test_claim_is_bounded_by_bytes(store: Database, limit: int) -> None:
     assert shares(together) == {"a": 10, "b": 20}
 
 
+@pytest.mark.parametrize("limit", [1000, 4])
+async def test_bytes_of_a_claim_are_those_of_utf8(store: Database, limit: int) -> None:
+    """A character may have four bytes. With characters counted, a claim had up to four times its bytes."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    text = "\U0001f600" * 1_000
+    await put(store, *(scheduled(f"call-{number}", NOW, Position(1, 1), data=text) for number in range(5)))
+    assert [len(await claim(store, lease, limit=limit)) for _ in range(4)] == [2, 2, 1, 0]
+
+
 async def test_row_larger_than_a_claim(store: Database) -> None:
     """A row that is larger than the bytes of a claim is claimed alone, with its text."""
     lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=1000)

@@ -87,14 +87,14 @@ class LeasedTable:
         claimed = list(self.claimed)
         if self.large is not None:
             claimed.remove(self.large)
-            claimed.append(f"CASE WHEN LENGTH({self.large}) <= :inline THEN {self.large} END AS {self.large}")
+            claimed.append(f"CASE WHEN OCTET_LENGTH({self.large}) <= :inline THEN {self.large} END AS {self.large}")
         counted = "" if self.counted_from is None else f", {self.counted_from} = :now"
         return _SQL[name].format(
             table=self.name,
             key=", ".join(self.key),
             key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
             claimed=", ".join(claimed),
-            size="" if self.large is None else f", COALESCE(LENGTH({self.large}), 0) AS size",
+            size="" if self.large is None else f", COALESCE(OCTET_LENGTH({self.large}), 0) AS size",
             large=self.large,
             state=self.state,
             waiting=self.waiting,

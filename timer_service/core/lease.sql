@@ -38,14 +38,14 @@ SELECT COUNT(*) AS count FROM (
 -- How long the texts of the rows are that have been available longest, up to a limit. On SQLite, 1,000 rows of 500 characters
 -- take 0.25 ms.
 SELECT CAST(COALESCE(SUM(size), 0) AS BIGINT) AS size FROM (
-    SELECT LENGTH({large}) AS size FROM {table} WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit
+    SELECT OCTET_LENGTH({large}) AS size FROM {table} WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit
 ) AS weighed
 
 -- name: fitting
 -- How many of the rows that have been available longest, up to a limit, have texts that fit into `room` together.
 SELECT COUNT(*) AS count FROM (
     SELECT SUM(size) OVER (ORDER BY available_at{then} ROWS UNBOUNDED PRECEDING) AS total FROM (
-        SELECT COALESCE(LENGTH({large}), 0) AS size, available_at{then} FROM {table}
+        SELECT COALESCE(OCTET_LENGTH({large}), 0) AS size, available_at{then} FROM {table}
         WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit
     ) AS weighed
 ) AS summed
@@ -54,7 +54,7 @@ WHERE total <= :room
 -- name: weigh_of_tenant
 -- How long the texts of the oldest available rows of one tenant are, up to a limit.
 SELECT CAST(:tenant_id AS TEXT) AS tenant_id, CAST(COALESCE(SUM(size), 0) AS BIGINT) AS size FROM (
-    SELECT LENGTH({large}) AS size FROM {table}
+    SELECT OCTET_LENGTH({large}) AS size FROM {table}
     WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
     ORDER BY {oldest_first}{then}
     LIMIT :limit
@@ -68,7 +68,7 @@ SELECT CAST(:tenant_id AS TEXT) AS tenant_id,
     CAST(COALESCE(MAX(CASE WHEN number = 1 OR total <= :room THEN total END), 0) AS BIGINT) AS size
 FROM (
     SELECT SUM(size) OVER oldest AS total, ROW_NUMBER() OVER oldest AS number FROM (
-        SELECT COALESCE(LENGTH({large}), 0) AS size, {oldest_first}{then} FROM {table}
+        SELECT COALESCE(OCTET_LENGTH({large}), 0) AS size, {oldest_first}{then} FROM {table}
         WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
         ORDER BY {oldest_first}{then}
         LIMIT :limit

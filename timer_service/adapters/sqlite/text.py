@@ -14,6 +14,8 @@ _CACHED_STATEMENTS = 1000
 _VALUES = re.compile(r"\bVALUES\s*(\([^()]*\))")
 _RETURNING = re.compile(r"\bRETURNING\b.*", re.DOTALL)
 _INSERTED = re.compile(r"\bINSERT INTO (\w+)\b.*\bRETURNING\s+([\w\s,]+)", re.DOTALL)
+_OCTET_LENGTH = re.compile(r"\bOCTET_LENGTH\((\w+)\)")
+"""SQLite has this function since version 3.43. The cast costs nothing, and counting characters takes longer."""
 _EACH_OF = re.compile(r"/\* each of many \*/")
 _MANY = "(SELECT value AS parameter_set FROM json_each(?1)) CROSS JOIN "
 _NUL = "\\u0000"
@@ -30,7 +32,7 @@ class Prepared(NamedTuple):
 @lru_cache(_CACHED_STATEMENTS)
 def prepare(sql: str) -> Prepared:
     """Number the parameters. SQLite looks up each name for each row, which takes 2 us of the 13 us of an update."""
-    text, names = number_parameters(sql, "?{}".format)
+    text, names = number_parameters(_OCTET_LENGTH.sub(r"LENGTH(CAST(\1 AS BLOB))", sql), "?{}".format)
     return Prepared(text, _values(names))
 
 
