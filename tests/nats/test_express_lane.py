@@ -11,6 +11,7 @@ from nats.js.errors import Error as JetStreamError
 from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.history import MemoryHistory
 from timer_service.adapters.nats import express_lane
+from timer_service.adapters.nats import subscription as nats_subscription
 from timer_service.core.broker import Delivery, Subscription
 
 FLOOD = 3000
@@ -132,6 +133,32 @@ async def test_others_overtake_a_consumer_full_of_retries(harness: NatsHarness) 
             await subscription.retry([each for each in taken if each.address.tenant == "evil"], timedelta(minutes=5))
     info = await jetstream.consumer_info("TIMER_CMD", "timer-service")
     assert info.num_ack_pending == 20
+
+
+async def test_what_was_handled_before_a_restart_is_not_read_ahead(
+    harness: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart, an old command still waits for its retries. Those behind it were handled, and come no more."""
+    monkeypatch.setattr(nats_subscription, "_HOLD_SECONDS", 0)
+    await publish(harness, "evil", 1)
+    await publish(harness, "good", 3)
+    history = MemoryHistory()
+    for goods in (3, 0):
+        subscription = await harness.broker.subscribe(history, messages=MESSAGES)
+        taken: list[Delivery] = []
+        retried = 0
+        async with asyncio.timeout(60):
+            while retried < 4 or len(taken) < goods:
+                batch = await subscription.next_batch(LIMIT)
+                evil = [delivery for delivery in batch if delivery.address.tenant == "evil"]
+                await subscription.retry(evil, timedelta(seconds=0.7))
+                retried += len(evil)
+                others = [delivery for delivery in batch if delivery not in evil]
+                await subscription.acknowledge(others)
+                taken += others
+        assert len(taken) == goods
+        await subscription.close()
+        await harness.broker._client.flush()
 
 
 async def test_two_floods(harness: NatsHarness) -> None:

@@ -260,3 +260,16 @@ async def test_a_retry_while_the_next_command_is_read() -> None:
     await reading
     await site.stay.lane._read_tenants("a")
     assert [each.position.sequence for each in (*first, *site.stay.take_ahead(LIMIT))] == [1, 1, 2, 3]
+
+
+async def test_a_command_that_was_handled_is_not_read_again_with_a_failed_one() -> None:
+    """Of three commands of a tenant, the first fails, and the second is handled. The second does not come again."""
+    site = Site()
+    for _ in range(3):
+        await site.do("publish", 0)
+    await site.stay.lane._read_tenants("a")
+    first, second, third = site.stay.take_ahead(LIMIT)
+    site.settle("handle", [second])
+    site.settle("retry", [first, third])
+    await site.stay.lane._read_tenants("a")
+    assert [each.position.sequence for each in site.stay.take_ahead(LIMIT)] == [1, 3]

@@ -215,7 +215,7 @@ async def test_a_stream_that_is_replaced_while_a_batch_is_taken(site: Site, monk
     joined = site.subscription._membership
 
     async def settle(*_: object) -> None:
-        joined._begin_stay(2, joined.stay.epochs)
+        joined._begin_stay(2, joined.stay.epochs, 0)
 
     monkeypatch.setattr(site.subscription, "_settle", settle)
     async with asyncio.timeout(5):

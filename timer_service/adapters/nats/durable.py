@@ -74,6 +74,11 @@ class DurableConsumer:
         """Return the JetStream info of the consumer. Raises `NotFoundError` if it does not exist."""
         return await self._request(f"CONSUMER.INFO.{self._stream}.{DURABLE}")
 
+    async def last_delivered(self) -> int:
+        """Return the sequence of the newest command that the consumer has ever delivered, or before which it begins."""
+        delivered: int = (await self.info())["delivered"]["stream_seq"]
+        return delivered
+
     @property
     def largest_body(self) -> int:
         """The most bytes that the body of a command may have."""

@@ -54,10 +54,12 @@ class ExpressLane:
         *,
         batch_bytes: int,
         returned: Returned,
+        reached: int = 0,
     ) -> None:
         """`messages` are the types of commands to look for. `ready` is set when commands can be taken.
 
-        A round reads about `batch_bytes`. Tenants with commands in `returned` are left out.
+        A round reads about `batch_bytes`. Tenants with commands in `returned` are left out. `reached`: the last command
+        that the consumer had delivered before. Those up to it are handled, or the consumer delivers them again.
 
         Other subjects are not looked for: a tenant could publish to any number of them, and hide others behind them.
         """
@@ -72,8 +74,8 @@ class ExpressLane:
         self._read = ReadAhead(batch_bytes)
         self._handled: dict[int, int] = {}
         """The sequences of commands that were settled ahead, and when each was stored."""
-        self._reached = 0
-        """The last command of the consumer that was handed out in the order of the stream."""
+        self._reached = reached
+        """The last command of the consumer that was handed out in the order of the stream, or before this stay."""
         self._served_at: dict[str, float] = {}
         self._search = TenantSearch(consumer, subjects, tuple(messages))
         self._waiting: dict[str, None] = {}  # in the order in which they are served
@@ -292,10 +294,12 @@ class ExpressLane:
                 self._waiting.pop(tenant, None)
                 return
             delivery = StoredMessage.read(stored).delivery(self._epochs, self._subjects, None)
+            self._ahead[tenant] = delivery.position.sequence
+            if self._handled.get(delivery.position.sequence) == delivery.stored_at:
+                continue  # it is read again only because an earlier one of the tenant has failed
             self._read.append(delivery)
             if self.newest is None or delivery.position.sequence > self.newest.sequence:
                 self.newest = StoredCommand(delivery.position.sequence, delivery.stored_at)
-            self._ahead[tenant] = delivery.position.sequence
 
     def _position(self, tenant: str) -> int:
         """Return the sequence after which the next command of a tenant is read."""

@@ -133,19 +133,20 @@ class Membership:
         """Join the consumer. Begin a new stay unless the stream and the epoch are the same as before."""
         epochs = await self.consumer.join(self._history, before.newest if before else None, alone=self._alone)
         if before is None:
-            self._begin_stay(1, epochs)
+            self._begin_stay(1, epochs, await self.consumer.last_delivered())
         elif epochs.newest[:3] != before.epochs.newest[:3]:
             before.lane.close()
             log.warning("the command stream is another one now", extra={"epoch": epochs.newest.epoch})
+            reached = await self.consumer.last_delivered()
             await self.puller.leave_stream()
-            self._begin_stay(before.number + 1, epochs)
+            self._begin_stay(before.number + 1, epochs, reached)
         in_flight = await self.consumer.shorten_ack_wait() if self._alone else None
         self.redelivery = in_flight and Redelivery(in_flight)
         self.stay.buffer.last_delivery = 0  # another leader may count from an earlier one
         self.joins += 1
         self.puller.joined()
 
-    def _begin_stay(self, number: int, epochs: Epochs) -> None:
+    def _begin_stay(self, number: int, epochs: Epochs, reached: int) -> None:
         self.stay = Stay(
             number,
             epochs,
@@ -154,6 +155,7 @@ class Membership:
             messages=self._messages,
             batch_bytes=self._batch_bytes,
             ready=self.puller.arrived,
+            reached=reached,
         )
         self.stay.lane.start()
 

@@ -43,14 +43,25 @@ class Stay:
         messages: Collection[str],
         batch_bytes: int,
         ready: asyncio.Event,
+        reached: int = 0,
     ) -> None:
-        """`messages`: the types of commands that may overtake a backlog. `ready` is set when some were read ahead."""
+        """`messages`: the types of commands that may overtake a backlog. `ready` is set when some were read ahead.
+
+        `reached`: the last command that the consumer had delivered before, to anyone.
+        """
         self.number = number
         self.epochs = epochs
         self.buffer = Buffer(batch_bytes)
         self.returned = Returned(batch_bytes)
         self.lane = ExpressLane(
-            consumer, subjects, epochs, messages, ready, batch_bytes=batch_bytes, returned=self.returned
+            consumer,
+            subjects,
+            epochs,
+            messages,
+            ready,
+            batch_bytes=batch_bytes,
+            returned=self.returned,
+            reached=reached,
         )
         self._subjects = subjects
         self._read_ahead = False
