@@ -19,6 +19,7 @@ from tests.harness.processes import NatsServer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import Delivery
+from timer_service.core.epochs import Epochs
 from timer_service.core.errors import StartError
 from timer_service.core.message import Position
 
@@ -169,6 +170,59 @@ async def test_stream_rolled_back(site: Site, new_commands: int) -> None:
     assert bodies(sorted(new, key=lambda each: each.position)) == calls
     assert newest_kept < max(each.position for each in lost) < min(each.position for each in new)
     assert {each.position for each in taken if each.body in {b"1", b"2", b"3"}} <= {each.position for each in kept}
+
+
+async def test_stream_rolled_back_during_a_join(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the connection is lost while the consumer is joined, for example because the database is slow, it joins again.
+
+    What it has found out about the stream was true before. The stream was rolled back since then.
+    """
+    await site.send("1")
+    await site.handle(1)
+    await site.restart(lambda: shutil.copytree(site.folder / "js", site.copy_of_store()))
+    await site.send("2", "3")
+    *_, lost = await site.handle(2)
+    recognize = site.history.recognize
+
+    async def recognize_slowly(*arguments: Any) -> Epochs:
+        monkeypatch.undo()
+        epochs = await recognize(*arguments)
+        await site.restart(site.put_copy_back)
+        await site.send("4")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not site.broker.health.usable:
+                await asyncio.sleep(0.01)
+        return epochs
+
+    monkeypatch.setattr(site.history, "recognize", recognize_slowly)
+    site.subscription.connection_lost()
+    site.subscription.connection_restored()
+    (new,) = await site.take(1)
+    assert (lost.body, new.body) == (b"3", b"4")
+    assert new.position > lost.position
+
+
+async def test_stream_recreated_during_a_join(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same holds if the stream is deleted and created again meanwhile."""
+    js = site.user.jetstream()
+    await site.send("1", "2")
+    *_, old = await site.handle(2)
+    recognize = site.history.recognize
+
+    async def recognize_slowly(*arguments: Any) -> Epochs:
+        monkeypatch.undo()
+        epochs = await recognize(*arguments)
+        config = (await js.stream_info("TIMER_CMD")).config
+        await js.delete_stream("TIMER_CMD")
+        await js.add_stream(config)
+        await site.send("new")
+        return epochs
+
+    monkeypatch.setattr(site.history, "recognize", recognize_slowly)
+    site.subscription.connection_lost()
+    site.subscription.connection_restored()
+    (new,) = await site.take(1)
+    assert (new.body, new.position > old.position) == (b"new", True)
 
 
 async def test_deleted_consumer(site: Site) -> None:

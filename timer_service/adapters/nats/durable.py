@@ -25,7 +25,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.take_over import check_unused
 from timer_service.core.broker import History
 from timer_service.core.epochs import Epochs, Received, StoredCommand, StreamState
-from timer_service.core.errors import StartError
+from timer_service.core.errors import ConflictError, StartError
 from timer_service.core.installation import Installation, Replay
 from timer_service.core.message import Kind
 
@@ -126,7 +126,8 @@ class DurableConsumer:
 
         `received`: the newest command that the consumer has delivered to this instance. `alone`: no other instance can
         share the database, so this process takes over the commands. It does that only once: later joins find its token.
-        Raises `StartError` if the consumer belongs to another database, or to a service with a copy of this one.
+        Raises `StartError` if the consumer belongs to another database, or to a service with a copy of this one, and
+        `ConflictError` if the stream was replaced meanwhile.
         """
         installation = await history.installation()
         before = await self._find_consumer(installation)
@@ -158,6 +159,8 @@ class DurableConsumer:
             await self._create_again(found["config"], marks, _start_after(last_valid))
         else:
             await self._update_marks({**found["config"], "metadata": _without_replay(found["config"], replay)}, marks)
+        if (await self._look()).created != epochs.newest.created:  # the consumer would deliver with old epochs
+            raise ConflictError(f"stream {self._stream} was replaced while its consumer was joined")
         return epochs
 
     async def _start_of_replay(self, replay: Replay, settled: int) -> _Config:

@@ -62,6 +62,7 @@ class Membership:
         self._join_lock = asyncio.Lock()
         self._joined_at = 0.0
         self._why_lost = ""
+        self._losses = 0
         self.consumer = consumer
         self.joins = 0
         """How often the consumer was joined."""
@@ -103,6 +104,7 @@ class Membership:
     def lose(self, reason: str) -> None:
         """Hand out and settle nothing before the consumer was joined again."""
         self._why_lost = reason
+        self._losses += 1
         self.puller.lose()
 
     def rejoin_soon(self) -> None:
@@ -130,7 +132,11 @@ class Membership:
                 self._report(error_text(error))
 
     async def _join(self, before: Stay | None) -> None:
-        """Join the consumer. Begin a new stay unless the stream and the epoch are the same as before."""
+        """Join the consumer. Begin a new stay unless the stream and the epoch are the same as before.
+
+        It must be joined once more if the connection was lost meanwhile: the stream can be another one since then.
+        """
+        losses = self._losses
         epochs = await self.consumer.join(self._history, before.newest if before else None, alone=self._alone)
         if before is None:
             self._begin_stay(1, epochs, await self.consumer.last_delivered())
@@ -144,7 +150,8 @@ class Membership:
         self.redelivery = in_flight and Redelivery(in_flight)
         self.stay.buffer.last_delivery = 0  # another leader may count from an earlier one
         self.joins += 1
-        self.puller.joined()
+        if self._losses == losses:
+            self.puller.joined()
 
     def _begin_stay(self, number: int, epochs: Epochs, reached: int) -> None:
         self.stay = Stay(
