@@ -56,15 +56,15 @@ class Announcer:
             if number and seconds() > until:
                 self._turns.continue_after(tenants[number - 1])
                 return Pass(done, now)
-            if added := await self._announce(tenant, now):
+            if added := await self._announce(tenant, now, until):
                 done += added
                 self._wake(now)
         return Pass(done, now if done else min(self._failed_until.values(), default=None))
 
-    async def _announce(self, tenant: str, now: int) -> int:
+    async def _announce(self, tenant: str, now: int, until: float) -> int:
         """Announce a portion of a tenant. Return how many announcements are done."""
         try:
-            done = await self._announce_portion(tenant, now)
+            done = await self._announce_portion(tenant, now, until)
         except DatabaseBlockedError as error:
             about = self._delay(tenant, now)
             log.warning("announcing jobs blocked; trying it later", extra={**about, "reason": str(error)})
@@ -77,12 +77,14 @@ class Announcer:
             return done
         return 0
 
-    async def _announce_portion(self, tenant: str, now: int) -> int:
+    async def _announce_portion(self, tenant: str, now: int, until: float) -> int:
         """Announce a portion of a tenant, or a smaller one if that fails. A job that fails alone comes behind.
 
         One job may fail in a pass, and twice as many in each pass after one in which nothing was announced. A damaged
-        row can concern 10,000 jobs: with one in a pass, the jobs of other runs would wait for days.
+        row can concern 10,000 jobs: with one in a pass, the jobs of other runs would wait for days. After the time
+        `until` of the event loop, no further one is tried: on a slow disk, 256 would take most of a minute.
         """
+        seconds = asyncio.get_running_loop().time
         limit = _ROWS
         left = 2 ** min(self._delays.count(tenant), _MOST_DOUBLED)
         while True:
@@ -97,7 +99,8 @@ class Announcer:
                 postpone = partial(announcements.postpone, tenant=tenant, now=now)
                 rows = await in_transaction(self._database, postpone)
                 left -= 1
-                if left == 0 or any(row["deferred_at"] >= now for row in rows):  # the others have failed too
+                have_all_failed = any(row["deferred_at"] >= now for row in rows)
+                if left == 0 or have_all_failed or seconds() > until:
                     for row in rows:
                         error.add_note(f"run {row['run_id']}, job {row['job_name']}")
                     raise

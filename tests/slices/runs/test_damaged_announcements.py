@@ -53,3 +53,17 @@ async def test_damaged_outputs_that_many_jobs_need(runs: Runs, monkeypatch: pyte
         await runs.announcer.tick(runs.clock.advance(seconds=60))
     assert sorted(await runs.ready()) == sorted([*others, *needs, "seed"])
     assert await runs.rows("run_announcements") == []
+
+
+async def test_damaged_jobs_do_not_prolong_a_pass(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the time of a pass is up, no other damaged job of a tenant is tried in it, however many may fail."""
+    names = [f"job-{number:02}" for number in range(40)]
+    await runs.request("StartRun", jobs=jobs(dict.fromkeys(names, ()), payload="x"))
+    monkeypatch.undo()
+    await runs.sql("""UPDATE run_jobs SET payload = '"x'""")
+    await runs.announcer.tick(runs.clock.advance(seconds=60))
+    await runs.announcer.tick(runs.clock.advance(seconds=60))
+    monkeypatch.setattr("timer_service.runs.announcer.PASS_SECONDS", 0)
+    now = runs.clock.advance(seconds=60)
+    await runs.announcer.tick(now)
+    assert [row["deferred_at"] for row in await runs.rows("run_announcements")].count(now) == 1
