@@ -18,6 +18,8 @@ from timer_service.core.waiting_tenants import Look, no_tenants, take_beside
 
 _SQL = load_sql("timer_service.core", "lease.sql")
 NOTHING: Mapping[str, int] = {}
+_DAMAGE = "\ufffd"
+"""What stands for damage in a text of SQLite. An id may also have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,17 @@ class DueRows:
 
         If more rows are due, each tenant gets an equal share. If these are less than half of the limit, the oldest rows
         get the rest. A tenant in `beyond` gets so many rows in addition: its oldest rows are not those that come first.
+        Rows with a damaged key are left out: nothing can be written to them, so they would be handled in each pass.
         """
+        rows = await self._select(tx, now, limit, beyond)
+        return sorted(await self._without_damaged_keys(tx, rows, now), key=itemgetter("available_at"))
+
+    async def _select(self, tx: Transaction, now: int, limit: int, beyond: Mapping[str, int]) -> list[Row]:
         self._look = None
         fetch = partial(self._select_each, tx, now, beyond)
         if waiting := self._waiting(now):
             rows, self._look = await take_beside(tx, self._turns, fetch, now=now, limit=limit, waiting=waiting)
-            return sorted(rows, key=itemgetter("available_at"))
+            return rows
         (row,) = await tx.fetch(self._count_available, {"now": now, "limit": limit + 1})
         rows = list(await fetch(await self._turns.shares(tx, now, limit) if row["count"] > limit else []))
         if 2 * len(rows) < limit:
@@ -79,7 +86,14 @@ class DueRows:
             most = limit + sum(beyond.values())
             oldest = await tx.fetch(self._due, {"now": now, "limit": most})
             rows += [row for row in oldest if self.key_of(row) not in known][: most - len(rows)]
-        return sorted(rows, key=itemgetter("available_at"))
+        return rows
+
+    async def _without_damaged_keys(self, tx: Transaction, rows: list[Row], now: int) -> list[Row]:
+        doubtful = [key for key in map(self.key_of, rows) if any(_DAMAGE in str(part) for part in key)]
+        if not doubtful:
+            return rows
+        damaged = set(doubtful) - set(map(self.key_of, await self.select_keys(tx, doubtful, now)))
+        return [row for row in rows if self.key_of(row) not in damaged]
 
     async def _select_each(
         self, tx: Transaction, now: int, beyond: Mapping[str, int], shares: Sequence[tuple[str, int]]

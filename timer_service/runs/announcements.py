@@ -130,9 +130,9 @@ def _announcement(state: RunState | None, row: Row) -> Announcement | None:
     return Announcement(state.run, job, row["outputs_share"])
 
 
-async def delete(tx: Transaction, rows: Sequence[Row]) -> None:
-    """Delete rows that were locked."""
-    await tx.executemany(_SQL["delete"], _keys(rows))
+async def delete(tx: Transaction, rows: Sequence[Row]) -> int:
+    """Delete rows that were locked. Return how many were deleted: a row with a damaged key stays."""
+    return await tx.executemany(_SQL["delete"], _keys(rows))
 
 
 async def postpone(tx: Transaction, tenant: str, now: int) -> Sequence[Row]:

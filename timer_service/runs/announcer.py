@@ -123,5 +123,4 @@ async def _announce(tx: Transaction, *, tenant: str, now: int, limit: int) -> in
     count = await job_events.add(tx, valid, now)
     left = {each.key for each in valid[count:]}
     done = [row for row in rows if (store.run_key(row), row["job_name"]) not in left]
-    await announcements.delete(tx, done)
-    return len(done)
+    return await announcements.delete(tx, done)

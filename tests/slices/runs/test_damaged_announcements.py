@@ -5,6 +5,7 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 from timer_service.runs import job_events
 
@@ -67,3 +68,14 @@ async def test_damaged_jobs_do_not_prolong_a_pass(runs: Runs, monkeypatch: pytes
     now = runs.clock.advance(seconds=60)
     await runs.announcer.tick(now)
     assert [row["deferred_at"] for row in await runs.rows("run_announcements")].count(now) == 1
+
+
+async def test_name_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """An announcement with a damaged name cannot be deleted. It does not make passes follow each other at once."""
+    runs = Runs(sqlite, memory_broker, clock)
+    await runs.start({"first": []})
+    await runs.sql(
+        "INSERT INTO run_announcements (tenant_id, deferred_at, run_id, job_name, outputs_share)"
+        " VALUES ('acme', 1, 'run-1', CAST(x'6aff' AS TEXT), 1)"
+    )
+    assert await runs.announcer.tick(clock.now()) == (0, None)

@@ -608,3 +608,22 @@ def lack(monkeypatch: pytest.MonkeyPatch, zone: str) -> Iterator[None]:
         yield
     for each in caches:
         each.cache_clear()
+
+
+# Damaged ids
+
+
+async def test_id_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """A schedule whose id is damaged does not fire. Its row cannot be written, so it would fire again and again."""
+    schedules = Schedules(sqlite, memory_broker, clock)
+    for schedule in ("daily", "da\ufffdly", "other"):
+        await schedules.put(schedule)
+    await schedules.sql("UPDATE schedules SET schedule_id = CAST(x'64ff' AS TEXT) WHERE schedule_id = 'daily'")
+    clock.advance(minutes=1)
+    await schedules.worker.tick(clock.now())
+    assert sorted(json.loads(row["body"])["payload"]["scheduleId"] for row in await schedules.rows("outbox")) == [
+        "da\ufffdly",
+        "other",
+    ]
+    assert await next_at(schedules.worker, clock.now()) == clock.now() + 5
+    assert len(await schedules.rows("outbox")) == 2
