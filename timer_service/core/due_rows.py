@@ -5,7 +5,7 @@ The table has the columns `tenant_id` and `available_at`, and two indexes over t
 (available_at), and (tenant_id, available_at, the rest of the key).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -20,6 +20,11 @@ _SQL = load_sql("timer_service.core", "lease.sql")
 NOTHING: Mapping[str, int] = {}
 _DAMAGE = "\ufffd"
 """What stands for damage in a text of SQLite. An id may also have it."""
+
+
+def may_be_damaged(key: Iterable[Any]) -> bool:
+    """Return whether a key that was read may be another one in the database, so that no statement finds it."""
+    return any(_DAMAGE in str(part) for part in key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class DueRows:
         return rows
 
     async def _without_damaged_keys(self, tx: Transaction, rows: list[Row], now: int) -> list[Row]:
-        doubtful = [key for key in map(self.key_of, rows) if any(_DAMAGE in str(part) for part in key)]
+        doubtful = [key for key in map(self.key_of, rows) if may_be_damaged(key)]
         if not doubtful:
             return rows
         damaged = set(doubtful) - set(map(self.key_of, await self.select_keys(tx, doubtful, now)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness.clock import NOW, after, iso
+from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.workflows import (
     LEASE_MS,
     MAX_ATTEMPTS,
@@ -17,6 +17,8 @@ from tests.harness.workflows import (
     sleep,
     wait_for,
 )
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 
 
 async def test_one_step(workflows: Workflows) -> None:
@@ -298,3 +300,17 @@ async def test_clock_set_back_during_a_task(workflows: Workflows) -> None:
     assert recorded["outcome"] == "recorded"
     assert (await workflows.row())["available_at"] == workflows.clock.now() + LEASE_MS
     assert (await workflows.report(task, PARK, waits=[sleep("nap", 1)]))["outcome"] == "parked"
+
+
+async def test_deadline_of_an_id_that_is_not_utf8(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A workflow whose id is damaged is not ended. Its row cannot be written, so it would end in each pass."""
+    workflows = Workflows(sqlite, memory_broker, clock)
+    for workflow in ("order-1", "o\ufffd", "order-2"):
+        await workflows.start(workflow, deadlineIn="PT1M")
+    await workflows.sql("UPDATE workflows SET workflow_id = CAST(x'6fff6f' AS TEXT) WHERE workflow_id = 'order-1'")
+    clock.advance(minutes=2)
+    assert await workflows.worker.tick(clock.now()) == (2, NOW + 60_000)
+    assert await workflows.worker.tick(clock.now()) == (0, clock.now() + 50)
+    assert [await workflows.status(workflow) for workflow in ("o\ufffd", "order-2")] == ["failed", "failed"]
