@@ -13,7 +13,6 @@ from tests.harness.history import MemoryHistory
 from timer_service.adapters.nats import express_lane
 from timer_service.adapters.nats import subscription as nats_subscription
 from timer_service.core.broker import Delivery, Subscription
-from timer_service.core.suspects import SUSPICIOUS
 
 FLOOD = 3000
 LIMIT = 50
@@ -160,24 +159,6 @@ async def test_what_was_handled_before_a_restart_is_not_read_ahead(
         assert len(taken) == goods
         await subscription.close()
         await harness.broker._client.flush()
-
-
-async def test_suspects_after_a_crash(harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If commands are in flight at the start, those that were stored before it are read ahead as suspects."""
-    monkeypatch.setattr(nats_subscription, "_HOLD_SECONDS", 0)
-    history = MemoryHistory()
-    await publish(harness, "flood", FLOOD)
-    await publish(harness, "old", 1)
-    subscription = await harness.broker.subscribe(history, messages=MESSAGES)
-    await subscription.next_batch(LIMIT)  # nothing settles it
-    await subscription.close()
-    await harness.broker._client.flush()
-    subscription = await harness.broker.subscribe(history, messages=MESSAGES)
-    await publish(harness, "new", 1)
-    taken = await take_until(subscription, lambda taken: {"old 0", "new 0"} <= set(keys(taken)))
-    ahead = {key: each.attempt for key, each in zip(keys(taken), taken, strict=True) if each.handle is None}
-    assert ahead == {"old 0": SUSPICIOUS, "new 0": 1}
-    await subscription.close()
 
 
 async def test_two_floods(harness: NatsHarness) -> None:

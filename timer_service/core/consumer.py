@@ -29,7 +29,7 @@ from timer_service.core.newest_rejections import NewestRejections
 from timer_service.core.rejection import Rejected
 from timer_service.core.rejector import Rejector
 from timer_service.core.route import Route
-from timer_service.core.suspects import MOST_DEATHS, SUSPICIOUS, Suspects
+from timer_service.core.suspects import MOST_DEATHS, Suspects
 from timer_service.core.transactions import in_transaction
 from timer_service.core.turn_order import divide_by_size, in_turns
 
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 1
 _SLOW_BATCH_SECONDS = 10
 _LONGEST_BATCH_SECONDS = 60
+_SUSPICIOUS = 6
+"""From this delivery on, a command is handled alone and last. It may be what ended the process."""
 
 
 class Consumer:
@@ -145,9 +147,9 @@ class Consumer:
     async def _handle_parts(self, progress: Progress, batch: Sequence[Delivery]) -> list[Delivery]:
         """Handle the parts of a batch until the time is up or the database is away. Return what was put back."""
         began = self._clock.now()
-        often = [each for each in batch if each.attempt >= SUSPICIOUS]
-        suspects = [each for each in often if self._attempts.of(each) >= SUSPICIOUS]
-        others = [each for each in batch if self._attempts.of(each) < SUSPICIOUS] if suspects else batch
+        often = [each for each in batch if each.attempt >= _SUSPICIOUS]
+        suspects = [each for each in often if self._attempts.of(each) >= _SUSPICIOUS]
+        others = [each for each in batch if self._attempts.of(each) < _SUSPICIOUS] if suspects else batch
         random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
         together, groups = self._blocked.divide(others)
         light, heavy = divide_by_size(together, LARGE_BYTES)

@@ -11,8 +11,6 @@ from timer_service.core.transactions import in_transaction
 
 _SQL = load_sql("timer_service.core", "suspects.sql")
 
-SUSPICIOUS = 6
-"""From this delivery on, a command is handled alone and last. It may be what ended the process."""
 MOST_DEATHS = 3
 """A command is rejected if the process dies this many times while it handles this command alone."""
 

@@ -23,7 +23,6 @@ from timer_service.core.broker import Delivery
 from timer_service.core.epochs import Epochs, StoredCommand
 from timer_service.core.error_text import error_text
 from timer_service.core.message import Kind
-from timer_service.core.suspects import SUSPICIOUS
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +83,6 @@ class ExpressLane:
         """The last command of each tenant that was read ahead, or that has overtaken others in the buffer."""
         self._paused_until: dict[str, float] = {}
         self._retries_until = 0.0
-        self._suspects_until = 0
-        """Commands up to this sequence may have ended the last process."""
         self.newest: StoredCommand | None = None
         """The newest command that was ever read ahead."""
         self._next_round_at = 0.0
@@ -98,13 +95,6 @@ class ExpressLane:
     def hold(self, seconds: float) -> None:
         """Read nothing ahead for a time."""
         self._next_round_at = time.monotonic() + seconds
-
-    def suspect(self, until: int) -> None:
-        """Hand out commands up to a sequence as suspects: the last process may have died while it handled one of them.
-
-        The broker counts only the deliveries of the consumer.
-        """
-        self._suspects_until = until
 
     def observe(self, batch: Sequence[Delivery], *, behind: int, end: int | None) -> None:
         """Observe a batch of the consumer, and how many commands are behind it. Look for tenants that wait too long.
@@ -303,8 +293,7 @@ class ExpressLane:
             if stored is None:
                 self._waiting.pop(tenant, None)
                 return
-            attempt = SUSPICIOUS if stored["seq"] <= self._suspects_until else 1
-            delivery = StoredMessage.read(stored, attempt=attempt).delivery(self._epochs, self._subjects, None)
+            delivery = StoredMessage.read(stored).delivery(self._epochs, self._subjects, None)
             self._ahead[tenant] = delivery.position.sequence
             if self._handled.get(delivery.position.sequence) == delivery.stored_at:
                 continue  # it is read again only because an earlier one of the tenant has failed

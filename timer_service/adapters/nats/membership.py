@@ -90,19 +90,16 @@ class Membership:
         """Whether another process has taken over the commands."""
         return self.consumer.holding.taken_over.is_set()
 
-    async def open(self, *, alone: bool) -> int | None:
-        """Join, and begin to receive. `alone`: no other instance can hold commands.
-
-        Return the last sequence of the stream if commands are in flight: perhaps one ended the last process.
+    async def open(self, *, alone: bool) -> bool:
+        """Join, and begin to receive. Return whether commands are in flight. `alone`: no other instance can hold any.
 
         Raises `StartError` and the errors of JetStream and of the database.
         """
         self._alone = alone
         await self._join(None)
         in_flight = bool((await self.consumer.info())["num_ack_pending"])
-        last: int | None = (await self.consumer.stream())["state"]["last_seq"] if in_flight else None
         await self.puller.open()
-        return last
+        return in_flight
 
     def lose(self, reason: str) -> None:
         """Hand out and settle nothing before the consumer was joined again."""

@@ -73,9 +73,9 @@ class StoredMessage(NamedTuple):
         return cls(_read_subject(subject), body, raw, read_receipt(text), text, len(subject) + len(body) + raw.size)
 
     @classmethod
-    def read(cls, answer: Mapping[str, Any], *, attempt: int = 1) -> "StoredMessage":
+    def read(cls, answer: Mapping[str, Any]) -> "StoredMessage":
         """Return a message that was read from the stream directly."""
-        receipt = Receipt(attempt, answer["seq"], 0, nanoseconds(answer["time"]), 0)
+        receipt = Receipt(1, answer["seq"], 0, nanoseconds(answer["time"]), 0)
         headers = RawHeaders(b64decode(answer.get("hdrs", "")))
         subject, body = answer["subject"], b64decode(answer.get("data", ""))
         return cls(subject, body, headers, receipt, "", len(subject) + len(body) + headers.size)

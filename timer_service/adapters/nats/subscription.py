@@ -24,7 +24,7 @@ _SETTLE_WITHIN = 0.25
 _HOLD_SECONDS = 30
 """How long nothing is read ahead if commands were in flight at the start: perhaps a command ended the last process.
 
-After that, the commands that were stored before the start are read ahead as suspects.
+The broker counts only the deliveries of the consumer, so a command that is read ahead never becomes a suspect.
 """
 
 
@@ -73,9 +73,8 @@ class NatsSubscription:
 
     async def open(self, *, alone: bool) -> None:
         """Join the consumer and subscribe. `alone`: no other instance can hold commands."""
-        if (last := await self._membership.open(alone=alone)) is not None:
+        if await self._membership.open(alone=alone):
             self._stay.lane.hold(_HOLD_SECONDS)
-            self._stay.lane.suspect(last)
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         """Wait for commands. Return 1 to `limit` of them, or none if the subscription is closed."""
