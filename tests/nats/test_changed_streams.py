@@ -202,6 +202,33 @@ async def test_stream_rolled_back_during_a_join(site: Site, monkeypatch: pytest.
     assert new.position > lost.position
 
 
+async def test_stream_rolled_back_during_the_first_join(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same holds if the service starts: the connection is lost while it joins for the first time."""
+    await site.send("1")
+    await site.handle(1)
+    await site.restart(lambda: shutil.copytree(site.folder / "js", site.copy_of_store()))
+    await site.send("2", "3")
+    *_, lost = await site.handle(2)
+    await site.subscription.close()
+    recognize = site.history.recognize
+
+    async def recognize_slowly(*arguments: Any) -> Epochs:
+        monkeypatch.undo()
+        epochs = await recognize(*arguments)
+        await site.restart(site.put_copy_back)
+        await site.send("4")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not site.broker.health.usable:
+                await asyncio.sleep(0.01)
+        return epochs
+
+    monkeypatch.setattr(site.history, "recognize", recognize_slowly)
+    site.subscription = await site.broker.subscribe(site.history)
+    (new,) = await site.take(1)
+    assert (lost.body, new.body) == (b"3", b"4")
+    assert new.position > lost.position
+
+
 async def test_stream_recreated_during_a_join(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same holds if the stream is deleted and created again meanwhile."""
     js = site.user.jetstream()

@@ -186,6 +186,9 @@ class NatsBroker:
             self._client, self._subjects, self._consumer, history, messages=messages, batch_bytes=batch_bytes
         )
         subscription = NatsSubscription(self._client, membership)
+        # Before the first join: if the connection is lost meanwhile, the stream may be another one afterwards.
+        self._connection.on_lost.append(subscription.connection_lost)
+        self._connection.on_restored.append(subscription.connection_restored)
         deadline = time.monotonic() + _FIRST_JOIN.total_seconds()
         while True:
             try:
@@ -198,8 +201,6 @@ class NatsBroker:
                         f"cannot join the command consumer: {error_text(error)}; "
                         "`timer-service doctor` names every missing permission"
                     ) from error
-        self._connection.on_lost.append(subscription.connection_lost)
-        self._connection.on_restored.append(subscription.connection_restored)
         return subscription
 
     async def check_database(self, history: History) -> None:
