@@ -148,3 +148,13 @@ async def test_tenants_that_wait_for_a_retry(lane: Lane) -> None:
         lane.now += seconds
         found.append((lane.lane._pick_tenants(lane.now), list(lane.lane._paused_until)))
     assert found == [([], ["a", "b"]), (["a"], ["b"]), (["b", "a"], [])]
+
+
+async def test_a_tenant_with_a_command_in_a_batch_waits_again_soon(lane: Lane) -> None:
+    """A tenant whose command was in a batch is looked for 200 ms later: its next command may wait long."""
+    lane.observe([delivered(10, "a")], behind=10**9)
+    found = []
+    for seconds in (0.19, 0.02):
+        lane.now += seconds
+        found.append(lane.lane._is_starved("a", lane.now))
+    assert found == [False, True]

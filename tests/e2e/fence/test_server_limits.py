@@ -15,6 +15,7 @@ COUNT = "timer.qry.v1.tenant-a.count-timers"
 PULLS = 100
 MESSAGES = 600
 LOG_LIMIT = 1024 * 1024
+MIB = 1024 * 1024
 LOG_FILES = 2
 
 
@@ -65,6 +66,24 @@ async def test_server_forgets_queries_without_a_reply(tmp_path: Path) -> None:
             while await kept_replies(port) + await kept_replies(port, "TIMER_SERVICE"):
                 await asyncio.sleep(0.02)
         await a.connection.close()
+        await service.connection.close()
+
+
+async def test_server_keeps_little_for_a_tenant_that_does_not_read(tmp_path: Path) -> None:
+    """The server keeps at most 32 MB for a connection that does not read, and drops the rest."""
+    port = unused_port()
+    login = {"user": "tenant-a", "pass": PASSWORDS["TENANT_A_PASSWORD"]}
+    async with (
+        NatsServer(tmp_path / "nats", config=f"{CONFIG}\nhttp: 127.0.0.1:{port}\n", **PASSWORDS) as broker,
+        RawNats.connect(broker.port, **login) as unread,
+    ):
+        await unread.listen(b"timer.evt.v1.tenant-a.*")
+        service = await connect(broker, "timer-service")
+        for _ in range(80):
+            await service.publish("timer.evt.v1.tenant-a.due-time-reached", b"x" * (MIB - 1000))
+        with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/connz") as page:
+            (kept,) = [each["pending_bytes"] for each in json.load(page)["connections"] if each.get("name") == "raw"]
+        assert 16 * MIB < kept <= 32 * MIB
         await service.connection.close()
 
 

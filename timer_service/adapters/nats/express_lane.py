@@ -29,8 +29,11 @@ log = logging.getLogger(__name__)
 _ROUND_SECONDS = 0.15
 _BACKLOG_SECONDS = 0.25
 """How long the commands behind a batch must take to count as a backlog."""
-_SERVED_SECONDS = 0.3
-"""A tenant with a command in a batch of the last 300 ms need not be looked for."""
+_SERVED_SECONDS = 0.2
+"""A tenant with a command in a batch of the last 200 ms need not be looked for.
+
+That command may have waited as long as the backlog is, and so may the next one. So this is little more than a batch.
+"""
 _WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 0.3
 _TENANTS_AT_ONCE = 100

@@ -44,8 +44,8 @@ _SHORTEST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 300.0
 """How long nothing is listed after listings that failed.
 
-The server closes the connection if an answer has more than its `max_pending`, 64 MiB. Anybody who may publish commands
-of any tenant can make it that large.
+The server closes the connection if an answer has more than its `max_pending`, at most 64 MiB. Anybody who may publish
+commands of any tenant can make it that large.
 """
 
 
