@@ -54,7 +54,9 @@ def main(folder: Path, tenants: list[str], fronts: dict[str, int]) -> None:
     found = accounts.read_text() if accounts.exists() else ""
     new = [tenant for tenant in tenants if f"\n{tenant} {{\n" not in f"\n{found}"]
     for tenant, port in fronts.items():
-        if tenant not in new:
+        if tenant in new:
+            check_port(folder, tenant, port)
+        else:
             check_front(folder, tenant, port, found)
     # Not with `parents` alone: who can write to the folder can exchange the files in it.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,7 +73,8 @@ def main(folder: Path, tenants: list[str], fronts: dict[str, int]) -> None:
     print(f"The passwords are in {folder}/passwords. {next_step}")
     for tenant in fronts:
         print(f"Then start the server in front of {tenant}: nats-server -c {folder}/fronts/{tenant}.conf")
-    print(f"Then give each tenant its stream, as the operator: timer-service tenants separate {' '.join(tenants)}")
+    names = " ".join(["--", *tenants] if any(tenant.startswith("-") for tenant in tenants) else tenants)
+    print(f"Then give each tenant its stream, as the operator: timer-service tenants separate {names}")
 
 
 def check_names(tenants: list[str]) -> None:
@@ -92,6 +95,13 @@ def check_front(folder: Path, tenant: str, port: int, found: str) -> None:
         sys.exit(f"prepare.py: {front} is missing: delete the block of {tenant} in {accounts}, and run this again")
     if f"\nport: {port}\n" not in front.read_text():
         sys.exit(f"prepare.py: {front} exists and has another port: change it there")
+
+
+def check_port(folder: Path, tenant: str, port: int) -> None:
+    """End the program if another server in front has this port already."""
+    for front in sorted((folder / "fronts").glob("*.conf")):
+        if front.stem != tenant and f"\nport: {port}\n" in front.read_text():
+            sys.exit(f"prepare.py: {front} has the port {port} already: choose another one for {tenant}")
 
 
 def write_server(folder: Path, server: Path) -> str:

@@ -147,6 +147,20 @@ def test_prepare_refuses_fronts_that_contradict(fronts: tuple[str, ...], why: st
     assert not (tmp_path / "server").exists()
 
 
+def test_prepare_gives_a_port_to_one_front(tmp_path: Path) -> None:
+    """The port of a server in front that exists is refused for another tenant, also in a later call."""
+    prepare(tmp_path / "server", "--front", "tenant-a:4223")
+    ran = prepare(tmp_path / "server", "tenant-c", "--front", "tenant-b:4223")
+    assert (ran.returncode, "tenant-a.conf has the port 4223 already" in ran.stderr) == (1, True)
+    assert "tenant-c" not in (tmp_path / "server" / "tenants.conf").read_text()
+
+
+def test_prepare_names_a_tenant_that_looks_like_an_option(tmp_path: Path) -> None:
+    """The command for the streams of the tenants can be run as it is printed."""
+    ran = prepare(tmp_path / "server", "tenant-a", "--", "-x")
+    assert ran.stdout.endswith("timer-service tenants separate -- tenant-a -x\n")
+
+
 def test_prepare_refuses_folders_that_the_configuration_cannot_name(tmp_path: Path) -> None:
     """A quote in the name of the folder would make a configuration with which the server does not start."""
     ran = prepare(tmp_path / 'a "server"', "tenant-a")
