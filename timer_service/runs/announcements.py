@@ -136,9 +136,13 @@ async def delete(tx: Transaction, rows: Sequence[Row]) -> int:
 
 
 async def postpone(tx: Transaction, tenant: str, now: int) -> Sequence[Row]:
-    """Put the oldest announcement of a tenant behind those that were deferred until now. Return its row."""
+    """Put the oldest announcement of a tenant behind all its others. Return its row.
+
+    If the clock was ahead, some were deferred later than now.
+    """
     rows = await lock_oldest(tx, tenant, 1)
-    until = max([now, *(row["deferred_at"] + 1 for row in rows)])
+    (latest,) = await tx.fetch(_SQL["latest"], {"tenant_id": tenant})
+    until = now if latest["at"] is None else max(now, latest["at"] + 1)
     await tx.executemany(_SQL["postpone"], [{**key, "until": until} for key in _keys(rows)])
     return rows
 

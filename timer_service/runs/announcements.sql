@@ -31,6 +31,10 @@ ORDER BY deferred_at, run_id, job_name
 LIMIT :limit
 /* skip locked */
 
+-- name: latest
+-- Returns when the last announcement of a tenant was deferred, or null.
+SELECT MAX(deferred_at) AS at FROM run_announcements WHERE tenant_id = :tenant_id
+
 -- name: delete
 -- Deletes an announcement.
 DELETE FROM run_announcements

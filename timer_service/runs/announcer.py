@@ -18,6 +18,7 @@ from timer_service.core.sql import load_sql
 from timer_service.core.tenant_turns import TenantTurns
 from timer_service.core.transactions import in_transaction
 from timer_service.runs import announcements, job_events, store
+from timer_service.runs.store import JobKey
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Announcer:
         """
         seconds = asyncio.get_running_loop().time
         limit = _ROWS
+        tried = set[JobKey]()
         left = 2 ** min(self._delays.count(tenant), _MOST_DOUBLED)
         while True:
             try:
@@ -99,7 +101,9 @@ class Announcer:
                 postpone = partial(announcements.postpone, tenant=tenant, now=now)
                 rows = await in_transaction(self._database, postpone)
                 left -= 1
-                have_all_failed = any(row["deferred_at"] >= now for row in rows)
+                keys = {(store.run_key(row), row["job_name"]) for row in rows}
+                have_all_failed = not tried.isdisjoint(keys)
+                tried |= keys
                 if left == 0 or have_all_failed or seconds() > until:
                     for row in rows:
                         error.add_note(f"run {row['run_id']}, job {row['job_name']}")

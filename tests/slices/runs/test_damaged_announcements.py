@@ -70,6 +70,24 @@ async def test_damaged_jobs_do_not_prolong_a_pass(runs: Runs, monkeypatch: pytes
     assert [row["deferred_at"] for row in await runs.rows("run_announcements")].count(now) == 1
 
 
+async def test_damaged_jobs_after_the_clock_was_ahead(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the clock was set back, damaged jobs do not hold up those that were deferred later than these."""
+    runs.clock.advance(hours=1)
+    names = [f"job-{number:02}" for number in range(20)]
+    await runs.request("StartRun", jobs=jobs(dict.fromkeys(names, ()), payload="x"))
+    runs.clock.advance(seconds=10)
+    await runs.request("StartRun", runId="run-2", jobs=jobs(dict.fromkeys(("seed", "other"), ()), payload="x"))
+    monkeypatch.undo()
+    await runs.sql("""UPDATE run_jobs SET payload = '"x' WHERE run_id = 'run-1'""")
+    runs.clock.advance(hours=-1)
+    for _ in range(7):
+        await runs.announcer.tick(runs.clock.advance(seconds=60))
+    assert "other" in await runs.ready()
+    await runs.sql("UPDATE run_jobs SET payload = '1'")
+    runs.clock.advance(hours=1)
+    assert sorted(await runs.ready()) == sorted([*names, "seed", "other"])
+
+
 async def test_name_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """An announcement with a damaged name cannot be deleted. It does not make passes follow each other at once."""
     runs = Runs(sqlite, memory_broker, clock)
