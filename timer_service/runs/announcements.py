@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.due_rows import may_be_damaged
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.runs import loader, store
@@ -103,8 +104,26 @@ async def defer(tx: Transaction, announcements: Sequence[Announcement], now: int
 
 
 async def lock_oldest(tx: Transaction, tenant: str, limit: int) -> Sequence[Row]:
-    """Lock and return the rows of the oldest announcements of a tenant that no other instance has locked."""
-    return await tx.fetch(_SQL["lock_oldest"], {"tenant_id": tenant, "limit": limit})
+    """Lock and return the rows of the oldest announcements of a tenant that no other instance has locked.
+
+    Rows with a damaged key are left out: they can be neither deleted nor postponed, so they would hold up those behind.
+    """
+    most = limit
+    while True:
+        rows = await tx.fetch(_SQL["lock_oldest"], {"tenant_id": tenant, "limit": most})
+        whole = await _without_damaged_keys(tx, rows)
+        if len(whole) >= limit or len(rows) < most:
+            return whole[:limit]
+        most *= 2
+
+
+async def _without_damaged_keys(tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
+    doubtful = [key for key in _keys(rows) if may_be_damaged(key.values())]
+    if not doubtful:
+        return rows
+    found = {tuple(key.values()) for key in _keys(await tx.fetch_each(_SQL["find"], doubtful))}
+    damaged = {tuple(key.values()) for key in doubtful} - found
+    return [row for row, key in zip(rows, _keys(rows), strict=True) if tuple(key.values()) not in damaged]
 
 
 async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]:

@@ -31,6 +31,11 @@ ORDER BY deferred_at, run_id, job_name
 LIMIT :limit
 /* skip locked */
 
+-- name: find
+-- Finds an announcement by its key.
+SELECT tenant_id, deferred_at, run_id, job_name FROM /* each of many */ run_announcements
+WHERE tenant_id = :tenant_id AND deferred_at = :deferred_at AND run_id = :run_id AND job_name = :job_name
+
 -- name: latest
 -- Returns when the last announcement of a tenant was deferred, or null.
 SELECT MAX(deferred_at) AS at FROM run_announcements WHERE tenant_id = :tenant_id
