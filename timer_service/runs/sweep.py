@@ -14,6 +14,7 @@ from functools import partial
 from timer_service.core.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.delays import LONGEST, Delays
+from timer_service.core.due_rows import may_be_damaged
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import PASS_SECONDS, Pass
 from timer_service.core.slice import Parts
@@ -94,7 +95,11 @@ class Sweep:
         )
         if self._left:
             return Pass(swept, now)
-        return Pass(swept, now + _RECHECK_MS if self._overdue or self._blocked_until else await self._next_at())
+        if self._overdue or self._blocked_until:
+            return Pass(swept, now + _RECHECK_MS)
+        at = await self._next_at()
+        is_left = at is not None and at <= now and not due  # a row with a damaged key
+        return Pass(swept, now + _RECHECK_MS if is_left else at)
 
     async def _sweep_runs(self, due: Mapping[RunKey, list[str]], now: int) -> int:
         """Sweep runs until the time of the pass is up, at least one. Return how many."""
@@ -126,14 +131,22 @@ class Sweep:
         return _jobs(row for row in rows if row["stale_at"] is not None and row["stale_at"] <= now)
 
     async def _next_overdue(self, now: int) -> set[JobKey]:
-        """Return the next jobs whose `stale_at` has passed: an equal share of each tenant, its oldest ones."""
+        """Return the next jobs whose `stale_at` has passed: an equal share of each tenant, its oldest ones.
+
+        Rows with a damaged key are left out, as in `_due_runs`: they would be swept in each pass.
+        """
         tenants = await self._turns.next_due(self._database.reader, now, _MAX_STALE_JOBS)
         each = [{"tenant_id": tenant, "now": now, "limit": _MAX_STALE_JOBS // len(tenants)} for tenant in tenants]
-        return _jobs(await self._database.reader.fetch_each(_SQL["stale_jobs_of_tenant"], each))
+        jobs = _jobs(await self._database.reader.fetch_each(_SQL["stale_jobs_of_tenant"], each))
+        doubtful = {(key, name) for key, name in jobs if may_be_damaged((*key, name))}
+        return jobs - doubtful | await self._still_stale(doubtful, now)
 
     async def _due_runs(self, now: int) -> list[RunKey]:
         rows = await self._database.reader.fetch(_SQL["due_runs"], {"now": now, "limit": _MAX_RUNS})
-        return [store.run_key(row) for row in rows]
+        keys = [store.run_key(row) for row in rows]
+        doubtful = {key for key in keys if may_be_damaged(key)}
+        damaged = doubtful - set(await loader.find_runs(self._database.reader, doubtful)) if doubtful else set()
+        return [key for key in keys if key not in damaged]
 
     async def _next_at(self) -> int | None:
         found = [(await self._database.reader.fetch(_SQL[name]))[0]["at"] for name in ("next_sweep", "next_stale")]

@@ -6,6 +6,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust, next_at
 from tests.harness.runs import Runs, jobs, run_after
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Position
@@ -265,3 +266,18 @@ async def test_get_run_while_it_is_deleted(runs: Runs) -> None:
             await delete_settled(tx, runs.clock.now(), 1)
     assert set(replies) == {"cancelled"}
     assert reply["error"]["code"] == "NOT_FOUND"
+
+
+async def test_ids_that_are_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Rows with damaged keys cannot be swept. They do not make passes follow each other at once."""
+    runs = Runs(sqlite, memory_broker, clock)
+    stale = [{"name": name, "staleAfterSeconds": 60} for name in ("a", "a\ufffd", "b")]
+    await runs.request("StartRun", jobs=[*stale, *jobs({"c": []})])
+    await runs.start({"a": []}, runId="run-2")
+    await runs.sql("UPDATE run_jobs SET job_name = CAST(x'61ff' AS TEXT) WHERE job_name = 'a' AND run_id = 'run-1'")
+    await runs.sql("UPDATE runs SET run_id = CAST(x'72ff' AS TEXT) WHERE run_id = 'run-2'")
+    clock.advance(milliseconds=SWEEP_MS)
+    assert (await runs.sweep.tick(clock.now())).done == 1
+    assert await runs.sweep.tick(clock.now()) == (0, clock.now() + 1000)
+    rows = await runs.rows("run_jobs")
+    assert {row["job_name"] for row in rows if row["status"] == "timed_out_stale"} == {"a\ufffd", "b"}
