@@ -14,12 +14,13 @@ from tests.harness.locks import LockedPostgres
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core import outbox
+from timer_service.core import event_allowances, outbox
 from timer_service.core.broker import PublishResult
 from timer_service.core.database import Database
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.event_admission import EventAdmission
 from timer_service.core.event_allowances import GO_ON, USAGE, WAITS, EventAllowances, Size, delete_empty
+from timer_service.core.event_level import Level, Limit, Taken, take
 from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.message import Address, Event, Kind, Message
 from timer_service.core.outbox import OUTBOX, stored_message
@@ -296,6 +297,29 @@ async def test_damaged_row(sqlite: Database, memory_broker: MemoryBroker, clock:
         await tx.execute("UPDATE event_allowances SET used = 0")
     await instance.run(seconds=15)
     assert instance.published("b") == [f"b-{number:06}" for number in range(10)]
+
+
+async def test_damaged_row_beside_a_locked_one(
+    locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events of others also go out if the row of one tenant is locked, and that of another one is damaged."""
+    tenants = {"b": Limits(published_events=10**6 + 1)}
+    limits = TenantLimits(default=Limits(published_events=10**6), tenants=tenants)
+    instance = Instance(locks.database, memory_broker, clock, limits)
+    async with locks.database.transaction() as tx:
+        await tx.execute("INSERT INTO event_allowances VALUES ('a', 0, :now, :now)", {"now": NOW})
+    for tenant in "abc":
+        await instance.add(tenant, *range(10))
+
+    def take_unless_damaged(level: Level, limit: Limit, wanted: int, now: int) -> Taken:
+        if limit.most > 10**6:
+            raise ValueError("damaged")
+        return take(level, limit, wanted, now)
+
+    monkeypatch.setattr(event_allowances, "take", take_unless_damaged)
+    async with locks.locked("SELECT 1 FROM event_allowances WHERE tenant_id = 'a' FOR UPDATE"):
+        await instance.run(seconds=1)
+        assert [len(instance.published(tenant)) for tenant in "abc"] == [0, 0, 10]
 
 
 async def test_event_larger_than_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:

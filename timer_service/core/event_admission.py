@@ -84,23 +84,28 @@ class EventAdmission:
         found, all tenants wait: it may last, and others can use the database.
         """
         try:
-            return await self._admit(events, now)
+            return await self._admit_or_each(events, now)
         except DatabaseBusyError:
             return self._let_wait(events, _tenants_of(events), now)
         except DatabaseBlockedError:
             pass
+        try:
+            locked = await in_transaction(self._database, partial(find_locked, tenants=_tenants_of(events)))
+            withheld = self._let_wait(events, locked, now)
+            rest = [event for event in events if event.id not in withheld]
+            return withheld | (await self._admit_or_each(rest, now) if rest else set())
+        except (DatabaseBlockedError, DatabaseBusyError):
+            return self._let_wait(events, _tenants_of(events), now)
+
+    async def _admit_or_each(self, events: Sequence[Message], now: int) -> set[str]:
+        """Take the bytes of events together, or those of each tenant alone if a row is damaged."""
+        try:
+            return await self._admit(events, now)
         except DatabaseUnavailableError:
             raise
         except Exception:
             log.warning("bytes of events cannot be taken; taking those of each tenant alone", exc_info=True)
             return await self._admit_each(events, now)
-        try:
-            locked = await in_transaction(self._database, partial(find_locked, tenants=_tenants_of(events)))
-            withheld = self._let_wait(events, locked, now)
-            rest = [event for event in events if event.id not in withheld]
-            return withheld | (await self._admit(rest, now) if rest else set())
-        except (DatabaseBlockedError, DatabaseBusyError):
-            return self._let_wait(events, _tenants_of(events), now)
 
     async def _admit_each(self, events: Sequence[Message], now: int) -> set[str]:
         """Take the bytes of one tenant after the other. Let those wait for which that fails."""
