@@ -20,6 +20,7 @@ from timer_service.core.errors import ConflictError
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Position, Trace
 from timer_service.core.tenant_turns import TenantTurns
+from timer_service.core.transactions import in_transaction
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Timer
@@ -492,6 +493,23 @@ async def test_waiting_tenants_take_no_turns(sqlite: Database) -> None:
     found = [await turns.next_due(sqlite.reader, NOW, 3, waiting) for _ in range(7)]
     assert {len(each) for each in found} == {3}
     assert Counter(tenant for each in found for tenant in each) == dict.fromkeys(others, 3)
+
+
+@pytest.mark.parametrize("bound", [3, 5000])
+async def test_tenant_that_is_not_utf8(
+    sqlite: Database, lease: Lease, monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
+    """A damaged id of a tenant takes no turn, so that claims of single rows beside a waiting tenant find other rows."""
+    monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", bound)
+    await put(sqlite, *(timer(tenant=tenant) for tenant in ("aa", "ab", "b", "c", "waits")))
+    async with sqlite.transaction() as tx:
+        await tx.execute("UPDATE timer_schedules SET tenant_id = CAST(x'61ff' AS TEXT) WHERE tenant_id = 'aa'")
+        await tx.execute("UPDATE timer_schedules SET tenant_id = CAST(x'61fe' AS TEXT) WHERE tenant_id = 'ab'")
+    found: Counter[str] = Counter()
+    for _ in range(20):
+        rows = await in_transaction(sqlite, partial(lease.claim, now=NOW, limit=1, alone=True, waiting=("waits",)))
+        found += shares(rows)
+    assert found == {"b": 1, "c": 1}
 
 
 @pytest.mark.parametrize("bound", [3, 4, 5, 20])
