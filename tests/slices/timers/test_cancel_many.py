@@ -1,5 +1,6 @@
 """CancelTimers: timers that are cancelled by the prefix of their ids."""
 
+import asyncio
 import itertools
 import json
 import random
@@ -18,6 +19,7 @@ from tests.harness.timers import Timers, always, bodies, put_timers
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.clock_repair import ClockRepair
 from timer_service.core.database import Database
 from timer_service.core.message import Message, Position
@@ -630,3 +632,20 @@ async def test_failed_timer_of_the_broker(timers: Timers) -> None:
         timers.clock.advance(minutes=10)
         await timers.tick()
     assert timers.fired() == []
+
+
+async def test_ids_that_are_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Damaged ids that are read as the same text at the end of a page do not keep the transaction for ever."""
+    timers = Timers(sqlite, memory_broker, clock)
+    calls = [f"call-{number:04}" for number in range(1003)]
+    async with sqlite.transaction() as tx:
+        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in calls])
+        for call, damaged in ((calls[998], "63616c6c2d30393938fe"), (calls[999], "63616c6c2d30393938ff")):
+            damage = f"UPDATE timer_schedules SET service_call_id = CAST(x'{damaged}' AS TEXT)"
+            await tx.execute(f"{damage} WHERE service_call_id = :call", {"call": call})
+    timers.send(cancel_timers("call-"), message="cancel-timers")
+    await timers.consume()
+    async with asyncio.timeout(10):
+        await timers.pass_cancellations()
+    assert {calls[997], calls[1000], calls[1002]}.isdisjoint(await scheduled_calls(timers))
+    assert len(await announced(timers)) == 1
