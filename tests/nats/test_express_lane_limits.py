@@ -315,6 +315,23 @@ async def test_bytes_of_reads(size: int, most_bytes: int) -> None:
     assert stream.most_bytes_at_once <= max(size, 8 * MB)
 
 
+async def test_tenants_with_large_commands_take_turns_with_others(stream: ScriptedStream) -> None:
+    """If many tenants always have large commands, a round reads those of some. The next one begins with the others."""
+    body = b"x" * MB
+    stream.commands = {f"large-{number}": (REACHED + number, body) for number in range(1, 31)}
+    stream.commands["good"] = (REACHED + 31, b"")
+    lane = Lane(stream)
+    lane.lane._waiting = dict.fromkeys(stream.commands)
+    taken: set[str] = set()
+    for _ in range(4):
+        await lane.run_round()
+        while batch := lane.take():
+            for each in batch:
+                taken.add(each.address.tenant)
+                stream.commands[each.address.tenant] = (each.position.sequence + 100, each.body)
+    assert taken == set(stream.commands)
+
+
 async def test_no_round_while_enough_waits(stream: ScriptedStream) -> None:
     """Nothing is read while a full batch waits to be taken."""
     body = b"x" * MB

@@ -22,7 +22,14 @@ from timer_service.core.epochs import Epochs, Part
 from timer_service.core.message import Position
 
 SECOND = timedelta(seconds=1)
-NO_STREAM = cast("DurableConsumer", SimpleNamespace(largest_body=1))
+
+
+async def refuse(*_arguments: object) -> None:
+    """Read nothing: the server does not answer."""
+    raise OSError
+
+
+NO_STREAM = cast("DurableConsumer", SimpleNamespace(largest_body=1, read=refuse))
 
 
 class Lane:
@@ -136,7 +143,11 @@ async def test_tenants_that_wait_take_turns(lane: Lane, monkeypatch: pytest.Monk
     """If more tenants wait than are served in one round, the next round begins with the others."""
     monkeypatch.setattr(express_lane, "_TENANTS_AT_ONCE", 2)
     lane.lane.retry([ahead(number, tenant) for number, tenant in enumerate("abc", 1)], timedelta(0))
-    assert [lane.lane._pick_tenants(lane.now) for _ in range(3)] == [["a", "b"], ["c", "a"], ["b", "c"]]
+    picked = []
+    for _ in range(3):
+        picked.append(lane.lane._pick_tenants(lane.now))
+        await lane.lane._read_tenants(picked[-1])
+    assert picked == [["a", "b"], ["c", "a"], ["b", "c"]]
 
 
 async def test_tenants_that_wait_for_a_retry(lane: Lane) -> None:
@@ -147,7 +158,7 @@ async def test_tenants_that_wait_for_a_retry(lane: Lane) -> None:
     for seconds in (0, 1, 1):
         lane.now += seconds
         found.append((lane.lane._pick_tenants(lane.now), list(lane.lane._paused_until)))
-    assert found == [([], ["a", "b"]), (["a"], ["b"]), (["b", "a"], [])]
+    assert found == [([], ["a", "b"]), (["a"], ["b"]), (["a", "b"], [])]
 
 
 async def test_a_tenant_with_a_command_in_a_batch_waits_again_soon(lane: Lane) -> None:

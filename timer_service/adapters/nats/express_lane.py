@@ -258,12 +258,9 @@ class ExpressLane:
             self._ready.set()
 
     def _pick_tenants(self, now: float) -> list[str]:
-        """Return the next tenants that no batch has reached lately, and move them to the end of the queue."""
+        """Return the next tenants that no batch has reached lately, in the order of the queue."""
         self._paused_until = {each: until for each, until in self._paused_until.items() if until > now}
-        picked = list(islice((each for each in self._waiting if self._is_starved(each, now)), _TENANTS_AT_ONCE))
-        for tenant in picked:
-            self._waiting[tenant] = self._waiting.pop(tenant)
-        return picked
+        return list(islice((each for each in self._waiting if self._is_starved(each, now)), _TENANTS_AT_ONCE))
 
     def _is_starved(self, tenant: str, now: float) -> bool:
         return now - self._served_at.get(tenant, 0.0) > _SERVED_SECONDS and not (
@@ -271,11 +268,18 @@ class ExpressLane:
         )
 
     async def _read_tenants(self, tenants: Collection[str]) -> None:
-        """Read commands of the tenants, of several at a time."""
+        """Read commands of the tenants, of several at a time. Those that are read go to the end of the queue.
+
+        If the first ones have large commands, there is no room for the others. These are the first in the next round.
+        """
         queue = iter(tenants)
 
         async def read_some() -> None:
             for tenant in queue:
+                if not self._read.has_room:
+                    return
+                if tenant in self._waiting:  # the backlog may have ended meanwhile
+                    self._waiting[tenant] = self._waiting.pop(tenant)
                 try:
                     await self._read_tenant(tenant)
                 except READ_ERRORS as error:
