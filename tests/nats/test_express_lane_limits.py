@@ -332,6 +332,48 @@ async def test_tenants_with_large_commands_take_turns_with_others(stream: Script
     assert taken == set(stream.commands)
 
 
+class EndlessStream(ScriptedStream):
+    """A stream in which each tenant always has another command."""
+
+    async def read(self, sequence: int, subject: str) -> Mapping[str, Any] | None:
+        self.commands[subject.split(".")[3]] = (sequence, b"")
+        return await super().read(sequence, subject)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "limit", "rounds"),
+    [(20, 1000, [200]), (20, 50, [40]), (3, 50, [30]), (60, 50, [50, 50]), (100, 1000, [1000])],
+)
+async def test_tenants_share_a_batch(tenants: int, limit: int, rounds: list[int]) -> None:
+    """While batches are small, because commands are slow, few of each tenant are read. So all soon have a turn."""
+    stream = EndlessStream()
+    lane = Lane(stream)
+    lane.lane._waiting = {f"tenant-{number}": None for number in range(tenants)}
+    lane.lane.take(limit)
+    found: list[int] = []
+    taken: set[str] = set()
+    while len(taken) < tenants:
+        await lane.run_round()
+        found.append(len(batch := lane.lane.take(limit)))
+        taken.update(each.address.tenant for each in batch)
+    assert found == rounds
+
+
+async def test_no_round_while_a_small_batch_waits() -> None:
+    """Nothing is read while a batch waits to be taken. Commands behind others that were put back do not count."""
+    lane = Lane(stream := EndlessStream())
+    lane.lane._waiting = {f"tenant-{number}": None for number in range(20)}
+    lane.lane.take(20)
+    counts: list[int] = []
+    for _ in range(2):
+        await lane.run_round()
+        counts.append(len(stream.reads))
+    lane.lane._returned.put([delivery(address=command_address("tenant-0"), position=Position(1, 1))])
+    await lane.run_round()
+    counts.append(len(stream.reads))
+    assert counts == [20, 20, 39]
+
+
 async def test_no_round_while_enough_waits(stream: ScriptedStream) -> None:
     """Nothing is read while a full batch waits to be taken."""
     body = b"x" * MB

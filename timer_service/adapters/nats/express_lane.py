@@ -75,6 +75,8 @@ class ExpressLane:
         self._cut_after = 0.0
         """How many seconds the last batch took from which commands were put back."""
         self._read = ReadAhead(batch_bytes)
+        self._limit = _TENANTS_AT_ONCE * _COMMANDS_OF_TENANT
+        """How many commands a batch may have. It is smaller while commands are slow."""
         self._handled: dict[int, int] = {}
         """The sequences of commands that were settled ahead, and when each was stored."""
         self._reached = reached
@@ -148,6 +150,7 @@ class ExpressLane:
 
     def take(self, limit: int) -> list[Delivery]:
         """Remove and return commands that were read ahead of the consumer: at most `limit` that fit into a batch."""
+        self._limit = limit
         return self._read.take(limit, after=self._reached, waits=self._returned.holds)
 
     def record_delivered(self, delivery: Delivery, *, overtakes: bool) -> None:
@@ -206,7 +209,8 @@ class ExpressLane:
         return behind * (now - began) > _BACKLOG_SECONDS * max(last_size, 1)
 
     def _has_room(self) -> bool:
-        return self._read.has_room and len(self._handled) < _MOST_HANDLED_AHEAD
+        is_batch = self._read.count(waits=self._returned.holds) >= self._limit
+        return self._read.has_room and not is_batch and len(self._handled) < _MOST_HANDLED_AHEAD
 
     def _forget_backlog(self) -> None:
         self._search.forget_backlog()
@@ -260,7 +264,8 @@ class ExpressLane:
     def _pick_tenants(self, now: float) -> list[str]:
         """Return the next tenants that no batch has reached lately, in the order of the queue."""
         self._paused_until = {each: until for each, until in self._paused_until.items() if until > now}
-        return list(islice((each for each in self._waiting if self._is_starved(each, now)), _TENANTS_AT_ONCE))
+        most = min(_TENANTS_AT_ONCE, self._limit)
+        return list(islice((each for each in self._waiting if self._is_starved(each, now)), most))
 
     def _is_starved(self, tenant: str, now: float) -> bool:
         return now - self._served_at.get(tenant, 0.0) > _SERVED_SECONDS and not (
@@ -271,8 +276,10 @@ class ExpressLane:
         """Read commands of the tenants, of several at a time. Those that are read go to the end of the queue.
 
         If the first ones have large commands, there is no room for the others. These are the first in the next round.
+        The tenants share one batch: ten slow commands of each would take seconds, and another tenant waits for all.
         """
         queue = iter(tenants)
+        share = min(max(self._limit // max(len(tenants), 1), 1), _COMMANDS_OF_TENANT)
 
         async def read_some() -> None:
             for tenant in queue:
@@ -281,16 +288,16 @@ class ExpressLane:
                 if tenant in self._waiting:  # the backlog may have ended meanwhile
                     self._waiting[tenant] = self._waiting.pop(tenant)
                 try:
-                    await self._read_tenant(tenant)
+                    await self._read_tenant(tenant, share)
                 except READ_ERRORS as error:
                     log.debug("could not read a command ahead", extra={"tenant": tenant, "reason": error_text(error)})
 
         await asyncio.gather(*(read_some() for _ in range(reads_at_once(self._consumer.largest_body))))
 
-    async def _read_tenant(self, tenant: str) -> None:
-        """Read the next commands of a tenant that neither the consumer nor the express lane has reached."""
+    async def _read_tenant(self, tenant: str, most: int) -> None:
+        """Read the next commands of a tenant, at most `most`, that neither the consumer nor the lane has reached."""
         subject = self._subjects.pattern_of_tenant(Kind.COMMAND, tenant)
-        for _ in range(_COMMANDS_OF_TENANT):
+        for _ in range(most):
             if not self._read.has_room:
                 return
             before = self._ahead.get(tenant)
