@@ -64,6 +64,22 @@ async def test_commands_put_back_and_commands_read_ahead_take_turns() -> None:
     assert ahead == [[2], [], [3]]
 
 
+async def test_commands_put_back_are_not_overtaken_again_and_again() -> None:
+    """Each batch of others has some left that are put back too. These take turns with the one that waits for longer."""
+    stay = make_stay()
+    stay.put_back([command(1, "slow", Handle("reply", 1))])
+    handled: list[int] = []
+    for first in range(10, 50, 10):
+        for sequence in range(first, first + 4):
+            stay.lane._read.append(command(sequence, f"tenant-{sequence}"))
+        for _ in range(2):
+            batch = stay.take_ahead(4) or stay.take(4)[0]
+            handled += [each.position.sequence for each in batch[:2]]
+            stay.put_back(batch[2:])
+    stay.lane.close()
+    assert handled.index(1) == 2
+
+
 @pytest.mark.parametrize(("count", "ahead"), [(1999, [9000]), (2000, [])])
 async def test_many_commands_put_back_come_first(count: int, ahead: list[int]) -> None:
     """While 2,000 commands wait that were put back, no others are handed out before them."""

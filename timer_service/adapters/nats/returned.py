@@ -3,6 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from timer_service.core.broker import Delivery
 
@@ -41,12 +42,21 @@ class Returned:
         """Return whether a command of a tenant waits here."""
         return tenant in self._tenants
 
-    def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Add deliveries to the front, in their order."""
+    def put(self, deliveries: Sequence[Delivery], *, have_overtaken: bool = False) -> None:
+        """Add deliveries to the front, in their order.
+
+        `have_overtaken`: they have overtaken those that wait here, which are of other tenants. From now on they take
+        turns. Otherwise new ones that come again and again would stay in front.
+        """
+        waiting: Sequence[Delivery] = ()
+        if have_overtaken:
+            waiting = tuple(self._deliveries)
+            self._deliveries.clear()
         # What is put back again and again must be renewed too. So a recent instant stays.
         if time.monotonic() - self._renew_at > _RENEW_SECONDS:
             self._renew_at = time.monotonic() + _RENEW_SECONDS
-        self._deliveries.extendleft(reversed(deliveries))
+        in_order = [each for pair in zip_longest(waiting, deliveries) for each in pair if each is not None]
+        self._deliveries.extendleft(reversed(in_order))
         self._tenants.update(delivery.address.tenant for delivery in deliveries)
         self._bytes += sum(delivery.size for delivery in deliveries)
 

@@ -132,5 +132,6 @@ class Stay:
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Take back deliveries of the last batch that were not handled."""
-        self.returned.put([delivery for delivery in deliveries if self.contains(delivery)])
+        known = [delivery for delivery in deliveries if self.contains(delivery)]
+        self.returned.put(known, have_overtaken=self._read_ahead)
         self.lane.observe_rest(0 if self._read_ahead else len(deliveries))
