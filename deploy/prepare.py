@@ -25,6 +25,8 @@ KEYWORD = "include"  # the server would take the name of this account for its in
 # in again and again.
 COST = 4
 BCRYPT_ALPHABET = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+READ_EVENTS = ('"$JS.API.CONSUMER.MSG.NEXT.*.*"', '"$JS.ACK.*.*.>"')
+"""What a server of an older version does not export: it let tenants read TIMER_EVT itself."""
 LISTEN = 'leafnodes { listen: "127.0.0.1:7422" }'
 IMPORT = re.compile(r'service: { account: TIMERS, subject: ("([^"]+)") }(?:\s+to: "[^"]+")?')
 LOGIN = re.compile(r"^.*?\n  limits {.*?}\n", re.DOTALL)
@@ -107,6 +109,11 @@ def check_port(folder: Path, tenant: str, port: int) -> None:
 def write_server(folder: Path, server: Path) -> str:
     """Write the configuration of the server if it is missing. Return what to do next."""
     if server.exists():
+        if not all(each in server.read_text() for each in READ_EVENTS):
+            sys.exit(
+                f"prepare.py: {server} is of an older version: replace its two exports for TIMER_EVT by those of "
+                "deploy/nats.conf for TIMER_EVT_<tenant> (docs/security.md, Add a tenant)"
+            )
         return "Reload the server, if it runs (docs/security.md, Add a tenant)."
     text = (SOURCE / "nats.conf").read_text().replace('"/data"', f'"{folder.resolve()}/data"')
     for user in ("operator", "timer-service"):

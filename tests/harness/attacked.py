@@ -10,7 +10,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple, Self
 
-from tests.harness.fence import separate_tenants
+import nats
+
+from tests.harness.fence import Operator, separate_tenants
 from tests.harness.memory import MIB, peak_bytes
 from tests.harness.neighbour import Neighbour
 from tests.harness.prepared import Prepared
@@ -99,6 +101,7 @@ class Attacked:
             service = Service(folder / "service", broker.url, **login, **{PAUSES: str(pauses)}, **settings)
             service.command = [sys.executable, "-m", "tests.harness.watched_service", "serve"]
             await stack.enter_async_context(service)
+            await _create_consumers(broker, prepared.password("operator"))
             yield cls(broker, front, service, prepared, pauses)
 
     async def attack(self, kind: str, seconds: float, most: int = 10**9) -> Figures:
@@ -170,3 +173,11 @@ class Attacked:
 
     def _read_pauses(self) -> list[float]:
         return [float(line) for line in self._pauses.read_text().split()]
+
+
+async def _create_consumers(broker: NatsServer, password: str) -> None:
+    """Create the consumer of each tenant, as described in docs/security.md."""
+    operator = Operator(await nats.connect(broker.url, user="operator", password=password), [])
+    for tenant in _TENANTS:
+        await operator.create_consumer(tenant)
+    await operator.connection.close()

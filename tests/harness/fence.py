@@ -14,10 +14,11 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
-from nats.js.api import ConsumerConfig
 
 from tests.harness.nats_client import round_trip
 from tests.harness.processes import NatsServer, body
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.tenant_events import stream_events
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CONFIG = (DEPLOY / "nats.conf").read_text().replace('include "tenants.conf"', (DEPLOY / "tenants.conf").read_text())
@@ -113,13 +114,12 @@ class Operator(Peer):
         return await self.connection.jetstream().find_stream_name_by_subject(f"timer.cmd.v1.{tenant}.*")
 
     async def create_consumer(self, tenant: str) -> None:
-        """Create the consumer of a tenant, as described in docs/security.md."""
-        config = ConsumerConfig(durable_name=tenant, filter_subject=f"timer.evt.v1.{tenant}.>")
-        await self.connection.jetstream().add_consumer("TIMER_EVT", config)
+        """Let a tenant read its events from a stream of its own, as `timer-service tenants events` does."""
+        await stream_events(self.connection, Subjects("timer"), [tenant])
 
     async def unacknowledged(self, tenant: str) -> int:
         """Return how many events were delivered to a tenant and not acknowledged."""
-        info = await self.connection.jetstream().consumer_info("TIMER_EVT", tenant)
+        info = await self.connection.jetstream().consumer_info(f"TIMER_EVT_{tenant}", tenant)
         return info.num_ack_pending or 0
 
 

@@ -15,7 +15,7 @@ from nats.js.errors import NoStreamResponseError
 from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
-from timer_service.adapters.nats import NatsBroker, tenant_streams
+from timer_service.adapters.nats import NatsBroker, set_up, tenant_streams
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.streams import StreamInfo
 from timer_service.adapters.nats.subjects import Subjects
@@ -278,14 +278,14 @@ async def test_operators_add_other_tenants(server: NatsServer, monkeypatch: pyte
     """A tenant that another operator adds while a run creates streams keeps its source."""
     async with operator(server) as client:
         await separate_tenants(client, SUBJECTS, ["a"])
-        create, names = tenant_streams._create, ["b"]
+        create, names = set_up.create, ["b"]
 
         async def create_late(*arguments: Any) -> StreamInfo:
             while names:
                 await separate_tenants(client, SUBJECTS, [names.pop()])
             return await create(*arguments)
 
-        monkeypatch.setattr(tenant_streams, "_create", create_late)
+        monkeypatch.setattr(tenant_streams, "create", create_late)
         await separate_tenants(client, SUBJECTS, ["c"])
         for tenant in ("a", "b", "c"):
             await publish(client, tenant, tenant)

@@ -6,7 +6,7 @@ import nats
 import pytest
 
 from tests.harness.processes import NatsServer
-from timer_service.app.tenant_streams import separate_tenants
+from timer_service.app.tenant_streams import separate_tenants, stream_events
 from timer_service.config import Config
 from timer_service.core.errors import StartError
 
@@ -29,6 +29,19 @@ async def test_settings(tmp_path: Path) -> None:
     subjects = {subject for each in streams for subject in each.config.subjects or ()}
     assert found == [["a", "b"], ["c"]]
     assert subjects >= {f"acme.x.cmd.v1.{tenant}.*" for tenant in ("a", "b", "c")}
+
+
+async def test_settings_of_streams_with_events(tmp_path: Path) -> None:
+    """A stream with events has the prefix of the settings, and takes the events of its tenant."""
+    async with NatsServer(tmp_path / "nats", config=SERVER) as server:
+        config = Config.model_validate(
+            {"broker_url": server.url, "subject_prefix": "acme.x", "nats_user": "operator", "nats_password": "s3cret"}
+        )
+        assert await stream_events(config, ["a"]) == {"a": "ACME_X_EVT_a"}
+        async with await nats.connect(server.url, user="operator", password="s3cret") as connection:
+            info = await connection.jetstream().stream_info("ACME_X_EVT_a")
+    sources = [(each.name, each.filter_subject) for each in info.config.sources or []]
+    assert sources == [("ACME_X_EVT", "acme.x.evt.v1.a.*")]
 
 
 async def test_wrong_login(tmp_path: Path) -> None:

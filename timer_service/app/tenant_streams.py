@@ -1,10 +1,12 @@
-"""Sets up a stream of commands for each tenant, as the operator."""
+"""Sets up the streams of tenants, as the operator."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from timer_service.adapters.nats.connect import connect
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.tenant_events import stream_events as stream
 from timer_service.adapters.nats.tenant_streams import separate_tenants as separate
 from timer_service.app.login import nats_login
 from timer_service.config import Config
@@ -14,6 +16,18 @@ _UNSENT_BYTES = 1024 * 1024
 
 async def separate_tenants(config: Config, tenants: Sequence[str]) -> list[str]:
     """Give each tenant a stream of its own, and return the tenants that had none. Raises `StartError`."""
+    async with _operator(config) as client:
+        return await separate(client, Subjects(config.subject_prefix), tenants)
+
+
+async def stream_events(config: Config, tenants: Sequence[str]) -> Mapping[str, str]:
+    """Let each tenant read its events from a stream of its own. Return the names of these. Raises `StartError`."""
+    async with _operator(config) as client:
+        return await stream(client, Subjects(config.subject_prefix), tenants)
+
+
+@asynccontextmanager
+async def _operator(config: Config) -> AsyncIterator[GuardedClient]:
     errors: list[str] = []
 
     async def remember(error: Exception) -> None:
@@ -29,6 +43,6 @@ async def separate_tenants(config: Config, tenants: Sequence[str]) -> list[str]:
         **nats_login(config).options(),
     )
     try:
-        return await separate(client, Subjects(config.subject_prefix), tenants)
+        yield client
     finally:
         await client.close()

@@ -13,8 +13,9 @@ from timer_service.client import TimerClient, TimerServiceError
 from timer_service.client.answers import read_rows
 
 Tenants = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT...", help="Every tenant.")]
+Readers = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT...", help="Readers of events.")]
 
-app = typer.Typer(help="Tenants: what they use of their limits, and their streams of commands.", no_args_is_help=True)
+app = typer.Typer(help="Tenants: what they use of their limits, and their streams.", no_args_is_help=True)
 
 
 @broker_command(app)
@@ -44,6 +45,18 @@ def separate(tenants: Tenants, server: Server = None) -> None:
         typer.echo("Tenants without a stream can publish no command. Name every tenant.", err=True)
     for tenant in tenants:
         typer.echo(f"{tenant}: {'has a new stream' if tenant in new else 'had its stream already'}")
+
+
+@app.command()
+def events(tenants: Readers, server: Server = None) -> None:
+    """Let tenants read their events from streams of their own, with the login of the operator.
+
+    Each stream takes the events of its tenant from the stream of events, and keeps each one until it is acknowledged.
+    """
+    from timer_service.app.tenant_streams import stream_events  # noqa: PLC0415 - `usage` needs no adapter
+
+    for tenant, stream in run_async(stream_events(client_config(server), tenants)).items():
+        typer.echo(f"{tenant}: reads the stream {stream} with the consumer {tenant}")
 
 
 def _row(answer: Any) -> tuple[str, str, str]:

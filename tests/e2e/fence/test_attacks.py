@@ -60,11 +60,11 @@ def requests(*subjects: bytes, body: bytes = b"", reply: bytes = b"_INBOX.tenant
     return [RawMessage(subjects[n % len(subjects)], body, reply=reply) for n in range(1_000)]
 
 
-NEXT = b"$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT.tenant-a"
+NEXT = b"$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT_tenant-a.tenant-a"
 FLOODS = {
     "requests to JetStream": requests(b"$JS.API.INFO", b"$JS.API.STREAM.INFO.TIMER_CMD", b"$JS.API.STREAM.NAMES"),
     "requests about the own consumer": requests(
-        b"$JS.API.CONSUMER.INFO.TIMER_EVT.tenant-a", b"TIMERS.API.CONSUMER.INFO.TIMER_EVT.tenant-a"
+        b"$JS.API.CONSUMER.INFO.TIMER_EVT_tenant-a.tenant-a", b"TIMERS.API.CONSUMER.INFO.TIMER_EVT_tenant-a.tenant-a"
     ),
     "requests to the system account": requests(b"$SYS.REQ.USER.INFO", b"$SYS.REQ.ACCOUNT.PING.CONNZ"),
     "pulls": requests(NEXT, body=PULL),

@@ -147,6 +147,16 @@ def test_prepare_refuses_fronts_that_contradict(fronts: tuple[str, ...], why: st
     assert not (tmp_path / "server").exists()
 
 
+def test_prepare_adds_nobody_to_a_server_that_lets_tenants_read_all_events(tmp_path: Path) -> None:
+    """A new tenant imports its own stream of events, which a configuration of an older version does not export."""
+    prepare(tmp_path / "server", "tenant-a")
+    config = tmp_path / "server" / "nats.conf"
+    config.write_text(config.read_text().replace("MSG.NEXT.*.*", "MSG.NEXT.TIMER_EVT.*"))
+    ran = prepare(tmp_path / "server", "tenant-b")
+    assert (ran.returncode, "nats.conf is of an older version" in ran.stderr) == (1, True)
+    assert "tenant-b" not in (tmp_path / "server" / "tenants.conf").read_text()
+
+
 def test_prepare_gives_a_port_to_one_front(tmp_path: Path) -> None:
     """The port of a server in front that exists is refused for another tenant, also in a later call."""
     prepare(tmp_path / "server", "--front", "tenant-a:4223")

@@ -67,7 +67,7 @@ async def until_answered(peer: Peer) -> Any:
 
 async def test_client_works_through_a_front(a: Peer, front: Front, operator: Operator, broker: NatsServer) -> None:
     """A tenant gets outcomes, replies and events, pulls and acknowledges events, and executes workflows."""
-    pulling = await a.connection.jetstream().pull_subscribe_bind("tenant-a", stream="TIMER_EVT")
+    pulling = await a.connection.jetstream().pull_subscribe_bind("tenant-a", stream="TIMER_EVT_tenant-a")
     (events,) = await a.subscribe("timer.evt.v1.tenant-a.due-time-reached")
     async with TimerClient.connect(front.url, **LOGIN) as client:
         assert (await client.schedule("tenant-a", "call-1", datetime.now(UTC))).name == "scheduled"
@@ -188,7 +188,7 @@ async def test_traces_are_made_only_in_front(a: Peer, front: Front, operator: Op
         ([HIDING, own], ["in front"]),
         ([own, HIDING, own], ["in front"]),
         ([HIDING, own, b"Nats-Trace-Only: true"], ["in front"]),
-        ([own, HIDING, b"Nats-Trace-Dest: $JS.ACK.TIMER_EVT.tenant-a.x"], ["in front"]),
+        ([own, HIDING, b"Nats-Trace-Dest: $JS.ACK.TIMER_EVT_tenant-a.tenant-a.x"], ["in front"]),
         ([own, HIDING, b"Nats-Trace-Dest: _INBOX.tenant-a.x"], ["in front"]),
         ([own, HIDING, b"Nats-Trace-Dest: _R_.x"], ["in front"]),
         ([own, HIDING, f"Nats-Trace-Dest: {prepared.secret}.{CANCEL}".encode()], ["in front", "behind"]),
@@ -241,8 +241,8 @@ async def test_traces_do_not_have_the_secret(a: Peer, operator: Operator, prepar
         "timer.cmd.v1.tenant-a.start-run",
         COUNT,
         "timer.wrk.v1.tenant-a.poll-tasks",
-        "$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT.tenant-a",
-        "$JS.ACK.TIMER_EVT.tenant-a.x",
+        "$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT_tenant-a.tenant-a",
+        "$JS.ACK.TIMER_EVT_tenant-a.tenant-a.x",
     )
     for subject in traced:
         await a.publish(subject, b"{}", INBOX, Nats_Trace_Dest=CANCEL)

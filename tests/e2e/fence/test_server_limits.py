@@ -10,7 +10,7 @@ from tests.harness.fence import CONFIG, PASSWORDS, PATIENCE_SECONDS, Operator, c
 from tests.harness.processes import NatsServer, unused_port
 from tests.harness.raw_nats import RawMessage, RawNats
 
-NEXT = "$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT.tenant-a"
+NEXT = "$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT_tenant-a.tenant-a"
 COUNT = "timer.qry.v1.tenant-a.count-timers"
 PULLS = 100
 MESSAGES = 600

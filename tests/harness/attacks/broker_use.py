@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from tests.harness.attacks.attack import LONG_AFTER, LONG_AGO, Attack, address, body, flood
+from tests.harness.attacks.attack import LONG_AFTER, LONG_AGO, Attack, address, body, flood, numbered
 from tests.harness.raw_nats import RawMessage, header_block
 
 MIB = 1024 * 1024
 _INBOX = b"_INBOX.tenant-a.any"
-_NEXT = b"$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT.tenant-a"
+_NEXT = b"$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT_tenant-a.tenant-a"
+_OWN = b"$JS.ACK.TIMER_EVT_tenant-a.tenant-a"
 _SCHEDULE = address("ScheduleTimer")
 _DUE = body("ScheduleTimer", {"serviceCallId": "call-NUMBER", "dueAt": LONG_AGO, "data": "x" * 10_000})
 _LATER = body("ScheduleTimer", {"serviceCallId": "call-NUMBER", "dueAt": LONG_AFTER, "data": "x" * 10_000})
@@ -35,23 +36,37 @@ def _churn(*patterns: bytes) -> Attack:
     return Attack(lambda _: one * 50, 100 * len(patterns), connections=4)
 
 
+def _refused_events(count: int, data: int, *, batch: int = 1000, reads: bool = True) -> Attack:
+    """Pull own events that are stored already, and refuse all of them, so that each pull gets them again."""
+    due = {"serviceCallId": "event-NUMBER", "dueAt": LONG_AGO, "data": "x" * data}
+    stored = [numbered(RawMessage(_SCHEDULE, body("ScheduleTimer", due)), number) for number in range(count)]
+    pull = RawMessage(_NEXT, b'{"batch": %d, "no_wait": true}' % batch, reply=_INBOX)
+    refused = [RawMessage(b"%b.1.%d.1.1.0" % (_OWN, each), b"-NAK") for each in range(1, count + 1)]
+    block = b"".join(each.encode() for each in (pull, *refused))
+    opening = b"SUB %b 1\r\n" % _INBOX
+    return Attack(lambda _: block, count + 1, connections=18, opening=opening, prepare=stored, reads=reads)
+
+
 BROKER_USE: Mapping[str, Attack] = {
     "requests to JetStream": _requests(
-        b"$JS.API.INFO", b"$JS.API.STREAM.INFO.TIMER_CMD", b"$JS.API.CONSUMER.INFO.TIMER_EVT.tenant-a"
+        b"$JS.API.INFO", b"$JS.API.STREAM.INFO.TIMER_CMD", b"$JS.API.CONSUMER.INFO.TIMER_EVT_tenant-a.tenant-a"
     ),
     "requests to the system account": _requests(b"$SYS.REQ.USER.INFO", b"$SYS.REQ.ACCOUNT.PING.CONNZ"),
     "pulls": _requests(_NEXT, content=b'{"batch": 1, "no_wait": true}'),
     "pulls that wait": _requests(_NEXT, content=b'{"batch": 1000, "expires": 60000000000}'),
     "pulls with replies elsewhere": _requests(_NEXT, content=b'{"batch": 1, "no_wait": true}', reply=b"$JS.API.INFO"),
     "acknowledgements of own events": flood(
-        RawMessage(b"$JS.ACK.TIMER_EVT.tenant-a.1.1.1.1.0", b"+ACK"),
-        RawMessage(b"$JS.ACK.TIMER_EVT.tenant-a.1.99999.99999.1.0", b"+WPI"),
-        RawMessage(b"$JS.ACK.TIMER_EVT.tenant-a.x", b"+NXT", reply=_INBOX),
+        RawMessage(_OWN + b".1.1.1.1.0", b"+ACK"),
+        RawMessage(_OWN + b".1.99999.99999.1.0", b"+WPI"),
+        RawMessage(_OWN + b".x", b"+NXT", reply=_INBOX),
     ),
     "acknowledgements of others": flood(
         RawMessage(b"$JS.ACK.TIMER_CMD.timer-service.1.1.1.1.0", b"+TERM"),
-        RawMessage(b"$JS.ACK.TIMER_EVT.tenant-b.1.1.1.1.0", b"+TERM"),
+        RawMessage(b"$JS.ACK.TIMER_EVT_tenant-b.tenant-b.1.1.1.1.0", b"+TERM"),
     ),
+    "small events that are refused": _refused_events(1000, 100),
+    "large events that are refused": _refused_events(700, 60_000),
+    "large events that are refused and not read": _refused_events(700, 60_000, reads=False),
     "forbidden subjects": _requests(
         b"timer.cmd.v1.tenant-b.schedule-timer", b"timer.evt.v1.tenant-a.x", b"timer.dlq.v1.tenant-a.x", b"_R_.x"
     ),

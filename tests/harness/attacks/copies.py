@@ -53,7 +53,7 @@ COPIES: Mapping[str, Attack] = {
 }
 
 TRACES: Mapping[str, Attack] = {
-    "traces to acknowledgements": flood(RawMessage(_USAGE, headers=_trace(b"$JS.ACK.TIMER_EVT.tenant-a.x"))),
+    "traces to acknowledgements": flood(RawMessage(_USAGE, headers=_trace(b"$JS.ACK.TIMER_EVT_tenant-a.tenant-a.x"))),
     "traces to queries": flood(RawMessage(_USAGE, headers=_trace(_USAGE))),
     "traces to requests of workers": flood(RawMessage(_USAGE, headers=_trace(_POLL))),
     "traces to commands": flood(RawMessage(_USAGE, headers=_trace(_SCHEDULE))),

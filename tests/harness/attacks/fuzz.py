@@ -45,10 +45,21 @@ _QUERIES: Mapping[str, Sequence[str]] = {
 _SUBJECTS = (
     *(f"timer.{kind}.v1.{tenant}.schedule-timer" for kind in ("cmd", "evt", "dlq") for tenant in (TENANT, "tenant-b")),
     *(f"$JS.API.{name}" for name in ("INFO", "STREAM.NAMES", "STREAM.INFO.TIMER_CMD", "STREAM.MSG.GET.TIMER_EVT")),
-    *(f"$JS.API.CONSUMER.{name}" for name in ("MSG.NEXT.TIMER_EVT.tenant-a", "MSG.NEXT.TIMER_EVT.tenant-b")),
-    *(f"$JS.API.CONSUMER.{name}" for name in ("CREATE.TIMER_EVT", "INFO.TIMER_EVT.tenant-b", "LIST.TIMER_EVT")),
+    *(
+        f"$JS.API.CONSUMER.{name}"
+        for name in ("MSG.NEXT.TIMER_EVT_tenant-a.tenant-a", "MSG.NEXT.TIMER_EVT_tenant-b.tenant-b")
+    ),
+    *(
+        f"$JS.API.CONSUMER.{name}"
+        for name in (
+            "CREATE.TIMER_EVT",
+            "MSG.NEXT.TIMER_EVT.tenant-a",
+            "INFO.TIMER_EVT_tenant-b.tenant-b",
+            "LIST.TIMER_EVT",
+        )
+    ),
     *(f"$JS.API.DIRECT.GET.{name}" for name in ("TIMER_EVT", "TIMER_CMD.timer.cmd.v1.tenant-b.schedule-timer")),
-    *(f"$JS.ACK.TIMER_EVT.{name}.1.1.1.1.0" for name in (TENANT, "tenant-b")),
+    *(f"$JS.ACK.TIMER_EVT_{name}.{name}.1.1.1.1.0" for name in (TENANT, "tenant-b")),
     "$JS.ACK.TIMER_CMD.timer-service.1.1.1.1.0",
     *(f"timer.qry.v1.{tenant}.list-timers" for tenant in ("tenant-b", "*", ">")),
     *("$SYS.REQ.USER.INFO", "$SYS.REQ.ACCOUNT.PING.CONNZ", "$SRV.PING", "$SRV.STATS.timer-service"),

@@ -63,6 +63,10 @@ class Subjects:
         """Return the name that a tenant's own stream of commands had before it was secret, such as `TIMER_CMD_acme`."""
         return f"{self.stream(Kind.COMMAND)}_{tenant}"
 
+    def tenant_events(self, tenant: str) -> str:
+        """Return the name of the stream from which a tenant reads its events, such as `TIMER_EVT_acme`."""
+        return f"{self.stream(Kind.EVENT)}_{tenant}"
+
     def intake(self, tenant: str, stream_created: int) -> str:
         """Return the subject by which commands go from a tenant's own stream to the stream of commands.
 

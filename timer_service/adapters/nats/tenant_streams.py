@@ -10,17 +10,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import nats.errors
 from nats.aio.client import Client
-from nats.js.errors import APIError, NotFoundError
 
 from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.set_up import SECONDS, create, create_consumer, find, find_info, start_errors
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.streams import TENANT_CONSUMER, StreamInfo, wanted_stream
 from timer_service.adapters.nats.subjects import Subjects, covers
-from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
-from timer_service.nats_client import UNREADABLE_ANSWER
 
 _WINDOW = 16
 """How many commands of a tenant the stream of commands takes at a time. One of another tenant waits for these."""
@@ -28,7 +25,6 @@ _SHORTEST_WINDOW = 100_000_000
 """In nanoseconds. The streams of the tenants recognize repeats. The stream of commands would drop a command with an id
 that another tenant has used, although the server has acknowledged it."""
 _MAX_BYTES = 256 * 1024 * 1024
-_SECONDS = 5
 _HEARTBEAT_NANOSECONDS = 1_000_000_000  # the only one that the server accepts here
 
 _Config = Mapping[str, Any]
@@ -42,12 +38,12 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
     Tenants without a stream of their own can publish no command afterwards. If it fails, run it again. Raises
     `StartError` with the reason of the server.
     """
-    try:
-        commands = await _find(client, subjects.stream(Kind.COMMAND))
+    with start_errors("the streams of the tenants"):
+        commands = await find(client, subjects.stream(Kind.COMMAND))
         found = await _find_streams(client, subjects, tenants)
         replicas = 1 if commands is None else commands["config"]["num_replicas"]
         streams = {
-            tenant: info or await _create(client, _empty_stream(subjects, tenant, replicas))
+            tenant: info or await create(client, _empty_stream(subjects, tenant, replicas))
             for tenant, info in found.items()
         }
         sources = {tenant: await _source(client, subjects, tenant, info) for tenant, info in streams.items()}
@@ -56,14 +52,6 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
         for tenant, info in streams.items():
             await _empty_known_stream(client, subjects.known_tenant_stream(tenant))
             await _update(client, info, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
-    except APIError as error:
-        raise StartError(f"the streams of the tenants cannot be set up: {error.description}") from error
-    except UNREADABLE_ANSWER as error:
-        reason = f"the server sent an answer that cannot be read ({type(error).__name__})"
-        raise StartError(f"the streams of the tenants cannot be set up: {reason}") from error
-    except (nats.errors.Error, TimeoutError) as error:
-        reason = "JetStream does not answer; this needs the login of the operator"
-        raise StartError(f"the streams of the tenants cannot be set up: {reason}") from error
     return [tenant for tenant, info in found.items() if info is None]
 
 
@@ -76,9 +64,7 @@ async def _source(client: Client, subjects: Subjects, tenant: str, info: StreamI
     """
     stream, created = info["config"]["name"], nanoseconds(info["created"])
     consumer = {"name": f"{TENANT_CONSUMER}{created}", "deliver_subject": subjects.intake(tenant, created)}
-    try:
-        await request(client, f"CONSUMER.INFO.{stream}.{consumer['name']}")
-    except NotFoundError:
+    if await find_info(client, f"CONSUMER.INFO.{stream}.{consumer['name']}") is None:
         config = {
             "durable_name": consumer["name"],
             "deliver_subject": consumer["deliver_subject"],
@@ -87,8 +73,7 @@ async def _source(client: Client, subjects: Subjects, tenant: str, info: StreamI
             "idle_heartbeat": _HEARTBEAT_NANOSECONDS,
             "max_ack_pending": _WINDOW,
         }
-        name = f"CONSUMER.DURABLE.CREATE.{stream}.{consumer['name']}"
-        await request(client, name, {"stream_name": stream, "config": config}, seconds=_SECONDS)
+        await create_consumer(client, stream, config)
     return {"name": stream, "consumer": consumer}
 
 
@@ -99,10 +84,10 @@ async def _take_from(client: Client, subjects: Subjects, sources: Mapping[str, _
     before they are changed: another operator may have added tenants.
     """
     names = await _read_names(client)
-    commands = await _find(client, subjects.stream(Kind.COMMAND))
+    commands = await find(client, subjects.stream(Kind.COMMAND))
     if commands is None:
         wanted = {"subjects": [], "sources": [*sources.values()], "duplicate_window": _SHORTEST_WINDOW}
-        await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})
+        await create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})
         return
     config, pattern = commands["config"], subjects.pattern(Kind.COMMAND)
     wanted_names = {each["name"] for each in sources.values()}
@@ -132,7 +117,7 @@ def _empty_stream(subjects: Subjects, tenant: str, replicas: int) -> _Config:
 
 async def _empty_known_stream(client: Client, name: str) -> None:
     """Let a stream whose name is not secret take no more commands. It stays a source for those that it has."""
-    if info := await _find(client, name):
+    if info := await find(client, name):
         await _update(client, info, {"subjects": [name]})
 
 
@@ -147,7 +132,7 @@ async def _find_streams(client: Client, subjects: Subjects, tenants: Sequence[st
     found: dict[str, StreamInfo | None] = {}
     for tenant in tenants:
         pattern = subjects.pattern_of_tenant(Kind.COMMAND, tenant)
-        streams = [info for name in names.get(tenant, ()) if (info := await _find(client, name))]
+        streams = [info for name in names.get(tenant, ()) if (info := await find(client, name))]
         taking = [info for info in streams if pattern in (info["config"].get("subjects") or ())]
         found[tenant] = next(iter(taking + streams), None)
     return found
@@ -157,7 +142,7 @@ async def _read_names(client: Client) -> set[str]:
     """Return the names of all streams."""
     names = set[str]()
     while True:
-        page = await request(client, "STREAM.NAMES", {"offset": len(names)}, seconds=_SECONDS)
+        page = await request(client, "STREAM.NAMES", {"offset": len(names)}, seconds=SECONDS)
         found = page.get("streams") or []
         known = len(names)
         names.update(found)
@@ -165,18 +150,7 @@ async def _read_names(client: Client) -> set[str]:
             return names
 
 
-async def _find(client: Client, name: str) -> StreamInfo | None:
-    try:
-        return await request(client, f"STREAM.INFO.{name}")
-    except NotFoundError:
-        return None
-
-
-async def _create(client: Client, config: _Config) -> StreamInfo:
-    return await request(client, f"STREAM.CREATE.{config['name']}", config, seconds=_SECONDS)
-
-
 async def _update(client: Client, info: StreamInfo, changes: _Config) -> None:
     config = info["config"]
     if any((config.get(name) or []) != value for name, value in changes.items()):
-        await request(client, f"STREAM.UPDATE.{config['name']}", {**config, **changes}, seconds=_SECONDS)
+        await request(client, f"STREAM.UPDATE.{config['name']}", {**config, **changes}, seconds=SECONDS)

@@ -1,0 +1,121 @@
+"""Streams from which tenants read their events, on a real server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.js.client import JetStreamContext
+
+from tests.harness.processes import PATIENCE_SECONDS, NatsServer
+from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.tenant_events import stream_events
+from timer_service.core.errors import StartError
+
+SUBJECTS = Subjects("timer")
+TENANTS = ["a", "b"]
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+async def operator(server: NatsServer) -> AsyncIterator[Client]:
+    async with await nats.connect(server.url, reconnect_time_wait=0.01) as client:
+        await client.jetstream().add_stream(name="TIMER_EVT", subjects=["timer.evt.v1.*.*"])
+        yield client
+
+
+async def publish(client: Client, tenant: str, *bodies: bytes) -> None:
+    for body in bodies:
+        await client.jetstream().publish(f"timer.evt.v1.{tenant}.due-time-reached", body)
+
+
+async def read(js: JetStreamContext, tenant: str, count: int) -> list[bytes]:
+    """Read and acknowledge events of a tenant."""
+    subscription = await js.pull_subscribe_bind(tenant, stream=f"TIMER_EVT_{tenant}")
+    bodies: list[bytes] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(bodies) < count:
+            for message in await subscription.fetch(count - len(bodies), timeout=PATIENCE_SECONDS):
+                bodies.append(message.data)
+                await message.ack_sync()
+    await subscription.unsubscribe()
+    return bodies
+
+
+async def test_each_tenant_reads_its_own_events(operator: Client) -> None:
+    """A tenant gets the events that are stored already and later ones, in their order, and none of another tenant."""
+    await publish(operator, "a", b"1", b"2")
+    assert await stream_events(operator, SUBJECTS, TENANTS) == {"a": "TIMER_EVT_a", "b": "TIMER_EVT_b"}
+    await publish(operator, "b", b"of b")
+    await publish(operator, "a", b"3")
+    js = operator.jetstream()
+    assert await read(js, "a", 3) == [b"1", b"2", b"3"]
+    assert await read(js, "b", 1) == [b"of b"]
+
+
+async def test_events_that_are_acknowledged_take_no_room(operator: Client) -> None:
+    """The stream of a tenant keeps an event until it is acknowledged. The stream of events keeps it on."""
+    await stream_events(operator, SUBJECTS, ["a"])
+    await publish(operator, "a", b"1", b"2", b"3")
+    js = operator.jetstream()
+    await read(js, "a", 2)
+    assert (await js.stream_info("TIMER_EVT_a")).state.messages == 1
+    assert (await js.stream_info("TIMER_EVT")).state.messages == 3
+
+
+async def test_streams_that_exist_stay(operator: Client) -> None:
+    """A second run changes nothing, also not what the operator has changed, and replaces a deleted consumer."""
+    await stream_events(operator, SUBJECTS, ["a"])
+    await publish(operator, "a", b"1", b"2")
+    js = operator.jetstream()
+    await read(js, "a", 1)
+    config = (await request(operator, "STREAM.INFO.TIMER_EVT_a"))["config"]
+    await request(operator, "STREAM.UPDATE.TIMER_EVT_a", {**config, "max_bytes": 1000})
+    await js.delete_consumer("TIMER_EVT_a", "a")
+    await stream_events(operator, SUBJECTS, ["a"])
+    assert (await request(operator, "STREAM.INFO.TIMER_EVT_a"))["config"]["max_bytes"] == 1000
+    assert await read(js, "a", 1) == [b"2"]
+
+
+async def test_full_stream_loses_no_event(operator: Client) -> None:
+    """While a tenant does not read, its stream is full. When it reads, all later events arrive, in their order."""
+    await stream_events(operator, SUBJECTS, ["a"])
+    config = (await request(operator, "STREAM.INFO.TIMER_EVT_a"))["config"]
+    await request(operator, "STREAM.UPDATE.TIMER_EVT_a", {**config, "max_bytes": 2000})
+    bodies = [b"%d" % number + b"x" * 300 for number in range(20)]
+    await publish(operator, "a", *bodies)
+    assert await read(operator.jetstream(), "a", len(bodies)) == bodies
+
+
+@pytest.mark.slow
+async def test_events_after_a_crash_of_the_server(operator: Client, server: NatsServer) -> None:
+    """After a crash, a tenant gets no event again that it has acknowledged, and all others."""
+    await stream_events(operator, SUBJECTS, ["a"])
+    await publish(operator, "a", b"1", b"2")
+    await read(operator.jetstream(), "a", 2)
+    await server.kill()
+    await server.start()
+    async with await nats.connect(server.url) as client:
+        await publish(client, "a", b"3")
+        assert await read(client.jetstream(), "a", 1) == [b"3"]
+
+
+async def test_another_stream_with_the_name(operator: Client) -> None:
+    """A stream that takes something else is not used: the error names it."""
+    await operator.jetstream().add_stream(name="TIMER_EVT_a", subjects=["any"])
+    with pytest.raises(StartError, match="TIMER_EVT_a does not take the events of a: delete it"):
+        await stream_events(operator, SUBJECTS, ["a"])
+
+
+async def test_a_reason_of_the_server(operator: Client) -> None:
+    """If the server refuses a stream, the error has its reason."""
+    with pytest.raises(StartError, match="events of the tenants cannot be set up: stream name is too long"):
+        await stream_events(operator, SUBJECTS, ["a" * 300])
