@@ -72,6 +72,9 @@ QUERIES: Mapping[str, Attack] = {
     "cursors": queries(*(("list-timers", {"cursor": "A" * length}) for length in (1, 7, 500, 5_000))),
     "queries of 60 KB": flood(RawMessage(_LIST, b"{}".ljust(60_000), reply=_INBOX), size=20),
     "queries of max_payload": flood(RawMessage(_LIST, b'{"x":[' + b"0," * 500_000 + b"0]}", reply=_INBOX), size=4),
+    "queries of max_payload over 18 connections": flood(
+        RawMessage(_LIST, b"{}".ljust(1_000_000), reply=_INBOX), size=4, connections=18
+    ),
     "queries with 100,000 headers": flood(
         RawMessage(_LIST, b"{}", header_block(*(b"a:b" for _ in range(100_000))), _INBOX), size=4
     ),
