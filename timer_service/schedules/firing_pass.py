@@ -31,6 +31,8 @@ MOST_SLOTS_OF_SCHEDULE = 100
 MOST_DATA = 2 * MIB
 MOST_COMPUTING_SECONDS = 0.02
 """The bounds of one transaction. Slots beyond them stay due. A single slot may have more data, or take longer."""
+_COST_OF_START = 4
+"""A slot that starts a workflow counts as so many: 1,000 of them took 0.25 s, in which nothing else is written."""
 _PIECE_SECONDS = 0.005
 """How long slots are computed before other tasks get a turn."""
 
@@ -82,13 +84,16 @@ class _Room:
         """How long slots have been computed."""
         self._piece = 0.0
 
-    def most_slots(self, data_size: int) -> int:
-        """Return how many slots of a schedule may fire, each with `data_size` characters. The first one always may."""
+    def most_slots(self, data_size: int, cost: int) -> int:
+        """Return how many slots of a schedule may fire, each with `data_size` characters. The first one always may.
+
+        `cost`: as how many each of them counts.
+        """
         if self.slots == MOST_SLOTS:
-            return min(MOST_SLOTS_OF_SCHEDULE, max(self.data // max(data_size, 1), 1))
+            return min(MOST_SLOTS_OF_SCHEDULE, max(min(self.slots // cost, self.data // max(data_size, 1)), 1))
         if self.seconds >= MOST_COMPUTING_SECONDS:
             return 0
-        return min(MOST_SLOTS_OF_SCHEDULE, self.slots, self.data // max(data_size, 1))
+        return min(MOST_SLOTS_OF_SCHEDULE, self.slots // cost, self.data // max(data_size, 1))
 
     async def compute(self, schedule: Schedule, now: int, most: int) -> Decision:
         """Return the decision on a schedule. Other tasks run after each piece of computing."""
@@ -106,15 +111,16 @@ class _Room:
                 self._piece += seconds
             await self.turn()
 
-    def use(self, slots: int, data_size: int, seconds: float) -> float:
+    def use(self, slots: int, data_size: int, seconds: float, cost: int = 1) -> float:
         """Take what a schedule has used. Return which part of a transaction it is. Computing has taken `seconds`.
 
         Its row is written, with its data, also if no slot fires.
         """
         data = max(slots, 1) * data_size
-        self.slots -= max(slots, 1)
+        counted = max(slots * cost, 1)
+        self.slots -= counted
         self.data -= data
-        return max(max(slots, 1) / MOST_SLOTS, data / MOST_DATA, seconds / MOST_COMPUTING_SECONDS)
+        return max(counted / MOST_SLOTS, data / MOST_DATA, seconds / MOST_COMPUTING_SECONDS)
 
     async def turn(self) -> None:
         """Let other tasks run if a piece of computing is done."""
@@ -192,7 +198,8 @@ async def _decide(rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers
     done = Fired()
     room = _Room()
     for row in order.of(rows):
-        if not (most := room.most_slots(row["data_size"])):
+        cost = 1 if row["start"] is None else _COST_OF_START
+        if not (most := room.most_slots(row["data_size"], cost)):
             done.is_whole = False
             break
         try:
@@ -215,7 +222,7 @@ async def _decide(rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers
         else:
             slots = len(decision.fired)
             done.firings.append(Firing(schedule, decision, row["data_size"]))
-        order.charge(schedule.key.tenant_id, room.use(slots, row["data_size"], room.seconds - seconds))
+        order.charge(schedule.key.tenant_id, room.use(slots, row["data_size"], room.seconds - seconds, cost))
         await room.turn()
     waiting = _unreached(rows, done)
     rests = [each.before.key.tenant_id for each in done.firings if each.decision.schedule.is_due(now)]

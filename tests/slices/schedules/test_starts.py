@@ -51,6 +51,20 @@ async def test_each_slot_starts_a_workflow(starting: StartingSchedules) -> None:
     assert (await starting.view())["firedCount"] == 1
 
 
+async def test_a_transaction_starts_few_workflows(starting: StartingSchedules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction starts 250 workflows, so that others need not wait long. The rest follows at once."""
+    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", inf)
+    for number in range(301):
+        starting.send("PutSchedule", scheduleId=f"s-{number:03}", every="PT1M", start={"type": "order"})
+    await starting.consume()
+    starting.clock.advance(minutes=1)
+    counts = []
+    for _ in range(2):
+        await starting.worker.tick(starting.clock.now())
+        counts.append(len(await starting.rows("workflows")))
+    assert counts == [250, 301]
+
+
 async def test_the_view_shows_the_start(starting: StartingSchedules) -> None:
     """The reply to get-schedule and the page have the fields of `start`, with the defaults."""
     await starting.put_start(start={"input": [1], "deadlineIn": 60_000, "retry": {"maxAttempts": 2}, **KEY})
