@@ -70,6 +70,7 @@ PLANS = {
     ),
     "runs to sweep": (sweep._SQL["due_runs"], ["Index Scan runs_to_sweep"]),
     "stale jobs of a tenant": (sweep._SQL["stale_jobs_of_tenant"], ["Index Scan run_jobs_stale_of_tenant"]),
+    "the oldest stale job": (sweep._SQL["oldest_stale_job"], ["Index Scan run_jobs_stale"]),
     "a job that may be stale": (sweep._SQL["stale_at"], [f"Index Scan {JOB}"]),
     "the next sweep": (sweep._SQL["next_sweep"], ["Index Only Scan runs_to_sweep"]),
     "the next stale job": (sweep._SQL["next_stale"], ["Index Only Scan run_jobs_stale"]),

@@ -38,6 +38,10 @@ WHERE tenant_id = :tenant_id AND stale_at > 0 AND stale_at <= :now
 ORDER BY stale_at
 LIMIT :limit
 
+-- name: oldest_stale_job
+-- Returns the job whose `stale_at` has passed first.
+SELECT tenant_id, run_id, job_name FROM run_jobs WHERE stale_at <= :now ORDER BY stale_at LIMIT 1
+
 -- name: stale_at
 -- Returns a job and its `stale_at`.
 SELECT tenant_id, run_id, job_name, stale_at FROM run_jobs

@@ -268,6 +268,18 @@ async def test_get_run_while_it_is_deleted(runs: Runs) -> None:
     assert reply["error"]["code"] == "NOT_FOUND"
 
 
+async def test_stale_job_behind_many_tenants(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale job is found at once, however many tenants before it have jobs that are not stale yet."""
+    monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", 2)
+    for tenant in ("a", "b", "c", "d", "e"):
+        await runs.request("StartRun", tenant=tenant, jobs=[{"name": "a", "staleAfterSeconds": 6000}])
+    await runs.request("StartRun", tenant="z", jobs=[{"name": "a\ufffd", "staleAfterSeconds": 50}])
+    now = runs.clock.advance(seconds=50)
+    passes = [await runs.sweep.tick(now) for _ in range(3)]
+    assert passes[:2] == [(0, now), (0, now)]
+    assert passes[2].done == 1
+
+
 async def test_ids_that_are_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """Rows with damaged keys cannot be swept. They do not make passes follow each other at once."""
     runs = Runs(sqlite, memory_broker, clock)
