@@ -55,6 +55,9 @@ def _stream(subjects: Subjects, tenant: str) -> Mapping[str, Any]:
     source = {
         "name": subjects.stream(Kind.EVENT),
         "filter_subject": subjects.pattern_of_tenant(Kind.EVENT, tenant),
+        # The server writes its position every two minutes. Without this, if it crashed before the first time and all
+        # events here were acknowledged, it would go on from the time of the last one, and skip those that waited.
+        "opt_start_seq": 1,
     }
     return {
         **wanted_stream(subjects, Kind.EVENT),
