@@ -1,6 +1,7 @@
 """Streams from which tenants read their events, on a real server."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -132,6 +133,31 @@ async def test_events_that_wait_during_a_crash(
     async with await nats.connect(server.url) as client:
         later = await read_until(client.jetstream(), "a", bodies[-1])
     assert later[-2:] == bodies[-2:]
+
+
+@pytest.mark.slow
+async def test_older_copy_of_the_stream_of_events(operator: Client, server: NatsServer, tmp_path: Path) -> None:
+    """If the stream of events is restored from an older copy, the server would skip new events. The error says so."""
+    await stream_events(operator, SUBJECTS, ["a"])
+    await publish(operator, "a", b"1")
+    (stored,) = await asyncio.to_thread(lambda: [*tmp_path.glob("**/streams/TIMER_EVT")])
+    await server.terminate()
+    await asyncio.to_thread(shutil.copytree, stored, tmp_path / "copy")
+    await server.start()
+    async with await nats.connect(server.url) as client:
+        await publish(client, "a", b"2")
+        await read_until(client.jetstream(), "a", b"2")
+    await server.terminate()
+    await asyncio.to_thread(shutil.rmtree, stored)
+    await asyncio.to_thread(shutil.copytree, tmp_path / "copy", stored)
+    await server.start()
+    async with await nats.connect(server.url) as client:
+        with pytest.raises(StartError, match="TIMER_EVT_a has taken events that TIMER_EVT does not have: delete it"):
+            await stream_events(client, SUBJECTS, ["a"])
+        await client.jetstream().delete_stream("TIMER_EVT_a")
+        await stream_events(client, SUBJECTS, ["a"])
+        await publish(client, "a", b"3")
+        assert await read(client.jetstream(), "a", 2) == [b"1", b"3"]
 
 
 async def test_another_stream_with_the_name(operator: Client) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from timer_service.adapters.nats.set_up import create, create_consumer, find, find_info, start_errors
-from timer_service.adapters.nats.streams import wanted_stream
+from timer_service.adapters.nats.streams import StreamInfo, wanted_stream
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
@@ -35,9 +35,24 @@ async def stream_events(client: Client, subjects: Subjects, tenants: Sequence[st
                 await create(client, {**wanted, "num_replicas": replicas})
             elif not _takes_events(found["config"], wanted):
                 raise StartError(f"the stream {stream} does not take the events of {tenant}: delete it, and try again")
+            else:
+                await _check_position(client, subjects, found)
             if await find_info(client, f"CONSUMER.INFO.{stream}.{tenant}") is None:
                 await create_consumer(client, stream, {"durable_name": tenant, "ack_policy": "explicit"})
     return streams
+
+
+async def _check_position(client: Client, subjects: Subjects, found: StreamInfo) -> None:
+    """Raise `StartError` if a stream has taken events that the stream of events lacks, because it is an older copy.
+
+    The server would skip new events until they have reached the sequence of those. `found`: read before, as both grow.
+    """
+    events = await find(client, subjects.stream(Kind.EVENT))
+    taken = max((each.get("seq", 0) for each in found.get("sources") or ()), default=0)
+    if events is not None and taken > events["state"]["last_seq"]:
+        stream = found["config"]["name"]
+        reason = f"the stream {stream} has taken events that {events['config']['name']} does not have"
+        raise StartError(f"{reason}: delete it when it is empty, and try again")
 
 
 def _takes_events(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
