@@ -18,7 +18,7 @@ from tests.harness.raw_nats import RawMessage, RawNats, header_block
 from tests.harness.raw_worker import RawWorker, complete, start_workflows
 from timer_service.app.slices import SLICES
 from timer_service.client import NewTimer, Outcome, TimerClient
-from timer_service.core.message import kebab
+from timer_service.core.message import MAX_MESSAGE_BYTES, kebab
 
 COUNT = "timer.qry.v1.tenant-a.count-timers"
 CANCEL = "timer.cmd.v1.tenant-a.cancel-timer"
@@ -83,6 +83,15 @@ async def test_client_works_through_a_front(a: Peer, front: Front, operator: Ope
     (task,) = await worker.poll()
     assert await worker.report(task, complete("ok")) == "completed"
     assert "violation" not in (front.log.read_text() + broker.log.read_text()).lower()
+
+
+async def test_largest_event_passes_the_link(a: Peer, operator: Operator) -> None:
+    """The server behind makes an event larger when the stream of the tenant takes it. It arrives all the same."""
+    subject, data = "timer.evt.v1.tenant-a.due-time-reached", b"x" * (MAX_MESSAGE_BYTES - 64)
+    await operator.connection.jetstream().publish(subject, data, headers={"Nats-Msg-Id": "1"})
+    pulling = await a.connection.jetstream().pull_subscribe_bind("tenant-a", stream="TIMER_EVT_tenant-a")
+    (pulled,) = await pulling.fetch(1, timeout=PATIENCE_SECONDS)
+    assert len(pulled.data) == len(data)
 
 
 async def test_client_works_after_the_link_was_lost(a: Peer, broker: NatsServer, front: Front) -> None:
