@@ -374,6 +374,21 @@ async def test_no_round_while_a_small_batch_waits() -> None:
     assert counts == [20, 20, 39]
 
 
+async def test_commands_behind_others_that_were_put_back_leave_room(stream: ScriptedStream) -> None:
+    """A large command that must wait, behind one of its tenant that was put back, is dropped and read again later."""
+    stream.commands = {"large": (REACHED + 2, b"x" * (BATCH_BYTES + 1))}
+    lane = Lane(stream)
+    await lane.run_round()
+    lane.lane._returned.put([delivery(address=command_address("large"), position=Position(1, REACHED + 1))])
+    stream.commands["good"] = (REACHED + 3, b"")
+    found = []
+    for _ in range(2):
+        await lane.run_round()
+        found.append(sequences(lane.take()))
+        lane.lane._returned.take(1)
+    assert found == [[REACHED + 3], [REACHED + 2]]
+
+
 async def test_no_round_while_enough_waits(stream: ScriptedStream) -> None:
     """Nothing is read while a full batch waits to be taken."""
     body = b"x" * MB

@@ -180,9 +180,7 @@ class ExpressLane:
                 continue
             self._paused_until[delivery.address.tenant] = time.monotonic() + delay.total_seconds()
             tenant, sequence = delivery.address.tenant, delivery.position.sequence
-            first = min([sequence, *self._read.remove(tenant)])  # all are read again, in their order
-            self._ahead[tenant] = min(first - 1, self._ahead.get(tenant, first - 1))
-            self._waiting.setdefault(tenant)
+            self._read_again(tenant, min([sequence, *self._read.remove(tenant)]))  # all of them, in their order
 
     def forget_handled(self, sequence: int, stored_at: int) -> bool:
         """Return whether a command was settled ahead, and forget it. The consumer delivers it now.
@@ -209,8 +207,20 @@ class ExpressLane:
         return behind * (now - began) > _BACKLOG_SECONDS * max(last_size, 1)
 
     def _has_room(self) -> bool:
+        if not self._read.has_room:
+            self._drop_held()
         is_batch = self._read.count(waits=self._returned.holds) >= self._limit
         return self._read.has_room and not is_batch and len(self._handled) < _MOST_HANDLED_AHEAD
+
+    def _drop_held(self) -> None:
+        """Drop commands of tenants in `returned`. Others need the room now, and these are read again later."""
+        for tenant in filter(self._returned.holds, self._read.tenants):
+            self._read_again(tenant, min(self._read.remove(tenant)))
+
+    def _read_again(self, tenant: str, first: int) -> None:
+        """Read the commands of a tenant again, from a sequence on."""
+        self._ahead[tenant] = min(first - 1, self._ahead.get(tenant, first - 1))
+        self._waiting.setdefault(tenant)
 
     def _forget_backlog(self) -> None:
         self._search.forget_backlog()

@@ -31,6 +31,11 @@ class ReadAhead:
         """Whether another command may be read: there are fewer bytes than a batch may have."""
         return self._bytes < self._batch_bytes
 
+    @property
+    def tenants(self) -> set[str]:
+        """The tenants of the commands."""
+        return {delivery.address.tenant for delivery in self._deliveries}
+
     def count(self, *, waits: Callable[[str], bool]) -> int:
         """Return how many commands can be taken: those of a tenant that `waits` stay here."""
         return sum(not waits(delivery.address.tenant) for delivery in self._deliveries)
