@@ -94,6 +94,7 @@ async def test_streams_that_exist_stay(operator: Client) -> None:
     assert await read(js, "a", 1) == [b"2"]
 
 
+@pytest.mark.slow
 async def test_full_stream_loses_no_event(operator: Client) -> None:
     """While a tenant does not read, its stream is full. When it reads, all later events arrive, in their order."""
     await stream_events(operator, SUBJECTS, ["a"])
