@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -18,12 +17,6 @@ from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import Delivery
 
 CONSUMER = ("TIMER_CMD", "timer-service")
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    async with NatsServer(tmp_path / "nats") as server:
-        yield server
 
 
 @pytest.fixture

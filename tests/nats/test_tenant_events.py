@@ -21,12 +21,6 @@ TENANTS = ["a", "b"]
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    async with NatsServer(tmp_path / "nats") as server:
-        yield server
-
-
-@pytest.fixture
 async def operator(server: NatsServer) -> AsyncIterator[Client]:
     async with await nats.connect(server.url, reconnect_time_wait=0.01) as client:
         await client.jetstream().add_stream(name="TIMER_EVT", subjects=["timer.evt.v1.*.*"])

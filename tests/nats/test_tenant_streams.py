@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -26,12 +25,6 @@ from timer_service.core.health import HEALTHY
 from timer_service.core.message import Kind, Position
 
 SUBJECTS = Subjects("timer")
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    async with NatsServer(tmp_path / "nats") as server:
-        yield server
 
 
 @asynccontextmanager

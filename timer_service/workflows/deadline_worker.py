@@ -9,7 +9,6 @@ from functools import partial
 from timer_service.core import outbox
 from timer_service.core.backlog_gate import RECHECK_MS, BacklogGate
 from timer_service.core.database import Transaction
-from timer_service.core.due_rows import may_be_damaged
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
 from timer_service.core.tenant_turns import TenantTurns
@@ -54,8 +53,7 @@ class DeadlineWorker:
         tenants = await self._turns.next_due(tx, now, _MOST_WORKFLOWS)
         share = _MOST_WORKFLOWS // max(len(tenants), 1)
         locked = {each.key: each for each in await store.lock_past_deadline(tx, tenants, now, share)}
-        doubtful = [key for key in locked if may_be_damaged(key)]
-        damaged = set(doubtful) - set(await store.find(tx, doubtful))  # they cannot be ended: no statement finds them
+        damaged = await store.find_damaged(tx, locked)  # they cannot be ended
         before = {key: each for key, each in locked.items() if key not in damaged}
         after = {key: each.fail(FailureCode.DEADLINE, now) for key, each in before.items()}
         await store.advance(tx, before, after)

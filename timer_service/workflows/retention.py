@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from timer_service.core.database import Row, Transaction
-from timer_service.core.due_rows import may_be_damaged
 from timer_service.core.sql import load_sql
 from timer_service.workflows import store
 from timer_service.workflows.workflow import Key
@@ -33,8 +32,7 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
 
 async def _without_damaged_keys(tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
     """Leave out rows to which nothing can be written: one with many effects would be the whole batch, each time."""
-    doubtful = [key for row in rows if may_be_damaged(key := _key(row))]
-    damaged = set(doubtful) - set(await store.find(tx, doubtful))
+    damaged = await store.find_damaged(tx, [_key(row) for row in rows])
     return [row for row in rows if _key(row) not in damaged]
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from timer_service.core.cause import cause_columns, read_cause
 from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.due_rows import may_be_damaged
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Position
@@ -82,6 +83,12 @@ COUNTED = (
 async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Workflow]:
     """Return the workflows that exist among `keys`, tombstones included."""
     return by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
+
+
+async def find_damaged(reader: Reader, keys: Collection[Key]) -> set[Key]:
+    """Return those of the keys, which were read, that no statement finds: they are damaged in the database."""
+    doubtful = [key for key in keys if may_be_damaged(key)]
+    return set(doubtful) - set(await find(reader, doubtful))
 
 
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Workflow]:

@@ -118,7 +118,11 @@ async def test_reply_subject_of_the_service_deletes_no_stream(
             await peer.publish(pull, none, f"{prefix}.STREAM.DELETE.{stream}")
             assert ((await replies.next_msg(PATIENCE_SECONDS)).headers or {})["Status"] == "404"
     await operator.count_messages()
-    assert {each.config.name for each in await streams.streams_info()} >= set(STREAMS)
+    assert {each.config.name for each in await streams.streams_info()} == {
+        *STREAMS,
+        "TIMER_EVT_tenant-a",
+        "TIMER_EVT_tenant-b",
+    }
     for _ in range(2):  # the first pull gets the marker of `count_messages`
         await operator.publish(pull, none, "$JS.API.STREAM.DELETE.TIMER_DLQ")
     async with asyncio.timeout(PATIENCE_SECONDS):
