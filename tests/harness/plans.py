@@ -55,6 +55,8 @@ UPDATE pg_class SET reltuples = 50 * reltuples WHERE relnamespace = 'public'::re
 """
 """The planner estimates the rows from the size of the file and the rows per page, which this multiplies."""
 
+_ARGUMENTS = {"text": "'tenant-7'", "text[]": "ARRAY['job-7', 'job-8']"}
+
 _Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
@@ -97,7 +99,7 @@ async def _plan(connection: _Connection, sql: str, mode: str) -> list[str]:
     """Plan a statement. All statements share a connection, because a new one costs more than a plan."""
     text, _ = translate(sql)
     types = [each.name for each in (await connection.prepare(text)).get_parameters()]
-    arguments = ", ".join("'tenant-7'" if name == "text" else "500" for name in types)
+    arguments = ", ".join(_ARGUMENTS.get(name, "500") for name in types)
     await connection.execute(f"{_BEGIN}; SET LOCAL plan_cache_mode = {mode}")
     await connection.execute(f"PREPARE statement AS {text}")
     lines = await connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE statement{f'({arguments})' if arguments else ''}")

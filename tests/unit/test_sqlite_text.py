@@ -47,6 +47,21 @@ async def test_joined_statement_returns_the_same_rows(tmp_path: Path, number: in
         assert await database.reader.fetch_each(FIND, []) == []
 
 
+async def test_list_finds_each_of_its_texts(tmp_path: Path) -> None:
+    """`= ANY (:names)` finds the rows of all texts in a list, whatever they contain, and of no others."""
+    async with opened_sqlite(tmp_path / "kept.db") as database:
+        async with database.transaction() as tx:
+            await tx.execute("CREATE TABLE kept (key TEXT, number INTEGER)")
+            await tx.executemany("INSERT INTO kept VALUES (:key, 0)", [{"key": key} for key in [*KEYS, "y", "x\0y"]])
+            update = "UPDATE kept SET number = :number WHERE key = ANY (:keys) AND number < :number"
+            assert await tx.executemany(update, [{"number": 7, "keys": KEYS}]) == len(KEYS)
+            assert await tx.execute(update, {"number": 8, "keys": []}) == 0
+            with pytest.raises(ValueError, match=r"contains the character U\+0000"):
+                await tx.execute(update, {"number": 9, "keys": ["x\0y"]})
+        rows = await database.reader.fetch("SELECT key FROM kept WHERE number = 7")
+        assert [row["key"] for row in rows] == KEYS
+
+
 def test_sizes_of_inserts() -> None:
     """Many rows are inserted with few statements, of few sizes, so that they stay prepared."""
     sizes = [[len(part) for part in parts([()] * count)] for count in (0, 1, 31, 32, 513, 1000)]

@@ -3,7 +3,7 @@
 SQL is portable text with `:name` parameters (see docs/architecture.md). An adapter translates it for its engine.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -15,10 +15,14 @@ Parameters = Mapping[str, Any]
 
 
 class Row(Protocol):
-    """One row of a result, read by column name."""
+    """One row of a result, read by column name or as a whole."""
 
     def __getitem__(self, column: str, /) -> Any:
         """Return the value of a column."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the values in the order of the columns, which is faster for thousands of rows."""
         ...
 
 

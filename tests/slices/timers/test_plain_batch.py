@@ -73,7 +73,7 @@ async def play(database: SqliteDatabase, seed: int) -> tuple[list[Mapping[str, A
     while await timers.tick():
         pass
     rows = await database.reader.fetch("SELECT * FROM timer_schedules ORDER BY tenant_id, service_call_id")
-    found = [dict(row) for row in rows]  # type: ignore[call-overload]
+    found: list[Mapping[str, Any]] = [dict(row) for row in rows]
     async with database.transaction() as tx:
         await tx.execute("DELETE FROM timer_schedules")
         await tx.execute("DELETE FROM timer_cancellations")
