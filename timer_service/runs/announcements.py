@@ -65,7 +65,7 @@ def find(before: States, after: States) -> list[Announcement]:
     ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
     with_outputs = {key: _with_needs(state) for key, state in after.items() if state.run.has_outputs}
     counts = Counter(run.key for run, job in ready if job.name in with_outputs.get(run.key, ()))
-    shares = {run.key: min(OUTPUTS_BYTES, _RUN_OUTPUTS_BYTES // max(counts[run.key], 1)) for run, _ in ready}
+    shares = {key: min(OUTPUTS_BYTES, _RUN_OUTPUTS_BYTES // max(counts[key], 1)) for key in after}
     skipped = (Announcement(state.run, job) for key, state in after.items() for job in _skipped(before[key], state))
     return [*(Announcement(run, job, shares[run.key]) for run, job in ready), *skipped]
 
@@ -85,7 +85,7 @@ def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
 
 def _skipped(before: RunState, after: RunState) -> Iterator[Job]:
     for name, job in after.jobs.items():
-        if _is_skipped(job) and job is not before.jobs.get(name):
+        if job is not before.jobs.get(name) and _is_skipped(job):
             yield job
 
 

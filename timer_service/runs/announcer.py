@@ -1,6 +1,6 @@
 """The announcer: a worker that adds the events of deferred announcements to the outbox.
 
-Tenants take turns. Each transaction adds the events of one tenant, of about 2 MiB.
+Tenants take turns. Each transaction adds the events of one tenant, of about 512 KiB.
 """
 
 import asyncio

@@ -259,18 +259,20 @@ class Draft:
         """
         self.added_edges.append(AddedEdges(command.position, edges.to_jobs))
         self.need_count += len(edges.to_jobs) + len(edges.to_groups)
-        self.stored_bytes += self.counted.jobs((job.name, group) for job in jobs)
-        self.stored_bytes += need_bytes(edges.to_jobs) + self.counted.group_needs(edges.to_groups)
-        new = {job.name: _new_job(job, group, command.id) for job in jobs}
-        self.payload_bytes += sum(job.payload_bytes for job in new.values())
+        needs, groups = (Counter(edge.job for edge in each) for each in edges)
+        new = {job.name: _new_job(job, group, needs.get(job.name, 0), groups.get(job.name, 0), command) for job in jobs}
+        if "stored_bytes" in vars(self):
+            self.stored_bytes += self.counted.jobs((job.name, group) for job in jobs)
+            self.stored_bytes += need_bytes(edges.to_jobs) + self.counted.group_needs(edges.to_groups)
+        if "payload_bytes" in vars(self):
+            self.payload_bytes += sum(job.payload_bytes for job in new.values())
         self.jobs |= new
         added = len(jobs) + len(edges.to_jobs) + len(edges.to_groups)
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
         _append(self._downstream, edges.to_jobs)
         _append(self.downstream_of_groups, edges.to_groups)
-        needs, groups = (Counter(edge.job for edge in each) for each in edges)
-        self._change_counts(needs, groups, command)
-        self._change_counts(Counter(), Counter({edge.job: -1 for edge in resolved}), command)
+        more = Counter({name: count for name, count in needs.items() if name not in new})
+        self._change_counts(more, Counter({edge.job: -1 for edge in resolved}), command)
         ended = (edge for edge in edges.to_jobs if self.jobs[edge.upstream].ended)
         self._evaluate_edges(ended, [*(job.name for job in jobs), *(edge.job for edge in resolved)], command.id)
 
@@ -341,15 +343,17 @@ def _dropped_jobs(command: Command) -> Sequence[str]:
     return payload.dropped_jobs or () if isinstance(payload, ReportJobStatus) else ()
 
 
-def _new_job(job: NewJob, group: str | None, command_id: str) -> Job:
+def _new_job(job: NewJob, group: str | None, needs: int, groups: int, command: Command) -> Job:
     payload = job.payload_text
     return Job(
         name=job.name,
         group=group,
+        open_needs=needs,
+        open_groups=groups,
         stale_after_ms=None if job.stale_after_seconds is None else job.stale_after_seconds * 1000,
         payload=payload,
         payload_bytes=0 if payload is None else len(payload.encode()),
-        changed_by=command_id,
+        changed_by=command.id,
     )
 
 

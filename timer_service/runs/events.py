@@ -24,8 +24,8 @@ async def add(
 ) -> int:
     """Add the events of the changes to the outbox. Return how many the changes have.
 
-    `stuck` names the stuck jobs of each run. If the events of jobs have more than about 2 MiB, the `announcer` adds the
-    others later.
+    `stuck` names the stuck jobs of each run. If the events of jobs have more than about 512 KiB, the `announcer` adds
+    the others later.
     """
     of_jobs = announcements.find(before, after)
     added = await job_events.add(tx, of_jobs, now)

@@ -19,7 +19,7 @@ from timer_service.runs.run_event import run_event
 from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "job_events.sql")
-_MOST_BYTES = 2 * 1024 * 1024
+_MOST_BYTES = 512 * 1024
 """How many bytes of these events one transaction adds. The last event may exceed it."""
 _JOBS_AT_ONCE = 200
 """Of how many jobs the needs are read at a time. Together they have at most 100,000 of each run."""
@@ -28,7 +28,7 @@ _OVERHEAD = 2000
 
 
 async def add(tx: Transaction, announcements: Sequence[Announcement], now: int) -> int:
-    """Add the events of the first announcements, of about 2 MiB and at least one. Return how many these are."""
+    """Add the events of the first announcements, of about 512 KiB and at least one. Return how many these are."""
     added, room = 0, _MOST_BYTES
     while added < len(announcements) and room > 0:
         some = announcements[added : added + _JOBS_AT_ONCE]

@@ -1,9 +1,10 @@
 """Reads the parts of runs that commands can change."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
-from timer_service.core.database import Reader, Transaction
+from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Command, Position
 from timer_service.core.sql import load_sql
@@ -11,8 +12,16 @@ from timer_service.core.turns import Turns
 from timer_service.runs import rules, store
 from timer_service.runs.draft import Pending, RunState
 from timer_service.runs.edges import read_needed_by
-from timer_service.runs.graph import Edge
-from timer_service.runs.messages import CancelRun, IfFailed, JobStatus, ReportJobStatus, ResolveGroup, StartRun
+from timer_service.runs.graph import JOB_OF, Edge
+from timer_service.runs.messages import (
+    MAX_JOBS,
+    CancelRun,
+    IfFailed,
+    JobStatus,
+    ReportJobStatus,
+    ResolveGroup,
+    StartRun,
+)
 from timer_service.runs.rules import NO_POSITION, Group, Job, Run, RunKey
 from timer_service.runs.store import JobKey
 
@@ -20,6 +29,12 @@ _SQL = load_sql("timer_service.runs", "loader.sql")
 _FIND_LOCKED = f"{_SQL['find_run']}\n/* for update */"
 _IF_FAILED = {str(each): each for each in IfFailed}
 _BYTES_OF_TURN = 64 * 1024
+Names = Mapping[RunKey, Collection[str]]
+"""Names of jobs by run."""
+_MANY_JOBS = 50
+"""So many jobs of one run are read with one statement for all of them, which takes half as long."""
+_MOST_JOBS = MAX_JOBS // 2
+"""For more jobs of one run, all of its jobs are read."""
 _MAX_LEVELS = 50
 """A cascade of skips is read level by level up to this depth. For a deeper one, four statements read the whole run."""
 
@@ -138,11 +153,10 @@ class Loader:
     async def read_whole_runs(self, keys: Collection[RunKey]) -> None:
         """Read all jobs, needs and groups of runs."""
         named = [key._asdict() for key in keys]
-        for row in await self._reader.fetch_each(_SQL["jobs_of_run"], named):
-            self._jobs[store.run_key(row)][row["job_name"]] = store.read_job(row)
+        self._add_jobs(await self._reader.fetch_each(_SQL["jobs_of_run"], named))
         for key in keys:
             self._downstream[key] = {}
-        await self._read_edges("edges_of_run", named)
+        self._add_edges(await self._reader.fetch_each(_SQL["edges_of_run"], named))
         await self.read_groups(keys)
         for row in await self._reader.fetch_each(_SQL["group_needs_of_run"], named):
             edge = Edge(row["group_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
@@ -150,8 +164,7 @@ class Loader:
 
     async def read_open_jobs(self, keys: Collection[RunKey]) -> None:
         """Read the jobs of runs that have not ended."""
-        for row in await self._reader.fetch_each(_SQL["open_jobs_of_run"], [key._asdict() for key in keys]):
-            self._jobs[store.run_key(row)][row["job_name"]] = store.read_job(row)
+        self._add_jobs(await self._reader.fetch_each(_SQL["open_jobs_of_run"], [key._asdict() for key in keys]))
 
     async def read_groups(self, keys: Collection[RunKey]) -> None:
         """Read the groups of runs."""
@@ -196,8 +209,7 @@ class Loader:
 
     async def read_jobs(self, jobs: Iterable[JobKey]) -> None:
         """Read jobs by key."""
-        for row in await self._reader.fetch_each(_SQL["find_job"], [store.job_parameters(each) for each in jobs]):
-            self._jobs[store.run_key(row)][row["job_name"]] = store.read_job(row)
+        await self._read_jobs(_by_run(jobs))
 
     async def read_affected_jobs(self, succeeded: Collection[JobKey], failed: Collection[JobKey]) -> None:
         """Read the jobs that need the ended jobs, and the jobs that a failure skips.
@@ -205,37 +217,73 @@ class Loader:
         The skipped jobs are read level by level, which reads only jobs that can change. A recursive statement would
         use no index on PostgreSQL.
         """
-        seen = {each for each in (*succeeded, *failed) if each[1] in self._jobs[each[0]]}
-        edges = await self._read_downstream(seen)
-        fails = {each for each in seen if each in failed or self._jobs[each[0]][each[1]].is_waiting}
-        level = {(key, edge.job) for key, edge in edges if (key, edge.upstream) in fails and self._can_skip(key, edge)}
+        seen = _by_run(each for each in (*succeeded, *failed) if each[1] in self._jobs[each[0]])
+        await self._read_downstream(seen)
+        failing: Names = {
+            key: [name for name in names if (key, name) in failed or self._jobs[key][name].is_waiting]
+            for key, names in seen.items()
+        }
         for _ in range(_MAX_LEVELS):
-            level -= seen
-            if not level:
+            level = {key: self._skipped_by(key, names) - seen[key] for key, names in failing.items()}
+            failing = {key: names for key, names in level.items() if names}
+            if not failing:
                 return
-            seen |= level
-            edges = await self._read_downstream(level)
-            level = {(key, edge.job) for key, edge in edges if self._can_skip(key, edge)}
-        await self.read_whole_runs({key for key, _ in level})
+            for key, names in failing.items():
+                seen[key].update(names)
+            await self._read_downstream(failing)
+        await self.read_whole_runs([key for key, names in failing.items() if self._skipped_by(key, names) - seen[key]])
 
-    async def _read_downstream(self, jobs: Iterable[JobKey]) -> list[tuple[RunKey, Edge]]:
-        """Read the jobs that need `jobs`, and the edges to them. Return the edges.
+    def _skipped_by(self, key: RunKey, failing: Collection[str]) -> set[str]:
+        """Return the waiting jobs of a run that are skipped if jobs of it fail."""
+        jobs, skip = self._jobs[key], IfFailed.SKIP
+        edges = self._edges_from(key, failing)
+        return {name for _, name, if_failed in edges if if_failed is skip and jobs[name].is_waiting}
+
+    async def _read_downstream(self, jobs: Names) -> None:
+        """Read the jobs that need `jobs`, and the edges to them.
 
         The two reads are not joined: without statistics, PostgreSQL would start the join with all jobs of a run.
         """
-        read = await self._read_edges("downstream", [store.job_parameters(each) for each in jobs])
-        edges = [(key, edge) for key, upstream in read for edge in self._downstream[key][upstream]]
-        await self.read_jobs({(key, edge.job) for key, edge in edges if edge.job not in self._jobs[key]})
-        return edges
+        self._add_edges(await self._fetch_named("downstream", "downstream_of_jobs", jobs))
+        needing = {key: map(JOB_OF, self._edges_from(key, names)) for key, names in jobs.items()}
+        await self._read_jobs({key: set(names).difference(self._jobs[key]) for key, names in needing.items()})
 
-    async def _read_edges(self, statement: str, named: Sequence[Mapping[str, str]]) -> list[JobKey]:
-        """Read the edges from jobs to the jobs that need them. Return the jobs that other jobs need."""
-        found: list[JobKey] = []
-        for row in await self._reader.fetch_each(_SQL[statement], named):
-            key, upstream = store.run_key(row), row["job_name"]
-            self._downstream[key][upstream] = read_needed_by(upstream, row["needed_by"])
-            found.append((key, upstream))
-        return found
+    def _edges_from(self, key: RunKey, names: Collection[str]) -> Iterator[Edge]:
+        return chain.from_iterable(self._downstream[key].get(name, ()) for name in names)
 
-    def _can_skip(self, key: RunKey, edge: Edge) -> bool:
-        return edge.if_failed is IfFailed.SKIP and self._jobs[key][edge.job].is_waiting
+    async def _read_jobs(self, jobs: Names) -> None:
+        """Read jobs. If these are most of a run, read all of its jobs, which is faster."""
+        whole = [key._asdict() for key, names in jobs.items() if len(names) > _MOST_JOBS]
+        some = {key: names for key, names in jobs.items() if len(names) <= _MOST_JOBS}
+        self._add_jobs(await self._reader.fetch_each(_SQL["jobs_of_run"], whole))
+        self._add_jobs(await self._fetch_named("find_job", "find_jobs", some))
+
+    async def _fetch_named(self, of_job: str, of_jobs: str, jobs: Names) -> list[Row]:
+        """Run the statement `of_job` for each of some jobs, or `of_jobs` for many jobs of one run together."""
+        few = [
+            store.job_parameters((key, name))
+            for key, names in jobs.items()
+            if len(names) < _MANY_JOBS
+            for name in names
+        ]
+        many = [{**key._asdict(), "job_names": list(names)} for key, names in jobs.items() if len(names) >= _MANY_JOBS]
+        return [
+            *await self._reader.fetch_each(_SQL[of_job], few),
+            *await self._reader.fetch_each(_SQL[of_jobs], many),
+        ]
+
+    def _add_jobs(self, rows: Iterable[Row]) -> None:
+        for key, job in store.read_jobs(rows):
+            self._jobs[key][job.name] = job
+
+    def _add_edges(self, rows: Iterable[Row]) -> None:
+        """Add the edges from jobs to the jobs that need them."""
+        for tenant_id, run_id, upstream, needed_by in rows:
+            self._downstream[RunKey(tenant_id, run_id)][upstream] = read_needed_by(upstream, needed_by)
+
+
+def _by_run(jobs: Iterable[JobKey]) -> dict[RunKey, set[str]]:
+    names = defaultdict[RunKey, set[str]](set)
+    for key, name in jobs:
+        names[key].add(name)
+    return names

@@ -65,11 +65,24 @@ SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open
 FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
+-- name: find_jobs
+-- Returns jobs of a run.
+SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
+    stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
+FROM run_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names)
+
 -- name: downstream
 -- Returns the jobs that need a job.
 SELECT tenant_id, run_id, job_name, needed_by
 FROM /* each of many */ run_edges
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needed_by IS NOT NULL
+
+-- name: downstream_of_jobs
+-- Returns, for each of some jobs of a run, the jobs that need it.
+SELECT tenant_id, run_id, job_name, needed_by
+FROM run_edges
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names) AND needed_by IS NOT NULL
 
 -- name: pending
 -- Returns all pending commands of a run.

@@ -1,8 +1,8 @@
 """Writes the changes of runs, and converts between rows and values."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress
 from typing import Any
 
 from pydantic_core import to_json
@@ -16,7 +16,7 @@ from timer_service.runs.draft import Pending, RunState, read_waiting
 from timer_service.runs.edges import write_needed_by, write_needs
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import JobStatus, RunStatus
-from timer_service.runs.rules import Group, Job, Run, RunKey
+from timer_service.runs.rules import NO_POSITION, Group, Job, Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "store.sql")
 
@@ -24,6 +24,21 @@ _JOB_STATUSES = {str(status): status for status in JobStatus}  # three times as 
 
 _PART_CHARACTERS = 4 * 1024 * 1024
 """The limit for the JSON of edges that is in memory at the same time. Each name may be in it 10,000 times."""
+
+_CHANGED = (
+    "tenant_id",
+    "run_id",
+    "status",
+    "reason",
+    "open_needs",
+    "open_groups",
+    "ready_at",
+    "settled_at",
+    "stale_at",
+    "position_epoch",
+    "position_sequence",
+)
+"""The parameters of `update_job` and `update_jobs` without the names."""
 
 JobKey = tuple[RunKey, str]
 """The key of a job: its run and its name."""
@@ -38,11 +53,11 @@ COUNTED = (
 async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mapping[RunKey, RunState]) -> None:
     """Write the difference between two states of locked runs."""
     pairs = [(before[key], state) for key, state in after.items()]
-    await tx.insert(_SQL["insert_job"], [_new_job(*each) for old, new in pairs for each in _added_jobs(old, new)])
+    await _insert_jobs(tx, [each for old, new in pairs for each in _added_jobs(old, new)])
     changed = [(new.run, *each) for old, new in pairs for each in _changed_jobs(old, new)]
-    cancelled = {run.key: job.settled_at for run, job, was in changed if _was_cancelled_with(run, was, job)}
-    updated = [(run.key, job) for run, job, was in changed if not _was_cancelled_with(run, was, job)]
-    await tx.executemany(_SQL["update_job"], [_job(*each) for each in updated])
+    with_run = [_was_cancelled_with(run, was, job) for run, job, was in changed]
+    await _update_jobs(tx, [(run.key, job) for (run, job, _), each in zip(changed, with_run, strict=True) if not each])
+    cancelled = {run.key: job.settled_at for run, job, _ in compress(changed, with_run)}
     await tx.executemany(_SQL["cancel_open_jobs"], [{**key._asdict(), "at": at} for key, at in cancelled.items()])
     outputs = [_outputs((run.key, job.name), job) for run, job, was in changed if job.outputs != was.outputs]
     await tx.executemany(_SQL["update_outputs"], outputs)
@@ -65,6 +80,31 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     await tx.executemany(_SQL["update_run"], [_run(new.run) for old, new in pairs if new.run != old.run])
 
 
+async def _insert_jobs(tx: Transaction, jobs: Collection[tuple[RunKey, Job]]) -> None:
+    await tx.insert(_SQL["insert_pending_job"], [_pending_job(*key, job) for key, job in jobs if _is_as_new(job)])
+    await tx.insert(_SQL["insert_job"], [_new_job(*key, job) for key, job in jobs if not _is_as_new(job)])
+
+
+def _is_as_new(job: Job) -> bool:
+    """Return whether no report has changed a new job, and it was neither skipped nor cancelled."""
+    return job.status is JobStatus.PENDING and job.position == NO_POSITION
+
+
+async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> None:
+    """Write changed jobs. Those of a run that changed in the same way are written together, in half the time."""
+    names = defaultdict[tuple[Any, ...], list[str]](list)
+    for key, job in jobs:
+        names[_changes(key, job)].append(job.name)
+    alone = [{"job_name": alike[0], **_named(values)} for values, alike in names.items() if len(alike) == 1]
+    await tx.executemany(_SQL["update_job"], alone)
+    many = [{"job_names": alike, **_named(values)} for values, alike in names.items() if len(alike) > 1]
+    await tx.executemany(_SQL["update_jobs"], many)
+
+
+def _named(changes: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(_CHANGED, changes, strict=True))
+
+
 def _different(left: Mapping[Position, Pending], right: Mapping[Position, Pending]) -> list[Position]:
     """Return the positions of the commands in `left` that are missing or different in `right`."""
     return [at for at, pending in left.items() if right.get(at) != pending]
@@ -85,8 +125,9 @@ def _was_cancelled_with(run: Run, before: Job, after: Job) -> bool:
     """
     if run.status not in (RunStatus.CANCELLED, RunStatus.REJECTED) or after.status is not JobStatus.CANCELLED:
         return False
-    cancelled = before._replace(status=after.status, settled_at=after.settled_at, stale_at=None, reason=None)
-    return after._replace(changed_by=before.changed_by) == cancelled
+    return after == before._replace(
+        status=after.status, settled_at=after.settled_at, stale_at=None, reason=None, changed_by=after.changed_by
+    )
 
 
 def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]]) -> Iterator[Edge]:
@@ -101,12 +142,13 @@ def _changed_edges(old: RunState, new: RunState) -> Iterator[_EdgesRow]:
     """Yield the row of each job that got an edge. Commands that add edges have read the whole run."""
     added = list(_added_edges(old.downstream, new.downstream))
     changed = {edge.job for edge in added} | {edge.upstream for edge in added}
+    tenant_id, run_id = new.run.key
     upstream = defaultdict[str, list[Edge]](list)
     for edge in chain.from_iterable(new.downstream.values()) if added else ():
         upstream[edge.job].append(edge)
     for name in sorted(changed):
         needs = write_needs(upstream.get(name, ()))
-        yield *new.run.key, name, needs, len(needs or ""), write_needed_by(new.downstream.get(name, ()))
+        yield tenant_id, run_id, name, needs, len(needs or ""), write_needed_by(new.downstream.get(name, ()))
 
 
 def _in_parts(rows: Iterable[_EdgesRow]) -> Iterator[list[_EdgesRow]]:
@@ -163,10 +205,28 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-def _new_job(key: RunKey, job: Job) -> tuple[Any, ...]:
-    """Return the values of `insert_job`, in its order. A run has up to 10,000 jobs, and dictionaries take longer."""
+def _pending_job(tenant_id: str, run_id: str, job: Job) -> tuple[Any, ...]:
+    """Return the values of `insert_pending_job`, in its order. Dictionaries take longer."""
     return (
-        *key,
+        tenant_id,
+        run_id,
+        job.name,
+        job.group,
+        job.payload,
+        job.payload_bytes,
+        job.open_needs,
+        job.open_groups,
+        job.ready_at,
+        job.stale_after_ms,
+        job.stale_at,
+    )
+
+
+def _new_job(tenant_id: str, run_id: str, job: Job) -> tuple[Any, ...]:
+    """Return the values of `insert_job`, in its order."""
+    return (
+        tenant_id,
+        run_id,
         job.name,
         job.status,
         job.group,
@@ -185,22 +245,19 @@ def _new_job(key: RunKey, job: Job) -> tuple[Any, ...]:
     )
 
 
-def _job(key: RunKey, job: Job) -> dict[str, Any]:
-    tenant_id, run_id = key
-    return {
-        "tenant_id": tenant_id,
-        "run_id": run_id,
-        "job_name": job.name,
-        "status": job.status,
-        "reason": job.reason,
-        "open_needs": job.open_needs,
-        "open_groups": job.open_groups,
-        "ready_at": job.ready_at,
-        "settled_at": job.settled_at,
-        "stale_at": job.stale_at,
-        "position_epoch": job.position.epoch,
-        "position_sequence": job.position.sequence,
-    }
+def _changes(key: RunKey, job: Job) -> tuple[Any, ...]:
+    """Return the values of `_CHANGED`, in its order."""
+    return (
+        *key,
+        job.status,
+        job.reason,
+        job.open_needs,
+        job.open_groups,
+        job.ready_at,
+        job.settled_at,
+        job.stale_at,
+        *job.position,
+    )
 
 
 def _outputs(key: JobKey, job: Job) -> dict[str, Any]:
@@ -265,22 +322,45 @@ def read_run(row: Row) -> Run:
     )
 
 
-def read_job(row: Row) -> Job:
-    """Return the job of a row of `run_jobs`, without payload and outputs."""
-    return Job(
-        name=row["job_name"],
-        status=_JOB_STATUSES[row["status"]],
-        group=row["group_name"],
-        ready_at=row["ready_at"],
-        open_needs=row["open_needs"],
-        open_groups=row["open_groups"],
-        settled_at=row["settled_at"],
-        reason=row["reason"],
-        stale_after_ms=row["stale_after_ms"],
-        stale_at=row["stale_at"],
-        payload_bytes=row["payload_bytes"],
-        position=Position(row["position_epoch"], row["position_sequence"]),
-    )
+def read_jobs(rows: Iterable[Row]) -> Iterator[tuple[RunKey, Job]]:
+    """Return the jobs of rows of `run_jobs` with their runs, without payload and outputs.
+
+    The columns have the order that all statements of `loader.sql` have. Read by name, 10,000 rows take 30 ms, not 8.
+    """
+    for (
+        tenant_id,
+        run_id,
+        job_name,
+        status,
+        group_name,
+        reason,
+        open_needs,
+        open_groups,
+        ready_at,
+        settled_at,
+        stale_after_ms,
+        stale_at,
+        payload_bytes,
+        position_epoch,
+        position_sequence,
+    ) in rows:
+        yield (
+            RunKey(tenant_id, run_id),
+            Job(
+                name=job_name,
+                status=_JOB_STATUSES[status],
+                group=group_name,
+                ready_at=ready_at,
+                open_needs=open_needs,
+                open_groups=open_groups,
+                settled_at=settled_at,
+                reason=reason,
+                stale_after_ms=stale_after_ms,
+                stale_at=stale_at,
+                payload_bytes=payload_bytes,
+                position=Position(position_epoch, position_sequence),
+            ),
+        )
 
 
 def read_group(row: Row) -> Group:

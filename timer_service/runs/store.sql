@@ -21,6 +21,16 @@ INSERT INTO run_jobs (
     :ready_at, :settled_at, :stale_after_ms, :stale_at, :position_epoch, :position_sequence
 )
 
+-- name: insert_pending_job
+-- Inserts a job that is pending. It has fewer values: a run can have 10,000 jobs, and each value takes time.
+INSERT INTO run_jobs (
+    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, open_needs, open_groups, ready_at,
+    stale_after_ms, stale_at, position_epoch, position_sequence
+) VALUES (
+    :tenant_id, :run_id, :job_name, 'pending', :group_name, :payload, :payload_bytes, :open_needs, :open_groups,
+    :ready_at, :stale_after_ms, :stale_at, 0, 0
+)
+
 -- name: update_job
 -- Updates a job of a locked run.
 UPDATE run_jobs
@@ -28,6 +38,14 @@ SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = 
     settled_at = :settled_at, stale_at = :stale_at, position_epoch = :position_epoch,
     position_sequence = :position_sequence
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+
+-- name: update_jobs
+-- Updates jobs of a locked run that change in the same way: one report can make 10,000 ready.
+UPDATE run_jobs
+SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = :open_groups, ready_at = :ready_at,
+    settled_at = :settled_at, stale_at = :stale_at, position_epoch = :position_epoch,
+    position_sequence = :position_sequence
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names)
 
 -- name: cancel_open_jobs
 -- Cancels all jobs of a locked run that have not ended: a run can have 10,000.

@@ -78,7 +78,7 @@ async def test_outputs_that_do_not_fit_are_counted(runs: RunConversation) -> Non
 
 async def test_fan_out_and_fan_in(runs: RunConversation) -> None:
     """One completion can release many jobs, and one job can wait for many."""
-    many = [f"part-{number:03}" for number in range(300)]
+    many = [f"part-{number:03}" for number in range(200)]
     await runs.start({"split": [], **{name: ["split"] for name in many}, "join": many})
     await runs.report("success", "split")
     assert sorted(await runs.ready()) == [*many, "split"]
