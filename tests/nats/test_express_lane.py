@@ -82,6 +82,32 @@ async def test_others_overtake_a_flood(harness: NatsHarness) -> None:
     await until_settled(harness)
 
 
+async def test_others_overtake_what_follows_a_slow_command(
+    harness: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one slow command is handled, others come behind more slow ones. They need not wait for a second one."""
+    monkeypatch.setattr(express_lane, "_BACKLOG_SECONDS", 0.001)
+    monkeypatch.setattr(express_lane, "_ROUND_SECONDS", 0)
+    for name in ("_WAIT_SECONDS", "_LONGEST_WAIT_SECONDS"):
+        monkeypatch.setattr(express_lane, name, 30)
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=MESSAGES)
+    assert isinstance(subscription, nats_subscription.NatsSubscription)
+    await publish(harness, "evil", 1)
+    batch = await subscription.next_batch(LIMIT)
+    assert keys(list(batch)) == ["evil 0"]
+    stay = subscription._stay
+    async with asyncio.timeout(30):
+        while stay.lane._task is not None:  # it lists what is stored
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(stay.lane._search, "_listing_seconds", 0.0)  # after a slow listing, the next one waits
+        await publish(harness, "evil", 2 * LIMIT, first=1)
+        await harness.user.jetstream().publish("timer.cmd.v1.good.schedule-timer", b"0")  # until it is stored
+        while not stay.has_commands:
+            await asyncio.sleep(0.001)
+    await subscription.acknowledge(batch)
+    assert keys(list(await subscription.next_batch(LIMIT))) == ["good 0"]
+
+
 @pytest.mark.slow
 async def test_overtaking_commands_are_complete(harness: NatsHarness) -> None:
     """A command that is read ahead is the same as if the consumer delivered it."""

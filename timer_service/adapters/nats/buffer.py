@@ -37,6 +37,11 @@ class Buffer:
         """The newest command that was ever added."""
         return self._newest and StoredCommand(self._newest.sequence, self._newest.stored_at)
 
+    @property
+    def first(self) -> StoredMessage:
+        """The message that is taken next. There must be one."""
+        return self._messages[0]
+
     def append(self, message: StoredMessage) -> None:
         """Add a message to the end."""
         self._messages.append(message)

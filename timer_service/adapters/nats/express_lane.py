@@ -128,6 +128,21 @@ class ExpressLane:
         self._cut_after = now - began
         self._start_round(now)
 
+    def observe_end(self, *, next_tenant: str) -> bool:
+        """Observe that the last batch has been handled. If it took long, look for tenants that wait since.
+
+        Return whether it took long. A batch of one slow command shows no backlog, and the next one may be as slow.
+        `next_tenant` has the next command in the order of the stream, so it need not be looked for.
+        """
+        now = time.monotonic()
+        began, *_ = self._last_batch
+        took_long = bool(began) and now - began > _BACKLOG_SECONDS
+        if took_long:
+            self._served_at[next_tenant] = now
+            self._search.stream_ends_at(None)
+            self._start_round(now)
+        return took_long
+
     @property
     def awaits_retries(self) -> bool:
         """Whether commands wait for their retry. They keep their place in the consumer, which may be full of them."""

@@ -85,6 +85,12 @@ class Stay:
         handle: Handle = delivery.handle
         return handle.stay == self.number
 
+    def observe_end(self) -> bool:
+        """Observe that the last batch has been handled. Return whether it took long, and others may wait since."""
+        if self.returned or not self.buffer:  # `put_back` has observed it, or nothing waits
+            return False
+        return self.lane.observe_end(next_tenant=self._tenant_of(self.buffer.first))
+
     def take_ahead(self, limit: int) -> list[Delivery]:
         """Take commands that were read ahead, but not twice in a row while others wait that were put back."""
         self._read_ahead = not (self.returned and (self._read_ahead or self.returned.is_full))

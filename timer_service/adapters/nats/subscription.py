@@ -78,12 +78,14 @@ class NatsSubscription:
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         """Wait for commands. Return 1 to `limit` of them, or none if the subscription is closed."""
+        others_may_wait = not self._closed and self._stay.observe_end()
         while not self._closed:
             await self._keep_pulling(limit)
             if await self._membership.confirm(_HAND_OUT_WITHIN):
-                if self._stay.returned:
-                    await self._renew()
-                    await self._stay.lane.finish_round()  # the next command that was put back may take long
+                await self._renew()
+                if self._stay.returned or others_may_wait:
+                    await self._stay.lane.finish_round()  # the next command may take as long as the last one
+                others_may_wait = False
                 if ahead := self._stay.take_ahead(limit):
                     return ahead
                 if self._stay.has_commands:
