@@ -97,6 +97,30 @@ async def test_whole_transaction_that_waits(site: Site) -> None:
     assert (site.is_in_transaction, await site.count()) == (False, 0)
 
 
+async def test_whole_transactions_overtake_others(site: Site) -> None:
+    """What runs at once is short, and due rows wait for it, so it goes before the transactions that wait."""
+    ended: list[str] = []
+
+    async def transact(name: str, during: asyncio.Event | None = None) -> None:
+        async with site.database.transaction() as tx:
+            await tx.fetch(COUNT)
+            if during is not None:
+                await during.wait()
+        ended.append(name)
+
+    async def run(name: str) -> None:
+        await site.database.run(lambda tx: tx.fetch(COUNT))
+        ended.append(name)
+
+    go_on = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for work in (transact("first", go_on), transact("second"), transact("third"), run("short"), run("shorter")):
+            group.create_task(work)
+            await asyncio.sleep(0)
+        go_on.set()
+    assert ended == ["first", "short", "shorter", "second", "third"]
+
+
 async def test_whole_transaction_that_cannot_begin(site: Site) -> None:
     """If another program has the lock, the work does not run, and the health says so until a write succeeds."""
     site.other.execute("BEGIN IMMEDIATE")

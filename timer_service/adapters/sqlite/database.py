@@ -136,6 +136,11 @@ class SqliteDatabase:
     ) -> None:
         self._writer = writer
         self._write_lock = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        """The transaction with it waits for the write lock, one at a time. The work of `run` overtakes the others.
+
+        That work is short, and due rows wait for it.
+        """
         self._lock_file = lock_file
         self.reader = reader
         self.queries = queries
@@ -200,7 +205,7 @@ class SqliteDatabase:
 
     @asynccontextmanager
     async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[_Transaction]:
-        async with self._write_lock:
+        async with self._turn, self._write_lock:
             end = TransactionEnd()
             try:
                 self._writer.begins_next = True
