@@ -298,8 +298,8 @@ async def test_run_that_starts_and_ends_in_one_batch(store: Database) -> None:
 
 async def test_early_commands(store: Database) -> None:
     """Commands that wait for their runs count until the runs begin. A repeated command does not count again."""
-    talk = conversation(store, runs.SLICE, early_commands=1000)
-    over = {"name": "early_commands", "most": 1000}
+    talk = conversation(store, runs.SLICE, early_commands=7_000)
+    over = {"name": "early_commands", "most": 7000}
     report = {"jobName": "a", "status": "success"}
     found = [await outcome(talk, "ReportJobStatus", runId=f"r{n}", **report) for n in range(4)]
     assert found == ["kept", "kept", "kept", over]
@@ -355,8 +355,8 @@ async def test_usage(store: Database) -> None:
 
 async def test_commands_that_wait_for_a_group(store: Database) -> None:
     """Commands that wait for a group of a running run count in the same way."""
-    talk = conversation(store, runs.SLICE, early_commands=1000)
-    over = {"name": "early_commands", "most": 1000}
+    talk = conversation(store, runs.SLICE, early_commands=7_000)
+    over = {"name": "early_commands", "most": 7000}
     await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g"])
     found = [await outcome(talk, "ReportJobStatus", runId="r1", jobName=f"g{n}", status="dispatched") for n in range(4)]
     assert found == ["kept", "kept", "kept", over]

@@ -28,7 +28,8 @@ MAX_PENDING_BYTES = 4 * 1024 * 1024
 _WAITING: Mapping[str, type[WaitingGroup | ReportJobStatus]] = {
     each.type: each for each in (WaitingGroup, ReportJobStatus)
 }
-_PENDING_ROW_BYTES = 200
+_PENDING_ROW_BYTES = 2000
+"""What each one counts besides its payload. With 10,000 reports that wait for it, a StartRun took half a second."""
 _DROPPED_JOB_BYTES = 100
 """What a name in `droppedJobs` takes in memory. The groups of a run look for their jobs among all these names."""
 
@@ -155,8 +156,8 @@ class Draft:
 
     def remove_pending(self, positions: Iterable[Position]) -> None:
         """Remove pending commands."""
-        for position in positions:
-            size = self.pending.pop(position).size
+        size = sum(self.pending.pop(position).size for position in positions)
+        if size:
             self.run = self.run._replace(pending_bytes=self.run.pending_bytes - size)
 
     def take_reports(self, new: Iterable[str]) -> list[tuple[Command, Collection[str]]]:
@@ -192,9 +193,16 @@ class Draft:
             open_jobs, failed_jobs = self.run.open_jobs - 1, self.run.failed_jobs + job.failed
             self.run = self.run._replace(open_jobs=open_jobs, failed_jobs=failed_jobs)
 
-    def evaluate(self, ended: Iterable[str], changed: Iterable[str] = ()) -> None:
+    @property
+    def _evaluates(self) -> bool:
+        """Whether evaluation is not deferred to the sweep."""
+        return self._evaluating and self.run.evaluated
+
+    def evaluate(self, ended: Iterable[str], changed: Collection[str] = ()) -> None:
         """Evaluate the jobs that need the `ended` jobs. A `changed` job without open needs becomes ready."""
-        self._evaluate_edges((edge for name in ended for edge in self._downstream.get(name, ())), changed)
+        edges = [edge for name in ended for edge in self._downstream.get(name, ())]
+        if edges or changed or not self._evaluates:  # 10,000 reports may have waited for the start of their run
+            self._evaluate_edges(edges, changed)
 
     def repair(self) -> list[str]:
         """Recount the open needs of every job and evaluate the whole run.
@@ -294,7 +302,7 @@ class Draft:
         it becomes ready.
         `command_id` is the id of the command that added the edges, or None if the edges are older.
         """
-        if not (self._evaluating and self.run.evaluated):
+        if not self._evaluates:
             self.run = self.run._replace(evaluated=False, sweep_at=self.now)
             return
         queue = deque(edges)

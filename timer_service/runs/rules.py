@@ -184,7 +184,7 @@ def apply_report(job: Job, status: JobStatus, position: Position, now: int) -> t
     newest = max(position, job.position)
     if status in UNFINISHED:
         return Outcome.RECORDED, job._replace(status=status, position=newest, stale_at=_stale_at(job, now))
-    return Outcome.RECORDED, end(job, status, now)._replace(position=newest)
+    return Outcome.RECORDED, job._replace(status=status, settled_at=now, stale_at=None, reason=None, position=newest)
 
 
 def _stale_at(job: Job, now: int) -> int | None:

@@ -183,6 +183,9 @@ COMMANDS: Mapping[str, Attack] = {
         prepare=_prepared(run("run", STAR)),
     ),
     "early reports": commands(report("unknown", "job-NUMBER", outputs={"log": LARGE}), size=20),
+    "early reports of 9,990 jobs and their start": in_blocks(
+        *(report("run-NUMBER", f"job-{n}", "failed") for n in range(9_990)), run("run-NUMBER", STAR)
+    ),
     "early reports of many runs": commands(report("run-NUMBER", "job")),
     "early groups": commands(
         ("ResolveGroup", {"runId": "run-NUMBER", "groupName": "group", "jobs": [{"name": f"{n}"} for n in range(500)]}),
