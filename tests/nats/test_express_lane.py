@@ -108,6 +108,28 @@ async def test_others_overtake_what_follows_a_slow_command(
     assert keys(list(await subscription.next_batch(LIMIT))) == ["good 0"]
 
 
+async def test_slow_commands_that_overtake_take_turns_with_those_before_them(
+    harness: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow commands that overtake others do not keep those waiting that came first, however many of them follow."""
+    monkeypatch.setattr(express_lane, "_BACKLOG_SECONDS", 0.001)
+    monkeypatch.setattr(express_lane, "_ROUND_SECONDS", 0)
+    for name in ("_WAIT_SECONDS", "_LONGEST_WAIT_SECONDS"):
+        monkeypatch.setattr(express_lane, name, 30)
+    await publish(harness, "early", LIMIT)
+    await publish(harness, "late", LIMIT)
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=MESSAGES)
+    tenants: list[str] = []
+    async with asyncio.timeout(30):
+        while len(tenants) < 12:
+            (delivery,) = await subscription.next_batch(1)
+            tenants.append(delivery.address.tenant)
+            await asyncio.sleep(0.01)
+            await subscription.acknowledge([delivery])
+    assert "late" in tenants
+    assert tenants.count("early") >= 5, tenants
+
+
 @pytest.mark.slow
 async def test_overtaking_commands_are_complete(harness: NatsHarness) -> None:
     """A command that is read ahead is the same as if the consumer delivered it."""

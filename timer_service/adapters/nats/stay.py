@@ -86,8 +86,12 @@ class Stay:
         return handle.stay == self.number
 
     def observe_end(self) -> bool:
-        """Observe that the last batch has been handled. Return whether it took long, and others may wait since."""
-        if self.returned or not self.buffer:  # `put_back` has observed it, or nothing waits
+        """Observe that the last batch has been handled. Return whether it took long, and others may wait since.
+
+        Only batches of the consumer count. After one of the express lane, the buffer has its turn: slow commands that
+        are read ahead, each while the last one is handled, would keep it waiting for ever.
+        """
+        if self._read_ahead or self.returned or not self.buffer:  # `put_back` has observed it, or nothing waits
             return False
         return self.lane.observe_end(next_tenant=self._tenant_of(self.buffer.first))
 
