@@ -130,6 +130,33 @@ async def test_slow_commands_that_overtake_take_turns_with_those_before_them(
     assert tenants.count("early") >= 5, tenants
 
 
+async def test_waits_little_after_a_batch_that_was_not_cut(
+    harness: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch from which commands were put back lets only those wait that were, not all that come after slow ones."""
+    monkeypatch.setattr(express_lane, "_BACKLOG_SECONDS", 0.001)
+    monkeypatch.setattr(express_lane, "_ROUND_SECONDS", 0)
+    monkeypatch.setattr(express_lane, "_LONGEST_WAIT_SECONDS", 0)
+    await publish(harness, "flood", 3 * LIMIT)
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=MESSAGES)
+    assert isinstance(subscription, nats_subscription.NatsSubscription)
+    cut = await subscription.next_batch(LIMIT)
+    lane = subscription._stay.lane
+    monkeypatch.setattr(lane._search, "find", lambda *_: asyncio.sleep(60, []))  # a round of many tenants
+    began, size, behind = lane._last_batch
+    lane._last_batch = began - 60, size, behind
+    await subscription.put_back(cut)
+    batch = await subscription.next_batch(LIMIT)
+    assert keys(list(batch)) == keys(list(cut))
+    monkeypatch.setattr(express_lane, "_LONGEST_WAIT_SECONDS", 60)
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        await subscription.acknowledge(batch)
+        await subscription.next_batch(LIMIT)
+    assert lane._task is not None, "the round goes on"
+    await subscription.close()
+
+
 @pytest.mark.slow
 async def test_overtaking_commands_are_complete(harness: NatsHarness) -> None:
     """A command that is read ahead is the same as if the consumer delivered it."""

@@ -73,7 +73,7 @@ class ExpressLane:
         self._returned = returned
         self._last_batch = (0.0, 0, 0)
         self._cut_after = 0.0
-        """How many seconds the last batch took from which commands were put back."""
+        """How many seconds the last batch took from which commands were put back; 0 if all of them have come again."""
         self._read = ReadAhead(batch_bytes)
         self._limit = _TENANTS_AT_ONCE * _COMMANDS_OF_TENANT
         """How many commands a batch may have. It is smaller while commands are slow."""
@@ -111,6 +111,8 @@ class ExpressLane:
         for delivery in batch:
             if len(delivery.address.tenant) <= _LONGEST_TENANT:
                 self._served_at[delivery.address.tenant] = now
+        if not self._returned:
+            self._cut_after = 0.0  # all that was put back has come again
         is_backlog = self._is_backlog(now, len(batch), behind)
         if is_backlog is False:
             self._forget_backlog()
@@ -155,9 +157,9 @@ class ExpressLane:
             self._start_round(time.monotonic())
 
     async def finish_round(self) -> None:
-        """Wait for the commands that are being read, but not for long: at most half as long as the last batch took.
+        """Wait for the commands that are being read, but not for long.
 
-        What was put back may take as long again.
+        What was put back may take as long again as the batch that it was in. So it waits up to half as long.
         """
         if self._task is not None:
             wait = min(max(_WAIT_SECONDS, self._cut_after / 2), _LONGEST_WAIT_SECONDS)
