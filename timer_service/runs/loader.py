@@ -31,7 +31,7 @@ _IF_FAILED = {str(each): each for each in IfFailed}
 _BYTES_OF_TURN = 64 * 1024
 Names = Mapping[RunKey, Collection[str]]
 """Names of jobs by run."""
-_MANY_JOBS = 50
+_MANY_JOBS = store.MANY_JOBS
 """So many jobs of one run are read with one statement for all of them, which takes half as long."""
 _MOST_JOBS = MAX_JOBS // 2
 """For more jobs of one run, all of its jobs are read."""

@@ -25,6 +25,9 @@ _JOB_STATUSES = {str(status): status for status in JobStatus}  # three times as 
 _PART_CHARACTERS = 4 * 1024 * 1024
 """The limit for the JSON of edges that is in memory at the same time. Each name may be in it 10,000 times."""
 
+MANY_JOBS = 50
+"""From how many jobs of one run on a statement has a list of names."""
+
 _CHANGED = (
     "tenant_id",
     "run_id",
@@ -91,13 +94,21 @@ def _is_as_new(job: Job) -> bool:
 
 
 async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> None:
-    """Write changed jobs. Those of a run that changed in the same way are written together, in half the time."""
+    """Write changed jobs. Many of a run that changed in the same way are written together, in half the time.
+
+    Not a few: without statistics of large runs, PostgreSQL reads all jobs of the run for each list of names.
+    """
     names = defaultdict[tuple[Any, ...], list[str]](list)
     for key, job in jobs:
         names[_changes(key, job)].append(job.name)
-    alone = [{"job_name": alike[0], **_named(values)} for values, alike in names.items() if len(alike) == 1]
-    await tx.executemany(_SQL["update_job"], alone)
-    many = [{"job_names": alike, **_named(values)} for values, alike in names.items() if len(alike) > 1]
+    few = [
+        {"job_name": name, **_named(values)}
+        for values, alike in names.items()
+        if len(alike) < MANY_JOBS
+        for name in alike
+    ]
+    await tx.executemany(_SQL["update_job"], few)
+    many = [{"job_names": alike, **_named(values)} for values, alike in names.items() if len(alike) >= MANY_JOBS]
     await tx.executemany(_SQL["update_jobs"], many)
 
 
