@@ -1,6 +1,6 @@
 import pytest
 
-from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, translate
+from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, one_by_one, translate
 
 
 def test_parameters_are_numbered() -> None:
@@ -65,3 +65,15 @@ def test_insert_from_arrays_with_literals() -> None:
 def test_other_statements(sql: str) -> None:
     """Other statements are not recognized as an insert of one row of parameters."""
     assert not is_single_row_insert(translate(sql).text)
+
+
+def test_lists_become_statements_of_one_text_each() -> None:
+    """A statement with a list finds each text by an equality, whatever the planner thinks of lists."""
+    update = "UPDATE t SET a = :a WHERE b = :b AND name = ANY (:names)"
+    many = [{"a": 1, "b": "x", "names": ["p", "q"]}, {"a": 2, "b": "y", "names": ["p"]}]
+    assert one_by_one(update, many) == (
+        "UPDATE t SET a = :a WHERE b = :b AND name = :names",
+        [{"a": 1, "b": "x", "names": "p"}, {"a": 1, "b": "x", "names": "q"}, {"a": 2, "b": "y", "names": "p"}],
+    )
+    other = "UPDATE t SET a = :a WHERE b = :b"
+    assert one_by_one(other, many[:1]) == (other, many[:1])

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from timer_service.adapters.postgres.errors import is_outage, translate_errors
-from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, translate
+from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, one_by_one, translate
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row, Transaction
 from timer_service.core.errors import (
@@ -141,6 +141,9 @@ class _Session:
         return self._inserts[text]
 
     async def _fetch_each(self, sql: str, suffix: str, many: Sequence[Parameters]) -> Sequence[Row]:
+        sql, many = one_by_one(sql, many)
+        if not many:
+            return []
         text, names = translate(sql)
         arguments = [[parameters[name] for name in names] for parameters in many]
         rows: Sequence[Row] = await self._connection.fetchmany(text + suffix, arguments, timeout=self._timeout)
