@@ -80,6 +80,48 @@ async def test_commands_put_back_are_not_overtaken_again_and_again() -> None:
     assert handled.index(1) == 2
 
 
+async def test_tenants_of_commands_put_back_take_turns() -> None:
+    """Each batch handles two commands. Others that are read ahead do not keep a tenant from its turn for long."""
+    stay = make_stay()
+    tenants = [f"tenant-{number}" for number in range(20)]
+    stay.put_back([command(number, tenant, Handle(f"{number}", 1)) for number, tenant in enumerate(tenants, 1)])
+    handled: list[str] = []
+    for first in range(100, 1100, 50):
+        tenants.sort(
+            key=lambda tenant: [*reversed(handled), tenant].index(tenant), reverse=True
+        )  # those that wait for longest first
+        for number, tenant in enumerate(tenants, first):
+            if not stay.returned.holds(tenant):
+                stay.lane._read.append(command(number, tenant))
+        for _ in range(2):
+            batch = stay.take_ahead(50) or stay.take(10)[0]
+            stay.record_handled(batch[:2])
+            handled += [each.address.tenant for each in batch[:2]]
+            stay.put_back(batch[2:])
+    stay.lane.close()
+    assert min(handled.count(tenant) for tenant in tenants) >= 2
+
+
+async def test_a_large_command_that_was_put_back_is_not_overtaken_again_and_again() -> None:
+    """Small commands of the buffer overtake it, and some of each batch are put back. They do not stay before it."""
+    stay = make_stay()
+    large = command(2, "large", Handle("2", 1))
+    large.size = DEFAULT_BUDGET.batch
+    small = command(1, "small", Handle("1", 1))
+    small.size = 1
+    stay.put_back([small, large])
+    handled: list[int] = []
+    for sequence in range(10, 20, 2):
+        stay.buffer.append(message(sequence, 10))
+        stay.buffer.append(message(sequence + 1, 10))
+        batch = stay.take(50)[0]
+        stay.record_handled(batch[:1])
+        handled.append(batch[0].position.sequence)
+        stay.put_back(batch[1:])
+    stay.lane.close()
+    assert handled.index(2) <= 2
+
+
 @pytest.mark.parametrize(("count", "ahead"), [(1999, [9000]), (2000, [])])
 async def test_many_commands_put_back_come_first(count: int, ahead: list[int]) -> None:
     """While 2,000 commands wait that were put back, no others are handed out before them."""

@@ -198,7 +198,7 @@ class Consumer:
         if rejected := await self._failures.judge(progress.subscription, progress.failed, progress.worked):
             await self._reject(progress, rejected)
         if left:
-            await progress.subscription.put_back(in_turns(left, progress.served))
+            await progress.subscription.put_back(in_turns(left, progress.served.__contains__))
         return left
 
     async def _handle_suspect(self, progress: Progress, suspect: Delivery, began: int) -> list[Delivery]:

@@ -1,20 +1,20 @@
 """The order in which the commands of a batch are handled."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from timer_service.core.broker import Delivery
 
 
-def in_turns(deliveries: Sequence[Delivery], served: Collection[str]) -> list[Delivery]:
+def in_turns(deliveries: Sequence[Delivery], served: Callable[[str], int]) -> list[Delivery]:
     """Return deliveries in an order in which tenants take turns. Each tenant's deliveries keep their order.
 
-    In each round, the tenants in `served` come last: some of their commands were just handled.
+    In each round, tenants for which `served` is larger come later: some of their commands were handled lately.
     """
     waiting: dict[str, deque[Delivery]] = {}
     for delivery in deliveries:
         waiting.setdefault(delivery.address.tenant, deque()).append(delivery)
-    queues = deque(sorted(waiting.items(), key=lambda item: item[0] in served))
+    queues = deque(sorted(waiting.items(), key=lambda item: served(item[0])))
     ordered: list[Delivery] = []
     while queues:
         tenant, queue = queues.popleft()

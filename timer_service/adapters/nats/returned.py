@@ -2,12 +2,14 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 from timer_service.core.broker import Delivery
+from timer_service.core.turn_order import in_turns
 
 _MOST_COMMANDS = 2000
+_MOST_SERVED = 10_000
 _RENEW_SECONDS = 5  # `ack_wait` is 30 s, and a statement of the database may take 20 s
 
 
@@ -24,6 +26,9 @@ class Returned:
         self._tenants: Counter[str] = Counter()
         self._bytes = 0
         self._renew_at = 0.0
+        self._turn = 0
+        self._served: dict[int, int] = {}
+        """The last turn of each tenant of which commands were handled while others waited. A hash stands for a name."""
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -42,23 +47,28 @@ class Returned:
         """Return whether a command of a tenant waits here."""
         return tenant in self._tenants
 
-    def put(self, deliveries: Sequence[Delivery], *, have_overtaken: bool = False) -> None:
-        """Add deliveries to the front, in their order.
+    def record_served(self, tenants: Collection[str]) -> None:
+        """Record that commands of tenants were handled. Their next ones come after those of the others."""
+        if len(self._served) > _MOST_SERVED:
+            self._served.clear()
+        self._turn += 1
+        self._served |= dict.fromkeys(map(hash, tenants), self._turn)
 
-        `have_overtaken`: they have overtaken those that wait here, which are of other tenants. From now on they take
-        turns. Otherwise new ones that come again and again would stay in front.
+    def put(self, deliveries: Sequence[Delivery], have_overtaken: Sequence[Delivery] = ()) -> None:
+        """Add deliveries, in their order. `have_overtaken`: they have overtaken those that wait here, of other tenants.
+
+        From now on all tenants take turns, those first that have waited for longest. If some were in front again and
+        again, because others of them come meanwhile, the rest would wait for as long as these go on.
         """
-        waiting: Sequence[Delivery] = ()
-        if have_overtaken:
-            waiting = tuple(self._deliveries)
-            self._deliveries.clear()
         # What is put back again and again must be renewed too. So a recent instant stays.
         if time.monotonic() - self._renew_at > _RENEW_SECONDS:
             self._renew_at = time.monotonic() + _RENEW_SECONDS
-        in_order = [each for pair in zip_longest(waiting, deliveries) for each in pair if each is not None]
-        self._deliveries.extendleft(reversed(in_order))
-        self._tenants.update(delivery.address.tenant for delivery in deliveries)
-        self._bytes += sum(delivery.size for delivery in deliveries)
+        others = zip_longest(self._deliveries, have_overtaken)
+        in_order = [*deliveries, *(each for pair in others for each in pair if each is not None)]
+        self._deliveries = deque(in_turns(in_order, lambda tenant: self._served.get(hash(tenant), 0)))
+        for each in (*deliveries, *have_overtaken):
+            self._tenants[each.address.tenant] += 1
+            self._bytes += each.size
 
     def take(self, limit: int) -> list[Delivery]:
         """Remove and return up to `limit` deliveries that fit into a batch, and at least one of any size."""
@@ -69,6 +79,8 @@ class Returned:
             room -= taken[-1].size
         self._bytes -= self._batch_bytes - room
         self._tenants -= Counter(delivery.address.tenant for delivery in taken)
+        if not self._deliveries:
+            self._served.clear()
         return taken
 
     def must_renew(self, *, soon: bool) -> bool:

@@ -66,6 +66,8 @@ class Stay:
         self._subjects = subjects
         self._read_ahead = False
         """Whether the express lane handed out the last batch."""
+        self._overtaking: set[int] = set()
+        """The sequences of the last batch that have overtaken others in the buffer, or those that were put back."""
 
     @property
     def has_commands(self) -> bool:
@@ -113,6 +115,7 @@ class Stay:
         taken = [] if self.returned else self.buffer.take(limit - len(batch), used=used)
         room = 0 if is_full else limit - len(batch) - len(taken)
         others = self.buffer.take_others(room, self._tenant_of, self.returned.holds, first_waits=not self.returned)
+        self._overtaking = {stored.receipt.sequence for stored in others} - again.keys()
         for number, stored in enumerate((*taken, *others)):
             sequence = stored.receipt.sequence
             end = max(end or 0, sequence + stored.receipt.waiting)
@@ -134,6 +137,7 @@ class Stay:
 
     def record_handled(self, deliveries: Sequence[Delivery]) -> None:
         """Record that deliveries are settled, so that those that were read ahead are not handled again."""
+        self.returned.record_served({each.address.tenant for each in deliveries})
         self.lane.record_handled([each for each in deliveries if each.handle is None and self.contains(each)])
 
     def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
@@ -143,5 +147,10 @@ class Stay:
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Take back deliveries of the last batch that were not handled."""
         known = [delivery for delivery in deliveries if self.contains(delivery)]
-        self.returned.put(known, have_overtaken=self._read_ahead)
+        overtaking: list[Delivery] = []
+        others: list[Delivery] = []
+        for each in known:
+            has_overtaken = self._read_ahead or each.position.sequence in self._overtaking
+            (overtaking if has_overtaken else others).append(each)
+        self.returned.put(others, overtaking)
         self.lane.observe_rest(0 if self._read_ahead else len(deliveries))
