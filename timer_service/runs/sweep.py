@@ -152,11 +152,17 @@ class Sweep:
         return jobs - doubtful | await self._still_stale(doubtful, now)
 
     async def _due_runs(self, now: int) -> list[RunKey]:
-        rows = await self._database.reader.fetch(_SQL["due_runs"], {"now": now, "limit": _MAX_RUNS})
-        keys = [store.run_key(row) for row in rows]
-        doubtful = {key for key in keys if may_be_damaged(key)}
-        damaged = doubtful - set(await loader.find_runs(self._database.reader, doubtful)) if doubtful else set()
-        return [key for key in keys if key not in damaged]
+        """Return the next due runs. However many with a damaged key come first, they take no place of the others."""
+        limit = _MAX_RUNS
+        while True:
+            rows = await self._database.reader.fetch(_SQL["due_runs"], {"now": now, "limit": limit})
+            keys = [store.run_key(row) for row in rows]
+            doubtful = {key for key in keys if may_be_damaged(key)}
+            damaged = doubtful - set(await loader.find_runs(self._database.reader, doubtful)) if doubtful else set()
+            whole = [key for key in keys if key not in damaged]
+            if len(rows) < limit or len(whole) >= _MAX_RUNS:
+                return whole[:_MAX_RUNS]
+            limit *= 2
 
     async def _next_at(self) -> int | None:
         found = [(await self._database.reader.fetch(_SQL[name]))[0]["at"] for name in ("next_sweep", "next_stale")]

@@ -293,3 +293,19 @@ async def test_ids_that_are_not_utf8(sqlite: SqliteDatabase, memory_broker: Memo
     assert await runs.sweep.tick(clock.now()) == (0, clock.now() + 1000)
     rows = await runs.rows("run_jobs")
     assert {row["job_name"] for row in rows if row["status"] == "timed_out_stale"} == {"a\ufffd", "b"}
+
+
+async def test_many_runs_with_ids_that_are_not_utf8(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many due runs have damaged ids, those behind them are swept."""
+    monkeypatch.setattr("timer_service.runs.sweep._MAX_RUNS", 2)
+    runs = Runs(sqlite, memory_broker, clock)
+    for number in range(5):
+        await runs.start({"a": []}, runId=f"damaged-{number}")
+    await runs.sql("UPDATE runs SET run_id = CAST(CAST(run_id AS BLOB) || x'ff' AS TEXT)")
+    clock.advance(milliseconds=1)
+    for number in range(3):
+        await runs.start({"a": []}, runId=f"fine-{number}")
+    clock.advance(milliseconds=SWEEP_MS)
+    assert [(await runs.sweep.tick(clock.now())).done for _ in range(3)] == [2, 1, 0]
