@@ -26,7 +26,7 @@ LOOP = "announcements"
 """Its loop."""
 _SQL = load_sql("timer_service.runs", "announcements.sql")
 _TENANTS = 100
-_ROWS = 250
+_ROWS = 100
 """How many announcements one transaction looks at."""
 _MOST_DOUBLED = 8
 """How many times the number of jobs that may fail in a pass is doubled. 256 take two transactions each."""
