@@ -290,3 +290,14 @@ async def test_small_commands_overtake_those_of_another_tenant() -> None:
     batches = [stay.take(10)[0] for _ in range(2)]
     stay.lane.close()
     assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 2, 5], [3, 4]]
+
+
+async def test_a_command_that_is_delivered_again_keeps_its_place() -> None:
+    """The server delivers a command of the buffer again, behind a large one. The next of its tenant stays after it."""
+    stay = make_stay()
+    large = message(3, DEFAULT_BUDGET.batch)._replace(subject="timer.cmd.v1.large.cancel-timer")
+    for each in (message(1, 1), message(2, 1), large, message(1, 1)):
+        stay.buffer.append(each)
+    stay.put_back(stay.take(10)[0])
+    stay.lane.close()
+    assert [each.position.sequence for each in stay.returned.deliveries if each.size == 1] == [1, 2, 1]

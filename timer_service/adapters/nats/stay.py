@@ -115,7 +115,9 @@ class Stay:
         taken = [] if self.returned else self.buffer.take(limit - len(batch), used=used)
         room = 0 if is_full else limit - len(batch) - len(taken)
         others = self.buffer.take_others(room, self._tenant_of, self.returned.holds, first_waits=not self.returned)
+        # What is in the batch already overtakes nothing: the server has delivered it again.
         self._overtaking = {stored.receipt.sequence for stored in others} - again.keys()
+        self._overtaking -= {stored.receipt.sequence for stored in taken}
         for number, stored in enumerate((*taken, *others)):
             sequence = stored.receipt.sequence
             end = max(end or 0, sequence + stored.receipt.waiting)
