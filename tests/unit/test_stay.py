@@ -102,6 +102,25 @@ async def test_tenants_of_commands_put_back_take_turns() -> None:
     assert min(handled.count(tenant) for tenant in tenants) >= 2
 
 
+@pytest.mark.parametrize("names", [10_000, 100], ids=["new ones", "the same ones again"])
+async def test_many_names_do_not_keep_a_tenant_from_its_turn(names: int) -> None:
+    """Commands under ever other names are read ahead, as many as are handled. Tenants that wait get their turns."""
+    stay = make_stay()
+    waiting = [command(number, f"tenant-{number % 20}", Handle(f"{number}", 1)) for number in range(1, 101)]
+    stay.put_back(waiting)
+    handled: list[str] = []
+    for sequence in range(1000, 3000, 5):
+        for each in range(sequence, sequence + 5):
+            if not stay.returned.holds(name := f"name-{each % names}"):
+                stay.lane._read.append(command(each, name))
+        batch = stay.take_ahead(50) or stay.take(50)[0]
+        stay.record_handled(batch[:5])
+        handled += [each.address.tenant for each in batch[:5]]
+        stay.put_back(batch[5:])
+    stay.lane.close()
+    assert [handled.count(f"tenant-{number}") for number in range(20)] == [5] * 20
+
+
 async def test_a_large_command_that_was_put_back_is_not_overtaken_again_and_again() -> None:
     """Small commands of the buffer overtake it, and some of each batch are put back. They do not stay before it."""
     stay = make_stay()

@@ -27,8 +27,13 @@ class Returned:
         self._bytes = 0
         self._renew_at = 0.0
         self._turn = 0
+        self._last_put = 0
+        """The turn in which deliveries were last added."""
         self._served: dict[int, int] = {}
-        """The last turn of each tenant of which commands were handled while others waited. A hash stands for a name."""
+        """The last turn of each tenant of which commands were handled while others waited. A hash stands for a name.
+
+        For a tenant that has come since, it is the turn before it came.
+        """
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -50,7 +55,7 @@ class Returned:
     def record_served(self, tenants: Collection[str]) -> None:
         """Record that commands of tenants were handled. Their next ones come after those of the others."""
         if len(self._served) > _MOST_SERVED:
-            self._served.clear()
+            self._forget_others()
         self._turn += 1
         self._served |= dict.fromkeys(map(hash, tenants), self._turn)
 
@@ -58,17 +63,31 @@ class Returned:
         """Add deliveries, in their order. `have_overtaken`: they have overtaken those that wait here, of other tenants.
 
         From now on all tenants take turns, those first that have waited for longest. If some were in front again and
-        again, because others of them come meanwhile, the rest would wait for as long as these go on.
+        again, because others of them come meanwhile, the rest would wait for as long as these go on. So a tenant that
+        comes does not stay before those that were served before: somebody could use another name for each command.
         """
         # What is put back again and again must be renewed too. So a recent instant stays.
         if time.monotonic() - self._renew_at > _RENEW_SECONDS:
             self._renew_at = time.monotonic() + _RENEW_SECONDS
         others = zip_longest(self._deliveries, have_overtaken)
         in_order = [*deliveries, *(each for pair in others for each in pair if each is not None)]
-        self._deliveries = deque(in_turns(in_order, lambda tenant: self._served.get(hash(tenant), 0)))
-        for each in (*deliveries, *have_overtaken):
-            self._tenants[each.address.tenant] += 1
-            self._bytes += each.size
+        for each in deliveries:
+            self._served.setdefault(hash(each.address.tenant), self._last_put)
+            self._add(each)
+        for each in have_overtaken:
+            if not self.holds(tenant := each.address.tenant):
+                self._served[hash(tenant)] = max(self._served.get(hash(tenant), 0), self._last_put)
+            self._add(each)
+        self._deliveries = deque(in_turns(in_order, lambda tenant: self._served[hash(tenant)]))
+        self._last_put = self._turn
+
+    def _add(self, delivery: Delivery) -> None:
+        self._tenants[delivery.address.tenant] += 1
+        self._bytes += delivery.size
+
+    def _forget_others(self) -> None:
+        """Forget when the tenants were served of which no commands wait."""
+        self._served = {each: self._served[each] for each in map(hash, self._tenants)}
 
     def take(self, limit: int) -> list[Delivery]:
         """Remove and return up to `limit` deliveries that fit into a batch, and at least one of any size."""
