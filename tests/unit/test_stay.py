@@ -1,6 +1,7 @@
 """What a stay knows about the commands that have arrived in it."""
 
 import asyncio
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import cast
 
@@ -119,6 +120,22 @@ async def test_many_names_do_not_keep_a_tenant_from_its_turn(names: int) -> None
         stay.put_back(batch[5:])
     stay.lane.close()
     assert [handled.count(f"tenant-{number}") for number in range(20)] == [5] * 20
+
+
+async def test_tenants_whose_commands_fail_take_turns_too() -> None:
+    """The commands of many tenants fail. Another tenant, which was served before, comes after one of each."""
+    stay = make_stay()
+    handled, *others = (command(number, "acme", Handle(f"{number}", 1)) for number in range(1, 4))
+    failing = [command(number, f"failing-{number % 20}", Handle(f"{number}", 1)) for number in range(10, 210)]
+    stay.record_handled([handled])
+    stay.put_back([*others, *failing])
+    turns = 0
+    while (batch := stay.take(10)[0])[0].address.tenant != "acme":
+        turns += 1
+        stay.retry(batch[:1], timedelta(seconds=1))
+        stay.put_back(batch[1:])
+    stay.lane.close()
+    assert turns == 20
 
 
 async def test_a_large_command_that_was_put_back_is_not_overtaken_again_and_again() -> None:

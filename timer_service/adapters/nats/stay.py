@@ -143,7 +143,8 @@ class Stay:
         self.lane.record_handled([each for each in deliveries if each.handle is None and self.contains(each)])
 
     def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
-        """Record that deliveries are retried after a delay."""
+        """Record that deliveries are retried after a delay. Their tenants have had their turn."""
+        self.returned.record_served({each.address.tenant for each in deliveries})
         self.lane.retry([each for each in deliveries if self.contains(each)], delay)
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
