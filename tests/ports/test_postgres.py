@@ -310,6 +310,23 @@ async def test_query_that_is_too_slow_does_not_affect_the_health(numbers: Postgr
     assert (numbers.health, numbers.read_health) == (HEALTHY, HEALTHY)
 
 
+async def test_cancellation_while_many_statements_are_sent(numbers: PostgresDatabase) -> None:
+    """A transaction that is cancelled before all of its statements are sent is rolled back, and holds no lock."""
+
+    async def add() -> None:
+        async with numbers.transaction() as tx:
+            await tx.executemany(ADD, [{"number": 100}] * 10_000)  # there is no such number
+
+    for milliseconds in (5, 20):
+        adding = asyncio.create_task(add())
+        await asyncio.sleep(milliseconds / 1000)
+        adding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await adding
+    async with numbers.transaction() as tx:
+        assert await tx.execute(ADD, {"number": 1}) == 1
+
+
 async def test_transaction_without_a_change_does_not_end_an_outage(numbers: PostgresDatabase) -> None:
     """After a failed write, only a commit that wrote shows that the database can be written again."""
 

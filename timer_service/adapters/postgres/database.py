@@ -146,7 +146,9 @@ class _Session:
             return []
         text, names = translate(sql)
         arguments = [[parameters[name] for name in names] for parameters in many]
-        rows: Sequence[Row] = await self._connection.fetchmany(text + suffix, arguments, timeout=self._timeout)
+        # If asyncpg is cancelled while it sends them, it waits until the timeout for a result that cannot come.
+        sending = self._connection.fetchmany(text + suffix, arguments, timeout=self._timeout)
+        rows: Sequence[Row] = await run_to_completion(sending)
         return rows
 
 
