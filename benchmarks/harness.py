@@ -24,7 +24,7 @@ from benchmarks.sender import frame, send_frames
 from benchmarks.stores import Store
 from benchmarks.timers import Fired, fired, now
 from timer_service.adapters.embedded import free_port
-from timer_service.core.limits import Limits
+from timer_service.core.limits.tenant_limits import Limits
 
 ROOT = Path(__file__).parents[1]
 SYNC_INTERVALS = {"always": "always", "default": "2m"}

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import metadata
 from typing import Any
 
-from timer_service.core.message import Kind, Payload, kebab
-from timer_service.core.query import QueryRoute
-from timer_service.core.request_intake import RequestRoute
+from timer_service.core.requests.query import QueryRoute
+from timer_service.core.requests.request_intake import RequestRoute
+from timer_service.core.values.message import Kind, Payload, kebab
 
 _PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$ ./()-]*")
 _YAML_KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}

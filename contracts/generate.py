@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, create_model
 
 from timer_service.app.slices import QUERIES, SLICES
-from timer_service.core.errors import Code
-from timer_service.core.message import Envelope, Identifier, Payload, kebab
-from timer_service.core.rejection import CommandRejected, FieldFault
+from timer_service.core.intake.rejection import CommandRejected, FieldFault
+from timer_service.core.values.errors import Code
+from timer_service.core.values.message import Envelope, Identifier, Payload, kebab
 
 CONTRACTS = Path(__file__).parent
 SCHEMAS = CONTRACTS / "schemas"

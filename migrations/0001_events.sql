@@ -1,5 +1,5 @@
 -- The outbox. A row is one event to publish. It is written in the same transaction as the state that it announces. The relay
--- deletes a row after it publishes it. A row that cannot be published stays, in state Buried. See timer_service/core/outbox.py.
+-- deletes a row after it publishes it. A row that cannot be published stays, in state Buried. See timer_service/core/events/outbox.py.
 CREATE TABLE outbox (
     tenant_id TEXT NOT NULL,
     event_id TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- What the database knows about the broker. See timer_service/core/command_streams.py.
+-- What the database knows about the broker. See timer_service/core/intake/command_streams.py.
 
 -- Command streams. A row is one part of the history of a command stream that the service has met. The part begins at a sequence,
 -- and the commands from there on have the row's epoch. A stream that is new, recreated or rolled back begins a new part.

@@ -1,4 +1,4 @@
--- Commands that may have ended the process of the service. See timer_service/core/suspects.py.
+-- Commands that may have ended the process of the service. See timer_service/core/intake/suspects.py.
 
 -- A row is written before such a command is handled, alone, and deleted when the process has survived that. `begun` is how often
 -- the handling has begun. If the process dies too often while it handles the command, the command is rejected and its row stays.

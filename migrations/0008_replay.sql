@@ -1,4 +1,4 @@
--- What a replay of commands needs to know. See timer_service/core/replay.py.
+-- What a replay of commands needs to know. See timer_service/core/intake/replay.py.
 
 -- Identifies the request of a replay. The consumer carries it too, so that each request begins one replay.
 ALTER TABLE installation ADD COLUMN replay_id TEXT;

@@ -1,4 +1,4 @@
--- What the limits of the tenants count. See timer_service/core/quotas.py.
+-- What the limits of the tenants count. See timer_service/core/limits/quotas.py.
 
 -- The number of characters of `data`, if they are more than 1,000. Rows with less data cost nothing to count.
 ALTER TABLE timer_schedules ADD COLUMN large_data INTEGER CHECK (large_data > 1000);

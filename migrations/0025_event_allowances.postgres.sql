@@ -1,4 +1,4 @@
--- How many bytes of events each tenant with a limit has used. See timer_service/core/event_allowances.py.
+-- How many bytes of events each tenant with a limit has used. See timer_service/core/limits/event_allowances.py.
 -- The key has the collation "C": see 0005_engine.postgres.sql.
 CREATE TABLE event_allowances (
     tenant_id TEXT COLLATE "C" NOT NULL PRIMARY KEY,

@@ -1,4 +1,4 @@
--- How many bytes of events each tenant with a limit has used. See timer_service/core/event_allowances.py.
+-- How many bytes of events each tenant with a limit has used. See timer_service/core/limits/event_allowances.py.
 CREATE TABLE event_allowances (
     tenant_id TEXT NOT NULL PRIMARY KEY,
     used BIGINT NOT NULL CHECK (used >= 0),  -- at `counted_at`; they come back evenly until `empty_at`

@@ -27,7 +27,7 @@ from tests.harness.timeouts import Timeouts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 
 # The histories are the same each time, so that a change is judged by itself. `make soak` tries new ones.
 # An example has no deadline, because the machine may be busy.

@@ -21,9 +21,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
-from timer_service.core.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
-from timer_service.core.errors import StartError
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
+from timer_service.core.values.errors import StartError
 from timer_service.setting_types import (
     BrokerUrl,
     DatabaseUrl,

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from timer_service.core.errors import StartError
-from timer_service.core.health import Health
+from timer_service.core.ports.health import Health
+from timer_service.core.values.errors import StartError
 
 _GRACE_SECONDS = 1
 _CLOSE_SECONDS = 0.5

@@ -8,8 +8,8 @@ from typing import Any
 import structlog
 
 from timer_service.config import Config
-from timer_service.core.error_text import error_trace
-from timer_service.core.visible import escape_hidden
+from timer_service.core.values.error_text import error_trace
+from timer_service.core.values.visible import escape_hidden
 
 
 def configure_logs(config: Config) -> None:

@@ -13,9 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
-from timer_service.core.budget import MIB
-from timer_service.core.codec import plain_words
-from timer_service.core.limits import TenantLimits
+from timer_service.core.limits.tenant_limits import TenantLimits
+from timer_service.core.values.budget import MIB
+from timer_service.core.values.codec import plain_words
 
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 _MOST_FILE_MIB = 1

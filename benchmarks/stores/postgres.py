@@ -12,7 +12,7 @@ from benchmarks.stores.filling import Filling, insert
 from benchmarks.timers import now
 from tests.harness.postgres import installed_programs, packaged_programs, postgres_server
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.lease import Lease
+from timer_service.core.due.lease import Lease
 from timer_service.timers.store import TIMERS
 
 _SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers")

@@ -23,11 +23,11 @@ from timer_service.app.service import App
 from timer_service.app.startup import open_app
 from timer_service.client import TimerClient
 from timer_service.config import Config
-from timer_service.core import loop as loop_module
-from timer_service.core import quotas as quotas_module
-from timer_service.core.command_streams import CommandHistory
-from timer_service.core.errors import DatabaseUnavailableError, StartError
-from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.due import loop as loop_module
+from timer_service.core.intake.command_streams import CommandHistory
+from timer_service.core.limits import quotas as quotas_module
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 from timer_service.supervisor import Supervisor
 
 TOMORROW = datetime.now(UTC) + timedelta(days=1)

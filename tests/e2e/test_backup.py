@@ -16,7 +16,7 @@ from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.runs import jobs
 from tests.harness.sqlite_files import read_replay_since
-from timer_service.core.message import kebab
+from timer_service.core.values.message import kebab
 
 DIAMOND = {"top": [], "left": ["top"], "right": ["top"], "bottom": ["left", "right"]}
 BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.memory import MIB, peak_bytes
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
-from timer_service.core.budget import LEAST_MEMORY_BYTES
+from timer_service.core.values.budget import LEAST_MEMORY_BYTES
 
 _WINDOW = 100
 _HANDLED = ("kept", "not_kept")

@@ -15,7 +15,7 @@ from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
 from tests.harness.processes import NatsServer, Service
 from tests.harness.stores import open_sqlite
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.http import serve_http
 from timer_service.ui.links import link
 

@@ -24,7 +24,7 @@ from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.provision import RestartablePostgres
 from timer_service.app.slices import SLICES
-from timer_service.core.message import kebab
+from timer_service.core.values.message import kebab
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8")
 DUE = "2020-01-01T00:00:00Z"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User, kill_and_start
 from tests.harness.processes import Executor, NatsServer, Service, body
-from timer_service.core.message import kebab
+from timer_service.core.values.message import kebab
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PIPELINE: dict[str, Any] = json.loads((EXAMPLES / "checks.json").read_text("utf-8"))

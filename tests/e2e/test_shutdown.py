@@ -23,7 +23,7 @@ FORCED = "the service does not end; ending its process"
 HANG = """
 import asyncio, time
 from timer_service.cli import main
-from timer_service.core.row_counts import RowCounts
+from timer_service.core.due.row_counts import RowCounts
 
 async def ignore_cancellation(self, now):
     while True:

@@ -12,7 +12,7 @@ from tests.harness.processes import NatsServer, Service
 from tests.harness.stores import MIGRATIONS, opened_sqlite
 from timer_service.adapters.migrations import migrate, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 
 OLD = 10
 """The last migration of the older schema: before schedules, expiry and workflows."""

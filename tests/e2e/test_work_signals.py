@@ -15,7 +15,7 @@ from tests.e2e.conftest import ON_SQLITE, WITH_KILLS, User, kill_and_start
 from tests.harness.fleet import Fleet
 from tests.harness.processes import NatsServer, Service, body, unused_port
 from tests.harness.websocket import WebSocketSubscriber
-from timer_service.core.message import kebab
+from timer_service.core.values.message import kebab
 
 SCHEMA = Path(__file__).parents[2] / "contracts" / "schemas" / "work-signal-fired.v1.json"
 FIRED = "timer.evt.v1.*.work-signal-fired"

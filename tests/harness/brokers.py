@@ -15,10 +15,10 @@ from tests.harness.nats_client import read_stream, round_trip
 from tests.harness.provision import Provision, RestartableNats, restartable_nats
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.broker import Broker, QueryReply
-from timer_service.core.errors import Code
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Address, Kind, Message
+from timer_service.core.ports.broker import Broker, QueryReply
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import Code
+from timer_service.core.values.message import Address, Kind, Message
 
 
 class Stored(NamedTuple):

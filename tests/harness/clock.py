@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from timer_service.core.instant import format_instant
+from timer_service.core.values.instant import format_instant
 
 NOW = int(datetime(2026, 11, 21, 9, 0, tzinfo=UTC).timestamp() * 1000)
 """The instant at which tests begin."""

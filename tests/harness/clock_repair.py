@@ -1,7 +1,7 @@
 """Whole scans of the clock repair."""
 
 from tests.harness.clock import ManualClock
-from timer_service.core.clock_repair import ClockRepair
+from timer_service.core.service.clock_repair import ClockRepair
 
 _PAUSE_MS = 50
 """The pause between the passes of one scan."""

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from timer_service.core.database import Database, Parameters, Row, Transaction
+from timer_service.core.ports.database import Database, Parameters, Row, Transaction
 
 _T = TypeVar("_T")
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any, Self
 
 from tests.harness.workflows import Workflows
-from timer_service.core.budget import MIB
-from timer_service.core.database import Database
-from timer_service.core.loop import Pass
-from timer_service.core.request_intake import Intake
-from timer_service.core.request_queue import QueueLimits
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.database import Database
+from timer_service.core.requests.request_intake import Intake
+from timer_service.core.requests.request_queue import QueueLimits
+from timer_service.core.values.budget import MIB
 from timer_service.workflows.dispatcher import Dispatcher
 from timer_service.workflows.requests import POLL_TASKS
 

@@ -2,9 +2,9 @@
 
 from secrets import token_hex
 
-from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, Received, recognize
-from timer_service.core.installation import Installation, Replay
-from timer_service.core.message import Position
+from timer_service.core.intake.epochs import Epochs, FindCommand, LookAtStream, Part, Received, recognize
+from timer_service.core.intake.installation import Installation, Replay
+from timer_service.core.values.message import Position
 
 
 class MemoryHistory:

@@ -12,16 +12,17 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
-from timer_service.core.broker import Broker, Subscription
-from timer_service.core.database import Database
-from timer_service.core.event_allowances import EventAllowances
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
-from timer_service.core.loop import Worker
-from timer_service.core.message import Address, Position
-from timer_service.core.outbox import OUTBOX, stored_message
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import Lane, Route
-from timer_service.core.slice import Slice
+from timer_service.core.due.lanes import Lane
+from timer_service.core.due.loop import Worker
+from timer_service.core.events.outbox import OUTBOX, stored_message
+from timer_service.core.intake.route import Route
+from timer_service.core.limits.event_allowances import EventAllowances
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.ports.broker import Broker, Subscription
+from timer_service.core.ports.database import Database
+from timer_service.core.service.slice import Slice
+from timer_service.core.values.message import Address, Position
 
 
 async def exhaust(worker: Worker, now: int) -> None:

@@ -16,12 +16,12 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.service import App
 from timer_service.app.storage import ClockReader, FileWatch, Storage
 from timer_service.config import Config
-from timer_service.core.broker import History, QueryFilter, QueryHandler, read_all
-from timer_service.core.clock import Clock
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.installation import Installation, Replay
-from timer_service.core.loop import Loop, Pass
-from timer_service.core.message import Kind
+from timer_service.core.due.loop import Loop, Pass
+from timer_service.core.intake.installation import Installation, Replay
+from timer_service.core.ports.broker import History, QueryFilter, QueryHandler, read_all
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.message import Kind
 from timer_service.metrics import Metrics
 
 

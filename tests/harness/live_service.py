@@ -18,8 +18,8 @@ from tests.harness.conversation import Conversation
 from tests.harness.databases import Databases
 from tests.harness.nats_client import read_stream, round_trip
 from tests.harness.processes import NatsServer, Service
-from timer_service.core.codec import REPLY_TO
-from timer_service.core.message import Address, Kind
+from timer_service.core.values.codec import REPLY_TO
+from timer_service.core.values.message import Address, Kind
 
 PATIENCE_SECONDS = 30
 _WINDOW = 200

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tests.harness.load_user import LoadUser, SeenEvent, Sent, now_ms
 from tests.harness.runs import jobs
-from timer_service.core.instant import format_instant
+from timer_service.core.values.instant import format_instant
 
 DIAMOND = {"top": [], "left": ["top"], "right": ["top"], "bottom": ["left", "right"]}
 _BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}

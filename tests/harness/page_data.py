@@ -12,8 +12,8 @@ from tests.harness.signals import Signals
 from tests.harness.timers import put_timers
 from tests.harness.workflows import Workflows, complete, done, fail, failed, seen, sleep, wait_for
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.core.message import Position
+from timer_service.core.ports.database import Database
+from timer_service.core.values.message import Position
 from timer_service.timers.messages import State
 
 HOSTILE = (

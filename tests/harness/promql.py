@@ -9,9 +9,9 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from timer_service.app.health import Observed, flows
 from timer_service.app.slices import SLICES
-from timer_service.core.errors import Code
-from timer_service.core.health import HEALTHY
-from timer_service.core.message import Kind
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import Code
+from timer_service.core.values.message import Kind
 from timer_service.metrics import Metrics
 
 ADDED_BY_PROMETHEUS = frozenset({"job", "instance", "le"})

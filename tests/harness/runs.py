@@ -9,7 +9,7 @@ from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, Options, exhaust
 from tests.harness.live_service import Live
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.runs import SLICE
 from timer_service.runs.announcer import Announcer
 from timer_service.runs.sweep import Sweep

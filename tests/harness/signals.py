@@ -13,8 +13,8 @@ from tests.harness.live_service import Live
 from tests.harness.timers import bodies
 from tests.harness.wiring import VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.core.lease import Lease
+from timer_service.core.due.lease import Lease
+from timer_service.core.ports.database import Database
 from timer_service.signals import SLICE
 from timer_service.signals.evaluation import Evaluation
 from timer_service.signals.firing_store import FIRINGS

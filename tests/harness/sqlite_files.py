@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.harness.stores import open_sqlite, opened_sqlite
-from timer_service.core.installation import read_or_create
+from timer_service.core.intake.installation import read_or_create
 
 STREAM = "2026-11-22T09:00:00Z"
 _ADD = "INSERT INTO command_streams VALUES (:epoch, :created, 1, 0, :stored_at)"

@@ -11,7 +11,7 @@ from tests.harness.databases import Databases
 from timer_service.adapters.migrations import migrate, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 

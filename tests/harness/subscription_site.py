@@ -14,7 +14,7 @@ from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.membership import Membership
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import Delivery
+from timer_service.core.values.delivery import Delivery
 
 SUBJECT = b"timer.cmd.v1.acme.schedule-timer"
 _PULL = "$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service"

@@ -12,12 +12,12 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
 from timer_service.app.slices import build_workers
-from timer_service.core.database import Database, Row, Transaction
-from timer_service.core.lease import Lease
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
-from timer_service.core.message import Kind, Message, Position
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import Route
+from timer_service.core.due.lease import Lease
+from timer_service.core.intake.route import Route
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.values.message import Kind, Message, Position
 from timer_service.timers import SLICE, store
 from timer_service.timers.rules import Timer
 from timer_service.timers.store import TIMERS

@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command, CommandPayload
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult, Handle, Route
-from timer_service.core.slice import Slice
+from timer_service.core.intake.route import CommandResult, Handle, Route
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.service.slice import Slice
+from timer_service.core.values.message import Command, CommandPayload
 
 
 def recording_route(

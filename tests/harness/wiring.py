@@ -4,15 +4,16 @@ import random
 from collections.abc import Callable
 from datetime import timedelta
 
-from timer_service.core.broker import Broker
-from timer_service.core.clock import Clock
-from timer_service.core.database import Database
-from timer_service.core.event_allowances import EventAllowances
-from timer_service.core.handover import Handover
-from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import Lane, offer_nothing
-from timer_service.core.slice import Parts
+from timer_service.core.due.handover import Handover
+from timer_service.core.due.lanes import Lane
+from timer_service.core.intake.route import offer_nothing
+from timer_service.core.limits.event_allowances import EventAllowances
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.broker import Broker
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.service.slice import Parts
 
 BATCH = 1000
 MAX_ATTEMPTS = 3

@@ -10,12 +10,12 @@ from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, Options, exhaust
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.core.errors import Rejection
-from timer_service.core.message import Payload
-from timer_service.core.request_intake import Asked
-from timer_service.core.stored_json import RawJson, write_lists
-from timer_service.core.transactions import in_transaction
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.requests.request_intake import Asked
+from timer_service.core.values.errors import Rejection
+from timer_service.core.values.message import Payload
+from timer_service.core.values.stored_json import RawJson, write_lists
 from timer_service.workflows import SLICE
 from timer_service.workflows.deadline_worker import DeadlineWorker
 from timer_service.workflows.protocol import GetEffects, RenewTasks, ReportTasks

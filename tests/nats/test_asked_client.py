@@ -9,8 +9,8 @@ from nats.aio.msg import Msg
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats.asked_client import AskedClient
 from timer_service.adapters.nats.driver import GuardedClient
-from timer_service.core.broker import QueryReply
-from timer_service.core.errors import Code
+from timer_service.core.ports.broker import QueryReply
+from timer_service.core.values.errors import Code
 
 PATTERN = "timer.qry.v1.*.list"
 REFUSAL = QueryReply(b'{"error":{}}', Code.BUSY, "ask again later")

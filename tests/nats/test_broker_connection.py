@@ -18,9 +18,9 @@ from timer_service.adapters.nats.holding import HOLDER
 from timer_service.adapters.nats.query_connection import QueryConnection
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import PublishResult, PublishStatus, Reply, read_all
-from timer_service.core.health import HEALTHY
-from timer_service.core.message import Kind
+from timer_service.core.ports.broker import PublishResult, PublishStatus, Reply, read_all
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.message import Kind
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""

@@ -18,10 +18,10 @@ from tests.harness.history import MemoryHistory
 from tests.harness.processes import NatsServer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import Delivery
-from timer_service.core.epochs import Epochs
-from timer_service.core.errors import StartError
-from timer_service.core.message import Position
+from timer_service.core.intake.epochs import Epochs
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.message import Position
 
 PATIENCE_SECONDS = 20
 CONSUMER = ("TIMER_CMD", "timer-service")

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.nats_peer import scripted_peer
 from timer_service.client.connection import open_connection
 from timer_service.client.errors import NoAnswerError
-from timer_service.core.message import Kind
+from timer_service.core.values.message import Kind
 from timer_service.nats_client import LastingClient
 
 ANSWER: dict[str, Any] = {"tasks": []}

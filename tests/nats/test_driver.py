@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats.driver import GuardedClient
-from timer_service.core.turns import Turns
+from timer_service.core.ports.turns import Turns
 
 
 @pytest.fixture

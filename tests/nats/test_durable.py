@@ -13,8 +13,8 @@ from timer_service.adapters.nats import take_over
 from timer_service.adapters.nats.durable import DurableConsumer, InFlight
 from timer_service.adapters.nats.holding import HOLDER, TakenOverError
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.epochs import Epochs
-from timer_service.core.errors import StartError
+from timer_service.core.intake.epochs import Epochs
+from timer_service.core.values.errors import StartError
 
 SECOND = 1_000_000_000
 HALF = SECOND // 2

@@ -12,7 +12,8 @@ from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.history import MemoryHistory
 from timer_service.adapters.nats import express_lane
 from timer_service.adapters.nats import subscription as nats_subscription
-from timer_service.core.broker import Delivery, Subscription
+from timer_service.core.ports.broker import Subscription
+from timer_service.core.values.delivery import Delivery
 
 FLOOD = 3000
 LIMIT = 50

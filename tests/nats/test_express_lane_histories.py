@@ -13,8 +13,8 @@ from timer_service.adapters.nats.headers import RawHeaders
 from timer_service.adapters.nats.stay import Handle, Stay
 from timer_service.adapters.nats.stored import Receipt, StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery
-from timer_service.core.epochs import Epochs, Part
+from timer_service.core.intake.epochs import Epochs, Part
+from timer_service.core.values.delivery import Delivery
 
 TENANTS = "abc"
 LIMIT = 3

@@ -16,10 +16,10 @@ from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.returned import Returned
 from timer_service.adapters.nats.stay import Handle
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery
-from timer_service.core.budget import DEFAULT_BUDGET
-from timer_service.core.epochs import Epochs, Part
-from timer_service.core.message import Position
+from timer_service.core.intake.epochs import Epochs, Part
+from timer_service.core.values.budget import DEFAULT_BUDGET
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Position
 
 SECOND = timedelta(seconds=1)
 

@@ -14,7 +14,7 @@ from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.holding import HOLDER
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import Delivery
+from timer_service.core.values.delivery import Delivery
 
 CONSUMER = ("TIMER_CMD", "timer-service")
 

@@ -14,7 +14,7 @@ from tests.harness.processes import NatsServer
 from tests.harness.raw_nats import RawMessage, RawNats
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.login import Login
-from timer_service.core.broker import Subscription
+from timer_service.core.ports.broker import Subscription
 
 SUBJECT = b"timer.cmd.v1.tenant-a.schedule-timer"
 EMPTY = RawMessage(SUBJECT)

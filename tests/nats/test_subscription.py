@@ -10,9 +10,9 @@ import pytest
 
 from tests.harness.subscription_site import SUBJECT, Site, open_site
 from timer_service.adapters.nats import inbox, pulls, recovery, subscription
-from timer_service.core.broker import Delivery
-from timer_service.core.health import HEALTHY
-from timer_service.core.message import Address, Kind
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Address, Kind
 
 SECOND = 1_000_000_000
 LONG = 30

@@ -14,9 +14,9 @@ from tests.harness.subscription_site import Site, open_site
 from timer_service.adapters.nats import membership, puller, recovery, subscription
 from timer_service.adapters.nats.durable import DurableConsumer, InFlight
 from timer_service.adapters.nats.redelivery import Redelivery
-from timer_service.core.broker import Delivery
-from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
-from timer_service.core.message import Position
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import ConflictError, DatabaseUnavailableError, StartError
+from timer_service.core.values.message import Position
 
 LONG = 30
 """Seconds that no test waits for."""

@@ -14,7 +14,7 @@ from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.tenant_events import stream_events
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 SUBJECTS = Subjects("timer")
 TENANTS = ["a", "b"]

@@ -19,10 +19,10 @@ from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.streams import StreamInfo
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.tenant_streams import separate_tenants
-from timer_service.core.broker import Subscription
-from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY
-from timer_service.core.message import Kind, Position
+from timer_service.core.ports.broker import Subscription
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.message import Kind, Position
 
 SUBJECTS = Subjects("timer")
 

@@ -7,11 +7,11 @@ import pytest
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, SIZES, FilledDatabase, filled_database
 from tests.plans.firings import ALL_FIRINGS
-from timer_service.core import outbox
-from timer_service.core.clock_repair import leased_rows
-from timer_service.core.lease import LeasedTable
-from timer_service.core.outbox import OUTBOX
-from timer_service.core.row_counts import overdue_sql
+from timer_service.core.due.lease import LeasedTable
+from timer_service.core.due.row_counts import overdue_sql
+from timer_service.core.events import outbox
+from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.service.clock_repair import leased_rows
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import COUNTED, FIRINGS
 

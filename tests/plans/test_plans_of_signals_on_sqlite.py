@@ -11,14 +11,14 @@ import pytest
 
 from tests.harness.clock import NOW
 from tests.harness.stores import open_sqlite
-from timer_service.core import outbox
-from timer_service.core.cause import Cause
-from timer_service.core.clock_repair import leased_rows
-from timer_service.core.database import Database, Transaction
-from timer_service.core.lease import LeasedTable
-from timer_service.core.message import Event, Position
-from timer_service.core.outbox import OUTBOX
-from timer_service.core.row_counts import overdue_sql
+from timer_service.core.due.lease import LeasedTable
+from timer_service.core.due.row_counts import overdue_sql
+from timer_service.core.events import outbox
+from timer_service.core.events.cause import Cause
+from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.service.clock_repair import leased_rows
+from timer_service.core.values.message import Event, Position
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.firings import Firing

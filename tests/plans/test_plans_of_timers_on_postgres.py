@@ -5,8 +5,8 @@ import pytest
 
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, SIZES, FilledDatabase, Statistics, filled_database
-from timer_service.core.clock_repair import leased_rows
-from timer_service.core.row_counts import overdue_sql
+from timer_service.core.due.row_counts import overdue_sql
+from timer_service.core.service.clock_repair import leased_rows
 from timer_service.timers import cancellation_store as cancellations
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State

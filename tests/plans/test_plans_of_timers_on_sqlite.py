@@ -12,10 +12,10 @@ from tests.harness.clock import NOW
 from tests.harness.stores import open_sqlite
 from tests.harness.timers import put_timers
 from timer_service.adapters.sqlite.text import join
-from timer_service.core.clock_repair import leased_rows
-from timer_service.core.database import Database
-from timer_service.core.message import Position
-from timer_service.core.row_counts import CountedRows, overdue_sql
+from timer_service.core.due.row_counts import CountedRows, overdue_sql
+from timer_service.core.ports.database import Database
+from timer_service.core.service.clock_repair import leased_rows
+from timer_service.core.values.message import Position
 from timer_service.timers import cancellation_store
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.row_counts import overdue_sql
+from timer_service.core.due.row_counts import overdue_sql
 from timer_service.workflows import effect_store, queries, registry, retention, store
 from timer_service.workflows.messages import WorkflowStatus
 from timer_service.workflows.store import COUNTED, WORKFLOWS

@@ -16,9 +16,9 @@ from tests.harness.history import MemoryHistory
 from tests.harness.nats_client import round_trip
 from timer_service.adapters.nats import NatsBroker, backlog, publisher
 from timer_service.adapters.nats.durable import DurableConsumer
-from timer_service.core.broker import (
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.ports.broker import (
     PUBLISHED,
-    Delivery,
     PublishStatus,
     QueryHandler,
     QueryReply,
@@ -26,9 +26,9 @@ from timer_service.core.broker import (
     SendReply,
     Subscription,
 )
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.message import Address, Kind, Message
-from timer_service.core.rejection import Rejected
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.message import Address, Kind, Message
 
 PATIENCE_SECONDS = 30
 DELAY = timedelta(seconds=1)

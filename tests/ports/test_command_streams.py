@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from tests.harness.builders import delivery
-from timer_service.core.command_streams import CommandHistory, advance
-from timer_service.core.database import Database
-from timer_service.core.epochs import StoredCommand, StreamState
-from timer_service.core.errors import ChangedStreamError
-from timer_service.core.message import Position
-from timer_service.core.transactions import in_transaction
+from timer_service.core.intake.command_streams import CommandHistory, advance
+from timer_service.core.intake.epochs import StoredCommand, StreamState
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.errors import ChangedStreamError
+from timer_service.core.values.message import Position
 
 COMMANDS = [StoredCommand(number, 1000 + number) for number in range(1, 21)]
 

@@ -9,10 +9,10 @@ import pytest
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite import database as database_module
-from timer_service.core.database import Database, Reader, Transaction
-from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
-from timer_service.core.health import HEALTHY
-from timer_service.core.transactions import in_transaction, run_at_once
+from timer_service.core.ports.database import Database, Reader, Transaction
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.ports.transactions import in_transaction, run_at_once
+from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
 
 INSERT = "INSERT INTO numbers (number) VALUES (:number)"
 SLOW_INSERT = """

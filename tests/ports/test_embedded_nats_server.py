@@ -15,7 +15,7 @@ import pytest
 
 from timer_service.adapters import embedded
 from timer_service.adapters.embedded import embedded_nats, free_port
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 PARENT = """
 import asyncio, signal, sys

@@ -14,16 +14,17 @@ from tests.harness.locks import LockedPostgres
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core import event_allowances, outbox
-from timer_service.core.broker import PublishResult
-from timer_service.core.database import Database
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.event_admission import EventAdmission
-from timer_service.core.event_allowances import GO_ON, USAGE, WAITS, EventAllowances, Size, delete_empty
-from timer_service.core.event_level import Level, Limit, Taken, take
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Address, Event, Kind, Message
-from timer_service.core.outbox import OUTBOX, stored_message
+from timer_service.core.events import outbox
+from timer_service.core.events.event_admission import EventAdmission
+from timer_service.core.events.outbox import OUTBOX, stored_message
+from timer_service.core.limits import event_allowances
+from timer_service.core.limits.event_allowances import GO_ON, USAGE, WAITS, EventAllowances, Size, delete_empty
+from timer_service.core.limits.event_level import Level, Limit, Taken, take
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.broker import PublishResult
+from timer_service.core.ports.database import Database
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Address, Event, Kind, Message
 
 PERIOD = timedelta(hours=1)
 """For how long the broker keeps events."""
@@ -184,7 +185,7 @@ async def test_withheld_events_keep_their_order(
     store: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the first withheld event of a claim, the later ones of its tenant wait, also if room comes back."""
-    monkeypatch.setattr("timer_service.core.relay._CHUNK_BYTES", 12_000)
+    monkeypatch.setattr("timer_service.core.events.relay._CHUNK_BYTES", 12_000)
     monkeypatch.setitem(globals(), "PERIOD", timedelta(seconds=20))
 
     class Slow(MemoryBroker):

@@ -15,11 +15,11 @@ from tests.harness.timers import put_timers
 from tests.harness.wiring import make_parts
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core import outbox
-from timer_service.core.event_allowances import USAGE, EventAllowances
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Event, Trace
-from timer_service.core.outbox import OUTBOX, stored_message
+from timer_service.core.events import outbox
+from timer_service.core.events.outbox import OUTBOX, stored_message
+from timer_service.core.limits.event_allowances import USAGE, EventAllowances
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.values.message import Event, Trace
 from timer_service.timers.events import timer_event
 from timer_service.timers.store import TIMERS
 

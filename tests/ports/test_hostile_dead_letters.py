@@ -11,10 +11,11 @@ from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.nats_client import read_stream
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
-from timer_service.core.broker import Delivery, PublishStatus
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.message import Position
-from timer_service.core.rejection import Rejected
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.ports.broker import PublishStatus
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.message import Position
 
 
 @pytest.fixture

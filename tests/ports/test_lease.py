@@ -15,12 +15,12 @@ from tests.harness.builders import in_state, scheduled
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after
 from tests.harness.timers import put_timers
-from timer_service.core.database import Database, Row, Transaction
-from timer_service.core.errors import ConflictError
-from timer_service.core.lease import Failure, Lease
-from timer_service.core.message import Position, Trace
-from timer_service.core.tenant_turns import TenantTurns
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.lease import Failure, Lease
+from timer_service.core.due.tenant_turns import TenantTurns
+from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.message import Position, Trace
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Timer
@@ -475,7 +475,7 @@ async def test_tenants_beyond_those_that_a_claim_looks_at(
     store: Database, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim looks at a limited number of tenants. The next claims look at the other ones."""
-    monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", 5)
+    monkeypatch.setattr("timer_service.core.due.tenant_turns._MOST_LOOKED_AT", 5)
     idle = [timer(tenant=f"b-{number:02}", due_at=LATER) for number in range(12)]
     await put(store, *flood("a", 100), *idle, timer(tenant="c"))
     claims = [shares(await claim(store, lease, limit=10)) for _ in range(4)]
@@ -500,7 +500,7 @@ async def test_tenant_that_is_not_utf8(
     sqlite: Database, lease: Lease, monkeypatch: pytest.MonkeyPatch, bound: int
 ) -> None:
     """A damaged id of a tenant takes no turn, so that claims of single rows beside a waiting tenant find other rows."""
-    monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", bound)
+    monkeypatch.setattr("timer_service.core.due.tenant_turns._MOST_LOOKED_AT", bound)
     await put(sqlite, *(timer(tenant=tenant) for tenant in ("aa", "ab", "b", "c", "waits")))
     async with sqlite.transaction() as tx:
         await tx.execute("UPDATE timer_schedules SET tenant_id = CAST(x'61ff' AS TEXT) WHERE tenant_id = 'aa'")
@@ -518,7 +518,7 @@ async def test_every_tenant_gets_a_turn(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch, each: int, bound: int
 ) -> None:
     """Whatever a call may look at and return, it begins after the last tenant that got a turn, and skips none."""
-    monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", bound)
+    monkeypatch.setattr("timer_service.core.due.tenant_turns._MOST_LOOKED_AT", bound)
     turns = TenantTurns(TIMERS.sql("due_tenants"))
     names: list[str] = []
     limits = random.Random(1)

@@ -9,8 +9,8 @@ from tests.harness.stores import MIGRATIONS, opened_sqlite
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Database
-from timer_service.core.errors import StartError
+from timer_service.core.ports.database import Database
+from timer_service.core.values.errors import StartError
 from timer_service.runs.edges import read_needed_by, read_needs
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import IfFailed

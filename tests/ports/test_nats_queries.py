@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.harness.brokers import HARNESSES, NatsHarness
-from timer_service.core.broker import QueryReply, SendReply
-from timer_service.core.errors import Code
-from timer_service.core.health import HEALTHY
+from timer_service.core.ports.broker import QueryReply, SendReply
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import Code
 
 SUBJECT = "timer.qry.v1.acme.get-timer"
 

@@ -7,14 +7,14 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
-from timer_service.core import outbox
-from timer_service.core.database import Database, Row
-from timer_service.core.lease import Failure, Lease
-from timer_service.core.message import Address, Event, Kind, Trace
-from timer_service.core.outbox import OUTBOX, stored_message
-from timer_service.core.recovery import take_over_claims
-from timer_service.core.relay import Relay
-from timer_service.core.row_counts import RowCounts
+from timer_service.core.due.lease import Failure, Lease
+from timer_service.core.due.recovery import take_over_claims
+from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.events import outbox
+from timer_service.core.events.outbox import OUTBOX, stored_message
+from timer_service.core.events.relay import Relay
+from timer_service.core.ports.database import Database, Row
+from timer_service.core.values.message import Address, Event, Kind, Trace
 
 MAX_ATTEMPTS = 2
 

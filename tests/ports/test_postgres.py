@@ -19,10 +19,14 @@ from tests.harness.stores import bring_to_head
 from tests.harness.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
-from timer_service.core import transactions
-from timer_service.core.database import Database, Transaction
-from timer_service.core.error_text import error_text, error_trace
-from timer_service.core.errors import (
+from timer_service.core.due.lease import Lease
+from timer_service.core.events.settlement import Settlement, Settler
+from timer_service.core.ports import transactions
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.error_text import error_text, error_trace
+from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
     DatabaseBusyError,
@@ -30,11 +34,7 @@ from timer_service.core.errors import (
     DatabaseUnavailableError,
     DuplicateError,
 )
-from timer_service.core.health import HEALTHY
-from timer_service.core.lease import Lease
-from timer_service.core.message import Position
-from timer_service.core.settlement import Settlement, Settler
-from timer_service.core.transactions import in_transaction
+from timer_service.core.values.message import Position
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key

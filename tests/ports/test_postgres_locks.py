@@ -20,11 +20,11 @@ from tests.harness.tcp_proxy import GOOD, STALLED, TcpProxy
 from tests.harness.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
-from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.lease import Lease
-from timer_service.core.settlement import Settlement, Settler
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.lease import Lease
+from timer_service.core.events.settlement import Settlement, Settler
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.timers.store import TIMERS
 
 

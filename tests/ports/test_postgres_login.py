@@ -15,7 +15,7 @@ from tests.harness.provision import RestartablePostgres
 from tests.harness.stores import MIGRATIONS, bring_to_head
 from timer_service.adapters.migrations import migrate, pending_migrations, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 BUNDLED = read_migrations(MIGRATIONS)
 FOR_POSTGRES = [each for each in BUNDLED if each.engine in {None, "postgres"}]

@@ -12,10 +12,10 @@ from tests.harness.provision import RestartablePostgres
 from tests.harness.stores import bring_to_head
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Database
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import HEALTHY
-from timer_service.core.probe import DatabaseProbe
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.service.probe import DatabaseProbe
+from timer_service.core.values.errors import DatabaseUnavailableError
 
 STORED = "SELECT database_id FROM installation"
 

@@ -14,10 +14,10 @@ from tests.harness.timers import Timers, always, fires
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import PublishResult, PublishStatus
-from timer_service.core.database import Database, Transaction
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Message
+from timer_service.core.ports.broker import PublishResult, PublishStatus
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.message import Message
 
 ROWS = 20
 BATCH = 5
@@ -101,7 +101,7 @@ async def test_data_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: Memo
 
 async def test_a_pass_ends_although_more_is_due(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass whose time is up claims nothing else, so a slow broker does not make it look like one that hangs."""
-    monkeypatch.setattr("timer_service.core.relay.PASS_SECONDS", 0.1)
+    monkeypatch.setattr("timer_service.core.events.relay.PASS_SECONDS", 0.1)
 
     async def take_long(_: Sequence[Message]) -> None:
         await asyncio.sleep(0.15)
@@ -381,7 +381,7 @@ async def test_slow_publishing_does_not_outlast_the_lease(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If publishing is so slow that the lease would expire, the other rows of the claim are released in time."""
-    monkeypatch.setattr("timer_service.core.relay._CHUNK_BYTES", MIB // 4)
+    monkeypatch.setattr("timer_service.core.events.relay._CHUNK_BYTES", MIB // 4)
     timers = Timers(store, memory_broker, clock)
     for number in range(25):
         timers.send(schedule_timer(f"call-{number:02}", data="x" * 64_000))

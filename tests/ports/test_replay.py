@@ -1,10 +1,10 @@
 """How the database learns how old the commands are that are not settled."""
 
 from tests.harness.clock import NOW
-from timer_service.core.database import Database
-from timer_service.core.installation import read_or_create
-from timer_service.core.replay import BacklogWatch
-from timer_service.core.transactions import in_transaction
+from timer_service.core.intake.installation import read_or_create
+from timer_service.core.intake.replay import BacklogWatch
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.transactions import in_transaction
 
 MINUTE_MS = 60_000
 

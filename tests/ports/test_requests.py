@@ -9,9 +9,9 @@ import pytest
 
 from tests.harness.brokers import HARNESSES, BrokerHarness, NatsHarness
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.broker import QueryReply, Request, RequestSubscription
-from timer_service.core.errors import Code
-from timer_service.core.health import HEALTHY
+from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import Code
 
 SUBJECT = "timer.wrk.v1.acme.poll-tasks"
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Reader
+from timer_service.core.ports.database import Reader
 
 SAME_TYPE = {"TEXT": "text", "BIGINT": "bigint", "INTEGER": "integer"}
 

@@ -17,9 +17,9 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import copy_database, new_file
 from timer_service.app.backup import back_up, replay, restore
 from timer_service.config import Config, load_config
-from timer_service.core.errors import StartError
-from timer_service.core.installation import Replay, read_or_create, set_unsettled_since
-from timer_service.core.transactions import in_transaction
+from timer_service.core.intake.installation import Replay, read_or_create, set_unsettled_since
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.errors import StartError
 
 HOUR_MS = 3_600_000
 NEWEST_MS = 1_800_000_000_000

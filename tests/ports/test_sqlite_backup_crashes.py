@@ -13,7 +13,7 @@ from tests.harness.sqlite_files import KILLED, kill_while_open, read_epochs, run
 from timer_service.adapters.sqlite.files import new_file
 from timer_service.app.backup import back_up
 from timer_service.config import Config, load_config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 ROWS = [1, 2]
 

@@ -11,7 +11,7 @@ from tests.harness.memory_folder import memory_folder
 from tests.harness.sqlite_files import KILLED, kill_while_open, read_epochs, run_until_step, write_database
 from timer_service.app.backup import restore
 from timer_service.config import Config, load_config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 OLD, OLD_IN_WAL, NEW = 1, 2, 3
 

@@ -20,10 +20,10 @@ from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.broker import PublishStatus
-from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY
-from timer_service.core.message import Kind
+from timer_service.core.ports.broker import PublishStatus
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.message import Kind
 
 STREAMS = {Kind.COMMAND: "TIMER_CMD", Kind.EVENT: "TIMER_EVT", Kind.DEAD_LETTER: "TIMER_DLQ"}
 

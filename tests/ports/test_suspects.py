@@ -1,9 +1,9 @@
 """How the database counts the processes that died while they handled a suspect."""
 
 from tests.harness.builders import delivery
-from timer_service.core.database import Database
-from timer_service.core.message import Position
-from timer_service.core.suspects import Suspects
+from timer_service.core.intake.suspects import Suspects
+from timer_service.core.ports.database import Database
+from timer_service.core.values.message import Position
 
 SUSPECT = delivery(position=Position(2, 17))
 OTHER = delivery(position=Position(1, 17))

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.processes import NatsServer
 from timer_service.app.tenant_streams import separate_tenants, stream_events
 from timer_service.config import Config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 SERVER = """
 port: 4222

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tests.simulation.schedule_model import Definition, ScheduleName
 from tests.simulation.schedule_slots import due_of, slots_after
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 
 class Span(NamedTuple):

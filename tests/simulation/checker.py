@@ -9,7 +9,7 @@ from tests.simulation.service import INSTANCES, CommitObserver, Handled, SentCom
 from tests.simulation.signal_model import SignalsModel
 from tests.simulation.timer_check import TimersChecker
 from timer_service.app.slices import SLICES
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 _SLICE_OF = {payload.type: each.name for each in SLICES for payload in each.commands}
 

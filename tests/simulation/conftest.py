@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from timer_service.core import turns
+from timer_service.core.ports import turns
 
 
 @pytest.fixture(autouse=True)

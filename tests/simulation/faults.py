@@ -13,9 +13,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.broker import (
+from timer_service.core.ports.broker import (
     BrokerFeatures,
-    Delivery,
     History,
     PublishResult,
     QueryFilter,
@@ -28,11 +27,12 @@ from timer_service.core.broker import (
     Subscription,
     read_all,
 )
-from timer_service.core.budget import DEFAULT_BUDGET
-from timer_service.core.database import Database, Parameters, Reader, Row, Transaction
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Message
+from timer_service.core.ports.database import Database, Parameters, Reader, Row, Transaction
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.budget import DEFAULT_BUDGET
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Message
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}

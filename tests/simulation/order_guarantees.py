@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.simulation.run_histories import resolves, starts
 from tests.simulation.run_model import RunName, RunsModel
 from tests.simulation.service import SentCommand
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 _RUN = RunName("acme", "r1")
 

@@ -8,15 +8,15 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from tests.simulation.faults import FaultyRequests
-from timer_service.core.backlog_gate import BacklogGate
-from timer_service.core.broker import Request
-from timer_service.core.budget import MIB
-from timer_service.core.database import Transaction
-from timer_service.core.request_intake import Asked, Intake
-from timer_service.core.request_portions import Portions
-from timer_service.core.request_queue import QueueLimits
-from timer_service.core.requests import Answer, HandleRequests, Requests
-from timer_service.core.slice import Parts
+from timer_service.core.intake.backlog_gate import BacklogGate
+from timer_service.core.ports.broker import Request
+from timer_service.core.ports.database import Transaction
+from timer_service.core.requests.request_intake import Asked, Intake
+from timer_service.core.requests.request_portions import Portions
+from timer_service.core.requests.request_queue import QueueLimits
+from timer_service.core.requests.requests import Answer, HandleRequests, Requests
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.budget import MIB
 from timer_service.workflows import dispatcher
 from timer_service.workflows.dispatcher import Dispatcher
 from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests, weigh

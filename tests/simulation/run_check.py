@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.simulation.run_model import ExpectedEvent, JobModel, RunModel, RunName, RunsModel
 from tests.simulation.service import Row, Service
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 _EVENTS = {"JobReady": "jobName", "JobSkipped": "jobName", "RunCompleted": "status", "RunRejected": "code"}
 

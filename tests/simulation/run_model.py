@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 _NOWHERE = Position(0, 0)
 UNFINISHED = {"pending", "dispatched", "running"}

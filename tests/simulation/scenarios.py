@@ -28,7 +28,7 @@ from tests.simulation.workflow_scenarios import (
     workflows_with_lost_leases,
     workflows_with_lost_requests,
 )
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 _WORKERS = ["timers", "firings", "evaluation", "sweep", "announcements", "schedules", "backfills", "outbox"]
 _SWITCHABLE = ["signals", "runs", "schedules"]

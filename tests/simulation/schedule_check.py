@@ -17,8 +17,8 @@ from tests.simulation.schedule_model import (
     read_definition,
 )
 from tests.simulation.service import Row, SentCommand, Service
-from timer_service.core.instant import parse_instant
-from timer_service.core.message import Command, Position
+from timer_service.core.values.instant import parse_instant
+from timer_service.core.values.message import Command, Position
 
 _LONGEST_WAIT_MS = 60_000
 

@@ -16,8 +16,8 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from tests.simulation.schedule_slots import Recurrence, due_of, next_slot, slots_after
-from timer_service.core.instant import parse_instant
-from timer_service.core.message import Position
+from timer_service.core.values.instant import parse_instant
+from timer_service.core.values.message import Position
 
 NOWHERE = Position(0, 0)
 _MINUTE_MS = 60_000

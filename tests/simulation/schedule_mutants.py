@@ -10,9 +10,10 @@ import pytest
 
 from tests.simulation.draws import Scenario
 from tests.simulation.schedule_scenarios import schedules_in_any_order, schedules_one_by_one, schedules_with_faults
-from timer_service.core import backlog_gate, outbox
-from timer_service.core.message import Event
-from timer_service.core.transactions import in_transaction
+from timer_service.core.events import outbox
+from timer_service.core.intake import backlog_gate
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.message import Event
 from timer_service.schedules import (
     backfill_store,
     backfill_worker,

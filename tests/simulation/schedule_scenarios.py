@@ -11,7 +11,7 @@ from tests.simulation.faults import Point
 from tests.simulation.mixed_histories import splits
 from tests.simulation.schedule_histories import BEGINNINGS, HOUR, MINUTE, SECOND, schedule_commands
 from tests.simulation.service import INSTANCES, SentCommand, Service
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 _STEPS = [0, SECOND, 20 * SECOND, 59 * SECOND, 61 * SECOND, 10 * MINUTE, 10 * MINUTE, HOUR, 2 * HOUR]
 _faults_of_passes = st.one_of(worker_faults, crashes([Point.AFTER_STATEMENT, Point.BEFORE_COMMIT, Point.AFTER_COMMIT]))

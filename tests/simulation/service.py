@@ -45,19 +45,20 @@ from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES, build_workers
-from timer_service.core.broker import Delivery, QueryReply, Request, Subscription
-from timer_service.core.codec import REPLY_TO
-from timer_service.core.database import Transaction
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.handover import Handover, Receiver
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.loop import Pass, Worker
-from timer_service.core.message import Command, Position, kebab
-from timer_service.core.outbox import OUTBOX
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult, Handle, Route
-from timer_service.core.slice import Slice
-from timer_service.core.turns import TransactionTime
+from timer_service.core.due.handover import Handover, Receiver
+from timer_service.core.due.loop import Pass, Worker
+from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.intake.route import CommandResult, Handle, Route
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.broker import QueryReply, Request, Subscription
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.service.slice import Slice
+from timer_service.core.values.codec import REPLY_TO
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Command, Position, kebab
 from timer_service.runs import job_events
 from timer_service.schedules import backfill_pass, firing_pass
 from timer_service.signals import evaluation

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.simulation.service import Row, Service
 from tests.simulation.signal_model import Definition, ItemName, SignalName, SignalsModel, Transition, normalize
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 
 class FiredFirings:

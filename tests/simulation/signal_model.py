@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from timer_service.core.instant import parse_instant
-from timer_service.core.message import Position
+from timer_service.core.values.instant import parse_instant
+from timer_service.core.values.message import Position
 
 ENDED = {"resolved", "cancelled"}
 

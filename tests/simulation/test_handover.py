@@ -6,8 +6,8 @@ import pytest
 
 from tests.simulation.faults import Fault, Point, crash, outage
 from tests.simulation.service import VISIBILITY_TIMEOUT, SentCommand, Service, running_service
-from timer_service.core.message import Position
-from timer_service.core.outbox import OUTBOX
+from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.values.message import Position
 
 _BLOCKED = {"triggerKind": "event", "triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}}
 _CREATE = SentCommand("CreateWorkSignal", "acme", {"signalId": "s1", "workItemId": "i1", **_BLOCKED})

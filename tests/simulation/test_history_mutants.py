@@ -27,7 +27,7 @@ from tests.simulation.scenarios import (
 from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS, Mutate
 from tests.simulation.service import running_service
 from tests.simulation.workflow_mutants import WORKFLOW_MUTANTS
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 from timer_service.runs import announcements, rules, run, store
 from timer_service.runs.draft import Draft
 from timer_service.signals import batch, firing_worker, firings, signal

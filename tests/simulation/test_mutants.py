@@ -12,13 +12,13 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.simulation.timer_state_machine import TALLY, TimerStateMachine
 from timer_service import timers
-from timer_service.core import lease
-from timer_service.core.broker import PublishResult, PublishStatus
-from timer_service.core.consumer import Consumer
-from timer_service.core.database import Row
-from timer_service.core.message import Message, Position
-from timer_service.core.relay import Relay
-from timer_service.core.settlement import Settlement
+from timer_service.core.due import lease
+from timer_service.core.events.relay import Relay
+from timer_service.core.events.settlement import Settlement
+from timer_service.core.intake.consumer import Consumer
+from timer_service.core.ports.broker import PublishResult, PublishStatus
+from timer_service.core.ports.database import Row
+from timer_service.core.values.message import Message, Position
 from timer_service.timers import cancellation_store, cancellations, events, rules, store
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Applied, Outcome

@@ -2,8 +2,8 @@
 
 from tests.simulation.service import MAX_ATTEMPTS, Row, SentCommand, Service
 from tests.simulation.timer_model import REACHED, SCHEDULED, TimerCommand, TimerName, TimersModel
-from timer_service.core.instant import parse_instant
-from timer_service.core.message import Position
+from timer_service.core.values.instant import parse_instant
+from timer_service.core.values.message import Position
 
 
 class TimersChecker:

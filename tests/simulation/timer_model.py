@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 from timer_service.timers.events import expired_event_id
 
 SCHEDULED, REACHED, EXPIRED, CANCELLED, FAILED = "Scheduled", "Reached", "Expired", "Cancelled", "Failed"

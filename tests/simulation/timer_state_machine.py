@@ -23,8 +23,8 @@ from tests.simulation.faults import (
 )
 from tests.simulation.timer_model import TimerCommand, TimerName
 from tests.simulation.timer_system import INSTANCES, BrokerMode, TimerSystem
-from timer_service.core.duration import format_duration
-from timer_service.core.message import kebab
+from timer_service.core.values.duration import format_duration
+from timer_service.core.values.message import kebab
 
 TALLY: Counter[str] = Counter()
 """The number of runs, steps, outcomes and faults in all runs together."""

@@ -40,18 +40,19 @@ from tests.simulation.timer_model import EXPIRED, FAILED, REACHED, Fire, Row, Ro
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import build_workers
-from timer_service.core.broker import Delivery, Subscription
-from timer_service.core.codec import REPLY_TO
-from timer_service.core.database import Transaction
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.instant import parse_instant
-from timer_service.core.lease import Lease
-from timer_service.core.loop import Pass
-from timer_service.core.message import Command, Kind, Message, Position
-from timer_service.core.quotas import Quotas
-from timer_service.core.recovery import take_over_claims
-from timer_service.core.route import CommandResult, Route
+from timer_service.core.due.lease import Lease
+from timer_service.core.due.loop import Pass
+from timer_service.core.due.recovery import take_over_claims
+from timer_service.core.intake.route import CommandResult, Route
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.broker import Subscription
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.codec import REPLY_TO
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.instant import parse_instant
+from timer_service.core.values.message import Command, Kind, Message, Position
 from timer_service.timers import SLICE, cancellation_worker, handler
 from timer_service.timers.store import TIMERS
 

@@ -10,11 +10,11 @@ from tests.simulation.service import MAX_ATTEMPTS, CommitObserver, Handled, Row,
 from tests.simulation.workers import LEASE_SECONDS, Cluster, results_of
 from tests.simulation.workflow_model import EffectModel, Rules, WorkflowModel, WorkflowName
 from tests.simulation.workflow_programs import expect
-from timer_service.core.errors import Rejection
-from timer_service.core.message import Payload, Position
-from timer_service.core.request_portions import Lists
-from timer_service.core.requests import encode_answer
-from timer_service.core.stored_json import RawJson, write_lists
+from timer_service.core.requests.request_portions import Lists
+from timer_service.core.requests.requests import encode_answer
+from timer_service.core.values.errors import Rejection
+from timer_service.core.values.message import Payload, Position
+from timer_service.core.values.stored_json import RawJson, write_lists
 from timer_service.workflows.protocol import RenewTasks, ReportTasks
 
 _LEASE_MS = LEASE_SECONDS * 1000

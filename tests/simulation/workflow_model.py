@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tests.simulation.workflow_programs import BRANCHING
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 NEVER = Position(0, 0)
 _DELAYS_OF_LOST = {3: 10_000, 4: 20_000, 5: 40_000, 6: 80_000, 7: 160_000, 8: 300_000, 9: 300_000}

@@ -16,7 +16,7 @@ from tests.simulation.workflow_scenarios import (
     workflows_with_lost_leases,
     workflows_with_lost_requests,
 )
-from timer_service.core import lanes, lease
+from timer_service.core.due import lanes, lease
 from timer_service.worker import report as worker_report
 from timer_service.worker import task as worker_task
 from timer_service.worker.replay import Replay

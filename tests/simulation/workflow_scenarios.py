@@ -14,7 +14,7 @@ from tests.simulation.workers import LEASE_SECONDS, TENANT, Cluster
 from tests.simulation.workflow_check import WorkflowsChecker
 from tests.simulation.workflow_model import WorkflowName
 from tests.simulation.workflow_programs import PROGRAMS
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 from timer_service.worker.service import POLL, RENEW, REPORT
 
 _IDS = ["w1", "w1", "w2"]

@@ -16,13 +16,14 @@ from tests.harness.timers import Timers, bodies, fires, put_timers
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.app.slices import build_clock_repair
-from timer_service.core import clock_repair, outbox
-from timer_service.core.backoff import Backoff
-from timer_service.core.clock_repair import SLACK_MS, ClockRepair
-from timer_service.core.database import Database
-from timer_service.core.lease import Failure, Lease
-from timer_service.core.message import Event, Position
-from timer_service.core.outbox import OUTBOX, EventKey
+from timer_service.core.due.lease import Failure, Lease
+from timer_service.core.events import outbox
+from timer_service.core.events.outbox import OUTBOX, EventKey
+from timer_service.core.ports.database import Database
+from timer_service.core.service import clock_repair
+from timer_service.core.service.clock_repair import SLACK_MS, ClockRepair
+from timer_service.core.values.backoff import Backoff
+from timer_service.core.values.message import Event, Position
 from timer_service.runs.run import SWEEP_MS
 
 AHEAD_DAYS = 365

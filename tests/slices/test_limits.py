@@ -11,11 +11,11 @@ from timer_service import events, runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES, queries
 from timer_service.app.usage import GetUsage, usage_query
-from timer_service.core.command_streams import CommandHistory
-from timer_service.core.database import Database
-from timer_service.core.limits import DEFAULT_LIMITS, Limits, TenantLimits
-from timer_service.core.message import Position
-from timer_service.core.slice import Slice
+from timer_service.core.intake.command_streams import CommandHistory
+from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, Limits, TenantLimits
+from timer_service.core.ports.database import Database
+from timer_service.core.service.slice import Slice
+from timer_service.core.values.message import Position
 from timer_service.runs.edges import read_needs
 
 SLICES = (timers.SLICE, signals.SLICE, SCHEDULES, workflows.SLICE, runs.SLICE, events.SLICE)

@@ -13,12 +13,12 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.app.slices import QUERIES
-from timer_service.core.broker import QueryReply
-from timer_service.core.database import Database, Reader
-from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.message import Payload
-from timer_service.core.query import MAX_QUERY_BYTES, Queries, QueryRoute
-from timer_service.core.refusals import MOST_REFUSALS
+from timer_service.core.ports.broker import QueryReply
+from timer_service.core.ports.database import Database, Reader
+from timer_service.core.requests.query import MAX_QUERY_BYTES, Queries, QueryRoute
+from timer_service.core.requests.refusals import MOST_REFUSALS
+from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
+from timer_service.core.values.message import Payload
 
 
 class Ask(Payload):

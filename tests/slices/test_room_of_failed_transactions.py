@@ -14,11 +14,11 @@ from timer_service import runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SCHEDULES
-from timer_service.core.database import Database, Transaction
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Command
-from timer_service.core.route import CommandResult, Route
-from timer_service.core.slice import Slice
+from timer_service.core.intake.route import CommandResult, Route
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.service.slice import Slice
+from timer_service.core.values.message import Command
 
 LATER = iso(after(hours=1))
 MOST = 5

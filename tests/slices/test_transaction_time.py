@@ -16,11 +16,11 @@ from tests.harness.transactions import recording_route
 from timer_service import runs, signals, timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
-from timer_service.core.database import Database, Transaction
-from timer_service.core.message import Command, TenantPayload
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult, Route
-from timer_service.core.slice import Slice
+from timer_service.core.intake.route import CommandResult, Route
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.service.slice import Slice
+from timer_service.core.values.message import Command, TenantPayload
 
 COMMANDS: dict[str, tuple[Slice, str, dict[str, Any]]] = {
     "timers": (timers.SLICE, "ScheduleTimer", {"serviceCallId": "{}", "dueAt": iso(after(hours=1))}),

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from timer_service.core.audit import OPERATOR_ACTION, REFUSED, REJECTED, AuditLog
+from timer_service.core.limits.audit import OPERATOR_ACTION, REFUSED, REJECTED, AuditLog
 
 
 class Time:

@@ -4,9 +4,9 @@ from typing import cast
 
 import pytest
 
-from timer_service.core.backlog_gate import LONGEST_WAIT_MS, RECHECK_MS, BacklogGate
-from timer_service.core.broker import Broker
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.intake.backlog_gate import LONGEST_WAIT_MS, RECHECK_MS, BacklogGate
+from timer_service.core.ports.broker import Broker
+from timer_service.core.ports.health import HEALTHY, Health
 
 
 class Stream:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_service.core.backoff import Backoff
+from timer_service.core.values.backoff import Backoff
 
 SECOND = timedelta(seconds=1)
 

@@ -5,7 +5,7 @@ from nats.errors import BadHeaderError
 
 from timer_service.adapters.nats.batch_frames import write_frames
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.message import Address, Kind, Message
+from timer_service.core.values.message import Address, Kind, Message
 
 SUBJECT = "timer.evt.v1.acme.something"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from timer_service.core.batch_size import BatchSize
+from timer_service.core.intake.batch_size import BatchSize
 
 
 def handle(size: BatchSize, seconds: Callable[[int], float], batches: int) -> list[int]:

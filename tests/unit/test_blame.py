@@ -1,17 +1,17 @@
 import pytest
 
-from timer_service.core.attempts import Attempts
-from timer_service.core.blame import Blame, Evidence, blame
-from timer_service.core.broker import Delivery
-from timer_service.core.errors import (
+from timer_service.core.due.blame import Blame, Evidence, blame
+from timer_service.core.intake.attempts import Attempts
+from timer_service.core.ports.health import HEALTHY, Health, RecentFailure
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
     DatabaseBusyError,
     DatabaseSetupError,
     DatabaseUnavailableError,
 )
-from timer_service.core.health import HEALTHY, Health, RecentFailure
-from timer_service.core.message import Address, Kind, Position
+from timer_service.core.values.message import Address, Kind, Position
 
 
 @pytest.mark.parametrize(

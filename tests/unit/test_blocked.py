@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 
-from timer_service.core.blocked import Blocked
-from timer_service.core.broker import Delivery
-from timer_service.core.delays import Delays
-from timer_service.core.message import Address, Kind, Position
+from timer_service.core.intake.blocked import Blocked
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Address, Kind, Position
 
 
 class Site:

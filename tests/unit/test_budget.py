@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 
 from timer_service.config import Config
-from timer_service.core.budget import DEFAULT_BUDGET, MIB, Budget
-from timer_service.core.slice import Parts
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.budget import DEFAULT_BUDGET, MIB, Budget
 
 SHARES = {
     "batch": 2 * MIB,

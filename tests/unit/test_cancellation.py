@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from timer_service.core.cancellation import keep_cancellation, run_to_completion
+from timer_service.core.ports.cancellation import keep_cancellation, run_to_completion
 
 
 async def swallow() -> None:

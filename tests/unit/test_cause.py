@@ -1,7 +1,7 @@
 """The cause of an event: from a command to a row and back."""
 
-from timer_service.core.cause import Cause, cause_columns, cause_of, read_cause
-from timer_service.core.message import Command, Position, TenantPayload, Trace
+from timer_service.core.events.cause import Cause, cause_columns, cause_of, read_cause
+from timer_service.core.values.message import Command, Position, TenantPayload, Trace
 
 TRACE = Trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1")
 

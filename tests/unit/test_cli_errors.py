@@ -12,7 +12,7 @@ from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.tenants import usage
 from timer_service.client import TimerServiceError
 from timer_service.config import Config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 HOSTILE = "refused \x1b[2J\x1b]0;owned\x07\u202e"
 SHOWN = r"refused \x1b[2J\x1b]0;owned\x07\u202e"

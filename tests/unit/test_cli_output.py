@@ -31,7 +31,7 @@ from timer_service.client import (
     State,
     Timer,
 )
-from timer_service.core.codec import plain_words
+from timer_service.core.values.codec import plain_words
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)

@@ -17,7 +17,7 @@ from timer_service.app.service import App
 from timer_service.cli import process
 from timer_service.cli.process import LastResort, run_async, serve_until_signalled
 from timer_service.client import CommandError, NoAnswerError, QueryError
-from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 
 @pytest.fixture

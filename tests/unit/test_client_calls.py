@@ -11,7 +11,7 @@ from timer_service.client.calls import Calls
 from timer_service.client.connection import Connection
 from timer_service.client.errors import QueryError
 from timer_service.client.workflows import Workflows
-from timer_service.core.message import Kind
+from timer_service.core.values.message import Kind
 
 
 async def test_cancellation_at_the_moment_of_the_answer() -> None:

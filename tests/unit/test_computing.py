@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from timer_service.core.computing import Computing, Steps
+from timer_service.core.requests.computing import Computing, Steps
 
 
 class Time:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from timer_service.config import Config, load_config, unknown_settings
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -23,8 +23,8 @@ from timer_service.cli.doctor.sqlite import check_version
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.cli.readiness import read_readiness
 from timer_service.config import Config
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Kind
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.values.message import Kind
 
 SETTING = "TIMER_DB_PATH"
 SUBJECT = "timer.cmd.v1.*.*"

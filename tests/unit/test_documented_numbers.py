@@ -10,28 +10,14 @@ from timer_service.adapters.postgres import database as postgres
 from timer_service.app import slices, storage, usage
 from timer_service.app.service import _UPKEEP_INTERVAL
 from timer_service.cli import process
-from timer_service.core import (
-    audit,
-    backlog_gate,
-    batch_size,
-    clock,
-    clock_repair,
-    lease,
-    loop,
-    pause,
-    query,
-    query_queue,
-    quotas,
-    refusals,
-    rejector,
-    relay,
-    replay,
-    retention,
-    row_counts,
-    suspects,
-    turns,
-)
-from timer_service.core.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
+from timer_service.core.due import lease, loop, row_counts
+from timer_service.core.events import pause, relay
+from timer_service.core.intake import backlog_gate, batch_size, rejector, replay, suspects
+from timer_service.core.limits import audit, quotas
+from timer_service.core.ports import clock, turns
+from timer_service.core.requests import query, query_queue, refusals
+from timer_service.core.service import clock_repair, retention
+from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
 from timer_service.workflows import registry
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from timer_service.core.duration import (
+from timer_service.core.values.duration import (
     _SCHEMA_PATTERN,
     DAY,
     HOUR,

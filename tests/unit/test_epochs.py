@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_service.core.epochs import Epochs, Part, Received, StoredCommand, StreamState, recognize
-from timer_service.core.message import Position
+from timer_service.core.intake.epochs import Epochs, Part, Received, StoredCommand, StreamState, recognize
+from timer_service.core.values.message import Position
 
 
 class Log(NamedTuple):

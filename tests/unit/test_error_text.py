@@ -15,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 import timer_service
 from timer_service.config import Config
-from timer_service.core.error_text import error_text, error_trace
-from timer_service.core.errors import DamagedDataError, DatabaseSetupError
-from timer_service.core.message import Envelope
-from timer_service.core.stored_json import check_stored
+from timer_service.core.values.error_text import error_text, error_trace
+from timer_service.core.values.errors import DamagedDataError, DatabaseSetupError
+from timer_service.core.values.message import Envelope
+from timer_service.core.values.stored_json import check_stored
 from timer_service.logs import configure_logs
 from timer_service.schedules.errors import RecurrenceError
 
@@ -72,7 +72,10 @@ def test_an_error_that_explains_itself_is_shown_without_its_type() -> None:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (DatabaseSetupError("no such table: x"), "timer_service.core.errors.DatabaseSetupError: no such table: x"),
+        (
+            DatabaseSetupError("no such table: x"),
+            "timer_service.core.values.errors.DatabaseSetupError: no such table: x",
+        ),
         (sqlite3.IntegrityError("CHECK constraint failed: c"), "sqlite3.IntegrityError: CHECK constraint failed: c"),
         (nats.errors.Error("no responders"), "nats.errors.Error: no responders"),
         (OSError(13, "Permission denied", "/data"), "PermissionError: [Errno 13] Permission denied: '/data'"),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from timer_service.core.event_level import Level, Limit, is_waiting, take
+from timer_service.core.limits.event_level import Level, Limit, is_waiting, take
 
 DAY = 24 * 60 * 60 * 1000
 LIMIT = Limit(most=1_000_000, period_ms=10 * DAY)

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from timer_service.core.database import Row, Transaction
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.handover import Handover
+from timer_service.core.due.handover import Handover
+from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.values.errors import DatabaseUnavailableError
 
 ROW: Any = {"number": 1}
 

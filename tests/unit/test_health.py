@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from timer_service.app.health import Observed, flows
-from timer_service.core.health import HEALTHY, Health, Publishing, worst
-from timer_service.core.message import Kind
+from timer_service.core.ports.health import HEALTHY, Health, Publishing, worst
+from timer_service.core.values.message import Kind
 
 DOWN = Health.down("it is away")
 IMPAIRED = Health(reason="it denies a permission")

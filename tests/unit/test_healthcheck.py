@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
 from timer_service.cli import create_app
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.http import http_app, serve_http
 
 HOST = "127.0.0.1"

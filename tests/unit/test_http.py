@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import StartError
 from timer_service.http import MOST_CONNECTIONS, http_app, serve_http
 
 HOST = "127.0.0.1"

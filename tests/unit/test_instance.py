@@ -22,18 +22,18 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
 from timer_service.app.tasks import KeptTask
 from timer_service.app.worker_requests import WorkerRequests
-from timer_service.core import loop as loop_module
-from timer_service.core.budget import DEFAULT_BUDGET
-from timer_service.core.clock_repair import TimedRows
-from timer_service.core.consumer import Consumer
-from timer_service.core.errors import DatabaseUnavailableError, StartError
-from timer_service.core.health import HEALTHY, Health, Publishing
-from timer_service.core.installation import request_replay
-from timer_service.core.lease import Lease
-from timer_service.core.loop import Pass
-from timer_service.core.message import Kind, kebab
-from timer_service.core.route import Lane
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due import loop as loop_module
+from timer_service.core.due.lanes import Lane
+from timer_service.core.due.lease import Lease
+from timer_service.core.due.loop import Pass
+from timer_service.core.intake.consumer import Consumer
+from timer_service.core.intake.installation import request_replay
+from timer_service.core.ports.health import HEALTHY, Health, Publishing
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.clock_repair import TimedRows
+from timer_service.core.values.budget import DEFAULT_BUDGET
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.message import Kind, kebab
 from timer_service.timers.store import TIMERS
 
 LANE: Lane = ("acme", "main", "pay")

@@ -10,14 +10,14 @@ from tests.harness.clock import ManualClock
 from tests.harness.instance import Instance, InstanceBroker
 from tests.harness.reachable import attributes, reachable
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.audit import AuditLog
-from timer_service.core.budget import MIB, Budget
-from timer_service.core.event_allowances import EventAllowances
-from timer_service.core.health import OutageLog, Publishing
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.query_queue import QueryLimits
-from timer_service.core.quotas import Quotas
-from timer_service.core.request_queue import QueueLimits
+from timer_service.core.limits.audit import AuditLog
+from timer_service.core.limits.event_allowances import EventAllowances
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.health import OutageLog, Publishing
+from timer_service.core.requests.query_queue import QueryLimits
+from timer_service.core.requests.request_queue import QueueLimits
+from timer_service.core.values.budget import MIB, Budget
 from timer_service.metrics import Metrics
 from timer_service.workflows.dispatcher import Dispatcher
 

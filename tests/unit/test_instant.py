@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from timer_service.core.instant import format_instant, parse_instant
+from timer_service.core.values.instant import format_instant, parse_instant
 
 LATEST = 253_402_300_799_999
 SECOND = datetime(2026, 11, 21, 9, 0, 0, tzinfo=UTC)

@@ -8,14 +8,14 @@ import pytest
 
 from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
-from timer_service.core import outbox
-from timer_service.core.cause import Cause
-from timer_service.core.database import Parameters, Row
-from timer_service.core.due_rows import DueRows
-from timer_service.core.lease import Failure, Lease
-from timer_service.core.message import Event, Position, Trace
-from timer_service.core.outbox import OUTBOX
-from timer_service.core.settlement import Settlement
+from timer_service.core.due.due_rows import DueRows
+from timer_service.core.due.lease import Failure, Lease
+from timer_service.core.events import outbox
+from timer_service.core.events.cause import Cause
+from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.events.settlement import Settlement
+from timer_service.core.ports.database import Parameters, Row
+from timer_service.core.values.message import Event, Position, Trace
 from timer_service.schedules import backfill_store as backfills
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules

@@ -8,7 +8,7 @@ import pytest
 from timer_service.adapters.nats import Login
 from timer_service.app.login import nats_login
 from timer_service.config import load_config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 

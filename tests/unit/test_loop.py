@@ -8,13 +8,13 @@ import pytest
 
 from tests.harness.clock import LoopClock, ManualClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
-from timer_service.core.clock import Clock
-from timer_service.core.database import Row, Transaction
-from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.handover import Handover
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.loop import Loop, Pass
-from timer_service.core.transaction_end import TransactionEnd
+from timer_service.core.due.handover import Handover
+from timer_service.core.due.loop import Loop, Pass
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.transaction_end import TransactionEnd
+from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 
 POLL = 5000
 

@@ -6,11 +6,11 @@ from importlib.metadata import version
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from timer_service.core.broker import PublishStatus
-from timer_service.core.errors import Code
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.zone_data import zone_data
+from timer_service.core.ports.broker import PublishStatus
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.values.errors import Code
+from timer_service.core.values.zone_data import zone_data
 from timer_service.metrics import Metrics
 
 

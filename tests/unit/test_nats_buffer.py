@@ -7,7 +7,7 @@ from tests.harness.raw_nats import header_block
 from timer_service.adapters.nats.buffer import Buffer
 from timer_service.adapters.nats.intake_client import ReadMessage
 from timer_service.adapters.nats.stored import StoredMessage
-from timer_service.core.epochs import StoredCommand
+from timer_service.core.intake.epochs import StoredCommand
 
 SUBJECT = "timer.cmd.v1.acme.schedule-timer"
 BATCH_BYTES = 10_000

@@ -6,8 +6,8 @@ import pytest
 
 from tests.harness.cases import case
 from timer_service.adapters.nats.faults import STORED, Answer, Fault, classify, read_acknowledgement, to_results
-from timer_service.core.broker import PublishStatus
-from timer_service.core.message import Kind
+from timer_service.core.ports.broker import PublishStatus
+from timer_service.core.values.message import Kind
 
 MESSAGE, BATCH, NO_ROOM, NO_STORAGE, NOT_NOW, SETUP, UNKNOWN = Fault
 

@@ -11,8 +11,8 @@ from nats import errors
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import PublishStatus
-from timer_service.core.message import Address, Kind, Message
+from timer_service.core.ports.broker import PublishStatus
+from timer_service.core.values.message import Address, Kind, Message
 
 PUBLISHED, REFUSED, FULL, UNAVAILABLE, _ = PublishStatus
 STORED = b'{"stream":"TIMER_EVT","seq":1}'

@@ -9,9 +9,9 @@ import pytest
 
 from tests.harness.clock import LoopClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import OutageLog
-from timer_service.core.loop import Loop, Pass
+from timer_service.core.due.loop import Loop, Pass
+from timer_service.core.ports.health import OutageLog
+from timer_service.core.values.errors import DatabaseUnavailableError
 
 SECOND = timedelta(seconds=1)
 

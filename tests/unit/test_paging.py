@@ -8,8 +8,8 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from tests.harness.cases import case
-from timer_service.core.message import MAX_MESSAGE_BYTES
-from timer_service.core.paging import read_cursor, read_page
+from timer_service.core.values.message import MAX_MESSAGE_BYTES
+from timer_service.core.values.paging import read_cursor, read_page
 
 LARGE = 60_000
 

@@ -13,14 +13,14 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.audit import AuditLog
-from timer_service.core.budget import LEAST_MEMORY_BYTES, Budget
-from timer_service.core.database import Transaction
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.message import Command
-from timer_service.core.query_queue import QueryLimits
-from timer_service.core.retention import Retention
-from timer_service.core.route import Route
+from timer_service.core.intake.route import Route
+from timer_service.core.limits.audit import AuditLog
+from timer_service.core.ports.database import Transaction
+from timer_service.core.requests.query_queue import QueryLimits
+from timer_service.core.service.retention import Retention
+from timer_service.core.values.budget import LEAST_MEMORY_BYTES, Budget
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Command
 from timer_service.timers import SLICE
 
 RETENTION = timedelta(days=1)

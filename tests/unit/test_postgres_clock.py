@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timer_service.adapters.postgres.clock import PostgresClock, Sample, compute_offset
-from timer_service.core.loop import Pass
+from timer_service.core.due.loop import Pass
 
 SECOND = 1_000_000
 LATENCIES = st.integers(0, 30_000)

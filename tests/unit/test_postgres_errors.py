@@ -4,8 +4,8 @@ import asyncpg
 import pytest
 
 from timer_service.adapters.postgres.errors import translate_errors
-from timer_service.core.error_text import error_text
-from timer_service.core.errors import (
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
     DatabaseSetupError,

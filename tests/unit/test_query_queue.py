@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.harness.metrics import RecordingMetrics
-from timer_service.core.budget import LEAST_MEMORY_BYTES, MIB, Budget
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.message import MAX_MESSAGE_BYTES
-from timer_service.core.query_queue import QueryLimits, QueryQueue, QueryTurns
+from timer_service.core.requests.query_queue import QueryLimits, QueryQueue, QueryTurns
+from timer_service.core.values.budget import LEAST_MEMORY_BYTES, MIB, Budget
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.message import MAX_MESSAGE_BYTES
 
 LIMITS = QueryLimits(waiting_bytes=MIB, waiting_of_tenant=10)
 """The other limits are the defaults, which the service uses."""

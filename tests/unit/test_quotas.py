@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from timer_service.core import quotas as module
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Position
-from timer_service.core.quotas import Admission, Excess, Quotas, Usage
+from timer_service.core.limits import quotas as module
+from timer_service.core.limits.quotas import Admission, Excess, Quotas, Usage
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.values.message import Position
 
 TIMERS = Usage("pending_timers", "the statement")
 RUNS = Usage("open_runs", "another statement")

@@ -4,8 +4,8 @@ import pytest
 
 from tests.harness.builders import command_address, delivery
 from timer_service.adapters.nats.read_ahead import ReadAhead, reads_at_once
-from timer_service.core.broker import Delivery
-from timer_service.core.message import Position
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Position
 
 
 def command(sequence: int, tenant: str = "acme") -> Delivery:

@@ -1,6 +1,6 @@
 """The dictionary of bounded size."""
 
-from timer_service.core.recent import MOST, Recent
+from timer_service.core.values.recent import MOST, Recent
 
 
 def test_the_oldest_entry_is_forgotten() -> None:

@@ -7,8 +7,8 @@ import pytest
 from tests.harness.builders import delivery
 from timer_service.adapters.nats.durable import InFlight
 from timer_service.adapters.nats.redelivery import Redelivery
-from timer_service.core.broker import Delivery
-from timer_service.core.message import Position
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Position
 
 
 def commands(*sequences: int) -> list[Delivery]:

@@ -1,6 +1,6 @@
 """Refused queries of each tenant."""
 
-from timer_service.core.refusals import MOST_REFUSALS, Refusals
+from timer_service.core.requests.refusals import MOST_REFUSALS, Refusals
 
 
 def test_a_tenant_has_too_many_refusals_until_the_second_ends() -> None:

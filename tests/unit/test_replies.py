@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.broker import Reply
-from timer_service.core.quotas import Excess
-from timer_service.core.replies import may_reply_to, reply_body, send_replies
-from timer_service.core.route import CommandResult, View
-from timer_service.core.stored_json import RawJson
+from timer_service.core.intake.replies import may_reply_to, reply_body, send_replies
+from timer_service.core.intake.route import CommandResult, View
+from timer_service.core.limits.quotas import Excess
+from timer_service.core.ports.broker import Reply
+from timer_service.core.values.stored_json import RawJson
 
 
 @pytest.mark.parametrize("subject", ["_INBOX.a", "_INBOX.tenant-a.x1.2", "_R_.8kXp.1", "_INBOX." + "x" * 505])

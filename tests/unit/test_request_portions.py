@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from timer_service.core.broker import Request
-from timer_service.core.message import Payload
-from timer_service.core.request_intake import Asked
-from timer_service.core.request_portions import Portions, Work
-from timer_service.core.request_queue import Waiting
+from timer_service.core.ports.broker import Request
+from timer_service.core.requests.request_intake import Asked
+from timer_service.core.requests.request_portions import Portions, Work
+from timer_service.core.requests.request_queue import Waiting
+from timer_service.core.values.message import Payload
 
 
 class Items(Payload):

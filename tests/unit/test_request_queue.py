@@ -2,9 +2,9 @@
 
 import pytest
 
-from timer_service.core.broker import Request
-from timer_service.core.budget import MIB
-from timer_service.core.request_queue import QueueLimits, RequestQueue
+from timer_service.core.ports.broker import Request
+from timer_service.core.requests.request_queue import QueueLimits, RequestQueue
+from timer_service.core.values.budget import MIB
 
 LIMITS = QueueLimits(waiting_bytes=MIB, batch_bytes=MIB, waiting=10)
 

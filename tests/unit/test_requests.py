@@ -13,18 +13,18 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import QueryReply, Request
-from timer_service.core.budget import MIB
-from timer_service.core.database import Reader, Transaction
-from timer_service.core.errors import Code, DatabaseBlockedError, DatabaseUnavailableError, Rejection
-from timer_service.core.health import OutageLog
-from timer_service.core.message import Payload
-from timer_service.core.request_intake import Asked, Intake, RequestRoute
-from timer_service.core.request_portions import Portions
-from timer_service.core.request_queue import QueueLimits
-from timer_service.core.requests import Answer, HandleRequests, Requests
-from timer_service.core.route import Lane
-from timer_service.core.stored_json import RawJson
+from timer_service.core.due.lanes import Lane
+from timer_service.core.ports.broker import QueryReply, Request
+from timer_service.core.ports.database import Reader, Transaction
+from timer_service.core.ports.health import OutageLog
+from timer_service.core.requests.request_intake import Asked, Intake, RequestRoute
+from timer_service.core.requests.request_portions import Portions
+from timer_service.core.requests.request_queue import QueueLimits
+from timer_service.core.requests.requests import Answer, HandleRequests, Requests
+from timer_service.core.values.budget import MIB
+from timer_service.core.values.errors import Code, DatabaseBlockedError, DatabaseUnavailableError, Rejection
+from timer_service.core.values.message import Payload
+from timer_service.core.values.stored_json import RawJson
 
 LIMITS = QueueLimits(waiting_bytes=16 * MIB, batch_bytes=2 * MIB)
 INSERT = (

@@ -7,8 +7,8 @@ import pytest
 
 from tests.harness.clock import NOW, MachineClocks
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.clock import SystemClock
-from timer_service.core.retention import Retention
+from timer_service.core.ports.clock import SystemClock
+from timer_service.core.service.retention import Retention
 
 YEAR = 365 * 24 * 3600
 DAY = 24 * 3600

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from timer_service.core.database import Transaction
+from timer_service.core.ports.database import Transaction
 from timer_service.runs import store
 from timer_service.runs.rules import Job, RunKey
 

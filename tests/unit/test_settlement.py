@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from timer_service.core.lease import Failure
-from timer_service.core.settlement import Settlement
+from timer_service.core.due.lease import Failure
+from timer_service.core.events.settlement import Settlement
 
 
 def settlement(complete: int, release: int, retry: int, bury: int) -> tuple[Settlement, list[Any]]:

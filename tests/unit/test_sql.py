@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from timer_service.core.sql import load_sql
+from timer_service.core.ports.sql import load_sql
 
 
 @pytest.fixture

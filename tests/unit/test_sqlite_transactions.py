@@ -11,9 +11,9 @@ import pytest
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.errors import translate_errors
-from timer_service.core.database import Transaction
-from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError
-from timer_service.core.health import HEALTHY
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError
 
 INSERT = "INSERT INTO numbers (number) VALUES (:number)"
 COUNT = "SELECT COUNT(*) AS count FROM numbers"

@@ -16,11 +16,11 @@ from timer_service.app import schema
 from timer_service.app.slices import QUERIES, SLICES
 from timer_service.app.startup import open_app
 from timer_service.config import Config
-from timer_service.core.audit import OPERATOR_ACTION
-from timer_service.core.broker import BrokerFeatures
-from timer_service.core.errors import StartError
-from timer_service.core.health import Health
-from timer_service.core.message import MAX_MESSAGE_BYTES
+from timer_service.core.limits.audit import OPERATOR_ACTION
+from timer_service.core.ports.broker import BrokerFeatures
+from timer_service.core.ports.health import Health
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.message import MAX_MESSAGE_BYTES
 
 REQUESTS = {"poll-tasks", "report-tasks", "renew-tasks", "get-effects"}
 LEASED = {"timer_schedules", "work_signal_firings", "outbox"}

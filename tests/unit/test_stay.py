@@ -14,10 +14,10 @@ from timer_service.adapters.nats.headers import RawHeaders
 from timer_service.adapters.nats.stay import Handle, Stay
 from timer_service.adapters.nats.stored import Receipt, StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery
-from timer_service.core.budget import DEFAULT_BUDGET
-from timer_service.core.epochs import Epochs, Part, Received, StoredCommand
-from timer_service.core.message import Position
+from timer_service.core.intake.epochs import Epochs, Part, Received, StoredCommand
+from timer_service.core.values.budget import DEFAULT_BUDGET
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Position
 
 EPOCHS = Epochs((Part(7, "created", 1, 0, 0),))
 

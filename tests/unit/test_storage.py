@@ -11,8 +11,8 @@ from nats.aio.client import Client
 from timer_service.adapters.nats import storage as storage_module
 from timer_service.adapters.nats.faults import STORED, Answer, Fault
 from timer_service.adapters.nats.storage import Storage, check_account
-from timer_service.core.message import Kind
-from timer_service.core.rejector import redelivery_delay
+from timer_service.core.intake.rejector import redelivery_delay
+from timer_service.core.values.message import Kind
 
 MIB = 1024 * 1024
 

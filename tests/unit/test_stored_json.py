@@ -5,10 +5,10 @@ import json
 import pytest
 from pydantic_core import to_json
 
-from timer_service.core.codec import encode
-from timer_service.core.data import dump_data
-from timer_service.core.message import Event, Trace
-from timer_service.core.stored_json import RawJson, check_stored, quote, read_stored, write_list, write_object
+from timer_service.core.values.codec import encode
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Event, Trace
+from timer_service.core.values.stored_json import RawJson, check_stored, quote, read_stored, write_list, write_object
 
 DATA: list[object] = [
     None,

@@ -3,7 +3,7 @@
 import pytest
 
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.message import Address, Kind
+from timer_service.core.values.message import Address, Kind
 
 
 @pytest.mark.parametrize("prefix", ["timer", "acme.timer"])

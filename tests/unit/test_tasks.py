@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.clock import in_virtual_time
 from timer_service.app.tasks import KeptTask, close_within, finish
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health
 
 
 class FailingTwice:

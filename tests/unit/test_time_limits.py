@@ -25,7 +25,10 @@ from timer_service.adapters.nats import (
 )
 from timer_service.adapters.postgres import database
 from timer_service.config import Config
-from timer_service.core import backoff, consumer, delays, failures, pause, rejector, relay, retention
+from timer_service.core.events import pause, relay
+from timer_service.core.intake import consumer, failures, rejector
+from timer_service.core.service import retention
+from timer_service.core.values import backoff, delays
 
 ACK_WAIT = durable._ACK_WAIT.total_seconds()
 HOLD = Config().visibility_timeout.total_seconds()

@@ -14,8 +14,8 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from tests.harness.history import MemoryHistory
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.tracing import Tracing
-from timer_service.core.broker import PUBLISHED, PublishResult, PublishStatus
-from timer_service.core.message import Address, Kind, Message
+from timer_service.core.ports.broker import PUBLISHED, PublishResult, PublishStatus
+from timer_service.core.values.message import Address, Kind, Message
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"

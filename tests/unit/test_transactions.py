@@ -1,9 +1,9 @@
 import pytest
 
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Transaction
-from timer_service.core.errors import ConflictError, DuplicateError
-from timer_service.core.transactions import in_transaction
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.errors import ConflictError, DuplicateError
 
 
 class Work:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from timer_service.core.broker import Delivery
-from timer_service.core.message import Address, Kind, Position
-from timer_service.core.turn_order import divide_by_size, in_turns
+from timer_service.core.intake.turn_order import divide_by_size, in_turns
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Address, Kind, Position
 
 
 def delivered(name: str) -> Delivery:

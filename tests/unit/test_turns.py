@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from timer_service.core import turns
-from timer_service.core.turns import TransactionTime, Turns
+from timer_service.core.ports import turns
+from timer_service.core.ports.turns import TransactionTime, Turns
 
 
 @pytest.mark.parametrize(("sizes", "seconds", "others"), [([1] * 4, 0.0, 0), ([60] * 4, 0.0, 3), ([1] * 4, 0.0008, 1)])

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from tests.harness.builders import command, command_address, delivery, schedule_timer
 from tests.harness.clock import NOW, iso
-from timer_service.core.broker import Delivery
-from timer_service.core.codec import MAX_COMMAND_BYTES, REPLY_TO, decode_command, decode_envelope, encode
-from timer_service.core.data import MAX_DATA_BYTES
-from timer_service.core.errors import Code, Fault, Rejection
-from timer_service.core.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
-from timer_service.core.rejection import Rejected
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.values.codec import MAX_COMMAND_BYTES, REPLY_TO, decode_command, decode_envelope, encode
+from timer_service.core.values.data import MAX_DATA_BYTES
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import Code, Fault, Rejection
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
 from timer_service.timers import SLICE
 from timer_service.timers.messages import CancelTimer, ScheduleTimer
 

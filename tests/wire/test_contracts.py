@@ -41,11 +41,14 @@ from tests.harness.workflows import (
 )
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import Delivery
-from timer_service.core.codec import decode_command, decode_envelope, encode
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.lease import Failure
-from timer_service.core.message import (
+from timer_service.core.due.lease import Failure
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.requests.query import Queries, QueryRoute
+from timer_service.core.requests.request_intake import RequestRoute
+from timer_service.core.values.codec import decode_command, decode_envelope, encode
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.message import (
     MAX_MESSAGE_BYTES,
     Address,
     Kind,
@@ -55,9 +58,6 @@ from timer_service.core.message import (
     TenantPayload,
     kebab,
 )
-from timer_service.core.query import Queries, QueryRoute
-from timer_service.core.rejection import Rejected
-from timer_service.core.request_intake import RequestRoute
 from timer_service.signals.events import failed_event, fired_event
 from timer_service.timers.events import timer_event
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.harness.builders import command_address, delivery
 from tests.harness.clock import NOW
-from timer_service.core.broker import Delivery
-from timer_service.core.dead_letter import UNREADABLE
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Message, Position
-from timer_service.core.rejection import Rejected
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.values.dead_letter import UNREADABLE
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Message, Position
 
 HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """What the NATS driver sends."""

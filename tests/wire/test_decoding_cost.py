@@ -17,17 +17,23 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SLICES
-from timer_service.core import turns as turns_module
-from timer_service.core.attempts import Attempts
-from timer_service.core.audit import AuditLog
-from timer_service.core.broker import Delivery
-from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS, decode_envelope, decode_usual_command
-from timer_service.core.decoder import Decoded, decode, parts
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.message import MAX_MESSAGE_BYTES, Command, kebab
-from timer_service.core.newest_rejections import NewestRejections
-from timer_service.core.rejection import Rejected
-from timer_service.core.rejector import Rejector
+from timer_service.core.intake.attempts import Attempts
+from timer_service.core.intake.decoder import Decoded, decode, parts
+from timer_service.core.intake.newest_rejections import NewestRejections
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.intake.rejector import Rejector
+from timer_service.core.limits.audit import AuditLog
+from timer_service.core.ports import turns as turns_module
+from timer_service.core.values.codec import (
+    MAX_BRACKETS,
+    MAX_COMMAND_BYTES,
+    MAX_FIELDS,
+    decode_envelope,
+    decode_usual_command,
+)
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, Command, kebab
 
 PAYLOADS = {payload.type: payload for each in SLICES for payload in each.commands}
 HEADERS = {f"{number:04}": "" for number in range(8_000)}
@@ -151,7 +157,7 @@ async def test_most_fields(fields: int, faults: int) -> None:
 def test_envelope_keeps_the_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     """The payload of an envelope is not copied, which would take 10 ms for 100,000 unknown fields."""
     document = {"type": "ScheduleTimer", "tenantId": "acme", "payload": {"unknown": 0}}
-    monkeypatch.setattr("timer_service.core.codec.from_json", lambda *_, **__: document)
+    monkeypatch.setattr("timer_service.core.values.codec.from_json", lambda *_, **__: document)
     assert decode_envelope(b"").payload is document["payload"]
 
 
@@ -190,7 +196,7 @@ async def test_other_tasks_run_after_a_large_command_that_is_refused(
 
     monkeypatch.setattr(turns_module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(turns_module, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr("timer_service.core.decoder.decode_usual_command", take_20_ms)
+    monkeypatch.setattr("timer_service.core.intake.decoder.decode_usual_command", take_20_ms)
     await decode([dataclasses.replace(delivery(body), size=100_000)] * 2, PAYLOADS, lambda: 0)
     assert slept == pytest.approx(pauses)
 
@@ -245,7 +251,7 @@ async def test_large_commands_are_decoded_in_a_thread(
         threads.append(threading.get_ident())
         return decode_usual_command(*given)
 
-    monkeypatch.setattr("timer_service.core.decoder.decode_usual_command", recording)
+    monkeypatch.setattr("timer_service.core.intake.decoder.decode_usual_command", recording)
     each = delivery(schedule_timer())
     decoded = await decode([dataclasses.replace(each, size=size)], PAYLOADS, lambda: 0)
     assert len(decoded.commands) == 1

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from tests.harness.cases import case
 from timer_service.app.slices import SLICES
-from timer_service.core.codec import plain_words, rejection_of
-from timer_service.core.errors import Code
-from timer_service.core.message import Envelope
+from timer_service.core.values.codec import plain_words, rejection_of
+from timer_service.core.values.errors import Code
+from timer_service.core.values.message import Envelope
 from timer_service.runs.messages import NewJob
 from timer_service.workflows.protocol import ReportTasks
 

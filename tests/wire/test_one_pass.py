@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from tests.harness.builders import command, command_address, delivery, schedule_timer
 from tests.harness.clock import NOW, iso
 from timer_service.app.slices import SLICES
-from timer_service.core.broker import Delivery
-from timer_service.core.codec import decode_command, decode_envelope, decode_usual_command
-from timer_service.core.data import dump_data
-from timer_service.core.decoder import decode
-from timer_service.core.errors import Rejection
-from timer_service.core.message import Command, CommandPayload, TenantPayload, kebab
+from timer_service.core.intake.decoder import decode
+from timer_service.core.values.codec import decode_command, decode_envelope, decode_usual_command
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import Rejection
+from timer_service.core.values.message import Command, CommandPayload, TenantPayload, kebab
 from timer_service.timers.messages import ScheduleTimer
 from timer_service.timers.plain_timer import PlainTimer
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import BinaryIO
 
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 15

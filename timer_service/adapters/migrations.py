@@ -14,9 +14,9 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from timer_service.core.database import Database, Reader
-from timer_service.core.errors import StartError
-from timer_service.core.transactions import retry_on_conflict
+from timer_service.core.ports.database import Database, Reader
+from timer_service.core.ports.transactions import retry_on_conflict
+from timer_service.core.values.errors import StartError
 
 _COMMENTS = re.compile(r"--.*|/\*.*?\*/")
 # Not CREATE TABLE IF NOT EXISTS: that needs the right to create tables even if the table exists.

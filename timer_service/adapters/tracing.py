@@ -25,10 +25,11 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from timer_service.core.broker import Delivery, Publish, PublishResult, PublishStatus, Subscription
-from timer_service.core.codec import read_trace
-from timer_service.core.health import Health
-from timer_service.core.message import Address, Message, Trace
+from timer_service.core.ports.broker import Publish, PublishResult, PublishStatus, Subscription
+from timer_service.core.ports.health import Health
+from timer_service.core.values.codec import read_trace
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Address, Message, Trace
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 

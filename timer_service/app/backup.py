@@ -18,13 +18,13 @@ from timer_service.adapters.sqlite.restore import copy_private, replace_database
 from timer_service.app.schema import bring_to_head, migrations
 from timer_service.app.storage import open_database
 from timer_service.config import Config
-from timer_service.core.audit import OPERATOR_ACTION
-from timer_service.core.database import Transaction
-from timer_service.core.errors import StartError
-from timer_service.core.installation import forget_replay, request_replay
-from timer_service.core.instant import format_instant
-from timer_service.core.replay import request_replay_of_later_commands
-from timer_service.core.transactions import in_transaction
+from timer_service.core.intake.installation import forget_replay, request_replay
+from timer_service.core.intake.replay import request_replay_of_later_commands
+from timer_service.core.limits.audit import OPERATOR_ACTION
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.instant import format_instant
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from timer_service.core.health import HEALTHY, Health, worst
-from timer_service.core.message import Kind
+from timer_service.core.ports.health import HEALTHY, Health, worst
+from timer_service.core.values.message import Kind
 
 
 @dataclass(frozen=True, slots=True)

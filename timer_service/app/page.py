@@ -9,11 +9,11 @@ from starlette.routing import Route
 
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.config import Config
-from timer_service.core.errors import StartError
-from timer_service.core.health import Health
-from timer_service.core.loop import Loop
-from timer_service.core.message import Kind
-from timer_service.core.slice import Parts
+from timer_service.core.due.loop import Loop
+from timer_service.core.ports.health import Health
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.message import Kind
 from timer_service.ui.instance import Instance
 from timer_service.ui.samples import INTERVAL, Samples
 

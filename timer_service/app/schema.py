@@ -7,9 +7,9 @@ from timer_service.adapters.migrations import Migration, migrate, pending_migrat
 from timer_service.app.storage import open_database
 from timer_service.bundled_files import bundled_folder
 from timer_service.config import Config
-from timer_service.core.audit import OPERATOR_ACTION
-from timer_service.core.database import Database
-from timer_service.core.errors import StartError
+from timer_service.core.limits.audit import OPERATOR_ACTION
+from timer_service.core.ports.database import Database
+from timer_service.core.values.errors import StartError
 
 log = logging.getLogger(__name__)
 

@@ -18,24 +18,24 @@ from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.config import Config
-from timer_service.core.audit import AuditLog
-from timer_service.core.broker import Subscription
-from timer_service.core.budget import Budget
-from timer_service.core.command_streams import CommandHistory
-from timer_service.core.error_text import error_text
-from timer_service.core.errors import DatabaseUnavailableError, StartError
-from timer_service.core.event_allowances import EventAllowances
-from timer_service.core.health import HEALTHY, Health, OutageLog, worst
-from timer_service.core.instant import format_instant
-from timer_service.core.loop import Loop, Worker
-from timer_service.core.message import kebab
-from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.probe import DatabaseProbe
-from timer_service.core.quotas import Quotas
-from timer_service.core.replay import BacklogWatch
-from timer_service.core.route import Lane
-from timer_service.core.slice import Parts
-from timer_service.core.wakeups import Wakeups
+from timer_service.core.due.lanes import Lane
+from timer_service.core.due.loop import Loop, Worker
+from timer_service.core.due.wakeups import Wakeups
+from timer_service.core.intake.command_streams import CommandHistory
+from timer_service.core.intake.replay import BacklogWatch
+from timer_service.core.limits.audit import AuditLog
+from timer_service.core.limits.event_allowances import EventAllowances
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.broker import Subscription
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog, worst
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.service.probe import DatabaseProbe
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.budget import Budget
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.instant import format_instant
+from timer_service.core.values.message import kebab
 from timer_service.http import HttpServer, http_app, serve_http
 from timer_service.supervisor import NO_SUPERVISOR, Supervisor
 from timer_service.workflows import dispatcher

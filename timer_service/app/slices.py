@@ -8,20 +8,21 @@ from types import MappingProxyType
 from timer_service import events, runs, schedules, signals, timers, workflows
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
-from timer_service.core.clock_repair import ClockRepair, leased_rows
-from timer_service.core.handover import Handover, Receiver
-from timer_service.core.health import Health, worst
-from timer_service.core.lease import Lease
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
-from timer_service.core.loop import Loop, Worker
-from timer_service.core.query import QueryRoute
-from timer_service.core.quotas import Quotas
-from timer_service.core.recovery import take_over_claims
-from timer_service.core.retention import Retention
-from timer_service.core.route import Handle, Lane, Route
-from timer_service.core.row_counts import RowCounts
-from timer_service.core.slice import Parts, Slice
-from timer_service.core.wakeups import Wakeups
+from timer_service.core.due.handover import Handover, Receiver
+from timer_service.core.due.lanes import Lane
+from timer_service.core.due.lease import Lease
+from timer_service.core.due.loop import Loop, Worker
+from timer_service.core.due.recovery import take_over_claims
+from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.due.wakeups import Wakeups
+from timer_service.core.intake.route import Handle, Route
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.ports.health import Health, worst
+from timer_service.core.requests.query import QueryRoute
+from timer_service.core.service.clock_repair import ClockRepair, leased_rows
+from timer_service.core.service.retention import Retention
+from timer_service.core.service.slice import Parts, Slice
 from timer_service.workflows.slot_start import start_workflows
 
 SCHEDULES = schedules.build_slice(start_workflows)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.tasks import close_within
 from timer_service.config import Config
-from timer_service.core.clock import Clock, SystemClock
-from timer_service.core.database import Database
-from timer_service.core.errors import StartError
-from timer_service.core.loop import Pass, Worker
-from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.due.loop import Pass, Worker
+from timer_service.core.ports.clock import Clock, SystemClock
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.values.errors import StartError
 
 if TYPE_CHECKING:
     from timer_service.adapters.postgres import PostgresClock, PostgresDatabase

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
-from timer_service.core.error_text import error_text
-from timer_service.core.health import Health, RecentFailure
+from timer_service.core.ports.health import Health, RecentFailure
+from timer_service.core.values.error_text import error_text
 
 log = logging.getLogger(__name__)
 

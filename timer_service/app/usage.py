@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import Field
 
-from timer_service.core.database import Reader
-from timer_service.core.limits import TenantLimits
-from timer_service.core.message import Payload
-from timer_service.core.query import QueryRoute, omit_none
-from timer_service.core.quotas import Usage
+from timer_service.core.limits.quotas import Usage
+from timer_service.core.limits.tenant_limits import TenantLimits
+from timer_service.core.ports.database import Reader
+from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.values.message import Payload
 
 _MOST_COUNTED = 1_000_000
 

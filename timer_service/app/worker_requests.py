@@ -7,19 +7,19 @@ from functools import partial
 
 from timer_service.app.tasks import KeptTask
 from timer_service.config import Config
-from timer_service.core.backlog_gate import BacklogGate
-from timer_service.core.broker import Broker, QueryReply, Request, RequestSubscription
-from timer_service.core.database import Transaction
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.health import HEALTHY, Health, worst
-from timer_service.core.loop import Loop, Worker
-from timer_service.core.request_intake import Asked, Intake, error_reply
-from timer_service.core.request_portions import Portions
-from timer_service.core.request_queue import QueueLimits
-from timer_service.core.requests import Answer, HandleRequests, Requests
-from timer_service.core.route import Lane
-from timer_service.core.slice import Parts
-from timer_service.core.wakeups import Wakeups
+from timer_service.core.due.lanes import Lane
+from timer_service.core.due.loop import Loop, Worker
+from timer_service.core.due.wakeups import Wakeups
+from timer_service.core.intake.backlog_gate import BacklogGate
+from timer_service.core.ports.broker import Broker, QueryReply, Request, RequestSubscription
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.health import HEALTHY, Health, worst
+from timer_service.core.requests.request_intake import Asked, Intake, error_reply
+from timer_service.core.requests.request_portions import Portions
+from timer_service.core.requests.request_queue import QueueLimits
+from timer_service.core.requests.requests import Answer, HandleRequests, Requests
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.errors import Code, Rejection
 from timer_service.workflows import dispatcher, registry
 from timer_service.workflows.dispatcher import Dispatcher
 from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests, weigh

@@ -12,8 +12,8 @@ from timer_service import __version__
 from timer_service.cli.output.outcomes import rejection_text
 from timer_service.cli.output.text import one_line
 from timer_service.client import CommandError, QueryError, TimerServiceError
-from timer_service.core.codec import plain_words
-from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.codec import plain_words
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 COMMANDS = ("serve", "dev", "worker", "doctor", "healthcheck", "backup", "restore", "replay")
 GROUPS = (

@@ -13,7 +13,7 @@ from timer_service.cli.process import run_async
 from timer_service.client import NoAnswerError, TimerClient
 from timer_service.client.connection import url_without_login
 from timer_service.config import Config, load_config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 Server = Annotated[
     str | None,

@@ -14,7 +14,7 @@ from timer_service.cli.output.table import terminal_width
 from timer_service.cli.output.text import one_line
 from timer_service.cli.parameters import All, AsJson, Limit, read_tenant
 from timer_service.client import CommandError, DeadLetter, NoAnswerError, TimerClient
-from timer_service.core.dead_letter import UNREADABLE
+from timer_service.core.values.dead_letter import UNREADABLE
 
 app = typer.Typer(
     help="Dead letters: commands that the service rejected. Needs the login of the operator.", no_args_is_help=True

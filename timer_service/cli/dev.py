@@ -15,7 +15,7 @@ from timer_service.cli.dev_server import DEFAULT_FOLDER, announce_dev_server, fi
 from timer_service.cli.output.timers import timer_event_line
 from timer_service.cli.process import run_async, serve_until_signalled
 from timer_service.config import Config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 from timer_service.logs import configure_logs
 
 DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the broker and the database keep their files.")]

@@ -13,7 +13,7 @@ from timer_service.cli.doctor.schema import check_schema
 from timer_service.cli.doctor.sqlite import read_applied
 from timer_service.cli.process import run_async
 from timer_service.config import Config, load_config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 from timer_service.logs import configure_logs
 
 app = typer.Typer(help="The schema of the database: show it, bring it to this version.", no_args_is_help=True)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from timer_service.core.duration import LONGEST, parse_duration
-from timer_service.core.instant import parse_instant
-from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
+from timer_service.core.values.duration import LONGEST, parse_duration
+from timer_service.core.values.instant import parse_instant
+from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from timer_service.client import NewTimer
-from timer_service.core.codec import rejection_of
-from timer_service.core.errors import Code, Fault, Rejection
-from timer_service.core.message import Identifier
+from timer_service.core.values.codec import rejection_of
+from timer_service.core.values.errors import Code, Fault, Rejection
+from timer_service.core.values.message import Identifier
 from timer_service.timers.messages import ScheduleTimer
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

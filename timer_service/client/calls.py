@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from timer_service.client.errors import NoAnswerError
-from timer_service.core.cancellation import keep_cancellation
+from timer_service.core.ports.cancellation import keep_cancellation
 
 _T = TypeVar("_T")
 

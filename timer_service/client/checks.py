@@ -9,9 +9,9 @@ from math import isnan
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from timer_service.core.duration import LONGEST, format_duration
-from timer_service.core.instant import parse_instant
-from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
+from timer_service.core.values.duration import LONGEST, format_duration
+from timer_service.core.values.instant import parse_instant
+from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
 _STATUS = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
 _SURROGATE = re.compile("[\ud800-\udfff]")

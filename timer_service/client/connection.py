@@ -18,8 +18,8 @@ from timer_service.client.commands import Command, Sender
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
-from timer_service.core.cancellation import keep_cancellation
-from timer_service.core.message import Kind, kebab
+from timer_service.core.ports.cancellation import keep_cancellation
+from timer_service.core.values.message import Kind, kebab
 from timer_service.nats_client import LastingClient
 
 _NOT_FOUND = "NOT_FOUND"

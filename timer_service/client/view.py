@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from timer_service.client.errors import TimerServiceError
-from timer_service.core.duration import format_duration
+from timer_service.core.values.duration import format_duration
 
 _MOST_ERRORS = 3
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
-from timer_service.core import outbox
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command
-from timer_service.core.outbox import OUTBOX, EventKey
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult
+from timer_service.core.events import outbox
+from timer_service.core.events.outbox import OUTBOX, EventKey
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.values.message import Command
 from timer_service.events.messages import RetryEvent
 
 

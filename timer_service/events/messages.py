@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from timer_service.core.message import Identifier, TenantPayload
+from timer_service.core.values.message import Identifier, TenantPayload
 
 
 class RetryEvent(TenantPayload):

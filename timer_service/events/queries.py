@@ -7,13 +7,13 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import from_json
 
-from timer_service.core import outbox
-from timer_service.core.database import Reader, Row
-from timer_service.core.instant import Instant, format_instant
-from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
-from timer_service.core.query import QueryRoute
-from timer_service.core.stored_json import DamagedFields, RawJson
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Reader, Row
+from timer_service.core.requests.query import QueryRoute
+from timer_service.core.values.instant import Instant, format_instant
+from timer_service.core.values.message import Identifier, Payload, Tenant
+from timer_service.core.values.paging import PageCursor, PageLimit, read_cursor, read_page
+from timer_service.core.values.stored_json import DamagedFields, RawJson
 
 _BEGINNING = (-1, "")
 _MAX_TEXT = 200

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from timer_service.core.slice import Slice
+from timer_service.core.service.slice import Slice
 from timer_service.runs import announcements, store
 from timer_service.runs.announcer import LOOP, Announcer
 from timer_service.runs.handler import handle

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.due_rows import may_be_damaged
-from timer_service.core.row_counts import CountedRows
-from timer_service.core.sql import load_sql
+from timer_service.core.due.due_rows import may_be_damaged
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
 from timer_service.runs import loader, store
 from timer_service.runs.draft import RunState
 from timer_service.runs.loader import Loader

@@ -9,14 +9,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from timer_service.core.database import Transaction
-from timer_service.core.delays import LONGEST, Delays
-from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.loop import PASS_SECONDS, Pass
-from timer_service.core.slice import Parts
-from timer_service.core.sql import load_sql
-from timer_service.core.tenant_turns import TenantTurns
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.loop import PASS_SECONDS, Pass
+from timer_service.core.due.tenant_turns import TenantTurns
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.delays import LONGEST, Delays
+from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.runs import announcements, job_events, store
 from timer_service.runs.store import JobKey
 

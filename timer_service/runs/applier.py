@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from timer_service.core.message import Command
-from timer_service.core.quotas import Admission, Excess
-from timer_service.core.turns import TransactionTime
+from timer_service.core.limits.quotas import Admission, Excess
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.values.message import Command
 from timer_service.runs import run
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.rules import Outcome, Run

@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from timer_service.core.data import dump_data
-from timer_service.core.message import Command, Position, TenantPayload
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Command, Position, TenantPayload
 from timer_service.runs import rules
 from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, WaitingGroup

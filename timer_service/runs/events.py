@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic_core import from_json
 
-from timer_service.core import outbox
-from timer_service.core.database import Transaction
-from timer_service.core.message import Event
-from timer_service.core.sql import load_sql
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.message import Event
 from timer_service.runs import announcements, job_events, store
 from timer_service.runs.announcements import States
 from timer_service.runs.draft import RunState

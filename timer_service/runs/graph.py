@@ -7,7 +7,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 from timer_service.runs.messages import MAX_JOBS, MAX_NEEDS, FlawCode, IfFailed, NewJob
 
 _MAX_PATH = 100

@@ -4,11 +4,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command
-from timer_service.core.quotas import Excess, Quotas
-from timer_service.core.route import CommandResult, View
-from timer_service.core.turns import TransactionTime
+from timer_service.core.intake.route import CommandResult, View
+from timer_service.core.limits.quotas import Excess, Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.values.message import Command
 from timer_service.runs import events, loader, store
 from timer_service.runs.applier import End, RunApplier
 from timer_service.runs.draft import RunState

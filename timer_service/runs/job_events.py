@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from timer_service.core import outbox
-from timer_service.core.database import Transaction
-from timer_service.core.instant import format_instant
-from timer_service.core.message import Event
-from timer_service.core.sql import load_sql
-from timer_service.core.stored_json import read_stored, write_object
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.instant import format_instant
+from timer_service.core.values.message import Event
+from timer_service.core.values.stored_json import read_stored, write_object
 from timer_service.runs import store
 from timer_service.runs.announcements import Announcement
 from timer_service.runs.edges import read_needs

@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.errors import ConflictError
-from timer_service.core.message import Command, Position
-from timer_service.core.sql import load_sql
-from timer_service.core.turns import Turns
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.ports.turns import Turns
+from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.message import Command, Position
 from timer_service.runs import rules, store
 from timer_service.runs.draft import Pending, RunState
 from timer_service.runs.edges import read_needed_by

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from timer_service.core.data import check_fits, dump_data
-from timer_service.core.instant import Instant
-from timer_service.core.message import STRICT_CAMEL_CASE, Identifier, Payload, Tenant, TenantPayload
+from timer_service.core.values.data import check_fits, dump_data
+from timer_service.core.values.instant import Instant
+from timer_service.core.values.message import STRICT_CAMEL_CASE, Identifier, Payload, Tenant, TenantPayload
 
 MAX_JOBS = 10_000
 MAX_NEEDS = 100_000

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from operator import itemgetter
 
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 
 
 class PendingIndex:

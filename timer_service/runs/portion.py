@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from timer_service.core.message import Command
+from timer_service.core.values.message import Command
 from timer_service.runs.messages import ReportJobStatus, ResolveGroup, StartRun
 from timer_service.runs.rules import UNFINISHED, Run, RunKey
 

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 from pydantic import Field
 from pydantic_core import from_json, to_json
 
-from timer_service.core.computing import Steps
-from timer_service.core.database import Reader, Row
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import LATEST, Instant, format_instant, format_optional
-from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import (
+from timer_service.core.ports.database import Reader, Row
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.requests.computing import Steps
+from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.instant import LATEST, Instant, format_instant, format_optional
+from timer_service.core.values.message import Identifier, Payload, Tenant
+from timer_service.core.values.paging import (
     PAGE_BYTES,
     PageCursor,
     PageLimit,
@@ -23,9 +25,15 @@ from timer_service.core.paging import (
     read_page,
     write_cursor,
 )
-from timer_service.core.query import QueryRoute, omit_none
-from timer_service.core.sql import load_sql
-from timer_service.core.stored_json import DamagedFields, RawJson, quote, write, write_list, write_object, write_view
+from timer_service.core.values.stored_json import (
+    DamagedFields,
+    RawJson,
+    quote,
+    write,
+    write_list,
+    write_object,
+    write_view,
+)
 from timer_service.runs import loader, store
 from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus

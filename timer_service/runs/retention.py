@@ -2,8 +2,8 @@
 
 import math
 
-from timer_service.core.database import Transaction
-from timer_service.core.sql import load_sql
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.sql import load_sql
 
 _SQL = load_sql("timer_service.runs", "retention.sql")
 _STATEMENTS = ("delete_edges", "delete_jobs", "delete_group_needs", "delete_pending", "delete_groups")

@@ -3,9 +3,9 @@
 from enum import StrEnum
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause
-from timer_service.core.message import Position
-from timer_service.core.quotas import OVER_QUOTA
+from timer_service.core.events.cause import Cause
+from timer_service.core.limits.quotas import OVER_QUOTA
+from timer_service.core.values.message import Position
 from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 
 NO_POSITION = Position(0, 0)

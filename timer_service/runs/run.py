@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from timer_service.core.cause import cause_of
-from timer_service.core.data import dump_data
-from timer_service.core.message import Command, Position
+from timer_service.core.events.cause import cause_of
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle

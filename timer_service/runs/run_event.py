@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from timer_service.core.message import Event
-from timer_service.core.stored_json import RawJson, write_object
+from timer_service.core.values.message import Event
+from timer_service.core.values.stored_json import RawJson, write_object
 from timer_service.runs.rules import Run
 
 _NOTHING: Mapping[str, RawJson | None] = {}

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from timer_service.core.cause import cause_columns, read_cause
-from timer_service.core.database import Row, Transaction
-from timer_service.core.message import Command, Position, Trace
-from timer_service.core.row_counts import CountedRows
-from timer_service.core.sql import load_sql
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.message import Command, Position, Trace
 from timer_service.runs.draft import Pending, RunState, read_waiting
 from timer_service.runs.edges import write_needed_by, write_needs
 from timer_service.runs.graph import Edge

@@ -8,7 +8,7 @@ A row repeats the id of its run, and so does each index of it. A command of 160 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause
+from timer_service.core.events.cause import Cause
 from timer_service.runs.graph import Edge, Flaw
 from timer_service.runs.messages import MAX_PAYLOAD_BYTES, MAX_STORED_BYTES, FlawCode, NewJob
 

@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 
-from timer_service.core.clock_repair import SLACK_MS, TimedRows
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.delays import LONGEST, Delays
-from timer_service.core.due_rows import may_be_damaged
-from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.loop import PASS_SECONDS, Pass
-from timer_service.core.slice import Parts
-from timer_service.core.sql import load_sql
-from timer_service.core.tenant_turns import TenantTurns
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.due_rows import may_be_damaged
+from timer_service.core.due.loop import PASS_SECONDS, Pass
+from timer_service.core.due.tenant_turns import TenantTurns
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.delays import LONGEST, Delays
+from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.runs import events, loader, rules, store
 from timer_service.runs.announcer import LOOP
 from timer_service.runs.draft import Draft

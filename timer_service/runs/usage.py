@@ -1,7 +1,7 @@
 """What a tenant may have of runs, and what commands add to it."""
 
-from timer_service.core.quotas import Amounts, Usage
-from timer_service.core.sql import load_sql
+from timer_service.core.limits.quotas import Amounts, Usage
+from timer_service.core.ports.sql import load_sql
 from timer_service.runs.messages import RunStatus
 from timer_service.runs.rules import Run
 

@@ -24,8 +24,8 @@ What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` th
 
 from functools import partial
 
-from timer_service.core.slice import Slice
-from timer_service.core.workflow_start import StartWorkflows
+from timer_service.core.service.slice import Slice
+from timer_service.core.service.workflow_start import StartWorkflows
 from timer_service.schedules import backfill_store, backfills
 from timer_service.schedules.backfill_worker import BackfillWorker
 from timer_service.schedules.firing_worker import LOOP, FiringWorker

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from timer_service.core.cause import cause_columns, read_cause
-from timer_service.core.clock_repair import SLACK_MS, TimedRows
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.delays import LONGEST
-from timer_service.core.message import Position
-from timer_service.core.row_counts import CountedRows
-from timer_service.core.sql import load_sql
-from timer_service.core.unfinished_commands import statements_of
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.due.unfinished_commands import statements_of
+from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.values.delays import LONGEST
+from timer_service.core.values.message import Position
 from timer_service.schedules.backfills import Backfill, BackfillKey, OpenBackfill
 from timer_service.schedules.recurrence import Recurrence
 from timer_service.schedules.schedule import Key

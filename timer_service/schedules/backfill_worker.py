@@ -5,17 +5,17 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from functools import partial
 
-from timer_service.core import outbox
-from timer_service.core.backlog_gate import RECHECK_MS
-from timer_service.core.blame import Blame, blame
-from timer_service.core.database import Transaction
-from timer_service.core.delays import Delays
-from timer_service.core.error_text import error_text
-from timer_service.core.loop import Pass
-from timer_service.core.slice import Parts
-from timer_service.core.tenant_turns import TenantTurns
-from timer_service.core.transactions import in_transaction
-from timer_service.core.workflow_start import StartWorkflows
+from timer_service.core.due.blame import Blame, blame
+from timer_service.core.due.loop import Pass
+from timer_service.core.due.tenant_turns import TenantTurns
+from timer_service.core.events import outbox
+from timer_service.core.intake.backlog_gate import RECHECK_MS
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
+from timer_service.core.service.workflow_start import StartWorkflows
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.error_text import error_text
 from timer_service.schedules import backfill_store as store
 from timer_service.schedules.backfill_pass import Backfilled, fire_portions
 from timer_service.schedules.backfills import BackfillKey

@@ -6,9 +6,9 @@ The command stores one row. `backfill_worker` then fires the slots, portion by p
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause, cause_of
-from timer_service.core.message import Command, Position
-from timer_service.core.workflow_start import WorkflowSpec
+from timer_service.core.events.cause import Cause, cause_of
+from timer_service.core.service.workflow_start import WorkflowSpec
+from timer_service.core.values.message import Command, Position
 from timer_service.schedules.messages import BackfillEnd, BackfillSchedule
 from timer_service.schedules.recurrence import Recurrence, due_of, slots_between
 from timer_service.schedules.schedule import Key, Schedule

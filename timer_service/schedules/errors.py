@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from timer_service.core.errors import ExplainedError
+from timer_service.core.values.errors import ExplainedError
 
 RecurrenceCode = Literal["INVALID_CRON", "UNKNOWN_ZONE", "NEVER_FIRES", "INVALID_PAYLOAD"]
 

@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause, cause_of
-from timer_service.core.instant import format_instant
-from timer_service.core.message import Command, Event
-from timer_service.core.stored_json import RawJson, read_stored, write_object
-from timer_service.core.workflow_start import WorkflowStart
+from timer_service.core.events.cause import Cause, cause_of
+from timer_service.core.service.workflow_start import WorkflowStart
+from timer_service.core.values.instant import format_instant
+from timer_service.core.values.message import Command, Event
+from timer_service.core.values.stored_json import RawJson, read_stored, write_object
 from timer_service.schedules.backfills import Backfill
 from timer_service.schedules.firing import Decision
 from timer_service.schedules.messages import (

@@ -3,7 +3,7 @@
 from itertools import islice
 from typing import NamedTuple
 
-from timer_service.core.computing import Steps
+from timer_service.core.requests.computing import Steps
 from timer_service.schedules.messages import Policy
 from timer_service.schedules.recurrence import newest_slots, next_slot, slots_between
 from timer_service.schedules.schedule import Definition, Schedule, aim

@@ -6,11 +6,11 @@ While the event stream is full, slots wait too, so that the outbox does not grow
 
 from collections.abc import Callable, Collection
 
-from timer_service.core import outbox
-from timer_service.core.backlog_gate import BacklogGate
-from timer_service.core.broker import Broker
-from timer_service.core.database import Database
-from timer_service.core.health import Publishing
+from timer_service.core.events import outbox
+from timer_service.core.intake.backlog_gate import BacklogGate
+from timer_service.core.ports.broker import Broker
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import Publishing
 
 
 class FiringGate:

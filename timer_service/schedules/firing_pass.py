@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from timer_service.core import outbox
-from timer_service.core.budget import MIB
-from timer_service.core.database import Row, Transaction
-from timer_service.core.error_text import error_text
-from timer_service.core.message import Event
-from timer_service.core.workflow_start import Started, WorkflowStart
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.service.workflow_start import Started, WorkflowStart
+from timer_service.core.values.budget import MIB
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.message import Event
 from timer_service.schedules import store
 from timer_service.schedules.events import ended_events, fired_events
 from timer_service.schedules.firing import Decision, decide_in_steps

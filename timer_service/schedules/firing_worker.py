@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from timer_service.core.backlog_gate import RECHECK_MS
-from timer_service.core.blame import Blame, blame
-from timer_service.core.database import Row, Transaction
-from timer_service.core.due_rows import DueRows
-from timer_service.core.error_text import error_text
-from timer_service.core.errors import DatabaseBlockedError
-from timer_service.core.loop import Pass
-from timer_service.core.slice import Parts
-from timer_service.core.transactions import in_transaction
-from timer_service.core.workflow_start import StartWorkflows
+from timer_service.core.due.blame import Blame, blame
+from timer_service.core.due.due_rows import DueRows
+from timer_service.core.due.loop import Pass
+from timer_service.core.intake.backlog_gate import RECHECK_MS
+from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
+from timer_service.core.service.workflow_start import StartWorkflows
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.schedules import store
 from timer_service.schedules.firing_gate import FiringGate
 from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from timer_service.core import outbox
-from timer_service.core.data import dump_data
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command, Event
-from timer_service.core.portions import MOST_DATA, load_in_portions
-from timer_service.core.quotas import Admission, Excess, Quotas
-from timer_service.core.route import CommandResult
-from timer_service.core.turns import TransactionTime
-from timer_service.core.workflow_start import Started, StartResult, StartWorkflows, WorkflowStart
+from timer_service.core.due.portions import MOST_DATA, load_in_portions
+from timer_service.core.events import outbox
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Admission, Excess, Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.service.workflow_start import Started, StartResult, StartWorkflows, WorkflowStart
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Command, Event
 from timer_service.schedules import backfill_store, rules, store, trigger_store
 from timer_service.schedules.backfills import LOOP, Backfill, new_backfill
 from timer_service.schedules.events import Skipped, ended_events, skipped_event, trigger_event

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from timer_service.core.database import Row
+from timer_service.core.ports.database import Row
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import key_of
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self
 from pydantic import AfterValidator, Field, StrictStr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from timer_service.core.data import check_fits
-from timer_service.core.duration import DAY, SECOND, WRITE_DURATION, Duration, parse_between, schema_between
-from timer_service.core.instant import Instant
-from timer_service.core.message import Identifier, Payload, TenantPayload
-from timer_service.core.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy, WorkflowSpec
+from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy, WorkflowSpec
+from timer_service.core.values.data import check_fits
+from timer_service.core.values.duration import DAY, SECOND, WRITE_DURATION, Duration, parse_between, schema_between
+from timer_service.core.values.instant import Instant
+from timer_service.core.values.message import Identifier, Payload, TenantPayload
 from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.recurrence import MAX_EVERY, MIN_EVERY, Recurrence, parse_recurrence
 

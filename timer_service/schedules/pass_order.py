@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 
-from timer_service.core.database import Row
+from timer_service.core.ports.database import Row
 
 _MOST_RESTS = 1000
 """How many schedules are selected at most beyond those that a pass can handle."""

@@ -4,15 +4,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from timer_service.core.computing import Steps
-from timer_service.core.database import Reader
-from timer_service.core.duration import format_duration
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import format_instant, format_optional
-from timer_service.core.paging import read_cursor, read_page
-from timer_service.core.query import QueryRoute, omit_none
-from timer_service.core.stored_json import RawJson, write_view
-from timer_service.core.workflow_start import WorkflowSpec
+from timer_service.core.ports.database import Reader
+from timer_service.core.requests.computing import Steps
+from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.service.workflow_start import WorkflowSpec
+from timer_service.core.values.duration import format_duration
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.instant import format_instant, format_optional
+from timer_service.core.values.paging import read_cursor, read_page
+from timer_service.core.values.stored_json import RawJson, write_view
 from timer_service.schedules import backfill_store, store
 from timer_service.schedules.backfills import OpenBackfill
 from timer_service.schedules.errors import RecurrenceError

@@ -9,8 +9,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from timer_service.core.duration import DAY, SECOND, parse_duration
-from timer_service.core.instant import LATEST
+from timer_service.core.values.duration import DAY, SECOND, parse_duration
+from timer_service.core.values.instant import LATEST
 from timer_service.schedules.cron import first_match, is_fixed, last_match, parse_cron
 from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.zones import LAST_SECOND, Stretch, check_zone, stretch_at

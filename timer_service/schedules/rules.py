@@ -3,10 +3,10 @@
 from enum import StrEnum
 from typing import NamedTuple
 
-from timer_service.core.cause import cause_of
-from timer_service.core.data import dump_data
-from timer_service.core.message import Command, Position
-from timer_service.core.quotas import OVER_QUOTA
+from timer_service.core.events.cause import cause_of
+from timer_service.core.limits.quotas import OVER_QUOTA
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Command, Position
 from timer_service.schedules.messages import (
     BackfillSchedule,
     CatchUp,

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause
-from timer_service.core.error_text import error_text
-from timer_service.core.message import Position
-from timer_service.core.workflow_start import WorkflowSpec
+from timer_service.core.events.cause import Cause
+from timer_service.core.service.workflow_start import WorkflowSpec
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.message import Position
 from timer_service.schedules.messages import EndReason, Policy, SkipReason, Status
 from timer_service.schedules.recurrence import Recurrence, due_of, next_slot
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause, cause_of
-from timer_service.core.instant import format_instant
-from timer_service.core.message import Command, Event, Position
-from timer_service.core.stored_json import check_stored
-from timer_service.core.workflow_start import Started, StartResult, WorkflowSpec, WorkflowStart
+from timer_service.core.events.cause import Cause, cause_of
+from timer_service.core.service.workflow_start import Started, StartResult, WorkflowSpec, WorkflowStart
+from timer_service.core.values.instant import format_instant
+from timer_service.core.values.message import Command, Event, Position
+from timer_service.core.values.stored_json import check_stored
 from timer_service.schedules.backfills import Backfill
 from timer_service.schedules.events import Skipped, skipped_event
 from timer_service.schedules.firing import Decision

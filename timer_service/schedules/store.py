@@ -4,16 +4,16 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from timer_service.core.cause import cause_columns, read_cause
-from timer_service.core.clock_repair import SLACK_MS, TimedRows
-from timer_service.core.data import dump_data
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.due_rows import DueTable
-from timer_service.core.errors import ConflictError
-from timer_service.core.message import Position
-from timer_service.core.row_counts import CountedRows
-from timer_service.core.sql import load_sql
-from timer_service.core.workflow_start import WorkflowSpec
+from timer_service.core.due.due_rows import DueTable
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.service.workflow_start import WorkflowSpec
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.message import Position
 from timer_service.schedules import trigger_store
 from timer_service.schedules.messages import EndReason, Policy, ShownStatus, SkipReason, Status
 from timer_service.schedules.recurrence import Recurrence

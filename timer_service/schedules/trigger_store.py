@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from timer_service.core.database import Transaction
-from timer_service.core.errors import ConflictError
-from timer_service.core.message import Position
-from timer_service.core.sql import load_sql
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.message import Position
 
 _SQL = load_sql("timer_service.schedules", "trigger_store.sql")
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from pydantic import Field
 
-from timer_service.core.instant import Instant
-from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PageCursor, PageLimit
-from timer_service.core.stored_json import DamagedFields
-from timer_service.core.workflow_start import EffectName, RetryPolicy
+from timer_service.core.service.workflow_start import EffectName, RetryPolicy
+from timer_service.core.values.instant import Instant
+from timer_service.core.values.message import Identifier, Payload, Tenant
+from timer_service.core.values.paging import PageCursor, PageLimit
+from timer_service.core.values.stored_json import DamagedFields
 from timer_service.schedules.messages import CatchUp, EndReason, RecurrenceFields, ShownStatus, SkipReason
 
 MAX_SLOTS = 100

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from timer_service.core.instant import LATEST
-from timer_service.core.zone_data import zone_data
+from timer_service.core.values.instant import LATEST
+from timer_service.core.values.zone_data import zone_data
 from timer_service.schedules.errors import RecurrenceError
 
 LAST_SECOND = LATEST // 1000

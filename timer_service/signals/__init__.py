@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from timer_service.core.slice import Slice
+from timer_service.core.service.slice import Slice
 from timer_service.signals.batch import COMMANDS
 from timer_service.signals.evaluation import Evaluation
 from timer_service.signals.firing_store import COUNTED, FIRINGS

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from timer_service.core.cause import Cause, cause_of
-from timer_service.core.data import dump_data
-from timer_service.core.message import Command, Position
+from timer_service.core.events.cause import Cause, cause_of
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Command, Position
 from timer_service.signals.firings import Firing, evaluate, time_firing
 from timer_service.signals.items import ItemKey, NewItem, Transition, WorkItem, create_item, move_item
 from timer_service.signals.messages import (

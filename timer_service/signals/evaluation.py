@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from timer_service.core.database import Transaction
-from timer_service.core.loop import Pass
-from timer_service.core.slice import Parts
-from timer_service.core.transactions import in_transaction
-from timer_service.core.turns import TransactionTime
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.service.slice import Parts
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import key_of
 from timer_service.signals.firings import Firing, evaluate

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from timer_service.core.cause import read_cause
-from timer_service.core.database import Row
-from timer_service.core.instant import format_instant
-from timer_service.core.lease import Failure
-from timer_service.core.message import Event
+from timer_service.core.due.lease import Failure
+from timer_service.core.events.cause import read_cause
+from timer_service.core.ports.database import Row
+from timer_service.core.values.instant import format_instant
+from timer_service.core.values.message import Event
 from timer_service.signals.firing_store import task_id
 from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
 

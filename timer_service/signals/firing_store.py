@@ -4,12 +4,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from timer_service.core.cause import cause_columns
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.lease import Failure, LeasedTable
-from timer_service.core.message import Position
-from timer_service.core.row_counts import CountedRows
-from timer_service.core.sql import load_sql
+from timer_service.core.due.lease import Failure, LeasedTable
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.events.cause import cause_columns
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.message import Position
 from timer_service.signals.firings import Firing, FiringStatus
 from timer_service.signals.items import ItemKey
 from timer_service.signals.signal import Key

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
-from timer_service.core import outbox
-from timer_service.core.backoff import Backoff
-from timer_service.core.database import Row, Transaction
-from timer_service.core.delays import Delays
-from timer_service.core.error_text import error_text
-from timer_service.core.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.handover import Handover
-from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
-from timer_service.core.loop import Pass
-from timer_service.core.message import Event
-from timer_service.core.slice import Parts
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.handover import Handover
+from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
+from timer_service.core.due.loop import Pass
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.backoff import Backoff
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.values.message import Event
 from timer_service.signals import firing_store, store
 from timer_service.signals.events import failed_event, fired_event
 from timer_service.signals.firing_store import FIRINGS, defined_of, position_of, signal_of

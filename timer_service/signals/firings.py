@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause
-from timer_service.core.instant import format_instant
-from timer_service.core.message import Position
+from timer_service.core.events.cause import Cause
+from timer_service.core.values.instant import format_instant
+from timer_service.core.values.message import Position
 from timer_service.signals.items import Transition
 from timer_service.signals.signal import Key, Signal, matches
 from timer_service.signals.triggers import TimeAt

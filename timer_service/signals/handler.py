@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult, View
-from timer_service.core.turns import TransactionTime
+from timer_service.core.intake.route import CommandResult, View
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.values.message import Command
 from timer_service.signals import loader, store
 from timer_service.signals.batch import Batch, Change, apply, read_change
 from timer_service.signals.messages import Outcome

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause
-from timer_service.core.message import Position
+from timer_service.core.events.cause import Cause
+from timer_service.core.values.message import Position
 from timer_service.signals.messages import Outcome
 
 UNKNOWN = Position(0, 0)

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from timer_service.core.data import MAX_DATA_BYTES
-from timer_service.core.database import Transaction
-from timer_service.core.errors import ConflictError
-from timer_service.core.portions import load_in_portions
+from timer_service.core.due.portions import load_in_portions
+from timer_service.core.ports.database import Transaction
+from timer_service.core.values.data import MAX_DATA_BYTES
+from timer_service.core.values.errors import ConflictError
 from timer_service.signals import store
 from timer_service.signals.batch import MAX_INLINE_SIGNALS, Batch, Change, LoadedRows, named_items
 from timer_service.signals.items import ItemKey, Transition

@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from timer_service.core.data import check_fits
-from timer_service.core.instant import Instant
-from timer_service.core.message import Identifier, TenantPayload
-from timer_service.core.quotas import OVER_QUOTA
+from timer_service.core.limits.quotas import OVER_QUOTA
+from timer_service.core.values.data import check_fits
+from timer_service.core.values.instant import Instant
+from timer_service.core.values.message import Identifier, TenantPayload
 
 ItemStatus = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,100}$")]
 """A status of a work item. Users choose their own statuses."""

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from timer_service.core.cause import cause_columns, read_cause
-from timer_service.core.database import Row
-from timer_service.core.message import Position
+from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.ports.database import Row
+from timer_service.core.values.message import Position
 from timer_service.signals.firing_store import position_of, position_parameters
 from timer_service.signals.items import ItemKey, Transition, WorkItem
 from timer_service.signals.messages import TriggerKind

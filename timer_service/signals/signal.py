@@ -8,8 +8,8 @@ its position, and the state is computed again.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause
-from timer_service.core.message import Position
+from timer_service.core.events.cause import Cause
+from timer_service.core.values.message import Position
 from timer_service.signals.items import UNKNOWN, ItemKey, Transition
 from timer_service.signals.messages import Outcome
 from timer_service.signals.steps import ENDED, Definition, SignalState, Step, Verb, apply_step

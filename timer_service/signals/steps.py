@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import NamedTuple
 
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 from timer_service.signals.items import UNKNOWN
 from timer_service.signals.messages import Outcome, TriggerKind
 from timer_service.signals.triggers import Invalid, TimeAt, Trigger, read_trigger

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.errors import ConflictError
-from timer_service.core.message import Position
-from timer_service.core.portions import load_in_portions
-from timer_service.core.sql import load_sql
+from timer_service.core.due.portions import load_in_portions
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.message import Position
 from timer_service.signals import firing_store
 from timer_service.signals.batch import MAX_INLINE_TRIGGER, Batch
 from timer_service.signals.items import ItemKey, Transition, WorkItem

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from timer_service.core.codec import plain_words
-from timer_service.core.instant import Instant
-from timer_service.core.message import Payload
+from timer_service.core.values.codec import plain_words
+from timer_service.core.values.instant import Instant
+from timer_service.core.values.message import Payload
 from timer_service.signals.messages import ItemStatus, TriggerKind
 
 _MAX_STATUSES = 100

@@ -1,6 +1,6 @@
 """The timers slice: a `ScheduleTimer` command leads to a `DueTimeReached` event, or to `TimerExpired` if it is late."""
 
-from timer_service.core.slice import Slice
+from timer_service.core.service.slice import Slice
 from timer_service.timers import cancellation_store, store
 from timer_service.timers.cancellation_worker import CancellationWorker
 from timer_service.timers.cancelling import LOOP

@@ -3,13 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from timer_service.core.clock_repair import SLACK_MS, TimedRows
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.errors import ConflictError
-from timer_service.core.message import Position, Trace
-from timer_service.core.row_counts import CountedRows
-from timer_service.core.sql import load_sql
-from timer_service.core.unfinished_commands import statements_of
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.due.unfinished_commands import statements_of
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.message import Position, Trace
 from timer_service.timers.cancellations import (
     SECOND_PASS_MS,
     Cancellation,

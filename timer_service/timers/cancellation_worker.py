@@ -5,16 +5,16 @@ from collections.abc import Collection
 from datetime import timedelta
 from functools import partial
 
-from timer_service.core import outbox
-from timer_service.core.database import Transaction
-from timer_service.core.delays import Delays
-from timer_service.core.error_text import error_text
-from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.loop import Pass
-from timer_service.core.portions import MOST_DATA
-from timer_service.core.slice import Parts
-from timer_service.core.tenant_turns import TenantTurns
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.loop import Pass
+from timer_service.core.due.portions import MOST_DATA
+from timer_service.core.due.tenant_turns import TenantTurns
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.timers import cancellation_store as store
 from timer_service.timers.cancellations import Cancellation
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from timer_service.core.message import Command, Event, Position, Trace
+from timer_service.core.values.message import Command, Event, Position, Trace
 from timer_service.timers.messages import CancelTimers, TimersCancelled
 from timer_service.timers.rules import Key
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command
-from timer_service.core.route import CommandResult
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.ports.database import Transaction
+from timer_service.core.values.message import Command
 from timer_service.timers import cancellation_store as store
 from timer_service.timers.cancellations import Cancellation, CancellationKey, PrefixPositions, new_cancellation
 from timer_service.timers.messages import CancelTimers

@@ -2,11 +2,11 @@
 
 import hashlib
 
-from timer_service.core.codec import encode_event
-from timer_service.core.database import Row
-from timer_service.core.instant import format_instant
-from timer_service.core.message import Message
-from timer_service.core.stored_json import check_stored, quote
+from timer_service.core.ports.database import Row
+from timer_service.core.values.codec import encode_event
+from timer_service.core.values.instant import format_instant
+from timer_service.core.values.message import Message
+from timer_service.core.values.stored_json import check_stored, quote
 from timer_service.timers.messages import DueTimeReached, TimerExpired
 
 

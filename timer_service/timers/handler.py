@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command
-from timer_service.core.portions import load_in_portions
-from timer_service.core.quotas import Admission, Quotas
-from timer_service.core.route import CommandResult
-from timer_service.core.turns import TransactionTime
+from timer_service.core.due.portions import load_in_portions
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Admission, Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.values.message import Command
 from timer_service.timers import rules, store
 from timer_service.timers.cancelling import NONE_NEWER, Cancelling
 from timer_service.timers.insertion import NONE_ADDED, Added, add_new

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from timer_service.core.database import Transaction
-from timer_service.core.quotas import Admission
-from timer_service.core.route import CommandResult
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Admission
+from timer_service.core.ports.database import Transaction
 from timer_service.timers import store
 from timer_service.timers.rules import Key
 from timer_service.timers.store import NewRow

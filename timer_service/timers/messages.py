@@ -8,12 +8,12 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from timer_service.core.data import check_fits
-from timer_service.core.duration import Duration
-from timer_service.core.instant import LATEST, Instant, out_of_range
-from timer_service.core.message import Identifier, Payload, PlainCommand, Tenant, TenantPayload
-from timer_service.core.paging import PageCursor, PageLimit
-from timer_service.core.stored_json import DamagedFields
+from timer_service.core.values.data import check_fits
+from timer_service.core.values.duration import Duration
+from timer_service.core.values.instant import LATEST, Instant, out_of_range
+from timer_service.core.values.message import Identifier, Payload, PlainCommand, Tenant, TenantPayload
+from timer_service.core.values.paging import PageCursor, PageLimit
+from timer_service.core.values.stored_json import DamagedFields
 from timer_service.timers.plain_timer import decode_plain_timer
 
 

@@ -7,11 +7,11 @@ same: `tests/slices/timers/test_plain_batch.py` compares them.
 
 from collections.abc import Sequence
 
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command
-from timer_service.core.quotas import Admission
-from timer_service.core.route import CommandResult
-from timer_service.core.turns import TransactionTime
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Admission
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.values.message import Command
 from timer_service.timers import rules, store
 from timer_service.timers.cancellation_store import is_any_newer
 from timer_service.timers.insertion import Added, add_new

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from pydantic_core import SchemaValidator, core_schema
 
-from timer_service.core.data import dump_data
-from timer_service.core.duration import LONGEST_MS, parse_duration
-from timer_service.core.instant import parse_instant
-from timer_service.core.message import TENANT_PATTERN, PlainCommand
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.duration import LONGEST_MS, parse_duration
+from timer_service.core.values.instant import parse_instant
+from timer_service.core.values.message import TENANT_PATTERN, PlainCommand
 
 _MOST_BYTES = 4 * 1024
 """The time of a larger body goes into its `data`, and a hostile one must not cost much more."""

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from timer_service.core.database import Reader
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import LATEST, format_instant
-from timer_service.core.paging import read_cursor, read_page
-from timer_service.core.query import QueryRoute
-from timer_service.core.stored_json import RawJson, write_view
+from timer_service.core.ports.database import Reader
+from timer_service.core.requests.query import QueryRoute
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.instant import LATEST, format_instant
+from timer_service.core.values.paging import read_cursor, read_page
+from timer_service.core.values.stored_json import RawJson, write_view
 from timer_service.timers import store
 from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, State, TimerCounts, TimerPage, TimerView
 from timer_service.timers.rules import Key, Schedule, Timer

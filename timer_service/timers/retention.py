@@ -1,6 +1,6 @@
 """Deletes old timers and old cancellations."""
 
-from timer_service.core.database import Transaction
+from timer_service.core.ports.database import Transaction
 from timer_service.timers import cancellation_store, store
 
 

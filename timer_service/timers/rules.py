@@ -4,9 +4,9 @@ import hashlib
 from enum import StrEnum
 from typing import NamedTuple
 
-from timer_service.core.data import dump_data
-from timer_service.core.message import Command, Position, Trace
-from timer_service.core.quotas import OVER_QUOTA
+from timer_service.core.limits.quotas import OVER_QUOTA
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Command, Position, Trace
 from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer, State, TimerPayload
 from timer_service.timers.plain_timer import PlainTimer
 

@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.errors import ConflictError
-from timer_service.core.lease import Expiry, LeasedTable
-from timer_service.core.message import Command, Position, Trace
-from timer_service.core.row_counts import CountedRows
-from timer_service.core.sql import load_sql
+from timer_service.core.due.lease import Expiry, LeasedTable
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.message import Command, Position, Trace
 from timer_service.timers.messages import State
 from timer_service.timers.plain_timer import PlainTimer
 from timer_service.timers.rules import LARGE_DATA, Key, Schedule, Timer

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from timer_service.core.quotas import Amounts, Usage
-from timer_service.core.sql import load_sql
+from timer_service.core.limits.quotas import Amounts, Usage
+from timer_service.core.ports.sql import load_sql
 from timer_service.timers import store
 from timer_service.timers.rules import Timer
 from timer_service.timers.store import NewRow

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from timer_service.core.computing import Steps
+from timer_service.core.requests.computing import Steps
 from timer_service.ui.formats import visible
 
 MOST_ROWS = 24

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from timer_service.core.clock import Clock
-from timer_service.core.database import Database
-from timer_service.core.health import Health
-from timer_service.core.loop import Loop
-from timer_service.core.newest_rejections import RejectedCommand
+from timer_service.core.due.loop import Loop
+from timer_service.core.intake.newest_rejections import RejectedCommand
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import Health
 from timer_service.ui.samples import Samples
 
 

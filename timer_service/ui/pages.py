@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from starlette.responses import HTMLResponse, Response
 
-from timer_service.core.computing import Computing, Steps
+from timer_service.core.requests.computing import Computing, Steps
 from timer_service.ui import formats
 from timer_service.ui.commands import command
 from timer_service.ui.links import ROOT, link

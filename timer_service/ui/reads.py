@@ -5,12 +5,12 @@ import json
 from collections.abc import Generator
 from typing import Any, TypeVar
 
-from timer_service.core.clock import Clock
-from timer_service.core.computing import Computing, Steps
-from timer_service.core.database import Database, Reader
-from timer_service.core.message import Payload
-from timer_service.core.query import QueryRoute
-from timer_service.core.stored_json import write
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.database import Database, Reader
+from timer_service.core.requests.computing import Computing, Steps
+from timer_service.core.requests.query import QueryRoute
+from timer_service.core.values.message import Payload
+from timer_service.core.values.stored_json import write
 
 _T = TypeVar("_T")
 PAGE_ROWS = 50

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from timer_service.core.computing import Computing
-from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
+from timer_service.core.requests.computing import Computing
+from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.ui.instance import Instance
 from timer_service.ui.links import ROOT
 from timer_service.ui.pages import Content, Pages, static_response

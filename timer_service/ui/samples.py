@@ -8,7 +8,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from timer_service.core.loop import Pass
+from timer_service.core.due.loop import Pass
 
 INTERVAL = timedelta(seconds=10)
 _INTERVAL_MS = INTERVAL // timedelta(milliseconds=1)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from timer_service.core.database import Reader
-from timer_service.core.sql import load_sql
+from timer_service.core.ports.database import Reader
+from timer_service.core.ports.sql import load_sql
 
 _SQL = load_sql("timer_service.ui", "tenants.sql")
 SHOWN = 50

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from timer_service.core.data import MAX_DATA_BYTES, dump_data
-from timer_service.core.duration import LONGEST_MS
+from timer_service.core.values.data import MAX_DATA_BYTES, dump_data
+from timer_service.core.values.duration import LONGEST_MS
 from timer_service.worker.errors import ErrorText, describe_error
 
 _LEVELS_AROUND_A_RESULT = 12

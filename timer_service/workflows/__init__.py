@@ -12,7 +12,7 @@ The states of a workflow. A tombstone is cancelled, and only remembers positions
                             message
 """
 
-from timer_service.core.slice import Slice
+from timer_service.core.service.slice import Slice
 from timer_service.workflows.deadline_worker import DeadlineWorker
 from timer_service.workflows.handler import LOOP, handle
 from timer_service.workflows.messages import (

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from timer_service.core.broker import QueryReply, Request, RequestSubscription
+from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
 
 _MOST_WAITING = 1000
 """How many answers may wait. Then their senders wait until all are sent."""

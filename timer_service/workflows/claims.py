@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from timer_service.core.database import Database, Row, Transaction
-from timer_service.core.lanes import LaneClaim, LaneLook, Lanes
-from timer_service.core.message import MAX_MESSAGE_BYTES
-from timer_service.core.route import Lane
-from timer_service.core.stored_json import RawJson
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.lanes import Lane, LaneClaim, LaneLook, Lanes
+from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.message import MAX_MESSAGE_BYTES
+from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.shares import Share

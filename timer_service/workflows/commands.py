@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from timer_service.core.data import dump_data
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command, Position
-from timer_service.core.portions import load_in_portions
+from timer_service.core.due.portions import load_in_portions
+from timer_service.core.ports.database import Transaction
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Command, Position
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.effect_store import StoredMessage

@@ -6,13 +6,13 @@ process dies before the commit, their deadlines have still passed. Each tenant h
 
 from functools import partial
 
-from timer_service.core import outbox
-from timer_service.core.backlog_gate import RECHECK_MS, BacklogGate
-from timer_service.core.database import Transaction
-from timer_service.core.loop import Pass
-from timer_service.core.slice import Parts
-from timer_service.core.tenant_turns import TenantTurns
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.loop import Pass
+from timer_service.core.due.tenant_turns import TenantTurns
+from timer_service.core.events import outbox
+from timer_service.core.intake.backlog_gate import RECHECK_MS, BacklogGate
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
 from timer_service.workflows import store
 from timer_service.workflows.events import events_of
 from timer_service.workflows.messages import FailureCode

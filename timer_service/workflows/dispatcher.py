@@ -9,17 +9,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 
-from timer_service.core.backlog_gate import BacklogGate
-from timer_service.core.broker import QueryReply, Request, RequestSubscription
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.lanes import LaneLook
-from timer_service.core.loop import Pass
-from timer_service.core.request_intake import Intake, error_reply
-from timer_service.core.requests import ANSWERED
-from timer_service.core.route import Lane
-from timer_service.core.slice import Parts
-from timer_service.core.stored_json import write_list, write_object
-from timer_service.core.turns import Turns
+from timer_service.core.due.lanes import Lane, LaneLook
+from timer_service.core.due.loop import Pass
+from timer_service.core.intake.backlog_gate import BacklogGate
+from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
+from timer_service.core.ports.turns import Turns
+from timer_service.core.requests.request_intake import Intake, error_reply
+from timer_service.core.requests.requests import ANSWERED
+from timer_service.core.service.slice import Parts
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.stored_json import write_list, write_object
 from timer_service.workflows.answers import Answers
 from timer_service.workflows.claims import Claimed, Claims
 from timer_service.workflows.hints import Hints

@@ -5,9 +5,9 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from timer_service.core.data import dump_data
-from timer_service.core.message import Position
-from timer_service.core.workflow_start import RetryPolicy
+from timer_service.core.service.workflow_start import RetryPolicy
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Position
 from timer_service.workflows.messages import ErrorView
 from timer_service.workflows.protocol import EffectKind, EffectStatus, StepResult, Wait
 

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.message import Position
-from timer_service.core.paging import read_cursor, refused_cursor
-from timer_service.core.sql import load_sql
-from timer_service.core.turns import Turns
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.ports.turns import Turns
+from timer_service.core.values.message import Position
+from timer_service.core.values.paging import read_cursor, refused_cursor
 from timer_service.workflows.effect import Effect, EffectKey, Effects, Inbox, Message
 from timer_service.workflows.protocol import EffectKind, EffectStatus
 from timer_service.workflows.workflow import Key

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from timer_service.core import outbox
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult
+from timer_service.core.events import outbox
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.values.message import Command
 from timer_service.workflows import rules
 from timer_service.workflows.commands import Batch
 from timer_service.workflows.events import events_of

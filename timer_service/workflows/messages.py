@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from timer_service.core.duration import Duration
-from timer_service.core.instant import Instant
-from timer_service.core.message import Identifier, Payload, TenantPayload
-from timer_service.core.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy
+from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy
+from timer_service.core.values.duration import Duration
+from timer_service.core.values.instant import Instant
+from timer_service.core.values.message import Identifier, Payload, TenantPayload
 
 MAX_EFFECTS = 10_000
 """The most effects of one workflow."""

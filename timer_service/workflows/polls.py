@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from timer_service.core.broker import Request
-from timer_service.core.route import Lane
+from timer_service.core.due.lanes import Lane
+from timer_service.core.ports.broker import Request
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
 
 MOST_POLLS = 10_000

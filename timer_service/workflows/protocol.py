@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from timer_service.core.duration import HOUR
-from timer_service.core.instant import Instant
-from timer_service.core.message import Identifier, Payload
-from timer_service.core.paging import PageCursor
-from timer_service.core.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy
+from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy
+from timer_service.core.values.duration import HOUR
+from timer_service.core.values.instant import Instant
+from timer_service.core.values.message import Identifier, Payload
+from timer_service.core.values.paging import PageCursor
 from timer_service.workflows.messages import MAX_EFFECTS, WITHOUT_NUL, ErrorView
 
 MAX_TYPES = 100

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from pydantic_core import to_json
 
-from timer_service.core.database import Transaction
-from timer_service.core.loop import Pass
-from timer_service.core.slice import Parts
-from timer_service.core.sql import load_sql
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
 from timer_service.workflows.protocol import PollTasks
 
 _SQL = load_sql("timer_service.workflows", "registry.sql")

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from timer_service.core.data import dump_data
+from timer_service.core.values.data import dump_data
 from timer_service.workflows.effect import (
     ConflictingReportError,
     Due,

@@ -8,16 +8,16 @@ report and each renewal needs (core/request_portions.py).
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from timer_service.core.data import MAX_DATA_BYTES
-from timer_service.core.database import Reader, Transaction
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.paging import PAGE_BYTES, write_cursor
-from timer_service.core.request_intake import Asked, RequestRoute
-from timer_service.core.request_portions import Lists
-from timer_service.core.requests import Answer
-from timer_service.core.route import Lane
-from timer_service.core.stored_json import RawJson, write_list, write_object
-from timer_service.core.turns import Turns
+from timer_service.core.due.lanes import Lane
+from timer_service.core.ports.database import Reader, Transaction
+from timer_service.core.ports.turns import Turns
+from timer_service.core.requests.request_intake import Asked, RequestRoute
+from timer_service.core.requests.request_portions import Lists
+from timer_service.core.requests.requests import Answer
+from timer_service.core.values.data import MAX_DATA_BYTES
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.paging import PAGE_BYTES, write_cursor
+from timer_service.core.values.stored_json import RawJson, write_list, write_object
 from timer_service.workflows import effect_store, protocol, report, store, task_store
 from timer_service.workflows.effect import EffectKey
 from timer_service.workflows.protocol import (

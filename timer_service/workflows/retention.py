@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from timer_service.core.database import Row, Transaction
-from timer_service.core.sql import load_sql
+from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.sql import load_sql
 from timer_service.workflows import store
 from timer_service.workflows.workflow import Key
 

@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from timer_service.core.route import Lane
+from timer_service.core.due.lanes import Lane
 from timer_service.workflows.polls import Poll
 
 

@@ -7,10 +7,10 @@ the insert can wait for another transaction. What another instance inserts in be
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from timer_service.core.database import Transaction
-from timer_service.core.errors import ConflictError
-from timer_service.core.quotas import Admission, Excess, Quotas
-from timer_service.core.workflow_start import Started, StartResult, WorkflowStart
+from timer_service.core.limits.quotas import Admission, Excess, Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.service.workflow_start import Started, StartResult, WorkflowStart
+from timer_service.core.values.errors import ConflictError
 from timer_service.workflows import store
 from timer_service.workflows.effect import digest_of, size_of
 from timer_service.workflows.handler import LOOP

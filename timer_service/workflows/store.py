@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from timer_service.core.cause import cause_columns, read_cause
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.due_rows import may_be_damaged
-from timer_service.core.errors import ConflictError
-from timer_service.core.lease import LeasedTable
-from timer_service.core.message import Position
-from timer_service.core.row_counts import CountedRows
-from timer_service.core.sql import load_sql
+from timer_service.core.due.due_rows import may_be_damaged
+from timer_service.core.due.lease import LeasedTable
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.message import Position
 from timer_service.workflows.messages import FailureCode, WorkflowStatus
 from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key, Texts, Workflow
 

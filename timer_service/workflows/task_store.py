@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from timer_service.core import outbox
-from timer_service.core.data import MAX_DATA_BYTES
-from timer_service.core.database import Transaction
-from timer_service.core.stored_json import RawJson, read_stored, write_object
-from timer_service.core.turns import Turns
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.turns import Turns
+from timer_service.core.values.data import MAX_DATA_BYTES
+from timer_service.core.values.stored_json import RawJson, read_stored, write_object
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect, EffectKey, Effects, message_names
 from timer_service.workflows.events import events_of

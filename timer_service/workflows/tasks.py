@@ -4,11 +4,11 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from timer_service.core.database import Row, Transaction
-from timer_service.core.instant import format_instant, format_optional
-from timer_service.core.paging import write_cursor
-from timer_service.core.query import omit_none
-from timer_service.core.stored_json import RawJson, check_stored, read_stored, write_list, write_object
+from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.requests.query import omit_none
+from timer_service.core.values.instant import format_instant, format_optional
+from timer_service.core.values.paging import write_cursor
+from timer_service.core.values.stored_json import RawJson, check_stored, read_stored, write_list, write_object
 from timer_service.workflows import effect_store, report, store, task_store
 from timer_service.workflows.effect import Effect
 from timer_service.workflows.effect_store import BYTES_PER_EFFECT, Cursor

@@ -1,6 +1,6 @@
 """The rows that the clock repair corrects: their instants count from an instant that a clock ahead has written."""
 
-from timer_service.core.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 
 _IS_AHEAD = f"counted_from - {SLACK_MS} > :now"
 _AVAILABLE_AT = "available_at - counted_from + :now"

@@ -1,7 +1,7 @@
 """What a tenant may have of workflows, and what a command adds to it."""
 
-from timer_service.core.quotas import Amounts, Usage
-from timer_service.core.sql import load_sql
+from timer_service.core.limits.quotas import Amounts, Usage
+from timer_service.core.ports.sql import load_sql
 from timer_service.workflows.workflow import Workflow
 
 _SQL = load_sql("timer_service.workflows", "usage.sql")

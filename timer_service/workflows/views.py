@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import Field
 
-from timer_service.core.instant import Instant
-from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PageCursor, PageLimit
-from timer_service.core.stored_json import DamagedFields
-from timer_service.core.workflow_start import EffectName, RetryPolicy
+from timer_service.core.service.workflow_start import EffectName, RetryPolicy
+from timer_service.core.values.instant import Instant
+from timer_service.core.values.message import Identifier, Payload, Tenant
+from timer_service.core.values.paging import PageCursor, PageLimit
+from timer_service.core.values.stored_json import DamagedFields
 from timer_service.workflows.messages import ErrorView, FailureCode, WorkflowStatus
 from timer_service.workflows.protocol import EffectKey, EffectKind, EffectStatus
 

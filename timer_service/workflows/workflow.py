@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from timer_service.core.cause import Cause
-from timer_service.core.message import Position
-from timer_service.core.workflow_start import RetryPolicy
+from timer_service.core.events.cause import Cause
+from timer_service.core.service.workflow_start import RetryPolicy
+from timer_service.core.values.message import Position
 from timer_service.workflows.messages import FailureCode, WorkflowStatus
 
 NEVER = Position(0, 0)

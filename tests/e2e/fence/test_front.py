@@ -18,7 +18,7 @@ from tests.harness.raw_nats import RawMessage, RawNats, header_block
 from tests.harness.raw_worker import RawWorker, complete, start_workflows
 from timer_service.app.slices import SLICES
 from timer_service.client import NewTimer, Outcome, TimerClient
-from timer_service.core.message import MAX_MESSAGE_BYTES, kebab
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, kebab
 
 COUNT = "timer.qry.v1.tenant-a.count-timers"
 CANCEL = "timer.cmd.v1.tenant-a.cancel-timer"

@@ -15,7 +15,7 @@ from tests.harness.processes import NatsServer, Service
 from tests.harness.raw_nats import RawMessage, RawNats
 from timer_service.app.tenant_streams import separate_tenants as set_up
 from timer_service.config import Config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 FLOOD = 20_000
 A_SUBJECT = "timer.cmd.v1.tenant-a.schedule-timer"

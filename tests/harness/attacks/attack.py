@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tests.harness.raw_nats import RawMessage
-from timer_service.core.instant import format_instant
-from timer_service.core.message import kebab
+from timer_service.core.values.instant import format_instant
+from timer_service.core.values.message import kebab
 
 TENANT = "tenant-a"
 LONG_AFTER = "2100-01-01T00:00:00Z"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tests.harness.attacks.attack import LONG_AFTER, TENANT, Attack, address, body, flood, queries
 from tests.harness.attacks.commands import LARGE, LAYERS, STAR, WIDE
 from tests.harness.raw_nats import RawMessage, header_block
-from timer_service.core.paging import write_cursor
+from timer_service.core.values.paging import write_cursor
 
 _COUNT = f"timer.qry.v1.{TENANT}.count-timers".encode()
 _LIST = f"timer.qry.v1.{TENANT}.list-timers".encode()

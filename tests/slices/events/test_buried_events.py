@@ -8,9 +8,9 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.in_process import InProcess
 from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker, never
-from timer_service.core import outbox
-from timer_service.core.database import Database
-from timer_service.core.message import Event
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Database
+from timer_service.core.values.message import Event
 from timer_service.events import SLICE
 
 

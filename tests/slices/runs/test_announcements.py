@@ -13,7 +13,7 @@ from tests.harness.in_process import exhaust
 from tests.harness.runs import Runs, jobs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.runs import announcements, job_events
 
 NAMES = [f"job-{number}" for number in range(9)]

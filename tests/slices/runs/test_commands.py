@@ -8,7 +8,7 @@ import pytest
 from tests.harness.clock import iso
 from tests.harness.random_runs import RandomRuns, check_events
 from tests.harness.runs import RunConversation, jobs, run_after
-from timer_service.core.message import Address, Kind
+from timer_service.core.values.message import Address, Kind
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 DIAMOND: dict[str, Any] = {"top": [], "left": ["top"], "right": ["top"], "bottom": ["left", "right"]}

@@ -5,7 +5,7 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, run_after
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.runs import loader
 from timer_service.runs import store as run_store
 from timer_service.runs.edges import read_needed_by, read_needs, write_needed_by, write_needs

@@ -14,10 +14,10 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core import outbox
-from timer_service.core.cause import Cause
-from timer_service.core.database import Database, Transaction
-from timer_service.core.message import Event
+from timer_service.core.events import outbox
+from timer_service.core.events.cause import Cause
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.values.message import Event
 from timer_service.runs.messages import NewJob
 from timer_service.runs.stored_bytes import RunBytes, count_bytes
 

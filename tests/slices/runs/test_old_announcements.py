@@ -6,7 +6,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust
 from tests.harness.runs import Runs
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.runs import job_events
 
 NAMES = [f"job-{number}" for number in range(9)]

@@ -14,12 +14,12 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.counted_reads import CountedReads
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database, Row
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Command, Position, TenantPayload, Trace
-from timer_service.core.quotas import Admission, Amounts, Excess
-from timer_service.core.transactions import in_transaction
-from timer_service.core.turns import TransactionTime
+from timer_service.core.limits.quotas import Admission, Amounts, Excess
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.database import Database, Row
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.values.message import Command, Position, TenantPayload, Trace
 from timer_service.runs import store as store_of_runs
 from timer_service.runs.applier import RunApplier
 from timer_service.runs.draft import MAX_PENDING_BYTES, Draft, Pending, RunState

@@ -12,10 +12,10 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database, Transaction
-from timer_service.core.message import Command, Position, Trace, kebab
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.values.message import Command, Position, Trace, kebab
 from timer_service.runs import SLICE
 from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import (

@@ -7,8 +7,8 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import RunConversation, Runs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.computing import Computing, Steps
-from timer_service.core.paging import write_cursor
+from timer_service.core.requests.computing import Computing, Steps
+from timer_service.core.values.paging import write_cursor
 
 
 async def test_run_with_its_jobs_and_needs(runs: RunConversation) -> None:

@@ -4,7 +4,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.random_runs import RandomRuns, check_events
 from tests.harness.runs import Runs
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.runs import loader
 
 

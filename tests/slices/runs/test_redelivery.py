@@ -5,7 +5,7 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.harness.clock import NOW
 from tests.harness.reference_evaluator import Edges, evaluate_from_scratch
-from timer_service.core.cause import Cause
-from timer_service.core.message import Command, Position, TenantPayload, Trace
+from timer_service.core.events.cause import Cause
+from timer_service.core.values.message import Command, Position, TenantPayload, Trace
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import (

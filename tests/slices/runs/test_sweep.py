@@ -7,10 +7,10 @@ from tests.harness.in_process import exhaust, next_at
 from tests.harness.runs import Runs, jobs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Database
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Position
-from timer_service.core.transactions import in_transaction
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.message import Position
 from timer_service.runs.retention import delete_settled
 from timer_service.runs.run import SWEEP_MS
 
@@ -270,7 +270,7 @@ async def test_get_run_while_it_is_deleted(runs: Runs) -> None:
 
 async def test_stale_job_behind_many_tenants(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stale job is found at once, however many tenants before it have jobs that are not stale yet."""
-    monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", 2)
+    monkeypatch.setattr("timer_service.core.due.tenant_turns._MOST_LOOKED_AT", 2)
     for tenant in ("a", "b", "c", "d", "e"):
         await runs.request("StartRun", tenant=tenant, jobs=[{"name": "a", "staleAfterSeconds": 6000}])
     await runs.request("StartRun", tenant="z", jobs=[{"name": "a\ufffd", "staleAfterSeconds": 50}])

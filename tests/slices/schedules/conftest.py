@@ -6,7 +6,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.live_service import Server
 from tests.harness.schedules import LiveSchedules, Schedules, StartingSchedules
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 
 
 @pytest.fixture

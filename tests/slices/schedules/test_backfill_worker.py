@@ -17,14 +17,14 @@ from tests.harness.schedules import Schedules, StartingSchedules
 from tests.slices.schedules.test_start_locks import insert
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core import outbox
-from timer_service.core.clock_repair import ClockRepair
-from timer_service.core.database import Database, Transaction
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Event
-from timer_service.core.row_counts import RowCounts
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.events import outbox
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.clock_repair import ClockRepair
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Event
 from timer_service.schedules import backfill_pass, backfill_store, backfill_worker
 from timer_service.schedules.backfill_store import COUNTED, TIMED
 

@@ -7,9 +7,9 @@ import pytest
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.schedules import Schedules, StartingSchedules
 from timer_service.adapters.memory import FEATURES, MemoryBroker
-from timer_service.core.broker import BrokerFeatures
-from timer_service.core.database import Database
-from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.broker import BrokerFeatures
+from timer_service.core.ports.database import Database
 
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)
 

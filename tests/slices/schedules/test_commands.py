@@ -6,7 +6,7 @@ from typing import Any
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
 from tests.harness.schedules import Schedules
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 from timer_service.schedules.store import delete_settled
 
 BERLIN = {"cron": "30 2 * * *", "zone": "Europe/Berlin"}

@@ -12,8 +12,8 @@ from tests.harness.schedules import Schedules, StartingSchedules
 from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
 from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import BrokerFeatures
-from timer_service.core.database import Database
+from timer_service.core.ports.broker import BrokerFeatures
+from timer_service.core.ports.database import Database
 from timer_service.schedules import backfill_pass
 
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)

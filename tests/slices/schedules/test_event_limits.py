@@ -7,8 +7,8 @@ import pytest
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.schedules import Schedules
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.database import Database
 
 LIMITS = TenantLimits(tenants={"heavy": Limits(published_events=4_000)})
 DATA = {"text": "x" * 5_000}

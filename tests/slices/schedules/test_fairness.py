@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.harness.schedules import Schedules
-from timer_service.core.due_rows import DueRows
+from timer_service.core.due.due_rows import DueRows
 from timer_service.schedules import firing_pass
 from timer_service.schedules.store import SCHEDULES
 

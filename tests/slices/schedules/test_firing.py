@@ -12,8 +12,8 @@ from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import next_at
 from tests.harness.schedules import Schedules
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import HEALTHY, Health
 
 
 async def test_put_and_fire(schedules: Schedules) -> None:

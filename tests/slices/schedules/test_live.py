@@ -4,7 +4,7 @@ import asyncio
 
 from tests.harness.live_service import PATIENCE_SECONDS
 from tests.harness.schedules import LiveSchedules
-from timer_service.core.instant import parse_instant
+from timer_service.core.values.instant import parse_instant
 
 
 async def test_put_fires_events(live_schedules: LiveSchedules) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
-from timer_service.core.message import Command, Position, Trace
+from timer_service.core.values.message import Command, Position, Trace
 from timer_service.schedules import rules
 from timer_service.schedules.messages import (
     DeleteSchedule,

@@ -20,10 +20,10 @@ from tests.simulation.schedule_model import Firing, ScheduleModel, ScheduleName,
 from tests.simulation.schedule_slots import slots_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Database
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.loop import Worker
-from timer_service.core.message import Position
+from timer_service.core.due.loop import Worker
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.database import Database
+from timer_service.core.values.message import Position
 
 STEPS = 60
 MOST_OPEN = 6

@@ -16,11 +16,11 @@ from tests.harness.locks import LockedPostgres
 from tests.harness.schedules import StartingSchedules
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.database import Transaction
-from timer_service.core.errors import DatabaseBlockedError
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.quotas import Quotas
-from timer_service.core.workflow_start import Started, WorkflowStart
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.database import Transaction
+from timer_service.core.service.workflow_start import Started, WorkflowStart
+from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.schedules import firing_pass, firing_worker
 from timer_service.schedules.firing_worker import FiringWorker
 from timer_service.schedules.locked_parts import LockedParts

@@ -12,8 +12,8 @@ from tests.harness.clock import ManualClock, after, iso
 from tests.harness.schedules import StartingSchedules
 from tests.simulation.faults import FaultyDatabase, Gate, Point, Process
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.database import Database
 from timer_service.schedules import firing_pass
 
 ALL = {"policy": "all"}

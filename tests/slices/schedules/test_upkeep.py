@@ -9,11 +9,11 @@ import pytest
 
 from tests.harness.clock import NOW, after, iso
 from tests.harness.schedules import Schedules
-from timer_service.core.clock_repair import ClockRepair
-from timer_service.core.computing import Computing
-from timer_service.core.query import Queries
-from timer_service.core.retention import Retention
-from timer_service.core.row_counts import RowCounts
+from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.requests.computing import Computing
+from timer_service.core.requests.query import Queries
+from timer_service.core.service.clock_repair import ClockRepair
+from timer_service.core.service.retention import Retention
 from timer_service.schedules.queries import QUERIES
 from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED, delete_settled
 

@@ -17,10 +17,10 @@ from tests.harness.timers import always
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.computing import Steps
-from timer_service.core.database import Database
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.zone_data import zone_data
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.requests.computing import Steps
+from timer_service.core.values.zone_data import zone_data
 from timer_service.schedules import firing_pass, firing_worker, left_to_others, recurrence, zones
 from timer_service.schedules.firing import Decision, decide_in_steps
 from timer_service.schedules.schedule import Schedule

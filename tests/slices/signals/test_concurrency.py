@@ -14,14 +14,14 @@ from tests.harness.signals import BLOCKED, Signals
 from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.cause import Cause
-from timer_service.core.consumer import Consumer
-from timer_service.core.data import dump_data
-from timer_service.core.database import Transaction
-from timer_service.core.message import Command, Position
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult, Handle, Route
-from timer_service.core.transactions import in_transaction
+from timer_service.core.events.cause import Cause
+from timer_service.core.intake.consumer import Consumer
+from timer_service.core.intake.route import CommandResult, Handle, Route
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Command, Position
 from timer_service.signals import SLICE, firing_store, store
 from timer_service.signals.firings import Firing
 from timer_service.signals.items import UNKNOWN, ItemKey, WorkItem

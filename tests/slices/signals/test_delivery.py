@@ -17,7 +17,7 @@ from tests.harness.signals import BLOCKED, Signals
 from tests.harness.stores import open_sqlite
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.signals import SLICE
 
 WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "triggerSpec": BLOCKED}

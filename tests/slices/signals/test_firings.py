@@ -23,16 +23,16 @@ from tests.simulation.faults import (
     outage,
 )
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.backoff import Backoff
-from timer_service.core.broker import BrokerFeatures
-from timer_service.core.cause import Cause
-from timer_service.core.data import dump_data
-from timer_service.core.database import Database
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.lease import Lease
-from timer_service.core.message import Position
-from timer_service.core.outbox import OUTBOX
-from timer_service.core.recovery import take_over_claims
+from timer_service.core.due.lease import Lease
+from timer_service.core.due.recovery import take_over_claims
+from timer_service.core.events.cause import Cause
+from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.ports.broker import BrokerFeatures
+from timer_service.core.ports.database import Database
+from timer_service.core.values.backoff import Backoff
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Position
 from timer_service.signals import store
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.messages import TriggerKind

@@ -11,10 +11,10 @@ from tests.harness.in_process import exhaust
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core import portions
-from timer_service.core.database import Database, Row, Transaction
-from timer_service.core.message import CommandPayload
-from timer_service.core.quotas import Quotas
+from timer_service.core.due import portions
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.values.message import CommandPayload
 from timer_service.signals import SLICE, firing_store
 from timer_service.signals.evaluation import Evaluation
 

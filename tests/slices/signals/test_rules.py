@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.clock import NOW, iso
-from timer_service.core.cause import Cause
-from timer_service.core.data import dump_data
-from timer_service.core.message import Position
+from timer_service.core.events.cause import Cause
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.message import Position
 from timer_service.signals.firings import Firing, evaluate, refusal, time_firing, transition_firing
 from timer_service.signals.items import ItemKey, NewItem, Transition, WorkItem, create_item, move_item
 from timer_service.signals.messages import Outcome, TriggerKind

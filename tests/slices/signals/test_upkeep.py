@@ -8,10 +8,10 @@ import pytest
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.signals import BLOCKED, Signals
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.retention import Retention
-from timer_service.core.row_counts import RowCounts
+from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.service.retention import Retention
 from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.store import delete_settled
 

@@ -12,12 +12,12 @@ from tests.harness.timers import Timers
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import Reply
-from timer_service.core.consumer import Consumer
-from timer_service.core.database import Transaction
-from timer_service.core.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.message import Command, Kind
-from timer_service.core.route import CommandResult, Route
+from timer_service.core.intake.consumer import Consumer
+from timer_service.core.intake.route import CommandResult, Route
+from timer_service.core.ports.broker import Reply
+from timer_service.core.ports.database import Transaction
+from timer_service.core.values.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.values.message import Command, Kind
 from timer_service.timers import SLICE
 
 DONE = CommandResult("scheduled")

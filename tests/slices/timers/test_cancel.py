@@ -9,9 +9,9 @@ from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.timers import Timers, always, bodies
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
-from timer_service.core.database import Database
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Message, Position
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.message import Message, Position
 
 DUE = after(minutes=1)
 LATER = after(minutes=2)

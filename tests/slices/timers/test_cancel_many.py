@@ -20,12 +20,12 @@ from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.clock_repair import ClockRepair
-from timer_service.core.database import Database
-from timer_service.core.message import Message, Position
-from timer_service.core.outbox import OUTBOX
-from timer_service.core.portions import MOST_DATA
-from timer_service.core.retention import Retention
+from timer_service.core.due.portions import MOST_DATA
+from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.ports.database import Database
+from timer_service.core.service.clock_repair import ClockRepair
+from timer_service.core.service.retention import Retention
+from timer_service.core.values.message import Message, Position
 from timer_service.timers import SLICE, cancellation_store, cancellation_worker, retention
 from timer_service.timers.cancellations import SECOND_PASS_MS, CancellationKey, PrefixPositions, prefix_end
 from timer_service.timers.rules import Key

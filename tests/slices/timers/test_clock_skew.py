@@ -10,8 +10,8 @@ from tests.harness.timers import Timers, bodies
 from tests.harness.wiring import VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.database import Database
-from timer_service.core.message import Message
+from timer_service.core.ports.database import Database
+from timer_service.core.values.message import Message
 
 
 @pytest.mark.parametrize("published_first", ["theirs", "ours"])

@@ -27,15 +27,15 @@ from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import FEATURES, MemoryBroker, MemorySubscription, never
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import Delivery
-from timer_service.core.codec import REPLY_TO
-from timer_service.core.database import Database, Transaction
-from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError
-from timer_service.core.health import HEALTHY
-from timer_service.core.message import Command, Kind, Message, Position
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult, Route
-from timer_service.core.suspects import Suspects
+from timer_service.core.intake.route import CommandResult, Route
+from timer_service.core.intake.suspects import Suspects
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.codec import REPLY_TO
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError
+from timer_service.core.values.message import Command, Kind, Message, Position
 from timer_service.events import SLICE as EVENTS
 from timer_service.timers import SLICE
 

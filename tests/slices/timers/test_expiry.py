@@ -8,7 +8,7 @@ from tests.harness.clock import NOW, after, iso
 from tests.harness.timers import Timers, always, bodies
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import never
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health
 
 DUE = after(minutes=1)
 EXPIRY = after(minutes=2)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.clock import NOW, after
 from tests.harness.timers import Timers, put_timers
-from timer_service.core.data import MAX_DATA_BYTES
+from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.timers import store
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key

@@ -13,16 +13,16 @@ from tests.harness.timers import Timers
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import database as database_module
-from timer_service.core import clock_repair
-from timer_service.core.clock_repair import ClockRepair, leased_rows
-from timer_service.core.database import Transaction
-from timer_service.core.errors import DatabaseBlockedError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.loop import Pass
-from timer_service.core.message import Command, Message, Position
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult, Route
-from timer_service.core.transactions import in_transaction
+from timer_service.core.due.loop import Pass
+from timer_service.core.intake.route import CommandResult, Route
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service import clock_repair
+from timer_service.core.service.clock_repair import ClockRepair, leased_rows
+from timer_service.core.values.errors import DatabaseBlockedError
+from timer_service.core.values.message import Command, Message, Position
 from timer_service.timers import SLICE
 from timer_service.timers.retention import delete_settled
 from timer_service.timers.store import TIMERS

@@ -11,11 +11,11 @@ from tests.harness.clock import NOW
 from tests.harness.locks import wait_for_lock
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Parameters, Row, Transaction
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Command, Position, TenantPayload, Trace
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.database import Parameters, Row, Transaction
+from timer_service.core.values.message import Command, Position, TenantPayload, Trace
 from timer_service.timers.handler import handle
 from timer_service.timers.messages import CancelTimer, CancelTimers, RetryTimer, ScheduleTimer
 

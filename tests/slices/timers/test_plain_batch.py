@@ -14,12 +14,12 @@ from tests.harness.clock import NOW, ManualClock, iso
 from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import Reply
-from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.message import Command, Message, Position, Trace
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult
-from timer_service.core.turns import TransactionTime
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.broker import Reply
+from timer_service.core.ports.turns import TransactionTime
+from timer_service.core.values.message import Command, Message, Position, Trace
 from timer_service.timers import plain_batch, rules, store
 from timer_service.timers.handler import handle
 from timer_service.timers.messages import ScheduleTimer

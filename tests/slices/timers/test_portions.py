@@ -12,13 +12,13 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.timers import Timers
 from tests.harness.transactions import recording_route
 from tests.harness.wiring import make_parts
-from timer_service.core.broker import Delivery
-from timer_service.core.database import Transaction
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.message import Command, CommandPayload, Position
-from timer_service.core.portions import MOST_DATA
-from timer_service.core.quotas import Quotas
-from timer_service.core.route import CommandResult, Handle
+from timer_service.core.due.portions import MOST_DATA
+from timer_service.core.intake.route import CommandResult, Handle
+from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.database import Transaction
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Command, CommandPayload, Position
 from timer_service.timers import SLICE
 
 LARGE = "x" * 60_000

@@ -16,10 +16,10 @@ from tests.harness.timers import Timers
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Parameters, Reader, Row
-from timer_service.core.errors import Code
-from timer_service.core.instant import LATEST
-from timer_service.core.stored_json import RawJson
+from timer_service.core.ports.database import Parameters, Reader, Row
+from timer_service.core.values.errors import Code
+from timer_service.core.values.instant import LATEST
+from timer_service.core.values.stored_json import RawJson
 from timer_service.timers.messages import ListTimers, State
 from timer_service.timers.queries import QUERIES
 

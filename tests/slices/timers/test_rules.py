@@ -11,7 +11,7 @@ from tests.harness import builders
 from tests.harness.builders import KEY, in_state
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
-from timer_service.core.message import Command, Position, TenantPayload, Trace
+from timer_service.core.values.message import Command, Position, TenantPayload, Trace
 from timer_service.timers import rules
 from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer, State
 from timer_service.timers.rules import Applied, Key, Outcome, Schedule, Timer

@@ -15,14 +15,14 @@ from tests.harness.timers import Timers, always, bodies, fires
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import BrokerFeatures
-from timer_service.core.database import Database, Row
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.lease import Lease
-from timer_service.core.message import Address, Kind, Message, Position
-from timer_service.core.recovery import take_over_claims
-from timer_service.core.relay import Relay
+from timer_service.core.due.lease import Lease
+from timer_service.core.due.recovery import take_over_claims
+from timer_service.core.events.relay import Relay
+from timer_service.core.ports.broker import BrokerFeatures
+from timer_service.core.ports.database import Database, Row
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Address, Kind, Message, Position
 from timer_service.timers.store import TIMERS
 
 DUE = after(minutes=1)

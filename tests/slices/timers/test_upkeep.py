@@ -6,11 +6,11 @@ from tests.harness.builders import cancel_timer, in_state, schedule_timer, sched
 from tests.harness.clock import NOW, ManualClock, after
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.timers import Timers, put_timers
-from timer_service.core.database import Database
-from timer_service.core.loop import Pass
-from timer_service.core.message import Position
-from timer_service.core.retention import Retention
-from timer_service.core.row_counts import RowCounts
+from timer_service.core.due.loop import Pass
+from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.ports.database import Database
+from timer_service.core.service.retention import Retention
+from timer_service.core.values.message import Position
 from timer_service.timers import store as timer_store
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Timer

@@ -17,7 +17,7 @@ from tests.harness.runs import Runs
 from tests.harness.timers import put_timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.timers.messages import State
 from timer_service.ui.formats import visible
 from timer_service.ui.links import link

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from tests.harness.page import Page
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import Health
+from timer_service.core.ports.health import Health
+from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.ui.views import VIEWS
 
 MAIN = [f"/ui/{view.path}" for view in VIEWS if view.name is not None]

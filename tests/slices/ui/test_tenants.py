@@ -4,7 +4,7 @@ import pytest
 
 from tests.harness.builders import in_state, scheduled
 from tests.harness.timers import put_timers
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.timers.messages import State
 from timer_service.ui import tenants
 from timer_service.ui.tenants import Rows

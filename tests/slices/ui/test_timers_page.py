@@ -9,7 +9,7 @@ from tests.harness.clock import NOW
 from tests.harness.page import Page
 from tests.harness.timers import Timers, put_timers
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.message import Position
+from timer_service.core.values.message import Position
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Timer
 

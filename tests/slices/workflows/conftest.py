@@ -3,7 +3,7 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.workflows import Workflows
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from timer_service.core.broker import QueryReply, Request, RequestSubscription
+from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
 from timer_service.workflows import answers
 from timer_service.workflows.answers import Answers
 

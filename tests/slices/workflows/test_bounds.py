@@ -23,14 +23,14 @@ from tests.harness.workflows import (
     sleep,
     wait_for,
 )
-from timer_service.core.broker import Request
-from timer_service.core.budget import MIB
-from timer_service.core.health import OutageLog
-from timer_service.core.paging import PAGE_BYTES
-from timer_service.core.request_intake import Asked, Intake
-from timer_service.core.request_portions import Portions
-from timer_service.core.request_queue import QueueLimits
-from timer_service.core.requests import HandleRequests, Requests
+from timer_service.core.ports.broker import Request
+from timer_service.core.ports.health import OutageLog
+from timer_service.core.requests.request_intake import Asked, Intake
+from timer_service.core.requests.request_portions import Portions
+from timer_service.core.requests.request_queue import QueueLimits
+from timer_service.core.requests.requests import HandleRequests, Requests
+from timer_service.core.values.budget import MIB
+from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.workflows import SLICE, effect_store
 from timer_service.workflows.claims import Claims
 from timer_service.workflows.polls import Poll

@@ -21,7 +21,7 @@ from tests.harness.workflows import (
     wait_for,
 )
 from timer_service.app.slices import build_clock_repair
-from timer_service.core.lanes import LaneClaim, Lanes
+from timer_service.core.due.lanes import LaneClaim, Lanes
 from timer_service.workflows.store import WORKFLOWS, holder
 
 

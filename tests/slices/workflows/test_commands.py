@@ -8,9 +8,9 @@ from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import next_at
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, seen, sleep, wait_for
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.workflows.usage import STORED
 
 RECHECK_MS = 250

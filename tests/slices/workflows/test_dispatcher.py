@@ -13,10 +13,10 @@ from tests.harness.locks import open_locked_postgres
 from tests.harness.workflows import LEASE_MS, Workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import QueryReply, Request
-from timer_service.core.errors import Code, DatabaseUnavailableError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import MAX_MESSAGE_BYTES
+from timer_service.core.ports.broker import QueryReply, Request
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import Code, DatabaseUnavailableError
+from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks
 
 ORDER = ("acme", "default", "order")

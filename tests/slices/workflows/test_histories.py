@@ -12,7 +12,7 @@ from tests.harness.workflows import LEASE_MS, Workflows, complete, done, fail, f
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import build_clock_repair
-from timer_service.core.database import Database
+from timer_service.core.ports.database import Database
 from timer_service.workflows.effect import size_of
 
 STEPS = 120

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from timer_service.core.broker import Request
-from timer_service.core.route import Lane
+from timer_service.core.due.lanes import Lane
+from timer_service.core.ports.broker import Request
 from timer_service.workflows.polls import HeldPolls, Poll
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
 from timer_service.workflows.shares import Share, share

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.cases import case
 from tests.harness.clock import NOW
-from timer_service.core.message import Command, Position, Trace
+from timer_service.core.values.message import Command, Position, Trace
 from timer_service.workflows import rules
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.messages import (

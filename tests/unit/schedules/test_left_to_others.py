@@ -2,7 +2,7 @@
 
 import pytest
 
-from timer_service.core.database import Row
+from timer_service.core.ports.database import Row
 from timer_service.schedules.left_to_others import Left, LeftToOthers
 from timer_service.schedules.store import key_of
 

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.harness.cron_texts import cron_texts
-from timer_service.core.duration import DAY, HOUR, MINUTE
-from timer_service.core.instant import LATEST, format_instant, parse_instant
+from timer_service.core.values.duration import DAY, HOUR, MINUTE
+from timer_service.core.values.instant import LATEST, format_instant, parse_instant
 from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.recurrence import (
     Recurrence,

@@ -4,8 +4,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from timer_service.core.instant import LATEST
-from timer_service.core.zone_data import zone_data
+from timer_service.core.values.instant import LATEST
+from timer_service.core.values.zone_data import zone_data
 from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.zones import LAST_SECOND, Stretch, check_zone, stretch_at
 

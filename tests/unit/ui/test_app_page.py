@@ -11,7 +11,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.page import OperationsPage, build_page
 from timer_service.config import Config
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 from timer_service.metrics import Metrics
 
 

@@ -14,7 +14,7 @@ from tests.harness.clock import in_virtual_time
 from tests.harness.workers import now, virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.client.errors import QueryError
-from timer_service.core.codec import MAX_BRACKETS
+from timer_service.core.values.codec import MAX_BRACKETS
 from timer_service.worker import (
     Context,
     Interrupted,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from timer_service.adapters.memory.commands import CommandQueue, LoggedCommand
 from timer_service.adapters.memory.subscription import MemorySubscription, Settlements
-from timer_service.core.broker import (
+from timer_service.core.ports.broker import (
     PUBLISHED,
     BrokerFeatures,
     History,
@@ -20,9 +20,9 @@ from timer_service.core.broker import (
     Request,
     read_all,
 )
-from timer_service.core.budget import DEFAULT_BUDGET
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Address, Kind, Message, Position
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.budget import DEFAULT_BUDGET
+from timer_service.core.values.message import Address, Kind, Message, Position
 
 FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from timer_service.core.message import Address, Position
+from timer_service.core.values.message import Address, Position
 
 
 @dataclass(slots=True)

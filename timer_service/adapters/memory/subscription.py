@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from timer_service.adapters.memory.commands import CommandQueue, LoggedCommand
-from timer_service.core.broker import Delivery
-from timer_service.core.health import HEALTHY
-from timer_service.core.message import Position
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Position
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.durable import DurableConsumer
-from timer_service.core.error_text import error_text
+from timer_service.core.values.error_text import error_text
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nats.errors import BadHeaderError
 
-from timer_service.core.message import Address, Message
+from timer_service.core.values.message import Address, Message
 from timer_service.nats_batches import batch_headers
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

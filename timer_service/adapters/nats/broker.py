@@ -27,7 +27,8 @@ from timer_service.adapters.nats.stream_upkeep import StreamUpkeep
 from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import (
+from timer_service.core.intake.installation import Replay
+from timer_service.core.ports.broker import (
     BrokerFeatures,
     History,
     PublishResult,
@@ -38,12 +39,11 @@ from timer_service.core.broker import (
     Reply,
     read_all,
 )
-from timer_service.core.budget import DEFAULT_BUDGET
-from timer_service.core.error_text import error_text
-from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.installation import Replay
-from timer_service.core.message import Message
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.budget import DEFAULT_BUDGET
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import ConflictError, DatabaseUnavailableError, StartError
+from timer_service.core.values.message import Message
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from timer_service.adapters.nats.lost_answers import MOST_LOST
 from timer_service.adapters.nats.stored import Receipt, StoredMessage
-from timer_service.core.epochs import StoredCommand
+from timer_service.core.intake.epochs import StoredCommand
 
 _OTHERS_BYTES = 64 * 1024
 """How many bytes of small messages may overtake others."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import nats.errors
 
 from timer_service.adapters.nats.driver import GuardedClient
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 _SECONDS = 10
 _RECONNECT_SECONDS: Any = 0.2  # bounds how late timers fire after an outage; the driver types it as int

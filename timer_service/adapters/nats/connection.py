@@ -9,7 +9,7 @@ import nats.errors
 
 from timer_service.adapters.nats.connect import connect
 from timer_service.adapters.nats.intake_client import IntakeClient
-from timer_service.core.health import HEALTHY, Health, OutageLog
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog
 
 log = logging.getLogger(__name__)
 

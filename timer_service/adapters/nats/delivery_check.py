@@ -5,7 +5,7 @@ from typing import Any
 
 from timer_service.adapters.nats.durable import DURABLE
 from timer_service.adapters.nats.subjects import covers
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health
 
 _Config = Mapping[str, Any]
 

@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
 
 from timer_service.adapters.nats.headers import RawHeaders, decode_text
-from timer_service.core.turns import Turns
+from timer_service.core.ports.turns import Turns
 from timer_service.nats_client import LastingClient
 
 log = logging.getLogger(__name__)

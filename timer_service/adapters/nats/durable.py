@@ -23,11 +23,11 @@ from timer_service.adapters.nats.listing import Listing, list_subjects
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.take_over import check_unused
-from timer_service.core.broker import History
-from timer_service.core.epochs import Epochs, Received, StoredCommand, StreamState
-from timer_service.core.errors import ConflictError, StartError
-from timer_service.core.installation import Installation, Replay
-from timer_service.core.message import Kind
+from timer_service.core.intake.epochs import Epochs, Received, StoredCommand, StreamState
+from timer_service.core.intake.installation import Installation, Replay
+from timer_service.core.ports.broker import History
+from timer_service.core.values.errors import ConflictError, StartError
+from timer_service.core.values.message import Kind
 
 DURABLE = "timer-service"
 """The name of the consumer."""

@@ -19,10 +19,10 @@ from timer_service.adapters.nats.returned import Returned
 from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.tenant_search import READ_ERRORS, TenantSearch
-from timer_service.core.broker import Delivery
-from timer_service.core.epochs import Epochs, StoredCommand
-from timer_service.core.error_text import error_text
-from timer_service.core.message import Kind
+from timer_service.core.intake.epochs import Epochs, StoredCommand
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.message import Kind
 
 log = logging.getLogger(__name__)
 

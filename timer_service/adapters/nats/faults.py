@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from timer_service.core.broker import PUBLISHED, PublishResult, PublishStatus
-from timer_service.core.message import Kind
+from timer_service.core.ports.broker import PUBLISHED, PublishResult, PublishStatus
+from timer_service.core.values.message import Kind
 
 
 class Fault(Enum):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 HOLDER = "timer-service.holder"
 """The metadata key of the token."""

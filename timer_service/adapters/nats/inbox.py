@@ -7,7 +7,7 @@ import nats.errors
 from nats.aio.subscription import Subscription as Interest
 
 from timer_service.adapters.nats.intake_client import IntakeClient, Receive
-from timer_service.core.error_text import error_text
+from timer_service.core.values.error_text import error_text
 
 log = logging.getLogger(__name__)
 

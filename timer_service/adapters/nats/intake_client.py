@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from nats.aio.subscription import Subscription
 
 from timer_service.adapters.nats.driver import GuardedClient, GuardedParser
-from timer_service.core.turns import Turns
+from timer_service.core.ports.turns import Turns
 
 log = logging.getLogger(__name__)
 

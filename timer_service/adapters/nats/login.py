@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 
 @dataclass(frozen=True, slots=True)

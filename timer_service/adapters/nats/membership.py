@@ -16,12 +16,12 @@ from timer_service.adapters.nats.puller import Puller
 from timer_service.adapters.nats.redelivery import Redelivery
 from timer_service.adapters.nats.stay import Stay
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import History
-from timer_service.core.epochs import Epochs
-from timer_service.core.error_text import error_text
-from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Kind
+from timer_service.core.intake.epochs import Epochs
+from timer_service.core.ports.broker import History
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import ConflictError, DatabaseUnavailableError, StartError
+from timer_service.core.values.message import Kind
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from timer_service.adapters.nats.batch_frames import write_frames
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.faults import TRANSIENT, Answer, Fault, read_acknowledgement, to_results
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import PublishResult
-from timer_service.core.message import Kind, Message
-from timer_service.core.turns import Turns
+from timer_service.core.ports.broker import PublishResult
+from timer_service.core.ports.turns import Turns
+from timer_service.core.values.message import Kind, Message
 from timer_service.nats_batches import batch_headers, split
 
 _TIMEOUT_SECONDS = 5

@@ -17,7 +17,7 @@ from timer_service.adapters.nats.settle import RETURNED, RETURNED_FOR_LATER, set
 from timer_service.adapters.nats.stay import Stay
 from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.message import Kind
+from timer_service.core.values.message import Kind
 
 log = logging.getLogger(__name__)
 

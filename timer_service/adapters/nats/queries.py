@@ -11,10 +11,10 @@ from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER, Request
 from nats.micro.service import EndpointConfig, Service, ServiceConfig
 
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import QueryHandler, QueryReply
-from timer_service.core.error_text import error_text
-from timer_service.core.message import Kind
-from timer_service.core.replies import may_reply_to
+from timer_service.core.intake.replies import may_reply_to
+from timer_service.core.ports.broker import QueryHandler, QueryReply
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.message import Kind
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from timer_service.adapters.nats.connect import connect
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.queries import serve_queries
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import QueryFilter, QueryHandler
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Kind
+from timer_service.core.ports.broker import QueryFilter, QueryHandler
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.message import Kind
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from timer_service.core.broker import Delivery
+from timer_service.core.values.delivery import Delivery
 
 READ_BYTES = 8 * 1024 * 1024
 """The most bytes that commands may have while they are being read; a single command may have more."""

@@ -12,7 +12,7 @@ from timer_service.adapters.nats.inbox import PullInbox
 from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.lost_answers import LOOK_AGAIN_SECONDS, LostAnswers, Progress
 from timer_service.adapters.nats.stored import Receipt
-from timer_service.core.error_text import error_text
+from timer_service.core.values.error_text import error_text
 
 log = logging.getLogger(__name__)
 

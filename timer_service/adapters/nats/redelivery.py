@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from timer_service.adapters.nats.durable import InFlight
-from timer_service.core.broker import Delivery
+from timer_service.core.values.delivery import Delivery
 
 _REDELIVERY_SECONDS = 5
 

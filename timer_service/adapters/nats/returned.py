@@ -5,8 +5,8 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
-from timer_service.core.broker import Delivery
-from timer_service.core.turn_order import in_turns
+from timer_service.core.intake.turn_order import in_turns
+from timer_service.core.values.delivery import Delivery
 
 _MOST_COMMANDS = 2000
 _MOST_SERVED = 10_000

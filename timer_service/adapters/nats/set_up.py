@@ -10,7 +10,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.streams import StreamInfo
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 from timer_service.nats_client import UNREADABLE_ANSWER
 
 SECONDS = 5

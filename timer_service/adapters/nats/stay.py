@@ -11,9 +11,9 @@ from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.returned import Returned
 from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery
-from timer_service.core.epochs import Epochs, Received
-from timer_service.core.message import Kind
+from timer_service.core.intake.epochs import Epochs, Received
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import Kind
 
 
 class Handle(NamedTuple):

@@ -10,8 +10,8 @@ from nats.js.errors import Error as JetStreamError
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.faults import Answer, Fault
 from timer_service.adapters.nats.streams import StreamInfo
-from timer_service.core.health import HEALTHY, Health, RecentFailure, worst
-from timer_service.core.message import MAX_MESSAGE_BYTES, Kind
+from timer_service.core.ports.health import HEALTHY, Health, RecentFailure, worst
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, Kind
 
 _ACCOUNT = "INFO"
 _DENIED_ACCOUNT = f'"$JS.API.{_ACCOUNT}"'.lower()

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from timer_service.adapters.nats.headers import RawHeaders, decode_text
 from timer_service.adapters.nats.intake_client import ReadMessage
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery
-from timer_service.core.epochs import Epochs
-from timer_service.core.message import IDENTIFIER_PATTERN, Kind
+from timer_service.core.intake.epochs import Epochs
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.message import IDENTIFIER_PATTERN, Kind
 
 ACKNOWLEDGEMENT = "$JS.ACK."
 _TOKENS_WITHOUT_DOMAIN = 9

@@ -16,10 +16,10 @@ from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.storage import Storage
 from timer_service.adapters.nats.streams import STORED_KINDS, StreamInfo, check_age, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY, Health, OutageLog, worst
-from timer_service.core.loop import Pass
-from timer_service.core.message import Kind
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog, worst
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.message import Kind
 
 log = logging.getLogger(__name__)
 

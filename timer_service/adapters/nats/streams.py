@@ -15,9 +15,9 @@ from nats.js.errors import APIError, NotFoundError
 
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import MAX_MESSAGE_BYTES, Kind
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, Kind
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from secrets import token_hex
 
-from timer_service.core.message import Address, Kind
+from timer_service.core.values.message import Address, Kind
 
 _VERSION = "v1"
 _SECRET_BYTES = 32

@@ -9,8 +9,8 @@ from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.membership import Membership
 from timer_service.adapters.nats.settle import HANDLED, IN_PROGRESS, NEVER, RETURNED, returned_for, settle
 from timer_service.adapters.nats.stay import Stay
-from timer_service.core.broker import Delivery
-from timer_service.core.health import Health
+from timer_service.core.ports.health import Health
+from timer_service.core.values.delivery import Delivery
 
 _LINGER_SECONDS = 0.002
 """How long to wait for commands that follow, so that they are committed together."""

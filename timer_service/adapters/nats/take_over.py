@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 _LOOKS = 10
 _LOOK_SECONDS = 0.3

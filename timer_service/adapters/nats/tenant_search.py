@@ -19,9 +19,9 @@ from timer_service.adapters.nats.candidates import Candidates
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.read_ahead import READ_BYTES, reads_at_once
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery
-from timer_service.core.error_text import error_text
-from timer_service.core.message import Kind
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.message import Kind
 
 log = logging.getLogger(__name__)
 

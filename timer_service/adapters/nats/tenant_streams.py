@@ -17,7 +17,7 @@ from timer_service.adapters.nats.set_up import SECONDS, create, create_consumer,
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.streams import TENANT_CONSUMER, StreamInfo, wanted_stream
 from timer_service.adapters.nats.subjects import Subjects, covers
-from timer_service.core.message import Kind
+from timer_service.core.values.message import Kind
 
 _WINDOW = 16
 """How many commands of a tenant the stream of commands takes at a time. One of another tenant waits for these."""

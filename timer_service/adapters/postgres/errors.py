@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from timer_service.core.errors import (
+from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
     DatabaseSetupError,

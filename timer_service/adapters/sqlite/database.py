@@ -23,11 +23,11 @@ from timer_service.adapters.sqlite.open_files import OpenFiles
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
 from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each
 from timer_service.adapters.sqlite.whole_transaction import run_whole
-from timer_service.core.cancellation import run_to_completion
-from timer_service.core.database import Parameters, Row, Transaction
-from timer_service.core.errors import DatabaseUnavailableError, StartError
-from timer_service.core.health import HEALTHY, Health, worst
-from timer_service.core.transaction_end import TransactionEnd
+from timer_service.core.ports.cancellation import run_to_completion
+from timer_service.core.ports.database import Parameters, Row, Transaction
+from timer_service.core.ports.health import HEALTHY, Health, worst
+from timer_service.core.ports.transaction_end import TransactionEnd
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}

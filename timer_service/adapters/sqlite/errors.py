@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError
+from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError
 
 _OUTAGES = {sqlite3.OperationalError, sqlite3.DatabaseError}
 """The errors of a file that is locked, damaged, on a full disk or on a failing one."""

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from timer_service.adapters.sqlite.files import create_if_missing
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 
 class DatabaseInUseError(StartError):

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import DatabaseUnavailableError
 
 
 class OpenFiles:

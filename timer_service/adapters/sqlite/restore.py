@@ -24,7 +24,7 @@ from pathlib import Path
 
 from timer_service.adapters.sqlite.files import create_if_missing, create_private_file, empty_wal, is_readable, sync
 from timer_service.adapters.sqlite.lock_file import DatabaseInUseError, open_lock_file
-from timer_service.core.errors import StartError
+from timer_service.core.values.errors import StartError
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from timer_service.adapters.sqlite.text import join, prepare
-from timer_service.core.database import Parameters, Row
-from timer_service.core.errors import ConflictError
+from timer_service.core.ports.database import Parameters, Row
+from timer_service.core.values.errors import ConflictError
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from timer_service.core.database import Parameters
-from timer_service.core.sql import number_parameters
+from timer_service.core.ports.database import Parameters
+from timer_service.core.ports.sql import number_parameters
 
 _CACHED_STATEMENTS = 1000
 _VALUES = re.compile(r"\bVALUES\s*(\([^()]*\))")

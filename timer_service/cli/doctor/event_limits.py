@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from timer_service.cli.doctor.finding import Finding, Status
-from timer_service.core.limits import TenantLimits
+from timer_service.core.limits.tenant_limits import TenantLimits
 
 _DOCS = "docs/operations.md, Limit the events of a tenant"
 

@@ -8,7 +8,7 @@ import typer
 
 from timer_service.cli.output.text import one_line
 from timer_service.client import CommandError, Outcome, QueryError
-from timer_service.core.codec import plain_words
+from timer_service.core.values.codec import plain_words
 
 
 def print_outcome(

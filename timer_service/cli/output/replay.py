@@ -1,6 +1,6 @@
 """What a replay will do."""
 
-from timer_service.core.instant import format_instant
+from timer_service.core.values.instant import format_instant
 
 
 def replay_text(since: int) -> str:

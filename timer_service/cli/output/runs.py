@@ -7,7 +7,7 @@ from typing import Any
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import format_distance, format_time, one_line, style
 from timer_service.client import Run, RunGraph, RunJob
-from timer_service.core.instant import format_instant
+from timer_service.core.values.instant import format_instant
 
 _RUNS = ("RUN", "STATUS", "OPEN", "STARTED", "", "WHY")
 _JOBS = ("STEP", "JOB", "STATUS", "NEEDS")

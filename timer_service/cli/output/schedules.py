@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import field_lines, format_distance, format_duration, format_time, one_line
 from timer_service.client import Backfill, CatchUp, Schedule, ScheduleStart, ScheduleStatus
-from timer_service.core.instant import format_instant, parse_instant
+from timer_service.core.values.instant import format_instant, parse_instant
 
 _HEAD = ("SCHEDULE", "STATUS", "NEXT SLOT", "", "RECURRENCE")
 _COLOURS: Mapping[str, str] = {ScheduleStatus.ACTIVE: "green", ScheduleStatus.PAUSED: "red"}

@@ -8,7 +8,7 @@ from typing import Any
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import field_lines, format_distance, format_time, one_line
 from timer_service.client import State, Timer
-from timer_service.core.instant import format_instant, parse_instant
+from timer_service.core.values.instant import format_instant, parse_instant
 
 _HEAD = ("CALL", "STATE", "DUE", "", "ATTEMPT", "LAST ERROR")
 _COLOURS: Mapping[str, str] = {

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from timer_service.core.database import Row
-from timer_service.core.outbox import OUTBOX
+from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.ports.database import Row
 from timer_service.events.queries import QUERIES, ListBuriedEvents
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import SCHEDULES

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.query import QueryRoute
+from timer_service.core.requests.query import QueryRoute
+from timer_service.core.values.errors import Code, Rejection
 from timer_service.ui import tenants
 from timer_service.ui.pages import Content
 from timer_service.ui.reads import PAGE_ROWS

@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
-from timer_service.core.loop import Loop
+from timer_service.core.due.loop import Loop
 from timer_service.ui import charts
 from timer_service.ui.activity import Activity, Minute, activity
 from timer_service.ui.pages import Content

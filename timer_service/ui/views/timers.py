@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import LATEST, format_optional, parse_instant
-from timer_service.core.paging import write_cursor
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.instant import LATEST, format_optional, parse_instant
+from timer_service.core.values.paging import write_cursor
 from timer_service.timers import store
 from timer_service.timers.messages import GetTimer, ListTimers, State
 from timer_service.timers.queries import QUERIES

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from timer_service.core.workflow_start import NAME_PATTERN
+from timer_service.core.service.workflow_start import NAME_PATTERN
 from timer_service.ui.commands import command
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import BadParameterError

@@ -12,7 +12,7 @@ from timer_service.client.checks import check_identifier, check_mapping, check_t
 from timer_service.client.errors import WorkflowEndedError
 from timer_service.client.retry import Retry, wire_retry
 from timer_service.client.workflow_models import WorkflowDetail, WorkflowStatus
-from timer_service.core.instant import format_instant, parse_instant
+from timer_service.core.values.instant import format_instant, parse_instant
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.ending import end_of_function
 from timer_service.worker.errors import NonDeterministicError

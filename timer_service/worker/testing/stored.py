@@ -7,10 +7,10 @@ from typing import Any
 from pydantic_core import from_json
 
 from timer_service.client.workflow_models import WorkflowDetail
-from timer_service.core.data import dump_data
-from timer_service.core.instant import format_instant, format_optional
-from timer_service.core.message import Command, Position, Trace
-from timer_service.core.stored_json import RawJson
+from timer_service.core.values.data import dump_data
+from timer_service.core.values.instant import format_instant, format_optional
+from timer_service.core.values.message import Command, Position, Trace
+from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows import report, rules
 from timer_service.workflows.effect import Effect, Effects, message_names, next_due
 from timer_service.workflows.effect_store import cursor_of

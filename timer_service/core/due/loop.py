@@ -1,0 +1,178 @@
+"""The loop that runs a worker's passes: at once while there is work, else when the next work is due."""
+
+import asyncio
+import logging
+import math
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+from timer_service.core.due.handover import Handover
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
+
+log = logging.getLogger(__name__)
+
+PASS_SECONDS = 2
+"""After this time a worker begins nothing else in a pass. A loop counts as one that hangs after ten seconds."""
+_AFTER_FAILURE_MS = 1000
+_SLOW_PASS_SECONDS = 10
+_LONGEST_PASS_SECONDS = 60
+_LOG_BLOCKED_SECONDS = 60
+
+
+class Pass(NamedTuple):
+    """The result of one pass of a worker."""
+
+    done: int
+    """How many rows the pass handled."""
+    next_at: int | None = None
+    """When the next pass has work, in Unix milliseconds; None if no work is known."""
+
+
+class Worker(Protocol):
+    """An object that does work in bounded passes."""
+
+    async def tick(self, now: int) -> Pass:
+        """Do one pass at `now`."""
+        ...
+
+
+class Loop:
+    """A task that runs ticks until it is stopped.
+
+    Between ticks it sleeps until the earliest of three: the last pass's `next_at`, a wake, or the end of the poll
+    interval. The poll interval is monotonic time: a clock that is set back does not make the loop sleep longer. A tick
+    that fails is logged and retried after a second.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        worker: Worker,
+        *,
+        clock: Clock,
+        polling_interval: timedelta,
+        metrics: MetricsPort,
+        outages: OutageLog | None = None,
+        handover: Handover | None = None,
+    ) -> None:
+        """`handover` hands rows to the worker. It is open while the loop runs."""
+        self.name = name
+        self._worker = worker
+        self._clock = clock
+        self._poll_ms = polling_interval // timedelta(milliseconds=1)
+        self._metrics = metrics
+        self._outages = outages or OutageLog()
+        self._handover = handover
+        self._woken = asyncio.Event()
+        self._next_at: float = math.inf
+        self._stopping = False
+        self._pass_began: float | None = None
+        self._passing = False
+        self._failure: str | None = None
+        self._blocked_logged_at: float | None = None
+
+    @property
+    def health(self) -> Health:
+        """Down after a failed pass until one succeeds, and while a pass takes longer than ten seconds."""
+        if self._failure is not None:
+            return Health.down(f"loop {self.name} fails: {self._failure}")
+        began = self._pass_began
+        if self._passing and began is not None and (seconds := time.monotonic() - began) > _SLOW_PASS_SECONDS:
+            return Health.down(f"loop {self.name} has been in one pass for {seconds:.0f} s")
+        return HEALTHY
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the loop hangs: its last pass began more than the poll interval and a minute ago."""
+        began = self._pass_began
+        return began is not None and time.monotonic() - began > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
+
+    def wake(self, at: int) -> None:
+        """Wake the loop at `at`, when a row becomes available."""
+        if at < self._next_at:
+            self._next_at = at
+            self._woken.set()
+
+    def stop(self) -> None:
+        """Finish the current tick and start no other."""
+        self._stopping = True
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Tick until stopped."""
+        if self._handover is None:
+            await self._run()
+            return
+        self._handover.open(self._retry_soon)
+        try:
+            await self._run()
+        finally:
+            await self._handover.close()
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._next_at = math.inf  # a wake during the tick sets it, and is kept
+            at = await self._pass()
+            self._next_at = min(self._next_at, at)
+            await self._sleep()
+
+    async def _pass(self) -> int:
+        now = self._clock.now()
+        started = self._pass_began = time.monotonic()
+        self._passing = True
+        try:
+            done, at = await self._worker.tick(now)
+        except DatabaseUnavailableError as error:
+            self._record(error)
+            return now + _AFTER_FAILURE_MS
+        except Exception as error:
+            self._failure = error_text(error)
+            log.exception("pass failed", extra={"loop": self.name})
+            return now + _AFTER_FAILURE_MS
+        finally:
+            self._passing = False
+        self._failure = None
+        self._outages.record_success(loop=self.name)
+        self._metrics.ticked(self.name, time.monotonic() - started)
+        if done:
+            log.debug("pass done", extra={"loop": self.name, "done": done, "next_at": at})
+        latest = self._clock.now() + self._poll_ms
+        return latest if at is None else min(at, latest)
+
+    def _retry_soon(self, error: DatabaseUnavailableError) -> None:
+        """Wake the loop for rows that were handed over and not handled, as after a failed pass."""
+        self._record(error)
+        self.wake(self._clock.now() + _AFTER_FAILURE_MS)
+
+    def _record(self, error: DatabaseUnavailableError) -> None:
+        self._failure = str(error)
+        if isinstance(error, DatabaseBlockedError):
+            self._log_blocked(str(error))
+            return
+        self._outages.record_failure(str(error), loop=self.name)
+        log.debug("the database is unavailable", extra={"loop": self.name, "reason": str(error)})
+
+    def _log_blocked(self, reason: str) -> None:
+        """Log that a pass was blocked, at most once a minute. It is no outage: others can use the database."""
+        if self._blocked_logged_at is None or time.monotonic() - self._blocked_logged_at > _LOG_BLOCKED_SECONDS:
+            self._blocked_logged_at = time.monotonic()
+            log.warning("pass blocked; retrying it every second", extra={"loop": self.name, "reason": reason})
+
+    async def _sleep(self) -> None:
+        self._woken.clear()
+        monotonic = asyncio.get_running_loop().time
+        latest = monotonic() + self._poll_ms / 1000
+        while not self._stopping:
+            seconds = min((self._next_at - self._clock.now()) / 1000, latest - monotonic())
+            if seconds <= 0:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._woken.wait()
+                self._woken.clear()

@@ -1,0 +1,65 @@
+"""Row counts for the gauges. They are sampled at intervals, not at each scrape, and each count has a limit."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from timer_service.core.due.due_rows import DueTable
+from timer_service.core.due.lease import LeasedTable
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.ports.sql import load_sql
+
+_SQL = load_sql("timer_service.core.due", "row_counts.sql")
+_LIMIT = 1_000_000
+
+
+class CountedRows(NamedTuple):
+    """Rows to count. `where` selects them, and must equal the predicate of the partial index that holds them."""
+
+    table: str
+    state: str
+    where: str
+
+    @property
+    def sql(self) -> str:
+        """The statement that counts the rows."""
+        return _SQL["count"].format(table=self.table, where=self.where)
+
+
+class RowCounts:
+    """A worker that sets the gauges of rows."""
+
+    def __init__(
+        self,
+        database: Database,
+        metrics: MetricsPort,
+        *,
+        counted: Sequence[CountedRows],
+        due: Sequence[LeasedTable | DueTable],
+    ) -> None:
+        """`counted`: the rows to count by state. `due`: the tables whose overdue rows to count."""
+        self._database = database
+        self._metrics = metrics
+        self._counted = counted
+        self._due = {table.name: overdue_sql(table) for table in due}
+
+    async def tick(self, now: int) -> Pass:
+        """Count the rows of each state and the overdue rows of each table, each up to a million."""
+        reader = self._database.queries
+        total = 0
+        for each in self._counted:
+            (row,) = await reader.fetch(each.sql, {"limit": _LIMIT})
+            self._metrics.counted(each.table, each.state, row["count"])
+            total += row["count"]
+        for table, sql in self._due.items():
+            (row,) = await reader.fetch(sql, {"now": now, "limit": _LIMIT})
+            since = now if row["oldest_at"] is None else row["oldest_at"]
+            self._metrics.overdue(table, row["count"], (now - since) / 1000)
+        return Pass(total)
+
+
+def overdue_sql(table: LeasedTable | DueTable) -> str:
+    """Return the statement that counts the claimable rows and finds when the oldest of them became claimable."""
+    in_lanes = isinstance(table, LeasedTable) and table.lane
+    return _SQL["overdue_in_lanes" if in_lanes else "overdue"].format(table=table.name)

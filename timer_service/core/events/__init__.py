@@ -1,0 +1,1 @@
+"""From a committed event to the broker: outbox, relay and settlement."""

@@ -1,0 +1,344 @@
+"""The relay: claims rows, publishes their events, settles the rows. No transaction is open while it publishes."""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+
+from timer_service.core.due.blame import Evidence
+from timer_service.core.due.handover import Handover
+from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
+from timer_service.core.due.loop import PASS_SECONDS, Pass
+from timer_service.core.events.flight import Flight
+from timer_service.core.events.pause import LONGEST_MS, SHORTEST_MS, Pause
+from timer_service.core.events.settlement import Settlement, Settler
+from timer_service.core.limits.event_allowances import EventAllowances
+from timer_service.core.ports.broker import TRANSIENT, Broker, Publish, PublishResult, PublishStatus
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.ports.health import Publishing
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.ports.transactions import run_at_once
+from timer_service.core.values.backoff import LONGEST_DELAY, Backoff
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Message
+
+log = logging.getLogger(__name__)
+
+Encode = Callable[[Row, int], Message]
+"""Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
+
+_NO_FAILURES = frozenset({PublishStatus.PUBLISHED, PublishStatus.WITHHELD})
+_BATCHES_PER_TICK = 32
+_FIRST_BATCH = 100
+"""The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
+_GROWTH = 4
+_SMALL_PART = 2
+"""A claim with at most this part of the bytes of a claim may wait for the next one before it is settled."""
+_FLYING = 2
+"""If the claims that are published at a time have more than the bytes of so many claims, only two of them overlap."""
+_CHUNK_BYTES = 2 * 1024 * 1024
+"""The messages that are encoded and published at a time. The bodies of the other rows of the claim exist only once."""
+_LONGEST_TURN_MS = LONGEST_DELAY // timedelta(milliseconds=1)
+_LOCKED_ROWS_PAUSE_MS = 5
+"""How long to wait for rows that another instance is claiming. A claim takes about this long,
+and polling more often slows it down."""
+_UNSETTLED_PAUSE_MS = 1000
+"""How long to wait before published rows are settled that another session had locked."""
+
+
+class Relay:
+    """A worker that publishes the events of the available rows of one table."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        broker: Broker,
+        lease: Lease,
+        encode: Encode,
+        clock: Clock,
+        metrics: MetricsPort,
+        batch_size: int,
+        max_attempts: int,
+        publishing: Publishing | None = None,
+        publish: Publish | None = None,
+        allowances: EventAllowances | None = None,
+        backoff: Backoff = Backoff(),
+        rng: random.Random | None = None,
+    ) -> None:
+        """`publish` is used in place of `broker.publish`. It withholds the events that `allowances` do not admit."""
+        self._database = database
+        self._broker = broker
+        self._publish_all = publish or broker.publish
+        self._allowances = allowances or EventAllowances()
+        self._lease = lease
+        self._encode = encode
+        self._clock = clock
+        self._metrics = metrics
+        self._batch_size = batch_size
+        self._limit = self._first_limit = min(_FIRST_BATCH, batch_size)
+        self._max_attempts = max_attempts
+        self._publishing = publishing or Publishing()
+        self._backoff = backoff
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._pause = Pause()
+        self._claimed_nothing_at: int | None = None
+        self._evidence = Evidence()
+        self._refused_alone = 0
+        """How many times a single event was refused since the last one was published."""
+        self._settler = Settler(database, lease, clock, metrics)
+        self.handover = Handover(
+            lease.table.name, claim=self._claim_written, handle=self._fire_written, may_claim=self._may_claim_written
+        )
+
+    async def tick(self, now: int) -> Pass:
+        """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
+
+        Batches overlap: while some are being published, the next one is claimed. The relay claims nothing while the
+        broker is unavailable, so an outage costs no attempts. After a claim of which nothing was published, it claims
+        single rows until one is published.
+
+        After a claim that took all available rows, the next one waits until these are published. Its transaction
+        settles them, and takes the rows that became available meanwhile. See docs/decisions/0081.
+
+        Claims that an outage of the database left unsettled are settled first. While their leases last, their events
+        need not be published again. A pass that is cancelled settles them before it ends: no other pass may follow.
+        """
+        try:
+            return await self._tick(now)
+        except asyncio.CancelledError:
+            with suppress(DatabaseUnavailableError):
+                await self._settler.settle_left()
+            raise
+
+    async def _tick(self, now: int) -> Pass:
+        await self._settler.settle_left()
+        claimed = 0
+        flight = Flight(_FLYING * self._lease.most_bytes)
+        seconds = asyncio.get_running_loop().time
+        until = seconds() + PASS_SECONDS
+        try:
+            for _ in range(_BATCHES_PER_TICK):
+                if seconds() > until or not self._may_claim(now := max(now, self._clock.now())):
+                    break
+                probing = self._pause.probing
+                limit = 1 if probing else self._limit
+                rows = await self._claim(now, limit, flight.take_published())
+                claimed += len(rows)
+                if rows:
+                    flight.add(
+                        asyncio.create_task(self._fire(rows, self._lease.claimed_bytes)), self._lease.claimed_bytes
+                    )
+                took_all = len(rows) < limit and not self._lease.was_cut
+                self._limit = self._first_limit if took_all else min(_GROWTH * self._limit, self._batch_size)
+                while flight.is_full or (flight.is_open and (took_all or probing)):
+                    await flight.wait()
+                if took_all and not flight.has_published:
+                    break
+        finally:
+            await flight.land()
+            await self._settler.settle_all(flight.take_published())
+        flight.raise_first()
+        self._claimed_nothing_at = None if claimed else now
+        return Pass(claimed, await self._next_at(now))
+
+    async def _next_at(self, claimed_at: int) -> int | None:
+        at = await self._next_claim_at(claimed_at)
+        if not self._settler.waits:
+            return at
+        settle_at = self._clock.now() + _UNSETTLED_PAUSE_MS
+        return settle_at if at is None else min(at, settle_at)
+
+    async def _next_claim_at(self, claimed_at: int) -> int | None:
+        at = await self._lease.next_available(self._database.reader)
+        if at is None:
+            return None
+        if (look_at := self._allowances.next_look_at(claimed_at)) is not None:
+            at = min(at, look_at)
+        if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
+            at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
+        # Not later than the shortest pause, to see whether the broker was away and is back.
+        return max(at, min(self._pause.resume_at, self._clock.now() + SHORTEST_MS))
+
+    def _may_claim(self, now: int) -> bool:
+        return self._pause.is_over(now, broker_usable=self._broker.health.usable)
+
+    async def _claim(self, now: int, limit: int, published: Sequence[Settlement] = ()) -> list[Row]:
+        """Settle claims that were published, and claim the next rows, in one transaction."""
+        waiting = self._allowances.waiting(now)
+        rows = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit, waiting))
+        if rows or not published:  # else the transaction was needed to settle
+            self._metrics.claimed(len(rows))
+        return rows
+
+    def _may_claim_written(self, now: int) -> bool:
+        # While a tenant waits, a claim looks at the other ones one by one. No command may wait for that.
+        return not self._pause.probing and not self._allowances.waiting(now) and self._may_claim(now)
+
+    async def _claim_written(self, tx: Transaction, now: int) -> list[Row]:
+        return await self._claim_in(tx, now, self._batch_size)
+
+    async def _fire_written(self, rows: Sequence[Row]) -> None:
+        self._metrics.claimed(len(rows))
+        await self._fire(rows, self._lease.most_bytes)  # so that they are settled at once: no claim may follow
+
+    async def _claim_in(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> list[Row]:
+        rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)
+        await self._lease.discount(tx, [row for row in rows if self._is_exhausted(row)])
+        return rows
+
+    def _is_exhausted(self, row: Row) -> bool:
+        """Return whether the process died, or lost its lease, at each attempt on a row, together with other rows."""
+        exhausted: bool = row["attempt"] > self._max_attempts
+        return exhausted
+
+    async def _fire(self, rows: Sequence[Row], size: int) -> Settlement | None:
+        """Publish rows of `size` bytes and settle them, or return how the transaction of the next claim can do it.
+
+        Large rows are settled at once: while they wait, they are in memory.
+        """
+        until = self._clock.now() + self._lease.hold_ms // 2
+        exhausted = [row for row in rows if self._is_exhausted(row)]
+        first = [row for row in rows if not self._is_exhausted(row)] if exhausted else rows
+        if first:
+            settlement = await self._publish(first, until, whole=not exhausted)
+            is_small = size <= self._lease.most_bytes // _SMALL_PART
+            if settlement.all_completed and is_small and self._database.exclusive:
+                return settlement
+            await self._settler.settle(settlement)
+        if exhausted:
+            await self._fire_alone(exhausted, until)
+        return None
+
+    async def _fire_alone(self, rows: Sequence[Row], until: int) -> None:
+        """Fire exhausted rows one by one. Only the row in progress is charged with an attempt.
+
+        So a row is given up only if it alone ends the process, and not because of a crash loop with another cause.
+        """
+        rest = Settlement(self._clock.now())
+        for row in rows:
+            if row["attempt"] > self._max_attempts + DEATHS_ALONE:
+                rest.bury.append(Failure(row, GIVEN_UP, rest.at))
+            elif not self._may_claim(now := self._clock.now()) or now > until:
+                rest.retry.append(Failure(row, "claimed and never settled; its next attempt waits", now))
+            elif await run_at_once(self._database, partial(self._lease.charge, row=row, now=now)):
+                await self._settler.settle(await self._publish([row], until, whole=False))
+            else:
+                self._settler.count_lost(1)
+        if rest.count():
+            await self._settler.settle(rest)
+
+    async def _publish(self, rows: Sequence[Row], until: int, *, whole: bool) -> Settlement:
+        """Publish rows in chunks, and return how to settle them.
+
+        Rows are released if the broker stored only a part of an earlier chunk, or after the instant `until`. So
+        publishing ends before the lease. If the clock was set back since the claim, the rows are fired at the instant
+        of the claim: no event may say that its row fired before it was due.
+        """
+        settlement = Settlement(max(self._clock.now(), self._lease.claimed_at(rows[0])), whole)
+        waiting = deque(rows)
+        while waiting and not settlement.release and self._clock.now() <= until:
+            if messages := self._encode_chunk(waiting, settlement):
+                started = time.perf_counter()
+                results = await self._publish_all([message for _, message in messages])
+                self._metrics.published(time.perf_counter() - started)
+                self._sort_results([row for row, _ in messages], results, settlement)
+            waiting = self._withhold_later(waiting, settlement)
+        settlement.release += waiting
+        self._set_pause(settlement)
+        return settlement
+
+    def _encode_chunk(self, waiting: deque[Row], settlement: Settlement) -> list[tuple[Row, Message]]:
+        """Take rows from `waiting` and return their messages, until these have the size of a chunk."""
+        messages: list[tuple[Row, Message]] = []
+        size = 0
+        while waiting and size < _CHUNK_BYTES:
+            row = waiting.popleft()
+            try:
+                message = self._encode(row, settlement.at)
+            except Exception as error:
+                log.exception("row cannot be encoded", extra={"table": self._lease.table.name})
+                self._fail(row, f"cannot be encoded: {error_text(error)}", settlement)
+            else:
+                messages.append((row, message))
+                size += len(message.body)
+        return messages
+
+    @staticmethod
+    def _withhold_later(waiting: deque[Row], settlement: Settlement) -> deque[Row]:
+        """Withhold the other events of tenants of which one was withheld, so that they keep their order.
+
+        Return the rest.
+        """
+        tenants = {row["tenant_id"] for row in settlement.withheld}
+        if not tenants:
+            return waiting
+        settlement.withheld += (row for row in waiting if row["tenant_id"] in tenants)
+        return deque(row for row in waiting if row["tenant_id"] not in tenants)
+
+    def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
+        """Decide by the result of each row: published (complete), transient (release), refused (retry or bury).
+
+        If the broker refuses every event, the fault is probably not in the events, so no attempt counts.
+        """
+        statuses = [result.status for result in results]
+        refused = [
+            self._lease.key_of(row) for row, at in zip(rows, statuses, strict=True) if at is PublishStatus.REFUSED
+        ]
+        table = self._lease.table.name
+        self._evidence.record([table] if PublishStatus.PUBLISHED in statuses else [], [(table, key) for key in refused])
+        counts = not self._evidence.is_environment(table)
+        for row, result in zip(rows, results, strict=True):
+            if result.status is PublishStatus.PUBLISHED:
+                settlement.complete.append(row)
+            elif result.status in TRANSIENT:
+                settlement.release.append(row)
+            elif result.status is PublishStatus.WITHHELD:
+                settlement.withheld.append(row)
+            else:
+                self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
+        failures = [result for result in results if result.status not in _NO_FAILURES]
+        for status in {result.status for result in failures}:
+            reasons = [result.reason for result in failures if result.status is status]
+            self._metrics.publish_failed(status, len(reasons))
+            if status in TRANSIENT or not counts:
+                self._publishing.record_failure(f"events cannot be stored: {reasons[0]}")
+            log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
+
+    def _set_pause(self, settlement: Settlement) -> None:
+        if settlement.release or not all(each.counts for each in settlement.retry):
+            (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
+        elif settlement.complete:
+            self._publishing.record_success()
+        if settlement.complete:
+            self._pause.end()
+            self._refused_alone = 0
+
+    def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
+        """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns."""
+        if counts:
+            self._fail(row, error, settlement)
+        elif alone:
+            # Each probe waits for the longest pause. So all other rows are probed before this one is again.
+            self._refused_alone += 1
+            delay = min((self._refused_alone + 1) * LONGEST_MS, _LONGEST_TURN_MS)
+            settlement.retry.append(Failure(row, error, self._clock.now() + delay, counts=False))
+        else:
+            settlement.release.append(row)
+
+    def _fail(self, row: Row, error: str, settlement: Settlement) -> None:
+        attempt: int = row["attempt"]
+        delay = self._backoff.delay(attempt, self._rng)
+        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
+        if attempt < self._max_attempts:
+            settlement.retry.append(failure)
+        else:
+            self._evidence.forget(self._lease.table.name, self._lease.key_of(row))
+            settlement.bury.append(failure)

@@ -1,0 +1,1 @@
+"""From the command log to a commit: reading, decoding, applying, and replies."""

@@ -1,0 +1,1 @@
+"""What each tenant may have: quotas, event allowances, and the log of what was refused."""

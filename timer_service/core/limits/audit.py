@@ -1,0 +1,72 @@
+"""The audit log: a line for each command that is rejected, over quota or of an operator, within a limit."""
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from timer_service.core.due.loop import Pass
+from timer_service.core.values.dead_letter import printable
+
+log = logging.getLogger(__name__)
+
+REJECTED = "command rejected"
+REFUSED = "command over quota"
+OPERATOR_ACTION = "operator action"
+
+_SECONDS = 1.0
+_LINES_OF_TENANT = 10
+_LINES = 100
+_LONGEST_TENANT = 64
+_OTHERS = "(other tenants)"
+
+
+class AuditLog:
+    """Writes at most 10 lines of a kind a second for a tenant, and 100 in all. Then it counts, and writes the counts.
+
+    A flood of rejected commands would fill the disk of the log otherwise. The stream of dead letters has all of them.
+    Each kind has lines of its own, so that a flood of rejected commands hides no action of an operator.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._began_at = -_SECONDS
+        self._written = defaultdict[str, Counter[str]](Counter)
+        """How many lines of a kind each tenant has had since then."""
+        self._left_out = defaultdict[str, Counter[str]](Counter)
+
+    def record(self, line: str, tenant: str, **about: Any) -> None:
+        """Write a line about a tenant, or count it. `about` must contain no payload."""
+        tenant = printable(tenant, _LONGEST_TENANT)
+        if self._monotonic() - self._began_at >= _SECONDS:
+            self._begin()
+        written = self._written[line]
+        if written[tenant] < _LINES_OF_TENANT and written.total() < _LINES:
+            written[tenant] += 1
+            log.info(line, extra={"tenant": tenant, **about})
+        else:
+            _leave_out(self._left_out[line], tenant)
+
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        """Write the counts, so that the count of a flood that has ended is written too."""
+        self.write_counts()
+        return Pass(0)
+
+    def write_counts(self) -> None:
+        """Write how many lines were left out since the last call, one line for each tenant and kind of line."""
+        left_out = list(self._left_out.items())
+        self._left_out.clear()
+        for line, counts in left_out:
+            for tenant, count in counts.items():
+                log.warning("audit lines left out", extra={"line": line, "tenant": tenant, "count": count})
+
+    def _begin(self) -> None:
+        self.write_counts()
+        self._began_at = self._monotonic()
+        self._written.clear()
+
+
+def _leave_out(counts: Counter[str], tenant: str) -> None:
+    known = tenant in counts or len(counts) < _LINES
+    counts[tenant if known else _OTHERS] += 1

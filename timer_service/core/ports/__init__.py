@@ -1,0 +1,1 @@
+"""What the service needs from a broker, a database, a clock and metrics."""

@@ -1,0 +1,271 @@
+"""PORT: what the core needs from a broker. `BrokerFeatures` describes the differences between brokers."""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from timer_service.core.intake.epochs import Epochs, FindCommand, LookAtStream, Received
+from timer_service.core.intake.installation import Installation
+from timer_service.core.ports.health import Health
+from timer_service.core.values.budget import DEFAULT_BUDGET
+from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.errors import Code
+from timer_service.core.values.message import Message, Position
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFeatures:
+    """What a broker can do. The tests of the port check only the features that a broker declares."""
+
+    deduplicates: bool
+    """Whether it drops a second message with the same id, for at least some minutes."""
+    max_message_bytes: int
+    """The largest body that it accepts."""
+
+
+class PublishStatus(StrEnum):
+    """How publishing one message ended."""
+
+    PUBLISHED = "published"
+    REFUSED = "refused"
+    """The broker rejects this message. It may store others."""
+    FULL = "full"
+    """The broker has no room now. The message is not the cause. A smaller batch may be stored."""
+    UNAVAILABLE = "unavailable"
+    """The broker did not answer, or stores nothing now. The message is not the cause, and may have been stored."""
+    WITHHELD = "withheld"
+    """The message was not sent, because its tenant must not publish now. The broker never says this."""
+
+
+TRANSIENT = frozenset({PublishStatus.FULL, PublishStatus.UNAVAILABLE})
+"""The statuses that the message did not cause. Publishing it again later may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """How publishing one message ended, with the reason if it was not stored."""
+
+    status: PublishStatus
+    reason: str = ""
+
+
+PUBLISHED = PublishResult(PublishStatus.PUBLISHED)
+
+Publish = Callable[[Sequence[Message]], Awaitable[Sequence[PublishResult]]]
+"""`Broker.publish`, or the same with something around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply to a client. It is lost if the client no longer listens."""
+
+    to: str
+    body: bytes
+
+
+class QueryReply(NamedTuple):
+    """The reply to a query or a request. An error also has a code and a message."""
+
+    body: bytes
+    code: Code | None = None
+    message: str = ""
+
+
+SendReply = Callable[[QueryReply], Awaitable[None]]
+"""Sends the reply to a query. It waits while the broker takes replies slowly, and raises nothing."""
+
+QueryHandler = Callable[[str, str, bytes, SendReply], Awaitable[object]]
+"""Answers a query. The arguments are the query's name, the tenant, the body, and what sends the reply."""
+
+QueryFilter = Callable[[str, str], QueryReply | None]
+"""Returns the reply to a query that is refused unread. The arguments are the query's name and the tenant."""
+
+
+def read_all(_name: str, _tenant: str) -> None:
+    """Refuse no query unread."""
+
+
+class Request(NamedTuple):
+    """A request of a worker. `reply_to` is an inbox."""
+
+    name: str
+    tenant: str
+    body: bytes
+    reply_to: str
+
+
+ReceiveRequest = Callable[[Request], QueryReply | None]
+"""Takes a request and returns at once. The reply that it returns, if any, is sent at once."""
+
+
+class RequestSubscription(Protocol):
+    """A share of the requests. Instances share all requests."""
+
+    @property
+    def health(self) -> Health:
+        """Whether requests arrive and replies can be sent, and the reason if not."""
+        ...
+
+    @property
+    def outages(self) -> int:
+        """How many times the connection was lost. Replies to the requests from before may not arrive."""
+        ...
+
+    async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
+        """Send replies. It waits while the broker takes replies slowly. A reply may be lost; nothing is raised."""
+        ...
+
+    async def close(self) -> None:
+        """Stop taking requests. Requests that were received can still be replied to."""
+        ...
+
+
+class History(Protocol):
+    """What the database remembers of the command stream. A subscription asks it each time it joins the stream.
+
+    Every method raises `DatabaseUnavailableError` when the database cannot be used.
+    """
+
+    async def installation(self) -> Installation:
+        """Return the identity of the database, and from when on to read the stream again."""
+        ...
+
+    async def recognize(self, look: LookAtStream, find: FindCommand, received: Received | None = None) -> Epochs:
+        """Return the epochs of the commands of a stream. It looks at the stream after it has read the history.
+
+        `received`: the newest command that the stream has delivered, handled or not.
+        """
+        ...
+
+    async def exempt_until(self, position: Position) -> None:
+        """Record that no limit refuses the commands up to a position, because they are handled again.
+
+        A subscription calls this before the broker can deliver them again.
+        """
+        ...
+
+
+class Subscription(Protocol):
+    """A share of the commands. An unsettled command is delivered again, to this instance or another."""
+
+    @property
+    def health(self) -> Health:
+        """Whether commands can be delivered now, and the reason if not."""
+        ...
+
+    async def next_batch(self, limit: int) -> Sequence[Delivery]:
+        """Wait for commands and return 1 to `limit` of them. Return none after the subscription is closed.
+
+        Together they have at most the bytes of a batch. A single command may have more.
+        """
+        ...
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle handled deliveries. The broker does not deliver them again."""
+        ...
+
+    async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
+        """Settle deliveries that were not handled. The broker delivers them again after `delay`."""
+        ...
+
+    async def terminate(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle deliveries that can never be handled. Their dead letters are already stored."""
+        ...
+
+    def stream_changed(self) -> None:
+        """Hand out no commands before the stream is recognized again: the database knows a newer part of its history.
+
+        Commands that were handed out and are not settled come again, with a newer epoch.
+        """
+        ...
+
+    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Take back deliveries that were not handled yet, in the order in which they shall be handed out again.
+
+        They come before the commands that were not handed out yet. Only commands of other tenants may overtake them.
+        The broker does not count another attempt. After `close`, the broker delivers them again.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop taking commands.
+
+        Commands that were handed out may still be settled. The broker delivers buffered commands again.
+        """
+        ...
+
+
+class Broker(Protocol):
+    """The connection that delivers commands and publishes events."""
+
+    @property
+    def features(self) -> BrokerFeatures:
+        """What this broker can do."""
+        ...
+
+    @property
+    def health(self) -> Health:
+        """Whether messages can be published now, and the reason if not."""
+        ...
+
+    @property
+    def outages(self) -> int:
+        """How many times the connection was lost. Commands may have been stored meanwhile that were not delivered."""
+        ...
+
+    async def subscribe(
+        self,
+        history: History,
+        *,
+        messages: Collection[str] = (),
+        alone: bool = False,
+        batch_bytes: int = DEFAULT_BUDGET.batch,
+    ) -> Subscription:
+        """Subscribe to the commands of every tenant. `history` gives them their epochs.
+
+        `messages`: the types of commands, as in addresses, that may overtake the backlog of another tenant.
+        `alone`: no other instance can hold commands. The broker then redelivers the unsettled commands of a dead
+        instance at once.
+        `batch_bytes`: the most bytes of a batch.
+        """
+        ...
+
+    async def caught_up(self, *, restart: bool = False) -> bool:
+        """Return whether all commands that were in the stream at the starting point are settled, by any instance.
+
+        The starting point is the first call after the last connect or the last True. `restart` sets a new one.
+        Returns False while the broker cannot be used.
+        """
+        ...
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Store messages durably; return one result for each, in order. A broker failure is a result, not an error."""
+        ...
+
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+        """Answer the named queries of every tenant with `answer` until this broker is closed.
+
+        `refuse` is asked first. It decides faster than `answer` could, so that a flood of queries costs little.
+        """
+        ...
+
+    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
+        """Pass the named requests of every tenant to `receive`. Requests that do not reply to an inbox are ignored.
+
+        The broker buffers no requests: `receive` decides how many wait.
+        """
+        ...
+
+    async def reply(self, replies: Sequence[Reply]) -> None:
+        """Send replies. A reply may be lost."""
+        ...
+
+    async def hint(self, loop: str, at: int) -> None:
+        """Send every instance a hint: this loop has work at this instant. A hint may be lost."""
+        ...
+
+    async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
+        """Call `on_hint` with each hint of every instance until this broker is closed."""
+        ...

@@ -1,0 +1,1 @@
+"""Queries and requests of workers: bounded, in turns, answered."""

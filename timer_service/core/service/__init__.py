@@ -1,0 +1,1 @@
+"""What an instance is made of: slices, retention, clock repair."""

@@ -1,0 +1,154 @@
+"""The description of a slice: its messages, its handler, its workers and its tables.
+
+`timer_service.app` runs every slice in `SLICES`. `contracts/generate.py` writes the schemas of their messages.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+
+from timer_service.core.due.due_rows import DueTable
+from timer_service.core.due.handover import Handover
+from timer_service.core.due.lanes import Lane
+from timer_service.core.due.lease import Lease, LeasedTable
+from timer_service.core.due.loop import Worker
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.events.event_admission import EventAdmission
+from timer_service.core.events.relay import Encode, Relay
+from timer_service.core.intake.consumer import Consumer
+from timer_service.core.intake.newest_rejections import NewestRejections
+from timer_service.core.intake.route import LimitedHandle, Route, offer_nothing
+from timer_service.core.limits.audit import AuditLog
+from timer_service.core.limits.event_allowances import EventAllowances
+from timer_service.core.limits.quotas import Quotas, Usage
+from timer_service.core.ports.broker import Broker, Publish
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import OutageLog, Publishing
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.requests.query import Queries, QueryRoute
+from timer_service.core.requests.request_intake import RequestRoute
+from timer_service.core.service.clock_repair import TimedRows
+from timer_service.core.service.retention import Delete
+from timer_service.core.values.budget import DEFAULT_BUDGET, Budget
+from timer_service.core.values.message import Payload, TenantPayload
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of an instance, from which it builds its consumer and its workers."""
+
+    database: Database
+    broker: Broker
+    clock: Clock
+    metrics: MetricsPort
+    batch_size: int
+    max_attempts: int
+    visibility_timeout: timedelta
+    wake: Callable[[str, int], None]
+    """Wakes a loop of this instance at an instant. The first argument is the loop's name."""
+    reply_prefix: str = "_INBOX."
+    """The service replies only to subjects with this prefix."""
+    budget: Budget = DEFAULT_BUDGET
+    """How many bytes of messages the parts may hold."""
+    outages: OutageLog = field(default_factory=OutageLog)
+    """The outages of the database."""
+    audit: AuditLog = field(default_factory=AuditLog)
+    newest_rejections: NewestRejections = field(default_factory=NewestRejections)
+    """What the operations page shows of dead letters."""
+    publishing: Publishing = field(default_factory=Publishing)
+    publish: Publish | None = None
+    """How events are published, in place of `broker.publish`."""
+    quotas: Quotas = field(default_factory=Quotas)
+    allowances: EventAllowances = field(default_factory=EventAllowances)
+    """Who may publish events."""
+    offer: Callable[[Lane, int], None] = offer_nothing
+    """Says that a row of a lane becomes available to workers of users at an instant."""
+    handovers: dict[str, Handover] = field(default_factory=dict)
+    """Hand rows to the workers of this instance, by the names of their loops."""
+    rng: random.Random = field(default_factory=random.Random)
+    """The source of the jitter of retries."""
+
+    def consumer(self, routes: Sequence[Route]) -> Consumer:
+        """Return a consumer that handles commands by `routes`."""
+        return Consumer(
+            database=self.database,
+            broker=self.broker,
+            routes=routes,
+            clock=self.clock,
+            metrics=self.metrics,
+            batch_size=self.batch_size,
+            reply_prefix=self.reply_prefix,
+            outages=self.outages,
+            audit=self.audit,
+            newest=self.newest_rejections,
+            budget=self.budget,
+            publish=self._admitted(self.broker.publish),
+        )
+
+    def queries(self, routes: Sequence[QueryRoute]) -> Queries:
+        """Return what answers the queries of `routes`."""
+        return Queries(self.database, self.clock, routes, self.metrics, budget=self.budget)
+
+    def relay(self, table: LeasedTable, encode: Encode) -> Relay:
+        """Return a worker that publishes the available rows of `table`."""
+        return Relay(
+            database=self.database,
+            broker=self.broker,
+            lease=Lease(table, self.visibility_timeout, self.budget.claim),
+            encode=encode,
+            clock=self.clock,
+            metrics=self.metrics,
+            batch_size=self.batch_size,
+            max_attempts=self.max_attempts,
+            publishing=self.publishing,
+            publish=self._admitted(self.publish or self.broker.publish),
+            allowances=self.allowances,
+            rng=self.rng,
+        )
+
+    def _admitted(self, publish: Publish) -> Publish:
+        """Return `publish` without the events for which tenants have no allowance."""
+        return EventAdmission(publish, self.allowances, self.database, self.clock).publish
+
+
+BuildWorker = Callable[[Parts], Worker]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One slice of the service."""
+
+    name: str
+    commands: tuple[type[TenantPayload], ...]
+    outcomes: type[StrEnum]
+    """The outcomes of its commands."""
+    handle: LimitedHandle
+    queries: tuple[QueryRoute, ...]
+    workers: Mapping[str, BuildWorker]
+    """Its workers, by the names of their loops."""
+    wakes: tuple[str, ...]
+    """The loops to wake after a command."""
+    leased: tuple[LeasedTable, ...]
+    counted: tuple[CountedRows, ...]
+    hands_over: tuple[str, ...] = ()
+    """The loops to whose workers the transactions of its commands hand rows over."""
+    due: tuple[DueTable, ...] = ()
+    """Its tables whose rows become due, without the leased ones."""
+    claimed_by_workers: tuple[LeasedTable, ...] = ()
+    """Its tables whose rows the workers of users claim."""
+    timed: tuple[TimedRows, ...] = ()
+    """Its rows that wait for an instant, without those of its leased tables."""
+    events: tuple[type[Payload], ...] = ()
+    views: Mapping[str, type[Payload]] = field(default_factory=dict)
+    """The fields that a command's reply may have in addition to the outcome."""
+    requests: tuple[RequestRoute, ...] = ()
+    """The requests of workers."""
+    usages: tuple[Usage, ...] = ()
+    """What the tenants may have of it at most."""
+    delete_settled: Delete | None = None
+    """Deletes rows that were settled before an instant; None if the slice keeps no settled rows."""
+    handle_when_off: LimitedHandle | None = None
+    """Stores commands without evaluating them while the slice is disabled; None if it cannot be disabled."""

@@ -1,0 +1,1 @@
+"""What a message is: addresses, positions, instants, durations, stored JSON, errors and the codec."""

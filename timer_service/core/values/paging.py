@@ -1,0 +1,127 @@
+"""Pages of lists that are too long for one reply, and the cursors between the pages."""
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import Field
+
+from timer_service.core.values.errors import Code, Fault, Rejection
+from timer_service.core.values.stored_json import RawJson, write, write_list, write_object
+
+_T = TypeVar("_T")
+_Cursor = TypeVar("_Cursor", bound=Sequence[str | int])
+
+PageLimit = Annotated[int, Field(ge=1, le=1000, strict=True)]
+PageCursor = Annotated[str, Field(max_length=2000)]
+PAGE_BYTES = 512 * 1024  # half of a message; the rest is for the other fields of the reply
+_FIRST_STEP = 8
+_LARGEST_STEP = 50  # a list of several states reads so many rows of each state
+_BYTES_PER_TURN = 64 * 1024
+_INTEGER_LIMIT = 2**63  # the integers of both databases are smaller
+_UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
+
+
+def next_step(shown: int, used: int) -> int:
+    """Return how many rows to read next, for a page with `shown` rows of `used` bytes in total.
+
+    As many as fit on the page if they are as large as the rows before them, and one more. So a list of large rows reads
+    hardly more rows than it shows.
+    """
+    return _FIRST_STEP if not shown else min(_LARGEST_STEP, max(PAGE_BYTES - used, 0) * shown // used + 1)
+
+
+async def read_page(
+    name: str,
+    read: Callable[[_Cursor, int], Awaitable[Sequence[_T]]],
+    *,
+    after: _Cursor,
+    limit: int,
+    view: Callable[[_T], Mapping[str, Any] | RawJson],
+    cursor_of: Callable[[_T], _Cursor],
+    end: _Cursor | None = None,
+) -> RawJson:
+    """Return a page: the views of up to `limit` items after a cursor, as many as fit into one reply, at least one.
+
+    The views are in the field `name`. `read` returns items after a cursor, in order, up to a limit. `cursor_of` returns
+    the cursor of an item. The field `cursor` is set if there are more pages. If `read` stops at the cursor `end`, there
+    may be more items after it: the page then ends there, perhaps without any item.
+    """
+    page = _Page(name, limit, view)
+    while True:
+        wanted = page.next_step()
+        found = await read(after, wanted)
+        if taken := await page.take(found):
+            after = cursor_of(found[taken - 1])
+        if taken < len(found):
+            return page.write({"cursor": write_cursor(after)})
+        if len(found) < wanted:
+            return page.write({} if end is None else {"cursor": write_cursor(end)})
+
+
+class _Page(Generic[_T]):
+    """The views on a page so far, and their bytes."""
+
+    def __init__(self, name: str, limit: int, view: Callable[[_T], Mapping[str, Any] | RawJson]) -> None:
+        self._name = name
+        self._limit = limit
+        self._view = view
+        self._views: list[RawJson] = []
+        self._used = 0
+
+    def next_step(self) -> int:
+        """Return how many items to read next: never more than one item beyond the limit."""
+        return min(next_step(len(self._views), self._used), self._limit + 1 - len(self._views))
+
+    async def take(self, found: Sequence[_T]) -> int:
+        """Add as many items as the page has room for; return how many. Other tasks run between large items."""
+        in_turn = 0
+        for number, each in enumerate(found):
+            if len(self._views) == self._limit:
+                return number
+            view = write(self._view(each))
+            size = len(view.encode()) + 1  # plus a comma
+            if self._views and self._used + size > PAGE_BYTES:
+                return number
+            self._used += size
+            self._views.append(view)
+            in_turn += size
+            if in_turn > _BYTES_PER_TURN:
+                in_turn = 0
+                await asyncio.sleep(0)
+        return len(found)
+
+    def write(self, fields: Mapping[str, Any]) -> RawJson:
+        """Return the page with further fields."""
+        return write_object(fields, {self._name: write_list(self._views)})
+
+
+def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
+    """Return the parts of a cursor. Raises `Rejection` if it is not a cursor with parts of these types."""
+    try:
+        parts = json.loads(base64.urlsafe_b64decode(cursor))
+    except (ValueError, RecursionError):
+        parts = None
+    if isinstance(parts, list) and [type(part) for part in parts] == [*kinds] and all(map(_is_storable, parts)):
+        return parts
+    raise refused_cursor()
+
+
+def refused_cursor() -> Rejection:
+    """Return the error of a cursor that is not from a reply."""
+    fault = Fault("cursor", "must be a cursor from a reply, unchanged")
+    return Rejection(Code.INVALID_PAYLOAD, "the cursor is not valid", [fault])
+
+
+def write_cursor(parts: Sequence[str | int]) -> str:
+    """Return a cursor as text."""
+    return base64.urlsafe_b64encode(json.dumps(parts, ensure_ascii=False).encode()).decode()
+
+
+def _is_storable(part: str | int) -> bool:
+    if isinstance(part, int):
+        return -_INTEGER_LIMIT <= part < _INTEGER_LIMIT
+    return not _UNSTORABLE.search(part)
