@@ -1,4 +1,4 @@
--- The outbox. A row is one event to publish. It is written in the same transaction as the state that it announces. The relay
+-- The outbox. A row is one event or one dead letter to publish. It is written in the same transaction as the state that it announces. The relay
 -- deletes a row after it publishes it. A row that cannot be published stays, in state Buried. See timer_service/core/events/outbox.py.
 CREATE TABLE outbox (
     tenant_id TEXT NOT NULL,
@@ -7,6 +7,7 @@ CREATE TABLE outbox (
     body TEXT NOT NULL,
     traceparent TEXT,
     tracestate TEXT,
+    headers TEXT,  -- of a dead letter, as JSON; its body is in base64. NULL: the row is an event
     added_at BIGINT NOT NULL,
     ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- the order of rows that one instance added at one instant
     state TEXT NOT NULL CHECK (state IN ('Waiting', 'Buried')),

@@ -92,6 +92,8 @@ class Config(BaseSettings):
     subject_prefix: Subject = "timer"
     reply_prefix: str = "_INBOX."
     manage_streams: bool = True
+    commands_from: Annotated[Literal["start", "now"], InLowerCase] = "start"
+    commands_overlap: Milliseconds = timedelta(milliseconds=60000)
     signals_enabled: bool = True
     runs_enabled: bool = True
     schedules_enabled: bool = True

@@ -34,12 +34,7 @@ class Metrics:
             registry, "timer_publish_failures", "Messages that were not published, by reason.", "reason"
         )
         self._buried = _counter(registry, "timer_buried", "Rows that were given up after too many attempts.", "table")
-        self._dead_letters = _counter(
-            registry, "timer_dead_letters", "Rejected commands whose dead letters were stored, by code.", "code"
-        )
-        self._dropped_letters = _counter(
-            registry, "timer_dead_letters_dropped", "Rejected commands whose dead letters the broker refused.", "code"
-        )
+        self._dead_letters = _counter(registry, "timer_dead_letters", "Rejected commands, by code.", "code")
         self._queries = _counter(
             registry,
             "timer_queries",
@@ -164,7 +159,6 @@ class Metrics:
             self._failures(status)
         for code in Code:
             self._dead_letters(code)
-            self._dropped_letters(code)
         for message_type in (*commands, "unknown"):
             self._commands(message_type, "rejected")
             self._commands(message_type, OVER_QUOTA)
@@ -203,10 +197,6 @@ class Metrics:
     def dead_letter_stored(self, code: str) -> None:
         """Count a rejected command whose dead letter was stored."""
         self._dead_letters(code).inc()
-
-    def dead_letter_dropped(self, code: str) -> None:
-        """Count a rejected command whose dead letter the broker refused for good."""
-        self._dropped_letters(code).inc()
 
     def query_answered(self, name: str, outcome: str) -> None:
         """Count a query by its name and outcome."""

@@ -134,9 +134,6 @@ class MemoryHarness:
     async def request(self, name: str, tenant: str, body: bytes) -> QueryReply:
         return await self.broker.request(name, tenant, body)
 
-    async def expire_deliveries(self) -> None:
-        self.broker.redeliver()
-
     async def stop(self) -> None:
         self.broker.health = Health.down("stopped")
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.harness.clock import NOW, iso
-from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import Address, Kind, Message, Position
+from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
 from timer_service.timers import rules
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Schedule, Timer
@@ -41,30 +42,19 @@ def command_address(tenant: str = "acme", message: str = "schedule-timer") -> Ad
     return Address(Kind.COMMAND, tenant, message)
 
 
-def delivery(
+def raw_command(
     body: bytes = b"",
     *,
     address: Address | None = None,
     headers: Mapping[str, str] | None = None,
     position: Position = FIRST,
-    attempt: int = 1,
     stored_at: int = 0,
-    newest_epoch: int | None = None,
-) -> Delivery:
-    """Return the delivery of a command."""
-    return Delivery(
-        address=address or command_address(),
-        source="the source",
-        message_id=f"message-{position.sequence}",
-        body=body,
-        headers=dict(headers or {}),
-        position=position,
-        attempt=attempt,
-        handle=None,
-        size=len(body) + sum(len(f"{name}: {value}\r\n") for name, value in (headers or {}).items()),
-        stored_at=stored_at,
-        newest_epoch=position.epoch if newest_epoch is None else newest_epoch,
-    )
+) -> RawCommand:
+    """Return a command as the broker stores it."""
+    address = address or command_address()
+    block = Headers.of({MESSAGE_ID: f"message-{position.sequence}", **(headers or {})})
+    size = len(body) + block.size
+    return RawCommand(address, "the source", body, block, position, size, stored_at)
 
 
 def cancel_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:

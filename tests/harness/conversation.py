@@ -56,10 +56,6 @@ class Conversation(ABC):
         """Wait until all sent commands are handled."""
 
     @abstractmethod
-    async def deliver_reversed(self) -> None:
-        """Deliver the sent commands one by one, newest first, and wait until they are handled."""
-
-    @abstractmethod
     def reply(self, number: int) -> Any:
         """Return the reply to a command. The first command has number 0."""
 

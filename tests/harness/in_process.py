@@ -7,9 +7,9 @@ from typing import Any, TypedDict, Unpack
 from tests.harness.brokers import Stored
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
-from tests.harness.history import MemoryHistory
 from tests.harness.metrics import RecordingMetrics
-from tests.harness.wiring import BATCH, MAX_ATTEMPTS, make_parts
+from tests.harness.reading import catch_up
+from tests.harness.wiring import MAX_ATTEMPTS, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
 from timer_service.core.due.lanes import Lane
@@ -19,7 +19,7 @@ from timer_service.core.intake.route import Route
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
-from timer_service.core.ports.broker import Broker, Subscription
+from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.database import Database
 from timer_service.core.service.slice import Slice
 from timer_service.core.values.message import Address, Position
@@ -87,38 +87,22 @@ class InProcess(Conversation):
         self.positions: list[Position] = []
         """The positions of the sent commands."""
         self._enabled = options.get("enabled", True)
-        self.consumer = self.parts.consumer([self._route(slice_)])
+        self.reader = self.parts.reader([self._route(slice_)], self._wake_outbox)
         self.queries = self.parts.queries(slice_.queries)
         self.relay = self.parts.relay(OUTBOX, stored_message)
-        self._subscription: Subscription | None = None
 
     def _route(self, slice_: Slice) -> Route:
         """Return the route of a slice's commands."""
         handle = handler(slice_, [slice_.name] if self._enabled else [], self.parts.quotas)
         return Route(slice_.commands, handle, self._woken, self.parts.offer)
 
-    async def consume(self, batch_size: int = BATCH) -> None:
-        """Handle all waiting commands, in batches of `batch_size`."""
-        if self._subscription is None:
-            self._subscription = await self._service_broker.subscribe(MemoryHistory())
-        while self.broker.waiting:
-            self._before_batch()
-            await self.consumer.handle(self._subscription, await self._subscription.next_batch(batch_size))
+    async def _wake_outbox(self) -> None:
+        """Do nothing: a test publishes with `publish`."""
 
-    async def deliver_reversed(self) -> None:
-        self.broker.deliver(*reversed(self.broker.waiting))
-        await self.consume(batch_size=1)
-
-    async def deliver_in_order(self, *numbers: int) -> None:
-        """Deliver and handle sent commands one by one in this order."""
-        self.broker.deliver(*(self.positions[number] for number in numbers))
-        await self.consume(batch_size=1)
-
-    async def deliver_again(self, *numbers: int) -> None:
-        """Deliver handled commands again, one by one. Without `numbers`, deliver all commands again."""
-        for number in numbers or range(self.sent):
-            self.broker.deliver(self.positions[number])
-            await self.consume()
+    async def consume(self) -> None:
+        """Handle all commands in the log."""
+        self._before_batch()
+        await catch_up(self.reader)
 
     async def publish(self) -> None:
         """Publish the rows of the outbox."""
@@ -136,6 +120,7 @@ class InProcess(Conversation):
         return [Stored(*each) for each in self.broker.events if each.address.tenant == (tenant or self.tenant)]
 
     async def dead_letters(self) -> Sequence[Stored]:
+        await self.publish()
         return [Stored(*each) for each in self.broker.dead_letters]
 
     async def ask(self, name: str, *, tenant: str | None = None, **question: Any) -> Any:

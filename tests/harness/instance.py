@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -10,15 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from tests.harness.processes import PATIENCE_SECONDS, read_page, unused_port
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.adapters.memory.subscription import MemorySubscription
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.service import App
 from timer_service.app.storage import ClockReader, FileWatch, Storage
 from timer_service.config import Config
 from timer_service.core.due.loop import Loop, Pass
-from timer_service.core.intake.installation import Installation, Replay
-from timer_service.core.ports.broker import History, QueryFilter, QueryHandler, read_all
+from timer_service.core.ports.broker import QueryFilter, QueryHandler, read_all
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.message import Kind
@@ -45,63 +43,21 @@ class InstanceBroker(MemoryBroker):
         self.streams = Streams()
         self.query_health = HEALTHY
         self.reading = True
-        self.is_replayed = False
         self.steps: list[str] = []
         """What the instance has begun and ended, in order."""
         self.serving = asyncio.Event()
         self.connected: tuple[Any, ...] = ()
         """The arguments of `connect`, if a test records them."""
-        self.subscribed: dict[str, Any] = {}
-        """The arguments of `subscribe`."""
-        self.subscription: MemorySubscription
-        self.checked: Installation | None = None
-        """The database that was compared with the commands."""
         self.queries: Sequence[str] = ()
         self.lost = asyncio.get_running_loop().create_future()
-        self.taken_over = asyncio.get_running_loop().create_future()
-
-    async def subscribe(
-        self,
-        history: History | None = None,
-        *,
-        messages: Collection[str] = (),
-        alone: bool = False,
-        batch_bytes: int = 0,
-    ) -> MemorySubscription:
-        self.subscribed = {"messages": set(messages), "alone": alone, "batch_bytes": batch_bytes}
-        self.subscription = await super().subscribe(history, messages=messages, alone=alone, batch_bytes=batch_bytes)
-        close = self.subscription.close
-
-        async def record() -> None:
-            self.steps.append("subscription closed")
-            await close()
-
-        self.subscription.close = record  # type: ignore[method-assign]
-        return self.subscription
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
         self.queries = names
         await super().serve_queries(names, answer, refuse)
 
-    async def check_database(self, history: History) -> None:
-        self.checked = await history.installation()
-
-    async def oldest_unsettled(self) -> int | None:
-        return None
-
-    async def replayed(self, _replay: Replay) -> bool:
-        return self.is_replayed
-
-    async def forget_replay(self) -> None:
-        self.steps.append("replay forgotten")
-
     async def wait_lost(self) -> str:
-        reason: str = await self.lost
-        return reason
-
-    async def wait_taken_over(self) -> str:
         self.serving.set()  # the instance waits for its end last
-        reason: str = await self.taken_over
+        reason: str = await self.lost
         return reason
 
     async def close(self) -> None:

@@ -16,9 +16,8 @@ from tests.harness.backlog import Backlog
 from tests.harness.brokers import Stored, to_stored
 from tests.harness.conversation import Conversation
 from tests.harness.databases import Databases
-from tests.harness.nats_client import read_stream, round_trip
+from tests.harness.nats_client import read_stream
 from tests.harness.processes import NatsServer, Service
-from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.message import Address, Kind
 
 PATIENCE_SECONDS = 30
@@ -73,13 +72,6 @@ class Live(Conversation):
         for start in range(0, len(commands), _WINDOW):
             await asyncio.gather(*(self._publish(each) for each in commands[start : start + _WINDOW]))
 
-    async def deliver_reversed(self) -> None:
-        """Pull the commands like another instance, then make the broker redeliver them one by one, newest first."""
-        commands, self._commands = self._commands, []
-        for message in reversed(await self._pull_before_service(commands)):
-            await message.nak()
-            await self._until_replied([_number((message.headers or {})[REPLY_TO])])
-
     def reply(self, number: int) -> Any:
         return self._replies[number]
 
@@ -126,43 +118,6 @@ class Live(Conversation):
     async def _read(self, kind: Kind, tenant: str) -> list[Stored]:
         messages = await read_stream(self._js, f"TIMER_{kind.upper()}", f"timer.{kind}.v1.{tenant}.*")
         return [to_stored(kind, tenant, message) for message in messages]
-
-    async def _pull_before_service(self, commands: Sequence[Command]) -> list[Msg]:
-        """Publish commands and pull them before the service does.
-
-        The broker serves waiting pull requests in turn. So this method publishes decoys until the service has received
-        one. After that, the pull requests of this method come before the next one of the service.
-        """
-        inbox = self._connection.new_inbox()
-        pulled = await self._connection.subscribe(inbox)
-        decoy = Command(f"timer.cmd.v1.{self.tenant}-decoy.none", b"{}", {REPLY_TO: inbox})
-        waiting_pulls, service_had_its_turn = 0, False
-        while not service_had_its_turn:
-            if waiting_pulls < len(commands):
-                await self._pull(inbox, 2 * len(commands))
-                waiting_pulls += 2 * len(commands)
-            await self._publish(decoy)
-            message = await pulled.next_msg(PATIENCE_SECONDS)
-            if message.reply:
-                await message.term()
-                waiting_pulls -= 1
-            else:  # the service rejected the decoy and replied
-                service_had_its_turn = waiting_pulls >= len(commands)
-        for command in commands:
-            await self._publish(command)
-        messages = [await pulled.next_msg(PATIENCE_SECONDS) for _ in commands]
-        await pulled.unsubscribe()
-        await round_trip(self._connection)
-        return messages
-
-    async def _pull(self, inbox: str, count: int) -> None:
-        """Send `count` pull requests for one command each. Return when the server has received them."""
-        pull = json.dumps({"batch": 1, "expires": PATIENCE_SECONDS * 1_000_000_000}).encode()
-        for _ in range(count):
-            await self._connection.publish("$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service", pull, reply=inbox)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (await self._js.consumer_info("TIMER_CMD", "timer-service")).num_waiting < count:
-                await asyncio.sleep(0.002)
 
 
 def _number(inbox: str) -> int:

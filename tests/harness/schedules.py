@@ -118,7 +118,7 @@ class StartingSchedules(Schedules):
     ) -> None:
         super().__init__(database, broker, clock, **options)
         routes = [self._route(each) for each in (SCHEDULES, workflows.SLICE)]
-        self.consumer = self.parts.consumer(routes)
+        self.reader = self.parts.reader(routes, self._wake_outbox)
 
     async def put_start(self, schedule: str = "daily", *, start: Mapping[str, Any] | None = None, **fields: Any) -> str:
         """Put a schedule that starts workflows. `start` has more fields of them."""

@@ -6,24 +6,20 @@ import os
 import sqlite3
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from pathlib import Path
 
 from tests.harness.stores import open_sqlite, opened_sqlite
-from timer_service.core.intake.installation import read_or_create
 
-STREAM = "2026-11-22T09:00:00Z"
-_ADD = "INSERT INTO command_streams VALUES (:epoch, :created, 1, 0, :stored_at)"
+_ADD = "INSERT INTO command_log VALUES (:epoch, 'a log', :epoch, 0, :stored_at, 0, NULL, 0, 0, 0)"
 KILLED = 9
 """The exit code of `run_until_step` if the process was killed."""
 _spawning = multiprocessing.get_context("forkserver")
 
 
 async def write_database(path: Path, epoch: int, stored_at: int = 0) -> None:
-    """Create a database that has met one command stream, with this epoch. `stored_at` is in nanoseconds."""
+    """Create a database that has read a log with this epoch. `stored_at` is in nanoseconds."""
     async with open_sqlite(path) as database, database.transaction() as tx:
-        await read_or_create(tx)
-        await tx.execute(_ADD, {"epoch": epoch, "created": STREAM, "stored_at": stored_at})
+        await tx.execute(_ADD, {"epoch": epoch, "stored_at": stored_at})
 
 
 def kill_while_open(path: Path, epoch: int) -> None:
@@ -36,22 +32,14 @@ def kill_while_open(path: Path, epoch: int) -> None:
 
 def _commit_and_die(path: Path, epoch: int) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(_ADD, {"epoch": epoch, "created": STREAM, "stored_at": 0})
+    connection.execute(_ADD, {"epoch": epoch, "stored_at": 0})
     os._exit(0)
 
 
 async def read_epochs(path: Path) -> list[int]:
     """Return the epochs in a database, read as the service reads it. Raises `StartError` if it would not start."""
     async with opened_sqlite(path) as database:
-        return [row["epoch"] for row in await database.reader.fetch("SELECT epoch FROM command_streams ORDER BY 1")]
-
-
-def read_replay_since(path: Path) -> int | None:
-    """Return the instant from which a database asks for a replay."""
-    with closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as connection:
-        ((since,),) = connection.execute("SELECT replay_since FROM installation").fetchall()
-    found: int | None = since
-    return found
+        return [row["epoch"] for row in await database.reader.fetch("SELECT epoch FROM command_log ORDER BY 1")]
 
 
 def run_until_step(

@@ -9,10 +9,12 @@ from typing import Any
 from tests.harness.builders import cancel_timer, cancel_timers, command_address, retry_timer, schedule_timer
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
+from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
-from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
+from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.app.slices import build_workers
 from timer_service.core.due.lease import Lease
+from timer_service.core.events.outbox import OUTBOX, stored_message
 from timer_service.core.intake.route import Route
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
@@ -41,16 +43,18 @@ class Timers:
         self.metrics = RecordingMetrics()
         self.wakes: list[int] = []
         self.cancellation_wakes: list[int] = []
-        self.batch_size = batch_size
         parts = make_parts(database, broker, clock, self.metrics, batch_size=batch_size)
         handle = partial(SLICE.handle, quotas=Quotas(limits))
-        self.consumer = parts.consumer([Route(SLICE.commands, handle, self._wake)])
+        self.reader = parts.reader([Route(SLICE.commands, handle, self._wake)], self._wake_outbox)
+        self.outbox = parts.relay(OUTBOX, stored_message)
         self.publishing = parts.publishing
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
         workers = build_workers(SLICE, parts)
         self.relay, self.cancellation_worker = workers["timers"], workers["cancellations"]
         self.queries = parts.queries(SLICE.queries)
-        self._subscription: MemorySubscription | None = None
+
+    async def _wake_outbox(self) -> None:
+        """Do nothing: a test publishes with `publish`."""
 
     async def _wake(self, at: int, loop: str | None) -> None:
         (self.wakes if loop is None else self.cancellation_wakes).append(at)
@@ -69,12 +73,14 @@ class Timers:
         return self.broker.send(command_address(tenant, message), body, headers, message_id, stored_at=stored_at)
 
     async def consume(self) -> None:
-        """Handle all waiting commands, in batches of `batch_size`."""
-        if self._subscription is None:
-            self._subscription = await self.broker.subscribe()
-        while self.broker.waiting:
-            batch = await self._subscription.next_batch(self.batch_size)
-            await self.consumer.handle(self._subscription, batch)
+        """Handle all commands in the log, and publish their dead letters."""
+        await catch_up(self.reader)
+        await self.publish()
+
+    async def publish(self) -> None:
+        """Publish what is in the outbox."""
+        while (await self.outbox.tick(self.clock.now())).done:
+            pass
 
     async def schedule(self, call: str = "call-1", due_at: int | None = None, **fields: Any) -> Position:
         """Send one ScheduleTimer and handle it. By default, it is due now."""

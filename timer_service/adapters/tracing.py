@@ -3,8 +3,8 @@
 ========= ======== ==================================== ==============================================================
 span      kind     parent                               from when to when
 ========= ======== ==================================== ==============================================================
-`receive` consumer the span that published the command  the broker stored it, the consumer took it from the buffer
-`process` consumer the same                             the consumer took it, it was settled
+`receive` consumer the span that published the command  the broker stored it, its transaction began
+`process` consumer the same                             its transaction began, it was committed
 `fire`    producer none: it begins a new trace, which   an instance published the event, the broker stored or refused it
                    links to the span of the command
 ========= ======== ==================================== ==============================================================
@@ -17,7 +17,6 @@ The names of attributes are those of the conventions for messaging. Only a proce
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Self
 
 from opentelemetry import trace
@@ -25,11 +24,11 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from timer_service.core.ports.broker import Publish, PublishResult, PublishStatus, Subscription
-from timer_service.core.ports.health import Health
+from timer_service.core.intake.apply import Done
+from timer_service.core.ports.broker import Publish, PublishResult, PublishStatus
 from timer_service.core.values.codec import read_trace
-from timer_service.core.values.delivery import Delivery
 from timer_service.core.values.message import Address, Message, Trace
+from timer_service.core.values.raw_command import RawCommand
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -47,9 +46,26 @@ class Tracing:
             return None
         return cls(trace.get_tracer("timer_service"))
 
-    def trace_commands(self, subscription: Subscription) -> Subscription:
-        """Return the subscription with `receive` and `process` spans of its commands."""
-        return _TracedSubscription(subscription, self._tracer)
+    def trace_commands(self, done: Done, began: int) -> None:
+        """Make `receive` and `process` spans of the commands of a transaction that began at an instant, in ns."""
+        now = time.time_ns()
+        outcomes: list[tuple[RawCommand, str | None]] = [(raw, None) for group in done.applied for raw in group.raws]
+        outcomes += [(each.raw, "rejected; see its dead letter") for each in done.rejected]
+        for raw, failure in outcomes:
+            self._record("receive", raw, min(raw.stored_at or began, began), began)
+            self._record("process", raw, began, now, failure)
+
+    def _record(self, operation: str, raw: RawCommand, began: int, ended: int, failure: str | None = None) -> None:
+        span = self._tracer.start_span(
+            operation,
+            context=_context(read_trace(raw.headers)),
+            kind=SpanKind.CONSUMER,
+            attributes=_attributes(operation, operation, raw.address, raw.message_id),
+            start_time=began,
+        )
+        if failure is not None:
+            _fail(span, failure)
+        span.end(ended)
 
     def trace_events(self, publish: Publish) -> Publish:
         """Return `publish` with a `fire` span for each message."""
@@ -80,58 +96,6 @@ class Tracing:
             links=[Link(cause)] if cause.is_valid else [],
             attributes=_attributes("fire", "send", message.address, message.id),
         )
-
-
-class _TracedSubscription:
-    """A subscription that makes spans of the commands that it hands out. All else is as in `Subscription`."""
-
-    def __init__(self, subscription: Subscription, tracer: Tracer) -> None:
-        self._subscription = subscription
-        self._tracer = tracer
-        self._taken_at = 0
-        """When the last batch was handed out, in Unix nanoseconds. A batch is settled before the next one is taken."""
-        self.stream_changed = subscription.stream_changed
-        self.put_back = subscription.put_back
-        self.close = subscription.close
-
-    @property
-    def health(self) -> Health:
-        return self._subscription.health
-
-    async def next_batch(self, limit: int) -> Sequence[Delivery]:
-        batch = await self._subscription.next_batch(limit)
-        self._taken_at = time.time_ns()
-        return batch
-
-    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        await self._subscription.acknowledge(deliveries)
-        self._end(deliveries)
-
-    async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
-        await self._subscription.retry(deliveries, delay)
-        self._end(deliveries, f"not handled; it is delivered again after {delay.total_seconds():g} s")
-
-    async def terminate(self, deliveries: Sequence[Delivery]) -> None:
-        await self._subscription.terminate(deliveries)
-        self._end(deliveries, "rejected; see its dead letter")
-
-    def _end(self, deliveries: Sequence[Delivery], failure: str | None = None) -> None:
-        taken, now = self._taken_at, time.time_ns()
-        for each in deliveries:
-            self._record("receive", each, min(each.stored_at or taken, taken), taken)
-            self._record("process", each, taken, now, failure)
-
-    def _record(self, operation: str, delivery: Delivery, began: int, ended: int, failure: str | None = None) -> None:
-        span = self._tracer.start_span(
-            operation,
-            context=_context(read_trace(delivery.headers)),
-            kind=SpanKind.CONSUMER,
-            attributes=_attributes(operation, operation, delivery.address, delivery.message_id),
-            start_time=began,
-        )
-        if failure is not None:
-            _fail(span, failure)
-        span.end(ended)
 
 
 def _context(of: Trace) -> Context:

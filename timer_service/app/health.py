@@ -21,8 +21,7 @@ class Observed:
     """Whether queries arrive."""
     requests: Health = HEALTHY
     """Whether the requests of workers arrive and are applied."""
-    subscription: Health = HEALTHY
-    consumer: Health = HEALTHY
+    reader: Health = HEALTHY
     publishing: Health = HEALTHY
     workers: Health = HEALTHY
 
@@ -38,10 +37,9 @@ def flows(observed: Observed, role: str) -> dict[str, Health]:
         "commands": worst(
             of.broker,
             of.streams[Kind.COMMAND],
-            of.subscription,
             database,
-            of.streams[Kind.DEAD_LETTER],  # without it, rejected commands are retried and take the place of others
-            of.consumer,
+            of.streams[Kind.DEAD_LETTER],
+            of.reader,
         ),
         "queries": worst(of.broker, of.queries, of.reading),
         "requests": worst(of.broker, of.requests, database),

@@ -13,7 +13,7 @@ from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.tracing import Tracing
 from timer_service.app.health import Observed, flows
 from timer_service.app.page import OperationsPage, build_page
-from timer_service.app.slices import SLICES, Workers, build_clock_repair, queries, routes
+from timer_service.app.slices import Workers, build_clock_repair, queries, routes
 from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.app.worker_requests import WorkerRequests
@@ -21,12 +21,11 @@ from timer_service.config import Config
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.loop import Loop, Worker
 from timer_service.core.due.wakeups import Wakeups
-from timer_service.core.intake.command_streams import CommandHistory
-from timer_service.core.intake.replay import BacklogWatch
+from timer_service.core.intake.backlog import RECHECK_MS, BacklogGate
+from timer_service.core.intake.commit import ignore_done
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
-from timer_service.core.ports.broker import Subscription
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.service.probe import DatabaseProbe
@@ -34,8 +33,6 @@ from timer_service.core.service.slice import Parts
 from timer_service.core.values.budget import Budget
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
-from timer_service.core.values.instant import format_instant
-from timer_service.core.values.message import kebab
 from timer_service.http import HttpServer, http_app, serve_http
 from timer_service.supervisor import NO_SUPERVISOR, Supervisor
 from timer_service.workflows import dispatcher
@@ -45,8 +42,7 @@ log = logging.getLogger(__name__)
 
 _UPKEEP_INTERVAL = timedelta(seconds=5)
 _STREAMS = "streams"
-_REPLAY_SECONDS = 0.1
-_REPLAYING = Health.down("nothing fires until the commands since the backup are handled again")
+_CATCHING_UP = Health.down("nothing fires until the commands are handled that were stored before the start")
 
 
 class App:
@@ -69,7 +65,6 @@ class App:
         self._broker = broker
         self._metrics = metrics
         self._registry = registry
-        self._tracing = tracing
         audit = AuditLog()
         self._parts = Parts(
             database=storage.database,
@@ -89,6 +84,7 @@ class App:
             audit=audit,
             offer=self._offer,
             publish=None if tracing is None else tracing.trace_events(broker.publish),
+            on_done=ignore_done if tracing is None else tracing.trace_commands,
         )
         self._hints = Hints(lambda: broker.hint(dispatcher.LOOP, self._clock.now()))
         self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
@@ -107,13 +103,13 @@ class App:
             alone=self._database.exclusive,
             listeners={} if self._requests is None else self._requests.listeners,
         )
-        self._history = CommandHistory(storage.database)
-        self._replayed = asyncio.Event()
+        self._caught_up = asyncio.Event()
         self._queries = self._parts.queries(queries(config.limits))
         handling = routes(config.enabled, self._wakeups, self._parts.quotas, self._offer, self._parts.handovers)
-        self._consumer = self._parts.consumer(handling)
-        self._subscription: Subscription | None = None
-        self._consuming = KeptTask("consumer", self._consume)
+        self._reader = self._parts.reader(
+            handling, lambda: self._wakeups.wake(("outbox",), self._clock.now()), from_now=config.commands_from == "now"
+        )
+        self._reading = KeptTask("commands", self._reader.run)
         self._stopping = asyncio.Event()
         self._page = self._build_page() if config.ui_enabled else None
 
@@ -123,7 +119,6 @@ class App:
 
     def flows(self) -> Mapping[str, Health]:
         """Return the health of each flow of this instance, by name."""
-        subscription = self._subscription
         observed = Observed(
             broker=self._broker.health,
             queries=self._broker.query_health,
@@ -131,9 +126,8 @@ class App:
             streams=self._broker.streams.health,
             reading=self._database.read_health,
             writing=self._database.health,
-            subscription=Health.down("not subscribed yet") if subscription is None else subscription.health,
-            consumer=worst(self._consuming.health, self._consumer.health),
-            publishing=self._parts.publishing.health if self._replayed.is_set() else _REPLAYING,
+            reader=worst(self._reading.health, self._reader.health),
+            publishing=self._parts.publishing.health if self._caught_up.is_set() else _CATCHING_UP,
             workers=HEALTHY if self._workers is None else self._workers.health,
         )
         return flows(observed, self._config.role)
@@ -166,24 +160,23 @@ class App:
 
         `supervisor` learns when the service is ready, alive and stopping. `on_draining` is called when draining starts.
 
-        A consumer or a loop that fails is started again. The service ends if it cannot serve its HTTP pages, which show
-        its health, if the broker has closed the connection for good, or if a service with a copy of its database has
-        taken over the commands. It then raises `StartError`, so that a supervisor starts it again.
+        A task or a loop that fails is started again. The service ends if it cannot serve its HTTP pages, which show
+        its health, or if the broker has closed the connection for good. It then raises `StartError`, so that a
+        supervisor starts it again.
         """
         if self._workers is not None:
             await self._workers.recover()
         await self._wakeups.subscribe()
-        if (await self._history.installation()).replay is None:
-            self._replayed.set()
-        if self._config.role == "worker":
-            await self._broker.check_database(self._history)
-        else:
-            self._subscription = await self._serve_commands()
+        if self._config.role != "worker":
+            await self._broker.serve_queries(self._queries.names, self._queries.answer, self._queries.refuse)
+            if self._requests is not None:
+                await self._requests.open(self._broker, self._wakeups)
+            await self._reader.open()
         more = () if self._page is None else self._page.routes
         pages = http_app(self._registry, health=self._health, stalled=self._stalled, more=more)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as server:
             tasks = self._start_tasks()
-            replaying = asyncio.create_task(KeptTask("replay", self._finish_replay).run(), name="replay")
+            catching_up = asyncio.create_task(KeptTask("catch-up", self._catch_up).run(), name="catch-up")
             reporting = partial(supervisor.report, ready=self._is_ready, alive=lambda: not self._stalled())
             reported = asyncio.create_task(KeptTask("supervisor", reporting).run(), name="supervisor")
             log.info("serving", extra={"http": f"http://{self._config.http_host}:{server.port}"})
@@ -193,51 +186,31 @@ class App:
             reported.cancel()
             supervisor.stopping()
             log.info("draining", extra={"reason": failure or "asked to stop"})
-            replaying.cancel()
-            self._replayed.set()  # so that the loops end
+            catching_up.cancel()
+            self._caught_up.set()  # so that the loops end
             await self._drain(tasks)
         if failure is not None:
             raise StartError(failure)
 
-    async def _serve_commands(self) -> Subscription:
-        await self._broker.serve_queries(self._queries.names, self._queries.answer, self._queries.refuse)
-        if self._requests is not None:
-            await self._requests.open(self._broker, self._wakeups)
-        messages = [kebab(payload.type) for each in SLICES for payload in each.commands]
-        subscription = await self._broker.subscribe(
-            self._history,
-            messages=messages,
-            alone=self._database.exclusive,
-            batch_bytes=self._parts.budget.batch,
-        )
-        return subscription if self._tracing is None else self._tracing.trace_commands(subscription)
+    async def _catch_up(self) -> None:
+        """Wait until the commands are handled that were stored before the start. Then let the workers begin.
 
-    async def _finish_replay(self) -> None:
-        """After a restore, wait until the commands since the backup are handled again. Then let the workers begin.
-
-        A timer that one of these commands cancels or moves must not fire before.
+        A timer that one of these commands cancels or moves must not fire before, for example after a restore.
         """
-        while not await self._has_no_replay():  # noqa: ASYNC110 - the broker does not report the end
-            await asyncio.sleep(_REPLAY_SECONDS)
-        self._replayed.set()
+        gate = BacklogGate(self._broker, self._database)
+        while not await self._is_open(gate):  # noqa: ASYNC110 - nothing says when it opens
+            await asyncio.sleep(RECHECK_MS / 1000)
+        self._caught_up.set()
 
-    async def _has_no_replay(self) -> bool:
-        """Return whether no replay is under way, and end one that is done. False if the database is away."""
+    async def _is_open(self, gate: BacklogGate) -> bool:
         try:
-            if (replay := (await self._history.installation()).replay) is None:
-                return True
-            if not await self._broker.replayed(replay):
-                return False
-            await self._history.replay_ended()
+            return await gate.is_open(self._clock.now())
         except DatabaseUnavailableError as error:  # the loops report it
-            log.debug("cannot end the replay", extra={"reason": error_text(error)})
+            log.debug("cannot look how far the commands are handled", extra={"reason": error_text(error)})
             return False
-        await self._broker.forget_replay()
-        log.info("the commands since the backup are handled again", extra={"since": format_instant(replay.since)})
-        return False
 
     async def _run_worker(self, loop: Loop) -> None:
-        await self._replayed.wait()
+        await self._caught_up.wait()
         await loop.run()
 
     def _start_tasks(self) -> list[asyncio.Task[None]]:
@@ -246,8 +219,8 @@ class App:
             KeptTask(loop.name, partial(self._run_worker, loop) if loop in workers else loop.run)
             for loop in self._loops
         ]
-        if self._subscription is not None:
-            kept.append(self._consuming)
+        if self._config.role != "worker":
+            kept.append(self._reading)
         tasks = [asyncio.create_task(each.run(), name=each.name) for each in kept]
         return tasks if self._requests is None else [*tasks, *self._requests.tasks()]
 
@@ -255,21 +228,17 @@ class App:
         """Wait until the service must stop. Return the reason; None if it was asked to stop."""
         stopping = asyncio.create_task(self._stopping.wait(), name="stop")
         lost = asyncio.create_task(self._broker.wait_lost(), name="broker-lost")
-        taken_over = asyncio.create_task(self._broker.wait_taken_over(), name="taken-over")
         try:
-            needed: list[asyncio.Task[Any]] = [*tasks, server.task, stopping, lost, taken_over]
+            needed: list[asyncio.Task[Any]] = [*tasks, server.task, stopping, lost]
             ended, _ = await asyncio.wait(needed, return_when=asyncio.FIRST_COMPLETED)
             if stopping in ended:
                 return None
             if lost in ended:
                 return f"the connection to the broker is closed and cannot be restored: {lost.result()}"
-            if taken_over in ended:
-                return taken_over.result()
             return f"a task ended unexpectedly: {', '.join(sorted(map(_describe_end, ended)))}"
         finally:
             stopping.cancel()
             lost.cancel()
-            taken_over.cancel()
 
     async def _drain(self, tasks: list[asyncio.Task[None]]) -> None:
         """Wait for the tasks to finish. Work that the timeout cancels is done again after a restart."""
@@ -277,14 +246,9 @@ class App:
             loop.stop()
         if self._requests is not None:
             tasks = [asyncio.create_task(self._requests.close(), name="requests-close"), *tasks]
-        if self._subscription is not None:
-            tasks = [asyncio.create_task(self._subscription.close(), name="subscription-close"), *tasks]
+        tasks = [asyncio.create_task(self._reader.stop(), name="reader-stop"), *tasks]
         await finish(tasks, self._config.shutdown_timeout.total_seconds())
         await self._hints.close()
-
-    async def _consume(self) -> None:
-        if self._subscription is not None:
-            await self._consumer.run(self._subscription)
 
     def _upkeep_loops(self, storage: Storage) -> list[Loop]:
         """Return the loops that every role has."""
@@ -304,7 +268,6 @@ class App:
             workers["event-allowances"] = self._parts.allowances
         workers["clock-repair"] = build_clock_repair(self._parts)
         if self._config.role != "worker":
-            workers["backlog"] = BacklogWatch(self._database, self._broker.oldest_unsettled)
             workers["audit"] = self._parts.audit
         return [
             *(loop(name, worker, self._parts.outages) for name, worker in workers.items()),
@@ -333,8 +296,8 @@ class App:
     def _stalled(self) -> list[str]:
         """Return the names of the parts that hang, so that only a new process helps."""
         stalled = [loop.name for loop in self._loops if loop.stalled]
-        if self._consumer.stalled:
-            stalled.append(self._consuming.name)
+        if self._reader.stalled:
+            stalled.append(self._reading.name)
         if not self._broker.reading:
             stalled.append("broker-reader")
         return stalled

@@ -3,7 +3,6 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -49,7 +48,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
             login=nats_login(config),
             reply_prefix=config.reply_prefix,
             manage_streams=config.manage_streams,
-            retention=timedelta(days=config.retention_days),
+            overlap=config.commands_overlap,
         )
         try:
             _check_message_size(broker)

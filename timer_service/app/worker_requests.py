@@ -10,7 +10,7 @@ from timer_service.config import Config
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.loop import Loop, Worker
 from timer_service.core.due.wakeups import Wakeups
-from timer_service.core.intake.backlog_gate import BacklogGate
+from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import Broker, QueryReply, Request, RequestSubscription
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
@@ -38,7 +38,7 @@ class WorkerRequests:
         limits = QueueLimits(waiting_bytes=parts.budget.requests, batch_bytes=parts.budget.part)
         self._polls = Intake([POLL_TASKS], limits, parts.metrics)
         self._others = Intake(REQUESTS, limits, parts.metrics)
-        self._gate = BacklogGate(parts.broker)
+        self._gate = BacklogGate(parts.broker, parts.database)
         self._dispatcher = Dispatcher(parts, polling_interval=config.polling_interval, wake=self._wake_dispatcher)
         self._registry = self._dispatcher.registry
         self._subscription: RequestSubscription | None = None

@@ -15,7 +15,7 @@ from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.values.codec import plain_words
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
-COMMANDS = ("serve", "dev", "worker", "doctor", "healthcheck", "backup", "restore", "replay")
+COMMANDS = ("serve", "dev", "worker", "doctor", "healthcheck", "backup", "restore")
 GROUPS = (
     "config",
     "migrate",

@@ -47,7 +47,7 @@ class RunApplier:
     async def _apply_part(self, state: RunState, part: Sequence[Command]) -> tuple[RunState, Sequence[End]]:
         """Apply commands together. If they exceed a limit, apply only those that do not, as far as there is time."""
         after, outcomes = run.apply(state, part, self._now, evaluating=self._evaluating)
-        if (excess := await self._exceed(state.run, after.run, part)) is None:
+        if (excess := await self._exceed(state.run, after.run)) is None:
             return after, outcomes
         if len(part) == 1:
             return state, [excess]
@@ -74,16 +74,15 @@ class RunApplier:
             tried = draft.copy()
             run.apply_to(tried, command)
             after = tried.finish().run
-            if excess := await self._exceed(before, after, [command]):
+            if excess := await self._exceed(before, after):
                 refused[number] = excess
             else:
                 draft, before = tried, after
         await asyncio.sleep(0)
         return refused, len(part)
 
-    async def _exceed(self, before: Run, after: Run, commands: Sequence[Command]) -> Excess | None:
+    async def _exceed(self, before: Run, after: Run) -> Excess | None:
         """Return the limit that a run exceeds after commands."""
         if self._admission is None:
             return None
-        newest = max(command.position for command in commands)
-        return await self._admission.exceeds(before.key.tenant_id, growth(before, after), newest)
+        return await self._admission.exceeds(before.key.tenant_id, growth(before, after))

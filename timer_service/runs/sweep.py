@@ -14,6 +14,8 @@ from functools import partial
 from timer_service.core.due.due_rows import may_be_damaged
 from timer_service.core.due.loop import PASS_SECONDS, Pass
 from timer_service.core.due.tenant_turns import TenantTurns
+from timer_service.core.intake.backlog import Backlog
+from timer_service.core.intake.waiting import find_tenants
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
@@ -66,7 +68,7 @@ class Sweep:
 
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
-        self._broker = parts.broker
+        self._backlog = Backlog(parts.broker, parts.database)
         self._wake = parts.wake
         self._overdue: set[JobKey] = set()
         """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
@@ -131,9 +133,13 @@ class Sweep:
         restart = not self._overdue
         if restart and len(left) < 2 * _MAX_STALE_JOBS:
             self._overdue = await self._next_overdue(now) - set(left)
-        if not self._overdue or not await self._broker.caught_up(restart=restart):
+        if restart:
+            await self._backlog.begin()
+        if not self._overdue or not await self._backlog.is_read():
             return set()
-        stale, self._overdue = self._overdue, set()
+        waiting = await find_tenants(self._database.reader, (key.tenant_id for key, _ in self._overdue))
+        stale = {job for job in self._overdue if job[0].tenant_id not in waiting}
+        self._overdue -= stale
         return stale
 
     async def _still_stale(self, jobs: Collection[JobKey], now: int) -> set[JobKey]:

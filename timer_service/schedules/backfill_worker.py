@@ -9,7 +9,7 @@ from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.loop import Pass
 from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
-from timer_service.core.intake.backlog_gate import RECHECK_MS
+from timer_service.core.intake.backlog import RECHECK_MS
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts

@@ -7,7 +7,7 @@ While the event stream is full, slots wait too, so that the outbox does not grow
 from collections.abc import Callable, Collection
 
 from timer_service.core.events import outbox
-from timer_service.core.intake.backlog_gate import BacklogGate
+from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import Publishing
@@ -21,7 +21,7 @@ class FiringGate:
     ) -> None:
         """`over` returns the tenants whose events wait because of their limit. The gate does not wait for these."""
         self._over = over
-        self._backlog = BacklogGate(broker)
+        self._backlog = BacklogGate(broker, database)
         self._publishing = publishing
         self._database = database
         self._failures = 0

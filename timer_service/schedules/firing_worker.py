@@ -12,7 +12,7 @@ from typing import NamedTuple
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.loop import Pass
-from timer_service.core.intake.backlog_gate import RECHECK_MS
+from timer_service.core.intake.backlog import RECHECK_MS
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts

@@ -95,7 +95,7 @@ async def _exceeded(
 ) -> Excess | None:
     """Return the limit that a command exceeds. A Delete exceeds none, also if a late one starts the next definition."""
     added = growth(before, applied)
-    excess = await admission.exceeds(applied.schedule.key.tenant_id, added, command.position)
+    excess = await admission.exceeds(applied.schedule.key.tenant_id, added)
     return None if isinstance(command.payload, DeleteSchedule) else excess
 
 

@@ -50,7 +50,7 @@ async def handle(
         applied, outcome = apply(batch, change, now)
         if admission:
             added = growth(batch, applied, change)
-            if excess := await admission.exceeds(change.key.tenant_id, added, command.position):
+            if excess := await admission.exceeds(change.key.tenant_id, added):
                 results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
                 continue
         batch = applied

@@ -91,7 +91,7 @@ async def _apply_rest(
         applied = _apply(cancelling, found, key, command, now)
         if admission:
             grown = growth(found, applied.timer, now)
-            if excess := await admission.exceeds(key.tenant_id, grown, command.position):
+            if excess := await admission.exceeds(key.tenant_id, grown):
                 results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
                 continue
         if applied.timer is not None:

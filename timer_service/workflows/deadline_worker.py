@@ -9,7 +9,7 @@ from functools import partial
 from timer_service.core.due.loop import Pass
 from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
-from timer_service.core.intake.backlog_gate import RECHECK_MS, BacklogGate
+from timer_service.core.intake.backlog import RECHECK_MS, BacklogGate
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
@@ -29,7 +29,7 @@ class DeadlineWorker:
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
         self._wake = partial(parts.wake, "outbox")
-        self._gate = BacklogGate(parts.broker)
+        self._gate = BacklogGate(parts.broker, parts.database)
         self._turns = TenantTurns(store.DEADLINE_TENANTS)
 
     async def tick(self, now: int) -> Pass:

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from timer_service.core.due.lanes import Lane, LaneLook
 from timer_service.core.due.loop import Pass
-from timer_service.core.intake.backlog_gate import BacklogGate
+from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
 from timer_service.core.ports.turns import Turns
 from timer_service.core.requests.request_intake import Intake, error_reply
@@ -58,7 +58,7 @@ class Dispatcher:
         self._alone = parts.database.exclusive
         self._poll_ms = polling_interval // _ROUNDING
         self._wake = wake
-        self._gate = BacklogGate(parts.broker)
+        self._gate = BacklogGate(parts.broker, parts.database)
         self._claims = Claims(parts.database, max_attempts=parts.max_attempts, claim_bytes=parts.budget.portion)
         self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
         self._held = HeldPolls()

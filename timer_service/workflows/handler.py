@@ -41,7 +41,7 @@ async def handle(
         applied = rules.apply(batch.after.get(key), command, batch.facts(key, command), now)
         if admission:
             added = growth(batch.after.get(key), applied.workflow)
-            if excess := await admission.exceeds(key.tenant_id, added, command.position):
+            if excess := await admission.exceeds(key.tenant_id, added):
                 results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
                 continue
         batch.take(key, command, applied, now)

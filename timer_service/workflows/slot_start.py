@@ -101,8 +101,7 @@ async def _admit(
     """Return the decision on a workflow that may be started, or that its tenant would exceed a limit."""
     if admission is None:
         return decision
-    position = start.position if start.is_command else None
-    excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow), position)
+    excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow))
     return decision if excess is None else Decision(StartResult.OVER_QUOTA, decision.workflow, excess)
 
 

@@ -4,6 +4,5 @@ It delivers commands only when a test asks for them. A test can read everything 
 """
 
 from timer_service.adapters.memory.broker import FEATURES, MemoryBroker, Predicate, never
-from timer_service.adapters.memory.subscription import MemorySubscription
 
-__all__ = ["FEATURES", "MemoryBroker", "MemorySubscription", "Predicate", "never"]
+__all__ = ["FEATURES", "MemoryBroker", "Predicate", "never"]

@@ -1,15 +1,12 @@
 """The in-memory broker."""
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from timer_service.adapters.memory.commands import CommandQueue, LoggedCommand
-from timer_service.adapters.memory.subscription import MemorySubscription, Settlements
+from timer_service.adapters.memory.log import MemoryLog, StoredLog
 from timer_service.core.ports.broker import (
     PUBLISHED,
     BrokerFeatures,
-    History,
     PublishResult,
     PublishStatus,
     QueryFilter,
@@ -21,7 +18,6 @@ from timer_service.core.ports.broker import (
     read_all,
 )
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.budget import DEFAULT_BUDGET
 from timer_service.core.values.message import Address, Kind, Message, Position
 
 FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
@@ -41,7 +37,7 @@ async def _do_nothing(_messages: Sequence[Message]) -> None:
 class MemoryBroker:
     """A `core.broker.Broker` in memory. Tests can make it fail.
 
-    While `health` is down, messages and replies cannot be published. Commands in the log are still delivered.
+    While `health` is down, nothing can be published. The log of commands can be read unless `stored.away` is set.
     """
 
     def __init__(self, *, features: BrokerFeatures = FEATURES, epoch: int = 1) -> None:
@@ -59,16 +55,13 @@ class MemoryBroker:
         self.events: list[Message] = []
         self.dead_letters: list[Message] = []
         self.replies: list[Reply] = []
-        self.settlements = Settlements()
-        self._epoch = epoch
-        self._log: dict[Position, LoggedCommand] = {}
-        self._queue = CommandQueue()
+        self.stored = StoredLog(epoch)
+        """The commands in the log."""
         self._ids: set[tuple[Kind, str]] = set()
         self._query_handlers: dict[str, QueryHandler] = {}
         self._request_receivers: dict[str, list[tuple[MemoryRequests, ReceiveRequest]]] = {}
         self._request_replies: dict[str, asyncio.Future[QueryReply]] = {}
         self._hint_listeners: list[Callable[[str, int], None]] = []
-        self._backlog: frozenset[Position] | None = None
 
     @property
     def health(self) -> Health:
@@ -81,14 +74,9 @@ class MemoryBroker:
         self._health = health
 
     @property
-    def unsettled(self) -> frozenset[Position]:
-        """The positions of all commands that are neither acknowledged nor terminated."""
-        return frozenset(position for position, command in self._log.items() if not command.settled)
-
-    @property
-    def waiting(self) -> list[Position]:
-        """The positions of the commands to deliver next, in order."""
-        return [command.position for command in self._queue.commands]
+    def log(self) -> MemoryLog:
+        """The log of the commands, for one more reader."""
+        return MemoryLog(self.stored)
 
     def send(
         self,
@@ -103,38 +91,7 @@ class MemoryBroker:
 
         `stored_at` is in nanoseconds. By default, the commands are stored one nanosecond after the other.
         """
-        position = Position(self._epoch, len(self._log) + 1)
-        message_id = message_id or f"message-{position.sequence}"
-        stored_at = position.sequence if stored_at is None else stored_at
-        command = LoggedCommand(position, address, message_id, body, dict(headers or {}), stored_at)
-        self._log[position] = command
-        self._queue.put([command])
-        return position
-
-    def recreate(self, epoch: int) -> None:
-        """Replace the command log with an empty log of another epoch. Its sequence starts at 1."""
-        self._epoch = epoch
-        self._log.clear()
-        self._queue.commands.clear()
-
-    def redeliver(self) -> None:
-        """Queue every unsettled command that is not in the queue, as after a crash or after `ack_wait`."""
-        waiting = set(self.waiting)
-        missing = [each for each in self._log.values() if not each.settled and each.position not in waiting]
-        self._queue.put_first(missing)
-
-    def deliver(self, *positions: Position) -> None:
-        """Deliver these commands next, in this order, even if they are settled."""
-        self._queue.remove(positions)
-        self._queue.put_first([self._log[position] for position in positions])
-
-    def withhold(self, *positions: Position) -> None:
-        """Remove these commands from the queue. Only `deliver` and `redeliver` add them again."""
-        self._queue.remove(positions)
-
-    def shuffle(self, rng: random.Random) -> None:
-        """Put the commands in the queue into a random order."""
-        rng.shuffle(self._queue.commands)
+        return self.stored.append(address, body, headers, message_id, stored_at)
 
     async def ask(self, name: str, tenant: str, body: bytes = b"") -> QueryReply:
         """Send a query, as a client does. Raises KeyError if no handler serves that name."""
@@ -159,31 +116,6 @@ class MemoryBroker:
         if (refusal := first[1](request)) is not None:
             return refusal
         return await self._request_replies[request.reply_to]
-
-    async def caught_up(self, *, restart: bool = False) -> bool:
-        """Return whether the backlog is settled, as in `core.broker.Broker`."""
-        if not self.health.usable:
-            return False
-        unsettled = self.unsettled
-        backlog = unsettled if restart or self._backlog is None else self._backlog & unsettled
-        self._backlog = backlog or None
-        return not backlog
-
-    async def subscribe(
-        self,
-        _history: History | None = None,
-        *,
-        messages: Collection[str] = (),  # noqa: ARG002 - nothing overtakes here
-        alone: bool = False,
-        batch_bytes: int = DEFAULT_BUDGET.batch,
-    ) -> MemorySubscription:
-        """Return a new subscription. `alone`: queue again the commands that were delivered and not settled.
-
-        The epochs come from the test, not from the history.
-        """
-        if alone:
-            self.redeliver()
-        return MemorySubscription(self._queue, self.settlements, batch_bytes)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages, except where the test set a fault."""

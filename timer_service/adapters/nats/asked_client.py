@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from timer_service.adapters.nats.driver import GuardedClient, GuardedParser
-from timer_service.adapters.nats.headers import decode_text
 from timer_service.adapters.nats.queries import error_headers, may_answer
 from timer_service.core.ports.broker import QueryFilter, QueryReply
 from timer_service.core.ports.turns import Turns
+from timer_service.core.values.headers import decode_text
 
 _END = b"\r\n"
 _TOKENS = {b"MSG": 5, b"HMSG": 6}

@@ -8,7 +8,7 @@ from typing import Any
 import nats.errors
 
 from timer_service.adapters.nats.connect import connect
-from timer_service.adapters.nats.intake_client import IntakeClient
+from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Connection:
 
     def __init__(self, harmless: str) -> None:
         """`harmless`: a subject. If the server denies a permission for it, the health stays as it is."""
-        self.client = IntakeClient()
+        self.client = GuardedClient()
         self.outages = 0
         """How many times the connection was lost."""
         self.on_lost: list[Callable[[], None]] = []
@@ -85,7 +85,7 @@ class Connection:
         self._closing = True
 
     async def close(self) -> None:
-        """Send what is buffered, such as acknowledgements, and disconnect."""
+        """Send what is buffered, such as replies, and disconnect."""
         if self.client.is_connected:
             try:
                 await self.client.flush(_CLOSE_SECONDS)
@@ -112,8 +112,8 @@ class Connection:
         """Record that the connection is closed for good."""
         self._closed.set()
 
-    def _new_client(self) -> IntakeClient:
-        self.client = IntakeClient()
+    def _new_client(self) -> GuardedClient:
+        self.client = GuardedClient()
         return self.client
 
     async def _on_disconnected(self) -> None:

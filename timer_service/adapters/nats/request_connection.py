@@ -9,13 +9,13 @@ from nats.aio.subscription import Subscription as Interest
 
 from timer_service.adapters.nats.connect import connect
 from timer_service.adapters.nats.driver import GuardedClient
-from timer_service.adapters.nats.headers import decode_text
 from timer_service.adapters.nats.queries import error_headers, may_answer
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import QueryReply, ReceiveRequest, Request
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.error_text import error_text
+from timer_service.core.values.headers import decode_text
 from timer_service.core.values.message import Kind
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The upkeep of the streams, and of the consumer of commands, while the service runs."""
+"""The upkeep of the streams while the service runs."""
 
 import asyncio
 import logging
@@ -8,13 +8,9 @@ from datetime import timedelta
 import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import Error as JetStreamError
-from nats.js.errors import NotFoundError
 
-from timer_service.adapters.nats.delivery_check import check_delivery
-from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
-from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.storage import Storage
-from timer_service.adapters.nats.streams import STORED_KINDS, StreamInfo, check_age, prepare_stream
+from timer_service.adapters.nats.streams import STORED_KINDS, StreamInfo, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, worst
@@ -31,28 +27,23 @@ _FULL = 0.99
 class StreamUpkeep:
     """A worker that checks the streams again, as at the start: it creates and updates them, or only reports them.
 
-    A missing stream is created empty. The messages that it had are lost. The consumer is only reported: a subscription
-    that misses it creates it.
+    A missing stream is created empty. The messages that it had are lost.
     """
 
     def __init__(
         self,
         client: Client,
         subjects: Subjects,
-        consumer: DurableConsumer,
         storage: Storage,
         found: Mapping[Kind, StreamInfo],
         *,
         manage: bool,
-        retention: timedelta | None,
     ) -> None:
-        """`found`: the streams at the start. `retention`: how long the database keeps settled rows; None: for ever."""
+        """`found`: the streams at the start."""
         self._client = client
-        self._consumer = consumer
         self._storage = storage
         self._subjects = subjects
         self._manage = manage
-        self._retention = retention
         self._found = dict(found)
         self._outages = {
             kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
@@ -101,23 +92,7 @@ class StreamUpkeep:
             log.warning(
                 "a stream was created again; messages that only the old one had are lost", extra={"stream": name}
             )
-        if kind is not Kind.COMMAND:
-            return check_room(info)
-        return worst(check_age(info, self._retention), check_room(info), await self._check_consumer())
-
-    async def _check_consumer(self) -> Health:
-        try:
-            info = await self._consumer.info()
-            self._consumer.holding.check(info["config"])
-            return check_delivery(info, self._subjects.pattern(Kind.COMMAND))
-        except TakenOverError as error:
-            return Health.down(str(error))
-        except NotFoundError:
-            return HEALTHY
-        except (nats.errors.Error, JetStreamError, OSError) as error:
-            return Health.down(
-                f"JetStream does not answer about consumer {DURABLE}: {str(error) or type(error).__name__}"
-            )
+        return check_room(info)
 
     def _log(self) -> None:
         for kind, health in self.health.items():

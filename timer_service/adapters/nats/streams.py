@@ -15,7 +15,6 @@ from nats.js.errors import APIError, NotFoundError
 
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Kind
 
@@ -37,14 +36,9 @@ StreamInfo = Mapping[str, Any]
 """What JetStream says about a stream: `config`, `state`, `created` and more."""
 
 
-async def prepare_streams(
-    client: Client, subjects: Subjects, *, manage: bool, retention: timedelta | None
-) -> dict[Kind, StreamInfo]:
+async def prepare_streams(client: Client, subjects: Subjects, *, manage: bool) -> dict[Kind, StreamInfo]:
     """Create or update every stream, or only check it if not `manage`. Raises `StartError` if one is wrong."""
-    found = {kind: await prepare_stream(client, subjects, kind, manage=manage) for kind in STORED_KINDS}
-    if (reason := check_age(found[Kind.COMMAND], retention).reason) is not None:
-        raise StartError(reason)
-    return found
+    return {kind: await prepare_stream(client, subjects, kind, manage=manage) for kind in STORED_KINDS}
 
 
 async def prepare_stream(client: Client, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:
@@ -69,19 +63,6 @@ async def prepare_stream(client: Client, subjects: Subjects, kind: Kind, *, mana
         needed = ", ".join(f"{field} = {json.dumps(value)}" for field, value in missing.items())
         raise StartError(f"stream {name} needs {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true")
     return info
-
-
-def check_age(commands: StreamInfo, retention: timedelta | None) -> Health:
-    """Return whether the stream of commands keeps them for at most `retention`. None: for any time."""
-    kept = timedelta(microseconds=commands["config"]["max_age"] / 1000)
-    if retention is None or timedelta() < kept <= retention:
-        return HEALTHY
-    time = f"for {kept / timedelta(days=1):g} days" if kept else "forever"
-    return Health.down(
-        f"the broker keeps commands {time}, longer than TIMER_RETENTION_DAYS="
-        f"{retention / timedelta(days=1):g}: a command that is delivered again could fire a deleted timer. "
-        "Set a shorter max_age on the command stream, or a longer retention"
-    )
 
 
 def wanted_stream(subjects: Subjects, kind: Kind) -> dict[str, Any]:

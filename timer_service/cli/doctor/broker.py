@@ -10,7 +10,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
-from timer_service.adapters.nats.durable import DURABLE
+from timer_service.adapters.nats.log import CONSUMER
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.app.login import nats_login
 from timer_service.cli.doctor.clocks import check_broker_clock
@@ -159,7 +159,7 @@ async def _check_permissions(client: Client, config: Config, subjects: Subjects)
         [subjects.pattern(Kind.EVENT), subjects.pattern(Kind.DEAD_LETTER), f"{config.reply_prefix}>", *hints],
         map(subjects.stream, _KINDS),
         subjects.stream(Kind.COMMAND),
-        DURABLE,
+        CONSUMER,
     )
     subscribes = [subjects.pattern(Kind.QUERY), subjects.pattern(Kind.REQUEST), f"{_INBOX_PREFIX}.>", *hints]
     user = await _request(client, "$SYS.REQ.USER.INFO")
@@ -173,17 +173,17 @@ async def _check_permissions(client: Client, config: Config, subjects: Subjects)
 
 async def _check_consumer(client: Client, subjects: Subjects, *, runs: bool) -> Finding:
     """Look several times: between two pull requests, a running service is not visible."""
-    subject = f"$JS.API.CONSUMER.INFO.{subjects.stream(Kind.COMMAND)}.{DURABLE}"
+    subject = f"$JS.API.CONSUMER.INFO.{subjects.stream(Kind.COMMAND)}.{CONSUMER}"
     info = await _request(client, subject)
     if info is None:
         text = "the broker does not show this consumer"
-        return Finding(f"consumer {DURABLE}", Status.NOTE, text, f"To see it here, allow publishing to {subject}.")
+        return Finding(f"consumer {CONSUMER}", Status.NOTE, text, f"To see it here, allow publishing to {subject}.")
     for _ in range(_LOOKS - 1):
         if "error" in info or info["num_waiting"]:
             break
         await asyncio.sleep(_PAUSE_SECONDS)
         info = await _request(client, subject) or info
-    return check_consumer(DURABLE, info, subjects.pattern(Kind.COMMAND), runs=runs)
+    return check_consumer(CONSUMER, info, runs=runs)
 
 
 async def _request(client: Client, subject: str) -> dict[str, Any] | None:

@@ -7,17 +7,16 @@ from timer_service.adapters.nats.subjects import covers
 from timer_service.cli.doctor.finding import Finding, Status
 
 
-def needed_publishes(subjects: Iterable[str], streams: Iterable[str], command_stream: str, durable: str) -> list[str]:
+def needed_publishes(subjects: Iterable[str], streams: Iterable[str], command_stream: str, consumer: str) -> list[str]:
     """Return the subjects that the service publishes to."""
     return [
         *subjects,
         *(f"$JS.API.STREAM.INFO.{name}" for name in streams),
         f"$JS.API.STREAM.MSG.GET.{command_stream}",
-        f"$JS.API.CONSUMER.INFO.{command_stream}.{durable}",
-        f"$JS.API.CONSUMER.DELETE.{command_stream}.{durable}",
-        f"$JS.API.CONSUMER.DURABLE.CREATE.{command_stream}.{durable}",
-        f"$JS.API.CONSUMER.MSG.NEXT.{command_stream}.{durable}",
-        f"$JS.ACK.{command_stream}.{durable}.>",
+        f"$JS.API.CONSUMER.INFO.{command_stream}.{consumer}",
+        f"$JS.API.CONSUMER.DELETE.{command_stream}.{consumer}",
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{command_stream}.{consumer}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{command_stream}.{consumer}",
     ]
 
 

@@ -1,10 +1,12 @@
-"""The outbox: the table of events to publish, written in the same transaction as the rows that caused them.
+"""The outbox: the table of events and dead letters to publish, written together with the rows that caused them.
 
 A relay over `OUTBOX` publishes each event at least once, always under the same id, and then deletes its row. A row that
 cannot be published stays in state Buried, with the reason, until it is requeued.
 """
 
 import itertools
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -24,7 +26,7 @@ _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 OUTBOX = LeasedTable(
     name="outbox",
     key=("tenant_id", "event_id"),
-    claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "added_at", "ordinal"),
+    claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "headers", "added_at", "ordinal"),
     oldest_first="added_at",
     ordinal="ordinal",
     due_at_once="TRUE",
@@ -78,6 +80,25 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     await tx.executemany(_SQL["add"], sorted(rows, key=_KEY))  # in the order in which every transaction locks rows
 
 
+async def add_dead_letters(tx: Transaction, letters: Collection[Message], now: int) -> None:
+    """Write dead letters, which the relay publishes like events."""
+    rows = [
+        {
+            "tenant_id": letter.address.tenant,
+            "event_id": letter.id,
+            "message": letter.address.message,
+            "body": b64encode(letter.body).decode(),
+            "traceparent": None,
+            "tracestate": None,
+            "headers": json.dumps(letter.headers),
+            "at": now,
+            "ordinal": next(_ORDINALS),
+        }
+        for letter in letters
+    ]
+    await tx.executemany(_SQL["add"], sorted(rows, key=_KEY))
+
+
 async def oldest_available(reader: Reader, without: Collection[str] = ()) -> int | None:
     """Return when the event became available that has waited longest; None if none waits.
 
@@ -128,6 +149,9 @@ async def read_buried_page(reader: Reader, tenant_id: str, after: Sequence[str |
 
 def stored_message(row: Row, _at: int) -> Message:
     """Return the message of a claimed row. It is the same, byte for byte, each time it is published."""
+    if row["headers"] is not None:
+        address = Address(Kind.DEAD_LETTER, row["tenant_id"], row["message"])
+        return Message(address, row["event_id"], b64decode(row["body"]), json.loads(row["headers"]))
     trace = {name: row[name] for name in ("traceparent", "tracestate") if row[name] is not None}
     return Message(Address(Kind.EVENT, row["tenant_id"], row["message"]), row["event_id"], row["body"].encode(), trace)
 
@@ -141,6 +165,7 @@ def _parameters(event: Event, now: int) -> dict[str, object]:
         "body": message.body.decode(),
         "traceparent": event.trace.traceparent,
         "tracestate": event.trace.tracestate,
+        "headers": None,
         "at": now,
         "ordinal": next(_ORDINALS),
     }

@@ -1,9 +1,9 @@
 -- name: add
 -- Adds an event, unless an event with its id is there.
 INSERT INTO outbox (
-    tenant_id, event_id, message, body, traceparent, tracestate, added_at, ordinal, state, available_at
+    tenant_id, event_id, message, body, traceparent, tracestate, headers, added_at, ordinal, state, available_at
 )
-VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :at, :ordinal, 'Waiting', :at)
+VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :headers, :at, :ordinal, 'Waiting', :at)
 ON CONFLICT (tenant_id, event_id) DO NOTHING
 
 -- name: find

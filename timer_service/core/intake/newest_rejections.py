@@ -38,6 +38,6 @@ class NewestRejections:
 
     def add(self, rejected: Rejected, now: int) -> None:
         """Add a command whose dead letter was stored now."""
-        address, rejection = rejected.delivery.address, rejected.rejection
+        address, rejection = rejected.raw.address, rejected.rejection
         texts = (address.tenant, address.message, rejected.command_id, rejection.code.value, rejection.message)
         self._kept.append(RejectedCommand(now, *(printable(each, _LONGEST) for each in texts)))

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
-from timer_service.core.values.codec import encode, read_trace
-from timer_service.core.values.dead_letter import dead_letter, letter_id, printable, smallest_dead_letter
-from timer_service.core.values.delivery import Delivery
+from timer_service.core.values.codec import read_trace
+from timer_service.core.values.dead_letter import dead_letter, printable
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import TENANT_PATTERN, Envelope, Event, Message, Payload
+from timer_service.core.values.raw_command import RawCommand
 
 
 class FieldFault(Payload):
@@ -42,54 +42,37 @@ def error_body(rejection: Rejection) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A rejected delivery, with its envelope if that could be read."""
+    """A rejected command, with its envelope if that could be read."""
 
-    delivery: Delivery
+    raw: RawCommand
     rejection: Rejection
     envelope: Envelope | None
 
     @property
     def command_id(self) -> str:
         """The command's own id if it could be read, else the broker's id."""
-        return (self.envelope and self.envelope.id) or printable(self.delivery.message_id)
+        return (self.envelope and self.envelope.id) or printable(self.raw.message_id)
 
-    @property
-    def message_ids(self) -> tuple[str, str]:
-        """The ids of the dead letter and of the event. They are derived from the position of the delivery."""
-        return letter_id(self.delivery.position), self._event_id
+    def letter(self, max_bytes: int) -> Message:
+        """Return the dead letter, which is at most `max_bytes` large. It always has the same id."""
+        return dead_letter(self.raw, self.rejection, max_bytes)
 
-    @property
-    def _event_id(self) -> str:
-        return f"rejected-{self.delivery.position.epoch}-{self.delivery.position.sequence}"
-
-    def messages(self, now: int, max_bytes: int) -> list[Message]:
-        """Return the messages that must be stored before the delivery is terminated, each at most `max_bytes` large.
-
-        The dead letter is the first. If the tenant is known, the event follows. A second attempt returns the same ids,
-        so that nothing is stored twice.
-        """
-        letter = dead_letter(self.delivery, self.rejection, max_bytes)
-        if not re.fullmatch(TENANT_PATTERN, self.delivery.address.tenant):
-            return [letter]
-        return [letter, encode(self._event(now))]
-
-    def smallest_letter(self) -> Message:
-        """Return the dead letter without the command's body and headers."""
-        return smallest_dead_letter(self.delivery, self.rejection)
-
-    def reply(self) -> bytes:
-        """Return the body of the reply to the client."""
-        return to_json({"commandId": self.command_id, "error": error_body(self.rejection)})
-
-    def _event(self, now: int) -> Event:
+    def event(self, now: int) -> Event | None:
+        """Return the event for the tenant; None if no tenant can have the name. It always has the same id."""
+        if not re.fullmatch(TENANT_PATTERN, self.raw.address.tenant):
+            return None
         command_type = {"commandType": self.envelope.type} if self.envelope else {}
         return Event(
-            id=self._event_id,
+            id=f"rejected-{self.raw.position.epoch}-{self.raw.position.sequence}",
             type=CommandRejected.type,
-            tenant=self.delivery.address.tenant,
+            tenant=self.raw.address.tenant,
             payload={"commandId": self.command_id, **command_type, **error_body(self.rejection)},
             timestamp_ms=now,
             correlation_id=self.envelope.correlation_id if self.envelope else None,
             causation_id=self.command_id,
-            trace=read_trace(self.delivery.headers),
+            trace=read_trace(self.raw.headers),
         )
+
+    def reply(self) -> bytes:
+        """Return the body of the reply to the client."""
+        return to_json({"commandId": self.command_id, "error": error_body(self.rejection)})

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.ports.broker import Broker, Reply
 from timer_service.core.values.codec import REPLY_TO
-from timer_service.core.values.delivery import Delivery
 from timer_service.core.values.error_text import error_text
+from timer_service.core.values.raw_command import RawCommand
 from timer_service.core.values.stored_json import RawJson, write_object
 
 log = logging.getLogger(__name__)
@@ -34,18 +34,18 @@ def may_reply_to(subject: str | None, *prefixes: str) -> bool:
     return _SUBJECT.fullmatch(subject) is not None
 
 
-def inbox_of(delivery: Delivery, prefix: str) -> str | None:
+def inbox_of(raw: RawCommand, prefix: str) -> str | None:
     """Return the inbox that the command names, or None if it names none that the service may publish to."""
-    to = delivery.headers.get(REPLY_TO)
+    to = raw.headers.get(REPLY_TO)
     return to if may_reply_to(to, prefix) else None
 
 
 def reply_body(command_id: str, result: CommandResult) -> bytes:
     """Return the reply to a command: its id, its outcome, and the fields of the view. Stored JSON is copied."""
     fields = result.view() if result.view else {}
-    raw = {name: value for name, value in fields.items() if isinstance(value, RawJson)}
-    plain = {name: value for name, value in fields.items() if name not in raw}
-    return write_object({"commandId": command_id, "outcome": result.name, **plain}, raw).encode()
+    stored = {name: value for name, value in fields.items() if isinstance(value, RawJson)}
+    plain = {name: value for name, value in fields.items() if name not in stored}
+    return write_object({"commandId": command_id, "outcome": result.name, **plain}, stored).encode()
 
 
 async def send_replies(broker: Broker, wanted: Sequence[tuple[str, str, CommandResult]]) -> None:

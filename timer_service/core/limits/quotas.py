@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from timer_service.core.intake.installation import read_exempt
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.ports.database import Reader, Transaction
-from timer_service.core.values.message import Position
 
 OVER_QUOTA = "over_quota"
 """The outcome of a command that would exceed a limit of its tenant."""
@@ -164,23 +162,17 @@ class Admission:
         self._tx = tx
         self._now = now
         self._shares = defaultdict[_Key, _Share](_Share)
-        self._exempt: Position | None = None
         tx.on_rollback(self._give_back)
 
-    async def exceeds(self, tenant: str, growth: Amounts, position: Position | None) -> Excess | None:
-        """Return the limit of the tenant that a change would exceed. If there is none, the change takes its room.
-
-        `position`: that of the newest command of the change; None if no command makes it. A command that is handled
-        again exceeds no limit.
-        """
+    async def exceeds(self, tenant: str, growth: Amounts) -> Excess | None:
+        """Return the limit of the tenant that a change would exceed. If there is none, the change takes its room."""
         limits = self._quotas.limits.of(tenant)
         changed: list[tuple[_Share, int]] = []
         for usage, amount in growth.items():
             if not amount or (most := limits.amount(usage.limit)) is None:
                 continue
             share = self._shares[tenant, usage.limit]
-            fits = amount < 0 or await self._fits(tenant, usage, most, share, amount)
-            if not fits and not (position is not None and await self._is_exempt(position)):
+            if amount > 0 and not await self._fits(tenant, usage, most, share, amount):
                 return Excess(usage.limit, most)
             changed.append((share, amount))
         for share, amount in changed:
@@ -194,7 +186,7 @@ class Admission:
         too little room: perhaps the tenant adds less.
         """
         for tenant, growth in most.items():
-            if self._quotas.lacks_room(tenant, growth) or await self.exceeds(tenant, growth, None):
+            if self._quotas.lacks_room(tenant, growth) or await self.exceeds(tenant, growth):
                 self.keep({})
                 return False
         return True
@@ -230,8 +222,3 @@ class Admission:
             share.room = quotas.counted(key, left, began, grows_alone=usage.grows_alone)
             share.is_counted = True
         return needed <= share.room.left
-
-    async def _is_exempt(self, position: Position) -> bool:
-        if self._exempt is None:
-            self._exempt = await read_exempt(self._tx)
-        return position <= self._exempt

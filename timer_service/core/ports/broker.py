@@ -1,18 +1,14 @@
 """PORT: what the core needs from a broker. `BrokerFeatures` describes the differences between brokers."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from timer_service.core.intake.epochs import Epochs, FindCommand, LookAtStream, Received
-from timer_service.core.intake.installation import Installation
 from timer_service.core.ports.health import Health
-from timer_service.core.values.budget import DEFAULT_BUDGET
-from timer_service.core.values.delivery import Delivery
+from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Message, Position
+from timer_service.core.values.message import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,83 +118,8 @@ class RequestSubscription(Protocol):
         ...
 
 
-class History(Protocol):
-    """What the database remembers of the command stream. A subscription asks it each time it joins the stream.
-
-    Every method raises `DatabaseUnavailableError` when the database cannot be used.
-    """
-
-    async def installation(self) -> Installation:
-        """Return the identity of the database, and from when on to read the stream again."""
-        ...
-
-    async def recognize(self, look: LookAtStream, find: FindCommand, received: Received | None = None) -> Epochs:
-        """Return the epochs of the commands of a stream. It looks at the stream after it has read the history.
-
-        `received`: the newest command that the stream has delivered, handled or not.
-        """
-        ...
-
-    async def exempt_until(self, position: Position) -> None:
-        """Record that no limit refuses the commands up to a position, because they are handled again.
-
-        A subscription calls this before the broker can deliver them again.
-        """
-        ...
-
-
-class Subscription(Protocol):
-    """A share of the commands. An unsettled command is delivered again, to this instance or another."""
-
-    @property
-    def health(self) -> Health:
-        """Whether commands can be delivered now, and the reason if not."""
-        ...
-
-    async def next_batch(self, limit: int) -> Sequence[Delivery]:
-        """Wait for commands and return 1 to `limit` of them. Return none after the subscription is closed.
-
-        Together they have at most the bytes of a batch. A single command may have more.
-        """
-        ...
-
-    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle handled deliveries. The broker does not deliver them again."""
-        ...
-
-    async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
-        """Settle deliveries that were not handled. The broker delivers them again after `delay`."""
-        ...
-
-    async def terminate(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle deliveries that can never be handled. Their dead letters are already stored."""
-        ...
-
-    def stream_changed(self) -> None:
-        """Hand out no commands before the stream is recognized again: the database knows a newer part of its history.
-
-        Commands that were handed out and are not settled come again, with a newer epoch.
-        """
-        ...
-
-    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Take back deliveries that were not handled yet, in the order in which they shall be handed out again.
-
-        They come before the commands that were not handed out yet. Only commands of other tenants may overtake them.
-        The broker does not count another attempt. After `close`, the broker delivers them again.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Stop taking commands.
-
-        Commands that were handed out may still be settled. The broker delivers buffered commands again.
-        """
-        ...
-
-
 class Broker(Protocol):
-    """The connection that delivers commands and publishes events."""
+    """The connection that has the log of commands, publishes events and answers queries."""
 
     @property
     def features(self) -> BrokerFeatures:
@@ -212,32 +133,12 @@ class Broker(Protocol):
 
     @property
     def outages(self) -> int:
-        """How many times the connection was lost. Commands may have been stored meanwhile that were not delivered."""
+        """How many times the connection was lost. Commands may have been stored meanwhile."""
         ...
 
-    async def subscribe(
-        self,
-        history: History,
-        *,
-        messages: Collection[str] = (),
-        alone: bool = False,
-        batch_bytes: int = DEFAULT_BUDGET.batch,
-    ) -> Subscription:
-        """Subscribe to the commands of every tenant. `history` gives them their epochs.
-
-        `messages`: the types of commands, as in addresses, that may overtake the backlog of another tenant.
-        `alone`: no other instance can hold commands. The broker then redelivers the unsettled commands of a dead
-        instance at once.
-        `batch_bytes`: the most bytes of a batch.
-        """
-        ...
-
-    async def caught_up(self, *, restart: bool = False) -> bool:
-        """Return whether all commands that were in the stream at the starting point are settled, by any instance.
-
-        The starting point is the first call after the last connect or the last True. `restart` sets a new one.
-        Returns False while the broker cannot be used.
-        """
+    @property
+    def log(self) -> CommandLog:
+        """The log of the commands."""
         ...
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:

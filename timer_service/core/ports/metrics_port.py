@@ -11,11 +11,7 @@ class MetricsPort(Protocol):
         ...
 
     def dead_letter_stored(self, code: str) -> None:
-        """Count a rejected command whose dead letter was stored."""
-        ...
-
-    def dead_letter_dropped(self, code: str) -> None:
-        """Count a rejected command whose dead letter the broker refused for good."""
+        """Count a rejected command. Its dead letter is in the outbox."""
         ...
 
     def query_answered(self, name: str, outcome: str) -> None:

@@ -4,7 +4,7 @@
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -17,8 +17,9 @@ from timer_service.core.due.loop import Worker
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.event_admission import EventAdmission
 from timer_service.core.events.relay import Encode, Relay
-from timer_service.core.intake.consumer import Consumer
+from timer_service.core.intake.commit import OnDone, ignore_done
 from timer_service.core.intake.newest_rejections import NewestRejections
+from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import LimitedHandle, Route, offer_nothing
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
@@ -38,7 +39,7 @@ from timer_service.core.values.message import Payload, TenantPayload
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of an instance, from which it builds its consumer and its workers."""
+    """The parts of an instance, from which it builds its reader of commands and its workers."""
 
     database: Database
     broker: Broker
@@ -61,6 +62,8 @@ class Parts:
     publishing: Publishing = field(default_factory=Publishing)
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""
+    on_done: OnDone = ignore_done
+    """Called after each transaction of commands with what it has done."""
     quotas: Quotas = field(default_factory=Quotas)
     allowances: EventAllowances = field(default_factory=EventAllowances)
     """Who may publish events."""
@@ -71,9 +74,11 @@ class Parts:
     rng: random.Random = field(default_factory=random.Random)
     """The source of the jitter of retries."""
 
-    def consumer(self, routes: Sequence[Route]) -> Consumer:
-        """Return a consumer that handles commands by `routes`."""
-        return Consumer(
+    def reader(
+        self, routes: Sequence[Route], wake_outbox: Callable[[], Awaitable[None]], *, from_now: bool = False
+    ) -> LogReader:
+        """Return what reads the log of commands and applies these by `routes`. `from_now`: see `LogReader`."""
+        return LogReader(
             database=self.database,
             broker=self.broker,
             routes=routes,
@@ -81,11 +86,13 @@ class Parts:
             metrics=self.metrics,
             batch_size=self.batch_size,
             reply_prefix=self.reply_prefix,
+            wake_outbox=wake_outbox,
+            from_now=from_now,
             outages=self.outages,
             audit=self.audit,
             newest=self.newest_rejections,
             budget=self.budget,
-            publish=self._admitted(self.broker.publish),
+            on_done=self.on_done,
         )
 
     def queries(self, routes: Sequence[QueryRoute]) -> Queries:

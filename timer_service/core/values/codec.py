@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, from_json
 
-from timer_service.core.values.delivery import Delivery, Headers
 from timer_service.core.values.errors import Code, Fault, Rejection
+from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import (
     MAX_MESSAGE_BYTES,
     TENANT_PATTERN,
@@ -27,6 +27,7 @@ from timer_service.core.values.message import (
     kebab,
 )
 from timer_service.core.values.one_pass import decode_in_one_pass
+from timer_service.core.values.raw_command import RawCommand
 from timer_service.core.values.stored_json import quote, write
 
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES
@@ -79,43 +80,41 @@ REPLY_TO = "Timer-Reply-To"
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 
-def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]) -> Command:
+def decode_command(raw: RawCommand, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]) -> Command:
     """Return the command in an envelope. `payloads` maps each known type to its model. Raises `Rejection`."""
     model = payloads.get(envelope.type)
     if model is None:
         raise Rejection(Code.UNKNOWN_TYPE, _unknown_type(envelope.type, payloads))
-    _check_address(delivery.address, envelope)
-    return _command(delivery, envelope.id, envelope.correlation_id, _payload(model, envelope))
+    _check_address(raw.address, envelope)
+    return _command(raw, envelope.id, envelope.correlation_id, _payload(model, envelope))
 
 
-def decode_usual_command(delivery: Delivery, models: Mapping[str, type[TenantPayload]]) -> Command | None:
-    """Return the command of a delivery; None if it must be decoded in steps, which name its faults.
+def decode_usual_command(raw: RawCommand, models: Mapping[str, type[TenantPayload]]) -> Command | None:
+    """Return the command that was read; None if it must be decoded in steps, which name its faults.
 
     `models` has the model of each known type by its name in addresses.
     """
-    address = delivery.address
+    address = raw.address
     if (model := models.get(address.message)) is None:
         return None
-    if (plain := model.decode_plain(delivery.body)) is not None:
-        return _command(delivery, *plain) if plain[2].tenant_id == address.tenant else None
-    envelope = decode_in_one_pass(delivery.body, model)
+    if (plain := model.decode_plain(raw.body)) is not None:
+        return _command(raw, *plain) if plain[2].tenant_id == address.tenant else None
+    envelope = decode_in_one_pass(raw.body, model)
     if envelope is None or not address.tenant == envelope.tenant_id == envelope.payload.tenant_id:
         return None
-    return _command(delivery, envelope.id, envelope.correlation_id, envelope.payload)
+    return _command(raw, envelope.id, envelope.correlation_id, envelope.payload)
 
 
-def _command(
-    delivery: Delivery, command_id: str | None, correlation_id: str | None, payload: CommandPayload
-) -> Command:
-    headers = delivery.headers
+def _command(raw: RawCommand, command_id: str | None, correlation_id: str | None, payload: CommandPayload) -> Command:
+    headers = raw.headers
     return Command(  # without the names of the fields, because this is called for each command
-        command_id or delivery.message_id,
+        command_id or raw.message_id,
         payload,
-        delivery.position,
+        raw.position,
         correlation_id,
         read_trace(headers),
         headers.get(REPLY_TO),
-        -(-delivery.stored_at // _NANOSECONDS_PER_MILLISECOND),
+        -(-raw.stored_at // _NANOSECONDS_PER_MILLISECOND),
     )
 
 

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from timer_service.core.values.delivery import Delivery, Headers
 from timer_service.core.values.errors import Rejection
+from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import TENANT_PATTERN, Address, Kind, Message, Position
+from timer_service.core.values.raw_command import RawCommand
 from timer_service.core.values.visible import escape_character
 
 UNREADABLE = "~unreadable"
@@ -30,22 +31,17 @@ _STATUS = {"status", "description"}
 """In a message without a body, these headers look like a status of the broker."""
 
 
-def dead_letter(delivery: Delivery, rejection: Rejection, max_bytes: int) -> Message:
+def dead_letter(raw: RawCommand, rejection: Rejection, max_bytes: int) -> Message:
     """Return the whole command with the rejection in its headers. Omit headers or body if they do not fit.
 
     The omitted part stays in the command stream until it expires. The dead letter has its sequence in the stream.
     """
-    reasons = _reasons(delivery, rejection)
-    originals = _original_headers(delivery.headers)
+    reasons = _reasons(raw, rejection)
+    originals = _original_headers(raw.headers)
     headers = {HEADERS_OMITTED: "true", **reasons} if originals is None else {**originals, **reasons}
-    if len(delivery.body) + _size(headers.items()) > max_bytes:
-        return _message(delivery, b"", {**headers, BODY_OMITTED: "true"})
-    return _message(delivery, delivery.body, headers)
-
-
-def smallest_dead_letter(delivery: Delivery, rejection: Rejection) -> Message:
-    """Return the dead letter without the command's body and headers."""
-    return _message(delivery, b"", {**_reasons(delivery, rejection), HEADERS_OMITTED: "true", BODY_OMITTED: "true"})
+    if len(raw.body) + _size(headers.items()) > max_bytes:
+        return _message(raw, b"", {**headers, BODY_OMITTED: "true"})
+    return _message(raw, raw.body, headers)
 
 
 def letter_id(position: Position) -> str:
@@ -58,22 +54,22 @@ def printable(text: str, longest: int = _MAX_TEXT) -> str:
     return _UNPRINTABLE.sub(lambda found: escape_character(found[0]), text[:longest])[:longest]
 
 
-def _message(delivery: Delivery, body: bytes, headers: Mapping[str, str]) -> Message:
-    tenant, message = delivery.address.tenant, delivery.address.message
+def _message(raw: RawCommand, body: bytes, headers: Mapping[str, str]) -> Message:
+    tenant, message = raw.address.tenant, raw.address.message
     address = Address(
         Kind.DEAD_LETTER,
         tenant if re.fullmatch(TENANT_PATTERN, tenant) else UNREADABLE,
         message if _MESSAGE.fullmatch(message) else UNREADABLE,
     )
-    return Message(address, letter_id(delivery.position), body, headers)
+    return Message(address, letter_id(raw.position), body, headers)
 
 
-def _reasons(delivery: Delivery, rejection: Rejection) -> dict[str, str]:
+def _reasons(raw: RawCommand, rejection: Rejection) -> dict[str, str]:
     return {
         "Timer-Error-Code": str(rejection.code),
         "Timer-Error-Message": _one_line(rejection.message),
-        "Timer-Source-Subject": printable(delivery.source).strip(),
-        "Timer-Source-Sequence": str(delivery.position.sequence),
+        "Timer-Source-Subject": printable(raw.source).strip(),
+        "Timer-Source-Sequence": str(raw.position.sequence),
     }
 
 

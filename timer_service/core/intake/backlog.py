@@ -1,0 +1,94 @@
+"""The backlog: the commands that were in the log at one moment. Workers that decide by the time wait for them.
+
+A command that was sent while the service or the broker was away shall count before what became due meanwhile.
+"""
+
+import logging
+
+from timer_service.core.intake import cursor, waiting
+from timer_service.core.ports.broker import Broker
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.log import LogCursor, LogUnavailableError
+from timer_service.core.values.message import Position
+
+log = logging.getLogger(__name__)
+
+RECHECK_MS = 250
+"""How often a closed gate is asked again."""
+LONGEST_WAIT_MS = 60_000
+"""How long the gate stays closed, so that one command that is tried again and again cannot stop everything."""
+
+
+class Backlog:
+    """The commands that were in the log when `begin` was called, and how far they are handled."""
+
+    def __init__(self, broker: Broker, database: Database) -> None:
+        self._broker = broker
+        self._database = database
+        self._end: LogCursor | None = None
+
+    async def begin(self) -> bool:
+        """Look where the log ends now. Return False if the broker does not say it."""
+        self._end = None
+        try:
+            self._end = await self._broker.log.end()
+        except LogUnavailableError as error:
+            log.debug("the end of the command log is not known", extra={"reason": str(error)})
+        return self._end is not None
+
+    async def is_read(self) -> bool:
+        """Return whether all these commands are applied, or wait in the database."""
+        return await self._read_until() is not None
+
+    async def is_applied(self, now: int) -> bool:
+        """Return whether all these commands are applied, but for those behind a command that failed or is locked."""
+        until = await self._read_until()
+        return until is not None and not await waiting.is_ready(self._database.reader, until, now)
+
+    async def _read_until(self) -> Position | None:
+        """Return the position of the last of these commands if the log was read so far."""
+        if self._end is None and not await self.begin():
+            return None
+        assert self._end is not None  # noqa: S101 - `begin` has set it
+        if self._end.sequence == 0:
+            return Position(0, 0)
+        reached = await cursor.find(self._database.reader)
+        if reached is None or reached.log != self._end.log or reached.sequence < self._end.sequence:
+            return None
+        return Position(reached.epoch, self._end.sequence)
+
+
+class BacklogGate:
+    """Open after the commands have been applied that were stored before the start or before the last outage ended."""
+
+    def __init__(self, broker: Broker, database: Database) -> None:
+        self._broker = broker
+        self._backlog = Backlog(broker, database)
+        self._outages: int | None = None
+        """The outages of the broker whose commands have been applied; None before the first ones were."""
+        self._waits_for: int | None = None
+        """The outages for whose commands the gate waits; None: it does not wait."""
+        self._waited_ms = 0
+        """How long the gate has waited for these, while the broker could be used."""
+        self._looked_at: int | None = None
+
+    async def is_open(self, now: int) -> bool:
+        """Return whether what is due at `now` may be decided. If not, ask again after `RECHECK_MS`."""
+        if not self._broker.health.usable:
+            self._waits_for = self._looked_at = None
+            return False
+        outages = self._broker.outages
+        if outages == self._outages:
+            return True
+        if self._waits_for != outages:
+            if not await self._backlog.begin():
+                return False
+            self._waits_for, self._waited_ms, self._looked_at = outages, 0, None
+        self._waited_ms += 0 if self._looked_at is None else max(now - self._looked_at, 0)  # it may have been set back
+        self._looked_at = now
+        if self._waited_ms >= LONGEST_WAIT_MS:
+            log.warning("commands from before the start or an outage are not handled; going on without them")
+        elif not await self._backlog.is_applied(now):
+            return False
+        self._outages, self._waits_for, self._looked_at = outages, None, None
+        return True

@@ -1,0 +1,270 @@
+"""Commits: the transactions of the intake. Each applies commands, stores those that wait, and moves the cursor."""
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
+
+from timer_service.core.intake import cursor, waiting
+from timer_service.core.intake.apply import Applied, Decoded, Done, Handlers, LeftTooLateError, build_letters, wake
+from timer_service.core.intake.cursor import Place
+from timer_service.core.intake.newest_rejections import NewestRejections
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.intake.replies import inbox_of, send_replies
+from timer_service.core.intake.route import CommandResult
+from timer_service.core.intake.waiting import NewRow, Waiting, WaitingRow, rows_of
+from timer_service.core.limits.audit import OPERATOR_ACTION, REFUSED, REJECTED, AuditLog
+from timer_service.core.limits.quotas import OVER_QUOTA
+from timer_service.core.ports.broker import Broker, Reply
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.dead_letter import printable
+from timer_service.core.values.message import Message
+from timer_service.core.values.raw_command import RawCommand
+
+_LONGEST_ID = 200
+_NAME = attrgetter("name")
+_TYPE = attrgetter("payload.type")
+
+OnDone = Callable[[Done, int], None]
+"""Called after a commit with what the transaction has done, and when it began, in Unix nanoseconds."""
+
+
+def ignore_done(_done: Done, _began: int) -> None:
+    """Do nothing."""
+
+
+class _Written(NamedTuple):
+    """What a transaction has written."""
+
+    place: Place
+    done: Done
+    stored: Sequence[NewRow]
+    taken: Sequence[tuple[WaitingRow, int]]
+    """Rows of waiting commands, and how many commands of each were applied."""
+
+
+class Commits:
+    """The transactions of the process that reads the log. It keeps what is known of the cursor and of what waits."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        broker: Broker,
+        handlers: Handlers,
+        clock: Clock,
+        metrics: MetricsPort,
+        reply_prefix: str,
+        audit: AuditLog,
+        newest: NewestRejections,
+        wake_outbox: Callable[[], Awaitable[None]],
+        on_done: OnDone = ignore_done,
+    ) -> None:
+        self._database = database
+        self._broker = broker
+        self._handlers = handlers
+        self._clock = clock
+        self._metrics = metrics
+        self._reply_prefix = reply_prefix
+        self._audit = audit
+        self._newest = newest
+        self._wake_outbox = wake_outbox
+        self._on_done = on_done
+        self.place: Place
+        self.waiting = Waiting()
+        self.waits_briefly = False
+        """Whether a transaction waits only briefly for a locked row: while one is searched."""
+
+    async def of_log(self, decoded: Sequence[Decoded], later: Sequence[RawCommand], last: RawCommand) -> Done:
+        """Apply commands of the log, store others, and move the cursor to `last`, the last one of both.
+
+        The commands that their handlers leave are stored too.
+        """
+        return await self._commit(decoded, later=later, last=last)
+
+    async def of_waiting(self, rows: Sequence[WaitingRow], decoded: Sequence[Decoded]) -> Done:
+        """Apply the first commands of waiting rows, in the order of the rows."""
+        return await self._commit(decoded, rows=rows)
+
+    async def set_aside(self, raw: RawCommand, available_at: int, attempt: int, error: str) -> None:
+        """Store a command of the log that cannot be applied now, and move the cursor behind it."""
+        (row,) = rows_of([raw])
+
+        async def write(tx: Transaction) -> Place:
+            place = await cursor.move(tx, self._behind(raw), self._clock.now())
+            await waiting.add(tx, [row], available_at, attempt, error)
+            return place
+
+        self.place = await self._in_transaction(write)
+        self.waiting.added(row.tenant, 1, row.size, available_at)
+
+    async def postpone(self, row: WaitingRow, available_at: int, attempt: int, error: str) -> None:
+        """Record that the next command of a row cannot be applied now."""
+
+        async def write(tx: Transaction) -> Place:
+            place = await cursor.move(tx, self.place, self._clock.now())
+            await waiting.postpone(tx, row, available_at, attempt, error)
+            return place
+
+        self.place = await self._in_transaction(write)
+        self.waiting.postponed(row.tenant, available_at)
+
+    async def mark(self, tried: int) -> None:
+        """Mark the next commands of the log, which are about to be applied after a crash."""
+        await self.keep(self.place._replace(tried=tried))
+
+    async def mark_row(self, row: WaitingRow, tried: int) -> None:
+        """Mark the next commands of a row, which are about to be applied after a crash."""
+
+        async def write(tx: Transaction) -> Place:
+            place = await cursor.move(tx, self.place, self._clock.now())
+            await waiting.mark(tx, row, tried)
+            return place
+
+        self.place = await self._in_transaction(write)
+
+    async def keep(self, place: Place) -> None:
+        """Write a place without applying anything, and keep the reading."""
+        self.place = await self._in_transaction(lambda tx: cursor.move(tx, place, self._clock.now()))
+
+    async def _in_transaction(self, write: Callable[[Transaction], Awaitable[Place]]) -> Place:
+        return await in_transaction(self._database, write, accepting=True)
+
+    def _behind(self, last: RawCommand) -> Place:
+        moved = self.place.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
+        return self.place._replace(cursor=moved, tried=0, deaths=0)
+
+    async def _commit(
+        self,
+        decoded: Sequence[Decoded],
+        *,
+        later: Sequence[RawCommand] = (),
+        last: RawCommand | None = None,
+        rows: Sequence[WaitingRow] = (),
+    ) -> Done:
+        began = time.time_ns()
+        written = await self._write_in_order(decoded, partial(self._write, later=later, last=last, rows=rows))
+        self.place = written.place
+        for new in written.stored:
+            self.waiting.added(new.tenant, len(new.commands), new.size, 0)
+        for row, number in written.taken:
+            self.waiting.applied(row.tenant, number, row.size if number == len(row.commands) else 0)
+        await self._finish(written.done)
+        self._on_done(written.done, began)
+        return written.done
+
+    async def _write_in_order(self, decoded: Sequence[Decoded], write: Callable[..., Awaitable[_Written]]) -> _Written:
+        """Call `write` in a transaction. If a handler leaves a command too late, call it again with fewer commands."""
+        kept = decoded
+        while True:
+            letters = await build_letters(kept, self._broker.features.max_message_bytes)
+            try:
+                return await in_transaction(
+                    self._database,
+                    partial(write, decoded=kept, left=_without(decoded, kept), letters=letters),
+                    accepting=True,
+                )
+            except LeftTooLateError as error:
+                kept = error.kept(kept)
+
+    async def _write(
+        self,
+        tx: Transaction,
+        *,
+        decoded: Sequence[Decoded],
+        left: Collection[RawCommand],
+        letters: dict[int, Message],
+        later: Sequence[RawCommand],
+        last: RawCommand | None,
+        rows: Sequence[WaitingRow],
+    ) -> _Written:
+        now = self._clock.now()
+        wanted = self.place if last is None else self._behind(last)
+        place = await cursor.move(tx, wanted, now)  # first, so that a process that lost the cursor does nothing else
+        if self.waits_briefly:
+            await tx.wait_briefly()
+        done = await self._handlers.apply(tx, decoded, letters, now) if decoded else Done()
+        if left:
+            done = done._replace(left=[*done.left, *left])
+        if last is None:
+            taken = _taken(rows, len(decoded) + len(left), done.left)
+            for row, number in taken:
+                await waiting.advance(tx, row, number)
+            return _Written(place, done, (), taken)
+        stored = rows_of(sorted([*done.left, *later], key=lambda raw: raw.position)) if done.left or later else ()
+        if stored:
+            await waiting.add(tx, stored, now)
+        return _Written(place, done, stored, ())
+
+    async def _finish(self, done: Done) -> None:
+        """Do the work after the commit: count outcomes, wake loops, send replies."""
+        replies: list[tuple[str, str, CommandResult]] = []
+        for group in done.applied:
+            replies += self._count(group)
+        await wake(done.applied)
+        if done.rejected:
+            await self._wake_outbox()
+            for each in done.rejected:
+                self._record(each)
+            inboxes = [(each, inbox_of(each.raw, self._reply_prefix)) for each in done.rejected]
+            await self._broker.reply([Reply(to, each.reply()) for each, to in inboxes if to is not None])
+        await send_replies(self._broker, replies)
+
+    def _count(self, group: Applied) -> list[tuple[str, str, CommandResult]]:
+        """Count the outcomes of commands, and write audit lines. Return the replies: inbox, command and result."""
+        names = list(map(_NAME, group.results))
+        for (command_type, name), count in Counter(zip(map(_TYPE, group.commands), names, strict=True)).items():
+            self._metrics.command_handled(command_type, str(name), count)
+        if OVER_QUOTA in names or any(each.payload.is_operator_action for each in group.commands):
+            self._write_audit(group)
+        return [
+            (to, command.id, result)
+            for raw, command, result in zip(group.raws, group.commands, group.results, strict=True)
+            if command.reply_to and (to := inbox_of(raw, self._reply_prefix)) is not None
+        ]
+
+    def _write_audit(self, group: Applied) -> None:
+        for command, result in zip(group.commands, group.results, strict=True):
+            if result.name == OVER_QUOTA or command.payload.is_operator_action:
+                line = REFUSED if result.name == OVER_QUOTA else OPERATOR_ACTION
+                about = {"command_id": command.id, "type": command.payload.type, "outcome": str(result.name)}
+                self._audit.record(line, command.tenant, **about, sequence=command.position.sequence)
+
+    def _record(self, rejected: Rejected) -> None:
+        code = rejected.rejection.code
+        known = rejected.envelope is not None and rejected.envelope.type in self._handlers.payloads
+        command_type = rejected.envelope.type if rejected.envelope and known else "unknown"
+        self._metrics.command_handled(command_type, "rejected")
+        self._metrics.dead_letter_stored(code)
+        self._newest.add(rejected, self._clock.now())
+        about = {
+            "command_id": printable(rejected.command_id, _LONGEST_ID),
+            "type": command_type,
+            "sequence": rejected.raw.position.sequence,
+            "code": code.value,
+        }
+        self._audit.record(REJECTED, rejected.raw.address.tenant, **about)  # the reason quotes the command
+
+
+def _without(decoded: Sequence[Decoded], kept: Sequence[Decoded]) -> list[RawCommand]:
+    """Return the commands of `decoded` that are not kept."""
+    if len(kept) == len(decoded):
+        return []
+    positions = {raw.position for raw, _ in kept}
+    return [raw for raw, _ in decoded if raw.position not in positions]
+
+
+def _taken(rows: Sequence[WaitingRow], number: int, left: Collection[RawCommand]) -> list[tuple[WaitingRow, int]]:
+    """Return how many commands of each row were applied. `number`: how many of all rows were to be applied."""
+    positions = {raw.position for raw in left}
+    taken: list[tuple[WaitingRow, int]] = []
+    for row in rows:
+        own = row.next[:number]
+        number -= len(own)
+        taken.append((row, sum(raw.position not in positions for raw in own)))
+    return [(row, applied) for row, applied in taken if applied]

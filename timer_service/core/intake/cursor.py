@@ -1,0 +1,108 @@
+"""The cursor of the command log: how far the database has read it, and which process reads.
+
+It is one row. Every transaction of the intake writes it, and fails if another process has written it meanwhile. So two
+processes that read the same commands apply them once.
+"""
+
+import secrets
+from typing import NamedTuple
+
+from timer_service.core.ports.database import Database, Reader, Transaction
+from timer_service.core.ports.log import LogCursor
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.message import Position
+
+_SQL = load_sql("timer_service.core.intake", "cursor.sql")
+
+LEASE_MS = 3000
+"""How long after its last transaction a reader that has died keeps other processes from reading."""
+
+
+class LostCursorError(Exception):
+    """Another process has moved the cursor or reads now. Nothing was committed."""
+
+
+class Place(NamedTuple):
+    """The row of the cursor, as this process wrote it last."""
+
+    cursor: LogCursor
+    revision: int
+    tried: int = 0
+    """How many commands behind the cursor are being applied after a crash."""
+    deaths: int = 0
+    """How many processes have ended while they applied only the next command."""
+
+    @property
+    def position(self) -> Position:
+        """The position of the last command that was read."""
+        return Position(self.cursor.epoch, self.cursor.sequence)
+
+
+class Taken(NamedTuple):
+    """What a process found when it became the reader."""
+
+    place: Place
+    database_id: str
+    is_new: bool
+    """Whether the database has never read a log."""
+    after_crash: bool
+    """Whether the last reader has not stopped in order."""
+
+
+async def take(database: Database, reader: str, now: int) -> Taken | None:
+    """Make a process the reader. Return None if another one reads."""
+    rows = [] if database.exclusive else await database.reader.fetch(_SQL["find"])
+    if any(row["reader"] not in {None, reader} and row["reads_until"] >= now for row in rows):
+        return None
+    return await in_transaction(database, lambda tx: _take(tx, reader, now, alone=database.exclusive))
+
+
+async def _take(tx: Transaction, reader: str, now: int, *, alone: bool) -> Taken | None:
+    await tx.execute(_SQL["create"])
+    await tx.execute(_SQL["create_installation"], {"database_id": secrets.token_hex(16)})
+    (before,) = await tx.fetch(_SQL["find"])
+    over = before["reads_until"] + 1 if alone else now  # without another process, nobody else reads
+    values = {"reader": reader, "until": now + LEASE_MS, "now": over, "revision": before["revision"]}
+    if not await tx.execute(_SQL["take"], values):
+        return None
+    (row,) = await tx.fetch(_SQL["find"])
+    (installation,) = await tx.fetch(_SQL["find_installation"])
+    cursor = LogCursor(row["log"], row["epoch"], row["sequence"], row["stored_at"])
+    return Taken(
+        Place(cursor, row["revision"], row["tried"], row["deaths"]),
+        installation["database_id"],
+        is_new=not row["log"],
+        after_crash=before["reader"] not in {None, reader},
+    )
+
+
+async def move(tx: Transaction, place: Place, now: int) -> Place:
+    """Write a place that was made from the last one with `_replace`, and keep the reading. Return it as written.
+
+    Raises `LostCursorError` if another process has written the row since.
+    """
+    values = {
+        **place.cursor._asdict(),
+        "tried": place.tried,
+        "deaths": place.deaths,
+        "until": now + LEASE_MS,
+        "revision": place.revision,
+    }
+    if not await tx.execute(_SQL["move"], values):
+        raise LostCursorError
+    return place._replace(revision=place.revision + 1)
+
+
+async def release(database: Database, reader: str) -> None:
+    """Let another process read at once."""
+    await in_transaction(database, lambda tx: tx.execute(_SQL["release"], {"reader": reader}))
+
+
+async def find(reader: Reader) -> LogCursor | None:
+    """Return how far the log was read; None if it was never opened."""
+    rows = await reader.fetch(_SQL["find"])
+    if not rows or not rows[0]["log"]:
+        return None
+    (row,) = rows
+    return LogCursor(row["log"], row["epoch"], row["sequence"], row["stored_at"])

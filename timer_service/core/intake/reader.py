@@ -1,0 +1,419 @@
+"""The reader: reads the command log from the cursor, and applies the commands. One process at a time reads.
+
+It takes turns between the log and the commands that wait. One transaction follows the other:
+
+- Of the log: a part of a batch. Most commands are applied at once; `shares` decides which ones wait.
+- Of the waiting commands: those of the tenants whose turn it is.
+
+A transaction that fails is repeated with half of its commands, until a single one fails. That one is set aside, and its
+tenant waits; `trouble` decides what becomes of it. If the environment is at fault, nothing is applied until it works
+again: then the reader begins again at the cursor.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from timer_service.core.due.blame import Blame, blame
+from timer_service.core.intake import cursor
+from timer_service.core.intake.apply import Decoded, Done, Handlers
+from timer_service.core.intake.commit import Commits, OnDone, ignore_done
+from timer_service.core.intake.crash_care import CrashCare
+from timer_service.core.intake.cursor import LostCursorError, Taken
+from timer_service.core.intake.decoder import decode, parts, reject
+from timer_service.core.intake.newest_rejections import NewestRejections
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.intake.route import Route
+from timer_service.core.intake.shares import FAR_BEHIND, divide
+from timer_service.core.intake.trouble import OF_ENVIRONMENT, Trouble
+from timer_service.core.intake.waiting import MOST_BYTES, WaitingRow, find_first
+from timer_service.core.limits.audit import AuditLog
+from timer_service.core.ports.broker import Broker
+from timer_service.core.ports.clock import Clock
+from timer_service.core.ports.database import Database
+from timer_service.core.ports.health import Health, OutageLog, worst
+from timer_service.core.ports.log import LogBatch, LogUnavailableError
+from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.values.budget import DEFAULT_BUDGET, Budget
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import Code, Rejection, StartError
+from timer_service.core.values.message import Command
+from timer_service.core.values.raw_command import RawCommand
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 1
+_SLOW_SECONDS = 10
+_LONGEST_SECONDS = 60
+_LOOK_SECONDS = 0.4
+"""How often a process that does not read looks whether it may."""
+_KEEP_SECONDS = 1.0
+"""How often the reader of a shared database says that it lives."""
+_IDLE_SECONDS = 5.0
+_TURN_SECONDS = 0.25
+"""How often waiting commands have a turn while the log is far ahead."""
+_LONE_SECONDS = 0.5
+_NOTHING = LogBatch((), 0)
+
+
+class LogReader:
+    """Reads the log and applies the commands until it is stopped."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        broker: Broker,
+        routes: Sequence[Route],
+        clock: Clock,
+        metrics: MetricsPort,
+        batch_size: int,
+        reply_prefix: str,
+        wake_outbox: Callable[[], Awaitable[None]],
+        from_now: bool = False,
+        outages: OutageLog | None = None,
+        audit: AuditLog | None = None,
+        newest: NewestRejections | None = None,
+        budget: Budget = DEFAULT_BUDGET,
+        on_done: OnDone = ignore_done,
+    ) -> None:
+        """`from_now`: a new database skips the commands that are in the log already."""
+        self._database = database
+        self._log = broker.log
+        self._clock = clock
+        self._batch_size = batch_size
+        self._budget = budget
+        self._from_now = from_now
+        self._handlers = Handlers(routes)
+        self._trouble = Trouble(outages or OutageLog())
+        self._name = secrets.token_hex(8)
+        self._commits = Commits(
+            database=database,
+            broker=broker,
+            handlers=self._handlers,
+            clock=clock,
+            metrics=metrics,
+            reply_prefix=reply_prefix,
+            audit=audit or AuditLog(),
+            newest=newest or NewestRejections(),
+            wake_outbox=wake_outbox,
+            on_done=on_done,
+        )
+        self._waiting = self._commits.waiting
+        self._care = CrashCare(self._commits)
+        self._begun = False
+        self._stopping = asyncio.Event()
+        self._health = Health.down("the command log was not opened yet")
+        self._working_since: float | None = None
+        self._turn_ended = 0.0
+        self._kept_at = 0.0
+        self._lone: tuple[str, float, bool] | None = None
+        """A tenant, until when this is valid, and whether the log has only its commands."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the reader hangs: it has been applying the same commands for more than a minute."""
+        return self._working_seconds > _LONGEST_SECONDS
+
+    @property
+    def health(self) -> Health:
+        """Down with the reason while commands cannot be applied."""
+        if self._working_seconds > _SLOW_SECONDS:
+            return Health.down(f"the same commands have been handled for {self._working_seconds:.0f} s")
+        full = Health.down(f"{self._waiting.number} commands wait to be applied; the log is read when fewer wait")
+        return worst(self._health, self._trouble.health, full if self._is_full else Health())
+
+    @property
+    def _working_seconds(self) -> float:
+        return 0.0 if self._working_since is None else time.monotonic() - self._working_since
+
+    @property
+    def _is_full(self) -> bool:
+        return self._waiting.size > MOST_BYTES
+
+    async def stop(self) -> None:
+        """Finish the transaction in progress, and let another process read."""
+        self._stopping.set()
+        await self._log.close()
+
+    async def run(self) -> None:
+        """Read and apply until stopped. Whatever fails is tried again from the cursor."""
+        while not self._stopping.is_set():
+            try:
+                if not (self._begun or await self.begin()):
+                    self._set_health(Health())
+                    await self._pause(_LOOK_SECONDS)
+                    continue
+                while not self._stopping.is_set():
+                    await self.turn(_IDLE_SECONDS if self._database.exclusive else _KEEP_SECONDS)
+            except LostCursorError:
+                log.info("another process reads the command log")
+            except LogUnavailableError as error:
+                self._set_health(Health.down(f"the command log cannot be read: {error}"))
+                await self._pause(_LOOK_SECONDS)
+            except StartError as error:
+                self._set_health(Health.down(str(error)))
+                await self._pause(_PAUSE_SECONDS)
+            except Exception as error:  # `blame` knows every error
+                if blame(error) in OF_ENVIRONMENT:
+                    self._trouble.record_outage(error)
+                else:
+                    log.exception("commands were not applied; trying again")
+                    self._set_health(Health.down(f"commands cannot be applied: {error_text(error)}"))
+                await self._pause(_PAUSE_SECONDS)
+            finally:
+                self._working_since, self._begun = None, False
+        await self._release()
+
+    async def open(self) -> None:
+        """Begin, if the broker is not away. Raises `StartError` if the log belongs to another database."""
+        with suppress(LogUnavailableError):
+            await self.begin()
+
+    async def begin(self) -> bool:
+        """Become the reader, and open the log at the cursor. Return False if another process reads.
+
+        Raises `LogUnavailableError`, and `StartError` if the log belongs to another database.
+        """
+        taken = await self._take()
+        if taken is None:
+            return False
+        self._commits.place = taken.place
+        await self._waiting.load(self._database.reader)
+        await self._open_log(taken)
+        self._set_health(Health())
+        self._begun = True
+        return True
+
+    async def turn(self, seconds: float = 0) -> bool:
+        """Apply the next batch of the log, and the waiting commands whose turn it is. Return whether there were any.
+
+        Waits up to `seconds` for commands. `begin` comes first, and again after any error.
+        """
+        await self._keep_reading()
+        batch = await self._pause_full() if self._is_full else await self._next_batch(seconds)
+        if batch.commands:
+            await self._apply_batch(batch)
+        has_turn = self._is_turn_of_waiting(batch)
+        if has_turn:
+            await self._apply_waiting()
+        return bool(batch.commands) or has_turn
+
+    async def _take(self) -> Taken | None:
+        taken = await cursor.take(self._database, self._name, self._clock.now())
+        if taken is not None and taken.after_crash:
+            self._care.begin(taken.place.tried, self._batch_size)
+        return taken
+
+    async def _open_log(self, taken: Taken) -> None:
+        """Open the log where the cursor is. Record and say what was found."""
+        opening = await self._log.open(None if taken.is_new else taken.place.cursor, taken.database_id)
+        if taken.is_new and self._from_now and opening.unread:
+            log.info("skipping the commands that are in the log already", extra={"count": opening.unread})
+            end = (await self._log.end())._replace(epoch=opening.cursor.epoch)
+            opening = await self._log.open(end, taken.database_id)
+        elif taken.is_new:
+            log.info("reading the command log from its beginning", extra={"count": opening.unread})
+        elif opening.is_other:
+            log.warning(
+                "the command log is another one now; reading the commands that it has stored since",
+                extra={"epoch": opening.cursor.epoch, "count": opening.unread},
+            )
+        if opening.removed:
+            log.error("commands were removed from the log before they were read", extra={"count": opening.removed})
+        if opening.cursor != taken.place.cursor:
+            await self._commits.keep(self._commits.place._replace(cursor=opening.cursor))
+
+    async def _next_batch(self, seconds: float) -> LogBatch:
+        """Return what the log has; wait for it while no waiting command may be applied."""
+        if (next_at := self._waiting.next_at()) is not None:
+            seconds = min(max((next_at - self._clock.now()) / 1000, 0), seconds)
+        return await self._log.read(self._batch_size, self._budget.batch, seconds)
+
+    async def _pause_full(self) -> LogBatch:
+        """Wait until a waiting command may be applied. Return no commands: there is no room for more."""
+        next_at = self._waiting.next_at() or 0
+        if (seconds := (next_at - self._clock.now()) / 1000) > 0:
+            await self._pause(min(seconds, _KEEP_SECONDS))
+        return _NOTHING
+
+    async def _keep_reading(self) -> None:
+        """Say that this process reads, if it has not written for some time and others could read."""
+        if not self._database.exclusive and time.monotonic() - self._kept_at > _KEEP_SECONDS:
+            await self._commits.keep(self._commits.place)
+            self._kept_at = time.monotonic()
+
+    def _is_turn_of_waiting(self, batch: LogBatch) -> bool:
+        next_at = self._waiting.next_at()
+        if next_at is None or next_at > self._clock.now():
+            return False
+        is_far = batch.behind > FAR_BEHIND and not self._is_full
+        return not is_far or time.monotonic() - self._turn_ended > _TURN_SECONDS
+
+    async def _apply_batch(self, batch: LogBatch) -> None:
+        left = len(batch.commands)
+        behind = await self._behind_for_others(batch)
+        for part in parts(batch.commands, self._budget.part):
+            left -= len(part)
+            await self._apply_part(part, behind + left)
+            if self._stopping.is_set():
+                return
+
+    async def _behind_for_others(self, batch: LogBatch) -> int:
+        """Return how many commands are behind a batch; 0 if they are all of the only tenant of the batch."""
+        first = batch.commands[0].address.tenant
+        if batch.behind <= FAR_BEHIND or any(each.address.tenant != first for each in batch.commands):
+            return batch.behind
+        if self._lone is None or self._lone[0] != first or time.monotonic() > self._lone[1]:
+            has_others = await self._log.has_others(first)
+            self._lone = first, time.monotonic() + _LONE_SECONDS, not has_others
+        return 0 if self._lone[2] else batch.behind
+
+    async def _apply_part(self, part: Sequence[RawCommand], behind: int) -> None:
+        """Apply or store commands that follow each other in the log, in one transaction or more."""
+        rest = list(part)
+        size = len(rest)
+        while rest and not self._stopping.is_set():
+            self._working_since = time.monotonic()
+            size = await self._care.limit(rest, size)
+            piece = rest[:size]
+            shares = divide(piece, self._waiting, behind + len(rest) - size, self._trouble.stopped)
+            gives_up = self._care.gives_up_next and bool(shares.now)
+            decoded = [_killed(piece[0])] if gives_up else await self._decode(shares.now)
+            later = [*(raw for raw in shares.now[len(decoded) :]), *shares.later]
+            try:
+                done = await self._commits.of_log(decoded, later, piece[-1])
+            except Exception as error:
+                if not self._may_divide(error):
+                    raise
+                if len(piece) > 1:
+                    size = max(1, len(piece) // 2)
+                    continue
+                await self._set_aside(decoded[0], error)
+                size = 1
+            else:
+                self._record(done)
+                size *= 2
+            rest = rest[len(piece) :]
+        self._commits.waits_briefly = False
+        self._working_since = None
+
+    async def _decode(self, raws: Sequence[RawCommand]) -> list[Decoded]:
+        decoded = await decode(raws, self._handlers.payloads, self._clock.now)
+        return list(zip(raws, decoded, strict=False))
+
+    def _may_divide(self, error: Exception) -> bool:
+        """Return whether a smaller transaction may succeed."""
+        cause = blame(error)
+        if isinstance(error, LostCursorError) or cause in OF_ENVIRONMENT:
+            return False
+        if cause is Blame.BLOCKED:
+            self._commits.waits_briefly = True
+        log.warning("transaction of commands failed; dividing it", extra={"reason": error_text(error)})
+        return True
+
+    async def _set_aside(self, failed: Decoded, error: Exception) -> None:
+        """Store a command of the log that failed alone. It is tried again after a delay."""
+        raw, command = failed
+        attempt = self._count(command, error, 0)
+        available_at = self._clock.now() + self._trouble.delay(raw.position)
+        await self._commits.set_aside(raw, available_at, attempt, error_text(error))
+
+    def _count(self, command: Command | Rejected, error: Exception, attempts: int) -> int:
+        """Return how often a command has failed. A lock, or another transaction, is not its fault."""
+        if blame(error) is not Blame.COMMAND or isinstance(command, Rejected):
+            return attempts
+        self._trouble.is_given_up(self._handlers.route_of(command), command, error, attempts + 1)
+        return attempts + 1
+
+    def _record(self, done: Done) -> None:
+        if self._trouble.record_applied(group.route for group in done.applied):
+            self._waiting.retry_all()
+
+    async def _apply_waiting(self) -> None:
+        """Apply commands of the tenants whose turn it is, in one transaction or more."""
+        self._working_since = time.monotonic()
+        tenants = self._waiting.next_tenants(self._clock.now(), self._batch_size)
+        rows = await find_first(self._database.reader, tenants)
+        if not rows:  # another process has applied them
+            raise LostCursorError
+        chosen = await self._care.choose(self._fitting(rows))
+        await self._apply_rows(chosen)
+        self._waiting.end_turn(row.tenant for row in chosen)
+        self._commits.waits_briefly = False
+        self._turn_ended = time.monotonic()
+        self._working_since = None
+
+    def _fitting(self, rows: Sequence[WaitingRow]) -> list[WaitingRow]:
+        """Return the first rows whose commands fit in one transaction; at least one.
+
+        A command that has failed alone is tried alone.
+        """
+        if rows and rows[0].attempt:
+            return [rows[0]._replace(limit=1)]
+        chosen: list[WaitingRow] = []
+        number = size = 0
+        for row in (row for row in rows if not row.attempt):
+            number += len(row.commands)
+            size += sum(raw.size for raw in row.commands)
+            if chosen and (number > self._batch_size or size > self._budget.part):
+                break
+            chosen.append(row)
+        return chosen
+
+    async def _apply_rows(self, rows: Sequence[WaitingRow]) -> None:
+        """Apply commands of rows in one transaction. If it fails, fewer, until one command alone has failed."""
+        if self._care.gives_up(rows[0]):
+            decoded = [_killed(rows[0].commands[0])]
+        else:
+            decoded = await self._decode([raw for row in rows for raw in row.next])
+        while True:
+            try:
+                self._record(await self._commits.of_waiting(rows, decoded))
+            except Exception as error:
+                if not self._may_divide(error):
+                    raise
+                if len(decoded) == 1:
+                    await self._postpone(rows[0], decoded[0][1], error)
+                    return
+                decoded = decoded[: len(decoded) // 2]
+            else:
+                return
+
+    async def _postpone(self, row: WaitingRow, command: Command | Rejected, error: Exception) -> None:
+        """Let a tenant wait whose next command failed alone, or make the command a dead letter."""
+        raw = row.commands[0]
+        attempt = row.attempt
+        if blame(error) is Blame.COMMAND and isinstance(command, Command):
+            attempt += 1
+            if self._trouble.is_given_up(self._handlers.route_of(command), command, error, attempt):
+                rejection = Rejection(Code.INTERNAL, f"failed {attempt} times: {error_text(error)}")
+                await self._commits.of_waiting([row], [(raw, reject(raw, rejection))])
+                self._trouble.forget(raw.position)
+                return
+        available_at = self._clock.now() + self._trouble.delay(raw.position)
+        await self._commits.postpone(row, available_at, attempt, error_text(error))
+
+    async def _release(self) -> None:
+        try:
+            await cursor.release(self._database, self._name)
+        except Exception as error:  # noqa: BLE001 - another process reads after the lease then
+            log.warning("could not give the command log up", extra={"reason": error_text(error)})
+
+    def _set_health(self, health: Health) -> None:
+        if health.reason is not None and health != self._health:
+            log.warning("commands wait", extra={"reason": health.reason})
+        self._health = health
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+
+def _killed(raw: RawCommand) -> Decoded:
+    rejection = Rejection(Code.INTERNAL, "the service died each time while it handled this command")
+    return raw, Rejected(raw, rejection, None)

@@ -1,0 +1,88 @@
+"""What happens to a command whose transaction failed. It is a row of the waiting commands then, and nothing else."""
+
+import logging
+from collections.abc import Iterable
+from datetime import timedelta
+
+from timer_service.core.due.blame import Blame, Evidence, blame
+from timer_service.core.intake.route import Route
+from timer_service.core.ports.health import Health, OutageLog, RecentFailure
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.message import Command, Position, kebab
+
+log = logging.getLogger(__name__)
+
+_UNHEALTHY_SECONDS = 5
+_MOST_ATTEMPTS = 2
+"""A command is tried once more alone, and then becomes a dead letter."""
+_MOST_ATTEMPTS_IF_ALL_FAIL = 100
+"""With growing delays, an operator has more than an hour to repair a fault that no error names."""
+_MILLISECOND = timedelta(milliseconds=1)
+OF_ENVIRONMENT = frozenset({Blame.OUTAGE, Blame.BUSY, Blame.SETUP})
+"""Nothing can be applied then. The reader waits, and no command is at fault."""
+
+
+class Trouble:
+    """Decides about commands that failed alone in a transaction."""
+
+    def __init__(self, outages: OutageLog) -> None:
+        self._outages = outages
+        self._evidence = Evidence()
+        self._delays = Delays()
+        self._failure = RecentFailure(_UNHEALTHY_SECONDS)
+        self._failing: dict[Route, frozenset[str]] = {}
+
+    @property
+    def health(self) -> Health:
+        """Down with the reason while commands cannot be applied for a reason outside the commands."""
+        return self._failure.health
+
+    @property
+    def stopped(self) -> frozenset[str]:
+        """The names of the messages whose handler fails for every command. These wait, and are tried one by one."""
+        return frozenset().union(*self._failing.values()) if self._failing else frozenset()
+
+    def record_outage(self, error: Exception) -> None:
+        """Record that nothing can be applied now."""
+        self._outages.record_failure(str(error), part="commands")
+        if blame(error) is Blame.SETUP:
+            self._failure.record(f"commands cannot be handled: {error}")
+
+    def record_applied(self, routes: Iterable[Route]) -> bool:
+        """Record a transaction that succeeded. Return whether a handler works again that failed for every command."""
+        self._outages.record_success(part="commands")
+        worked = set(routes)
+        self._evidence.record(worked, ())
+        again = worked & self._failing.keys()
+        for route in again:
+            del self._failing[route]
+        return bool(again)
+
+    def delay(self, position: Position) -> int:
+        """Return the delay in ms of the next attempt of a command that failed alone, or was blocked."""
+        return self._delays.next(position) // _MILLISECOND
+
+    def forget(self, position: Position) -> None:
+        """Forget a command that has ended."""
+        self._delays.forget(position)
+
+    def is_given_up(self, route: Route, command: Command, error: Exception, attempt: int) -> bool:
+        """Record that a command has failed alone for the `attempt`-th time. Return whether it becomes a dead letter.
+
+        If a handler applies no command any more, the fault is probably not in the commands, so they are tried longer.
+        """
+        position = command.position
+        self._evidence.record((), [(route, position)])
+        about = {"tenant": command.tenant, "command_id": command.id, "type": command.payload.type, "attempt": attempt}
+        log.error("command failed", exc_info=error, extra=about)
+        all_fail = self._evidence.is_environment(route)
+        if all_fail:
+            reason = f"every command fails: {error_text(error)}"
+            self._outages.record_failure(reason, part="commands")
+            self._failure.record(reason)
+            self._failing[route] = frozenset(kebab(payload.type) for payload in route.payloads)
+        if attempt < (_MOST_ATTEMPTS_IF_ALL_FAIL if all_fail else _MOST_ATTEMPTS):
+            return False
+        self._evidence.forget(route, position)
+        return True
