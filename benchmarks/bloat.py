@@ -45,7 +45,7 @@ async def bloat(rig: Rig, size: int) -> Result:
             for number in range(_WAVES):
                 due_at = now() + lead_ms
                 waves.append([Timer("bench", f"call-{number}-{index}", due_at) for index in range(size // _WAVES)])
-                spare_ms = due_at - await _store(client, service, waves[-1])
+                spare_ms = due_at - await _store(rig, client, service, waves[-1])
                 rates.append(await _fire(client, service, waves))
                 lead_ms = 2000 + 2 * (lead_ms - spare_ms)
             await asyncio.sleep(_WAIT_SECONDS)
@@ -61,14 +61,14 @@ async def bloat(rig: Rig, size: int) -> Result:
     return Result(figures, faults(timers, events), samples)
 
 
-async def _store(client: Client, service: Fleet, wave: list[Timer]) -> int:
+async def _store(rig: Rig, client: Client, service: Fleet, wave: list[Timer]) -> int:
     """Schedule a wave. Return the time when the service had handled all commands."""
     publisher = Publisher(client)
     await publisher.open()
     for timer in wave:
         await publisher.send(timer)
     await publisher.flush()
-    await until_none(service, partial(unhandled, client))
+    await until_none(service, partial(unhandled, rig, client))
     if now() >= wave[0].due_at:
         raise BenchmarkError(f"this machine did not store {len(wave)} timers before they were due")
     return now()

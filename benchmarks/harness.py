@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -30,7 +29,6 @@ ROOT = Path(__file__).parents[1]
 SYNC_INTERVALS = {"always": "always", "default": "2m"}
 COMMANDS = "TIMER_CMD"
 EVENTS = "TIMER_EVT"
-CONSUMER = "timer-service"
 
 _START_MS = 4500
 _MS_PER_TIMER = 1 / 9
@@ -77,8 +75,8 @@ class Rig:
                 await client.close()
 
     @asynccontextmanager
-    async def service(self, instances: int | None = None) -> AsyncIterator[Fleet]:
-        """Run `instances` of the service, by default all, and yield when they are ready.
+    async def service(self, instances: int | None = None, *, ready: bool = True) -> AsyncIterator[Fleet]:
+        """Run `instances` of the service, by default all, and yield when they are ready. Not `ready`: yield at once.
 
         Only addresses, paths and the limits of the tenants differ from the default settings.
         """
@@ -96,7 +94,7 @@ class Rig:
                 }
                 process = running(f"timer-service-{number}", command, self.folder, settings)
                 processes.append((await stack.enter_async_context(process), port))
-            for instance, port in processes:
+            for instance, port in processes if ready else ():
                 await instance.ready(partial(_is_ready, port))
             yield Fleet([instance for instance, _ in processes])
 
@@ -131,7 +129,7 @@ def _listens(port: int) -> bool:
 def _is_ready(port: int) -> bool:
     """Return whether a service serves its pages, which it does when it has joined the broker.
 
-    Not `/readyz`: it reports the consumer that `pause_commands` has paused.
+    Not `/readyz`: a service is not ready while it handles the commands that were stored before its start.
     """
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=2)) as connection:
         try:
@@ -207,32 +205,39 @@ async def load(rig: Rig, commands: Iterable[Command]) -> None:
     frames = [frame(each.subject, {"Nats-Msg-Id": each.id}, each.body()) for each in commands]
     async with rig.broker("default"):
         async with rig.service(1):
-            pass  # the service creates the streams and the consumer
+            pass  # the service creates the streams and the tables
         await send_frames(rig.nats_port, frames)
 
 
-async def pause_commands(client: Client, *, until: datetime | None) -> None:
-    """Pause the delivery of commands to the service until an instant. None resumes it."""
-    pause = {"pause_until": until.isoformat()} if until else {}
-    await ask(client, f"CONSUMER.PAUSE.{COMMANDS}.{CONSUMER}", pause)
+async def unhandled(rig: Rig, client: Client) -> int:
+    """Return how many commands of the stream are not applied in a committed transaction."""
+    stored = (await ask(client, f"STREAM.INFO.{COMMANDS}"))["state"]["last_seq"]
+    progress = await rig.store.progress()
+    return int(stored - progress.sequence + progress.waiting)
 
 
-async def unhandled(client: Client) -> int:
-    """Return how many commands the service has not acknowledged. It acknowledges after its commit."""
-    facts = await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}")
-    return int(facts["num_pending"] + facts["num_ack_pending"])
+class Beginning(NamedTuple):
+    """What was seen when the service had committed its first commands."""
+
+    handled: int
+    """How many these are."""
+    at: float
+    """The time in seconds since the epoch."""
+    cpu_seconds: float
+    """What all instances had used until then, for example to start."""
 
 
-async def until_delivered(client: Client, service: Fleet) -> float:
-    """Wait until the broker delivers a command to the service. Return the last time when it had delivered none."""
-    looked_at, deadline = time.time(), time.monotonic() + _PATIENCE_SECONDS
-    while not (await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}"))["delivered"]["consumer_seq"]:
+async def until_begun(rig: Rig, service: Fleet) -> Beginning:
+    """Wait until the service has committed the first commands of the stream."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        sequence, waiting = await rig.store.progress()
+        if sequence > waiting:
+            return Beginning(sequence - waiting, time.time(), service.cpu_seconds())
         if time.monotonic() > deadline:
-            raise BenchmarkError(f"the broker has delivered no command for {_PATIENCE_SECONDS} s")
+            raise BenchmarkError(f"the service has committed no command for {_PATIENCE_SECONDS} s")
         await asyncio.sleep(_POLL_SECONDS)
         service.check()
-        looked_at = time.time()
-    return looked_at
 
 
 async def stored_events(client: Client) -> int:

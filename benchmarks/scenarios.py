@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,11 +19,10 @@ from benchmarks.harness import (
     TooLateError,
     ask,
     load,
-    pause_commands,
     read_events,
     stored_events,
     unhandled,
-    until_delivered,
+    until_begun,
     until_none,
 )
 from benchmarks.nats_scheduler import nats_accept, nats_drain, nats_fair, nats_lag
@@ -45,33 +43,27 @@ _LAG_RATE = 200
 
 
 async def ingest(rig: Rig, size: int) -> Result:
-    """Store commands while their delivery is paused. Resume it when the service is ready, and measure the commits.
-
-    The broker resumes up to a second later, so the clock begins with the first delivery.
-    """
+    """Store commands while no service runs. Start it, and measure from its first commit to its last."""
     await load(rig, due_together("bench", size, now() + 24 * _HOUR_MS))
     async with rig.broker() as client:
-        await pause_commands(client, until=datetime.now(UTC) + timedelta(hours=1))
-        async with rig.service() as service:
-            waiting = await unhandled(client)
-            used = service.cpu_seconds()
-            await pause_commands(client, until=None)
-            started = await until_delivered(client, service)
-            seconds = await until_none(service, partial(unhandled, client)) - started
-            used = service.cpu_seconds() - used
+        waiting = await unhandled(rig, client)
+        async with rig.service(ready=False) as service:
+            began = await until_begun(rig, service)
+            seconds = await until_none(service, partial(unhandled, rig, client)) - began.at
+            used = service.cpu_seconds() - began.cpu_seconds
         stream_bytes = (await ask(client, f"STREAM.INFO.{COMMANDS}"))["state"]["bytes"]
     rows = await rig.store.rows()
     figures = {
         "commands": size,
-        "seconds from the first delivery to the last commit": seconds,
-        "commands/s": size / seconds,
+        "seconds from the first commit to the last": seconds,
+        "commands/s": (size - began.handled) / seconds,
         "CPU seconds, all instances": used,
         "database, bytes per timer": await rig.store.size() / size,
         "stream of commands, bytes per command": stream_bytes / size,
     }
     problems = [] if rows == size else [f"{size} commands wrote {rows} rows"]
     if waiting != size:
-        problems.append(f"{size - waiting} of {size} commands were handled before the delivery was resumed")
+        problems.append(f"{waiting} of {size} commands were in the stream before the service started")
     return Result(figures, problems)
 
 
@@ -112,7 +104,7 @@ async def accept(rig: Rig, size: int) -> Result:
     async with rig.broker() as client, rig.service() as service:
         started = time.time()
         stored = await send_frames(rig.nats_port, frames)
-        seconds = await until_none(service, partial(unhandled, client)) - started
+        seconds = await until_none(service, partial(unhandled, rig, client)) - started
     rows = await rig.store.rows()
     figures = {
         "commands": size,
@@ -235,7 +227,7 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> _Drained:
         async def missing() -> int:
             return len(timers) - await stored_events(client)
 
-        await until_none(service, partial(unhandled, client))
+        await until_none(service, partial(unhandled, rig, client))
         if now() >= due_at:
             raise TooLateError(f"this machine did not store {len(timers)} timers before they were due")
         await sleep_until(due_at)

@@ -80,7 +80,7 @@ async def slots(rig: Rig, seconds: int) -> Result:
 
     async with rig.broker() as client, rig.service() as service:
         arrived = await _listen(client)
-        await _store(client, puts, service)
+        await _store(rig, client, puts, service)
         await sleep_until(end)
         await until_none(service, partial(missing, arrived))
         await asyncio.sleep(_DUPLICATES_SECONDS)
@@ -97,12 +97,12 @@ async def _fire_together(rig: Rig, size: int, fields_of: Callable[[int, int], Ma
     async with rig.broker() as client, rig.service() as service:
         sample = _due_together("sample", math.ceil(size * _SAMPLE), now() + _DAY_MS, fields_of)
         began = now()
-        await _store(client, sample, service)
+        await _store(rig, client, sample, service)
         due_at = _next_second(_MARGIN_MS + round(_RESERVE * (now() - began) / _SAMPLE))
         puts = _due_together("bench", size, due_at, fields_of)
         puts.append(Put("single", "s", {"every": "P1D", "startAt": instant(due_at), "maxCount": 1}))
         arrived = await _listen(client)
-        if not await _store(client, puts, service) or now() >= due_at:
+        if not await _store(rig, client, puts, service) or now() >= due_at:
             raise BenchmarkError(f"this machine did not store {size} schedules before they were due")
 
         async def missing() -> int:
@@ -142,15 +142,15 @@ def _next_second(ahead_ms: int) -> int:
     return (now() + ahead_ms) // 1000 * 1000 + 1000
 
 
-async def _store(client: Client, puts: Sequence[Put], service: Fleet) -> bool:
+async def _store(rig: Rig, client: Client, puts: Sequence[Put], service: Fleet) -> bool:
     """Send commands. Return whether the service has handled all of them."""
     publisher = Publisher(client)
     await publisher.open()
     for put in puts:
         await publisher.send(put)
     await publisher.flush()
-    await until_none(service, partial(unhandled, client))
-    return not await unhandled(client)
+    await until_none(service, partial(unhandled, rig, client))
+    return not await unhandled(rig, client)
 
 
 async def _listen(client: Client) -> list[Slot]:

@@ -76,7 +76,7 @@ async def signals(rig: Rig, seconds: int) -> Result:
 
     async with rig.broker() as client, rig.service() as service:
         await _create(client, waiting)
-        await until_none(service, partial(unhandled, client))
+        await until_none(service, partial(unhandled, rig, client))
         await client.subscribe("timer.evt.v1.*.work-signal-fired", cb=arrive)
         sent = await _block_steadily(client, waiting)
         await until_none(service, missing)

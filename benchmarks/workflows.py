@@ -43,7 +43,7 @@ async def workflows(rig: Rig, size: int) -> Result:
     await load(rig, [_start(name, "one-step") for name in names])
     async with rig.broker() as client, rig.service() as service:
         ended = await _listen(client)
-        await until_none(service, partial(unhandled, client))
+        await until_none(service, partial(unhandled, rig, client))
         used = service.cpu_seconds()
         async with rig.worker("one_step") as worker:
             await _until_ended(service, ended, size)

@@ -27,9 +27,7 @@ _CONSUMER = {
     "stream": "TIMER_CMD",
     "durable_name": "timer-service",
     "filter_subject": "timer.cmd.v1.*.*",
-    "ack_policy": "explicit",
-    "ack_wait": "30s",
-    "max_ack_pending": 20000,
+    "ack_policy": "none",
 }
 _TEXT = {"type": "string"}
 _HEADERS = {

@@ -25,7 +25,7 @@ CREATE TABLE command_log (
 -- Commands that were read and are applied later: those of a tenant with more than its share, and costly ones. A row has commands of
 -- one tenant that follow each other, in their order. The first `done` of them are applied.
 CREATE TABLE waiting_commands (
-    tenant_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE "C" NOT NULL,
     epoch BIGINT NOT NULL,
     first_sequence BIGINT NOT NULL,
     last_sequence BIGINT NOT NULL,

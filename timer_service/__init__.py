@@ -16,18 +16,18 @@ catch up      fire slots that are late; the policy of a schedule says which ones
 cause         the command that led to an event: its id, correlation id and trace
 claim         take a batch of available rows under a new lease
 command       a request to change something, applied in a transaction
-command time  when the broker stored a command, by the broker's clock; the same at each delivery
-consumer      the part that handles commands, each part of a batch in one transaction or more
-cursor        where the next step continues: a list after the end of a page, a schedule after the slots that are done
-dead letter   a command that can never be handled, stored whole with the reason
+command log   the commands of all tenants, in the order in which the broker stored them
+command time  when the broker stored a command, by the broker's clock
+cursor        where the next step continues: the reader after the commands that were read, a list after the end of a
+              page, a schedule after the slots that are done
+dead letter   a command that can never be handled, published whole with the reason, like an event
 dedupe key    identifies the cause of a firing, so that one cause fires a signal once
-defer         leave a command of a transaction to a later one, because the transaction has enough work
+defer         leave a command of a transaction to a later one, because the transaction has enough work; it waits
 definition    the trigger and the note of a signal, or the values of a schedule, from the command that set them
-delivery      one command as the broker hands it over; acknowledged, retried or terminated, once
 due           may fire from now on; a slot is due at its instant, or later by its jitter
 due_at        the earliest instant at which an event may be published; no retry changes it
 effect        a step, a sleep or a wait for a message of a workflow; its key is its name and a number
-epoch         the creation time of a command stream; a recreated stream has a later one
+epoch         the number of a command log, from its creation time; another log, or one rolled back, has a greater one
 expire        fire at or after the expiry (`expires_at`) of a timer: its event is TimerExpired
 event         something that happened, published to its tenant
 fire          publish the event of a timer, a firing or a slot
@@ -43,14 +43,14 @@ lease         `lease_token` (new for each claim) and `attempt`; every later writ
 loop          runs the passes of one worker and sleeps in between
 message       of a workflow: data that is stored until the workflow waits for a message of this name
 need          an edge of a run: a job needs another job, its upstream, or a group
-outbox        the table of events to publish, written in the transaction that caused them
+outbox        the table of events and dead letters to publish, written in the transaction that caused them
 outcome       how one command ended, for example `scheduled`
 park          end a task because every branch of the function waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
-pending       delivered before its run or job is known, and kept until then (of a command)
+pending       published before its run or job is known, and kept until then (of a command)
 policy        which late slots of a schedule fire: `last`, `skip` or `all`
-position      where a command is in its stream: (epoch, sequence); an older command never overwrites a newer one
-put back      return a delivery that was not handled yet to the subscription, which hands it out again
+position      where a command is in the command log: (epoch, sequence)
+reader        the part that reads the command log and applies the commands; one process at a time has it
 ready         all needs of a job are met, so the users' workers may execute it (event JobReady)
 recurrence    a cron expression in a zone, or a fixed interval; it names slots
 relay         the worker that claims rows, publishes their events and settles the rows
@@ -71,6 +71,7 @@ task          a claimed workflow as it is sent to a worker of the user; of a sig
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
 tombstone     a row for a timer, signal, schedule, workflow or run that does not exist; it keeps positions of commands
 transition    the change of a work item's status
+waiting       of a command: read from the log, stored, and applied later in turns between the tenants
 wake          tell a loop that it has work at an instant
 worker        an object that does work in passes; of workflows: a process of the user that executes them
 work item     something that belongs to a user and has a status

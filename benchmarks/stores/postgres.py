@@ -9,6 +9,7 @@ import asyncpg
 
 from benchmarks.processes import BenchmarkError
 from benchmarks.stores.filling import Filling, insert
+from benchmarks.stores.store import PROGRESS, Progress
 from benchmarks.timers import now
 from tests.harness.postgres import installed_programs, packaged_programs, postgres_server
 from timer_service.adapters.postgres import PostgresDatabase
@@ -37,6 +38,10 @@ class PostgresStore:
     async def rows(self) -> int:
         count: int = await self.connection.fetchval("SELECT count(*) FROM timer_schedules")
         return count
+
+    async def progress(self) -> Progress:
+        (row,) = await self._database.reader.fetch(PROGRESS)
+        return Progress(row["sequence"] or 0, int(row["waiting"] or 0))
 
     async def poll(self) -> None:
         async with self._database.transaction() as tx:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from benchmarks.stores.filling import Filling, insert
+from benchmarks.stores.store import PROGRESS, Progress
 from benchmarks.timers import now
 from timer_service.timers.store import TIMERS
 
@@ -28,6 +29,10 @@ class SqliteStore:
     async def rows(self) -> int:
         count: int = self._open().execute("SELECT count(*) FROM timer_schedules").fetchone()[0]
         return count
+
+    async def progress(self) -> Progress:
+        sequence, waiting = self._open().execute(PROGRESS).fetchone()
+        return Progress(sequence or 0, waiting or 0)
 
     async def poll(self) -> None:
         reader = self._open()

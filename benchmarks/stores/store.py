@@ -1,9 +1,23 @@
 """The interface of the databases."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from benchmarks.stores.filling import Filling
+
+PROGRESS = """
+SELECT (SELECT sequence FROM command_log) AS sequence,
+    (SELECT SUM(number_of_commands - done) FROM waiting_commands) AS waiting
+"""
+
+
+class Progress(NamedTuple):
+    """How far the commands are handled, at one moment."""
+
+    sequence: int
+    """The sequence in the stream of the last command that was read in a transaction."""
+    waiting: int
+    """How many commands up to this one are stored, to be applied later."""
 
 
 class Store(Protocol):
@@ -20,6 +34,10 @@ class Store(Protocol):
 
     async def rows(self) -> int:
         """Return the number of timers."""
+        ...
+
+    async def progress(self) -> Progress:
+        """Return how far the commands are handled."""
         ...
 
     async def poll(self) -> None:

@@ -168,13 +168,13 @@ TRAFFIC = Row(
         ),
         Panel(
             "Outcomes of commands",
-            "What the commands did. `unchanged` and `ignored_stale` are normal if commands are delivered again.",
+            "What the commands did. `unchanged` is normal if clients publish commands again.",
             "ops",
             (per_second("timer_commands_received_total", "outcome"),),
         ),
         Panel(
             "Fired and published",
-            "Rows that were settled per second. `outbox` are the events of signals, runs, schedules and workflows.",
+            "Rows that were settled per second. `outbox` has dead letters, and all events but those of timers.",
             "ops",
             (per_second('timer_schedules_processed_total{outcome=~"fired|expired"}', "table"),),
         ),
@@ -253,12 +253,9 @@ FAILURES = Row(
     (
         Panel(
             "Dead letters",
-            "Rejected commands, by code. If the broker refuses their dead letters, only the log has the reasons.",
+            "Rejected commands, by code. Their dead letters wait in the outbox until the broker stores them.",
             "ops",
-            (
-                per_second("timer_dead_letters_total", "code"),
-                total("timer_dead_letters_dropped_total", "refused by the broker"),
-            ),
+            (per_second("timer_dead_letters_total", "code"),),
         ),
         Panel(
             "Refused",

@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import nats
+import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
@@ -77,53 +79,32 @@ class User:
             while await self.stored(stream) < count:
                 await asyncio.sleep(0.02)
 
-    async def unhandled(self) -> int:
-        """Return the number of commands that no instance has acknowledged."""
-        info = await self.js.consumer_info("TIMER_CMD", "timer-service")
-        return (info.num_pending or 0) + (info.num_ack_pending or 0)
-
-    async def until_in_flight(self, count: int) -> None:
-        """Wait until at least `count` commands are delivered but not acknowledged."""
+    async def until_delivered(self) -> None:
+        """Wait until the broker has sent every stored command to the service."""
         async with asyncio.timeout(30):
-            while ((await self.js.consumer_info("TIMER_CMD", "timer-service")).num_ack_pending or 0) < count:
+            while (await self.js.consumer_info("TIMER_CMD", "timer-service")).num_pending:
                 await asyncio.sleep(0.02)
-
-    async def until_ack_wait(self, *, seconds: float) -> None:
-        """Wait until the ack wait of the consumer is `seconds`."""
-        async with asyncio.timeout(10):
-            while (await self.js.consumer_info("TIMER_CMD", "timer-service")).config.ack_wait != seconds:
-                await asyncio.sleep(0.02)
-
-    async def shorten_ack_wait(self) -> None:
-        """Set the ack wait to 1 s, so that the broker soon redelivers the commands of a killed instance."""
-        config = (await self.js.consumer_info("TIMER_CMD", "timer-service")).config
-        await self.js.add_consumer("TIMER_CMD", config.evolve(ack_wait=1))
-
-    async def until_no_pull_waits(self) -> None:
-        """Wait until the broker has noticed that an instance is dead. Until then, it can send new commands to it."""
-        async with asyncio.timeout(30):
-            while (await self.js.consumer_info("TIMER_CMD", "timer-service")).num_waiting:
-                await asyncio.sleep(0.002)
-
-    async def redeliver_unacknowledged(self) -> None:
-        """Make the broker redeliver the commands of a killed instance as soon as another instance starts."""
-        await self.until_no_pull_waits()
-        info = await self.js.consumer_info("TIMER_CMD", "timer-service")
-        await self.js.add_consumer("TIMER_CMD", info.config.evolve(ack_wait=0.1))
-        subscription = await self.js.pull_subscribe_bind("timer-service", stream="TIMER_CMD")
-        pulled: dict[int, Any] = {}
-        while sum(each.metadata.num_delivered > 1 for each in pulled.values()) < (info.num_ack_pending or 0):
-            pulled |= {each.metadata.sequence.stream: each for each in await subscription.fetch(100, timeout=5)}
-        for each in pulled.values():
-            await each.nak()
-        await subscription.unsubscribe()
-        await self.js.add_consumer("TIMER_CMD", info.config)
 
     async def until_handled(self, *, seconds: float = 60) -> None:
-        """Wait until the service has acknowledged every command."""
+        """Wait until the service has handled every stored command.
+
+        It handles the commands of each tenant in order, so the reply to one more command of each tenant shows that.
+        """
+        subjects = (await self.js.stream_info("TIMER_CMD", subjects_filter=">")).state.subjects or {}
         async with asyncio.timeout(seconds):
-            while await self.unhandled():
-                await asyncio.sleep(0.02)
+            await asyncio.gather(*(self.until_replied(each) for each in {each.split(".")[3] for each in subjects}))
+
+    async def until_replied(self, tenant: str) -> None:
+        """Publish commands that change nothing until one gets a reply. A service that is killed can lose replies."""
+        command = body("RetryTimer", tenant, {"serviceCallId": "nothing"})
+        inbox = await self.connection.subscribe(self.connection.new_inbox())
+        while True:
+            with suppress(nats.errors.TimeoutError):
+                headers = {"Timer-Reply-To": inbox.subject}
+                await self.js.publish(f"timer.cmd.v1.{tenant}.retry-timer", command, headers=headers)
+                await inbox.next_msg(timeout=5)
+                await inbox.unsubscribe()
+                return
 
     async def read(self, stream: str, subject: str = ">") -> Sequence[Any]:
         """Return all messages of a stream."""
@@ -205,14 +186,18 @@ async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str])
         yield running
 
 
-async def kill_and_start(service: Service, user: User) -> None:
-    """Kill the service and start it again. Its unacknowledged commands are redelivered at once.
+async def find_reader(user: User, instances: Sequence[Service]) -> Service:
+    """Return the instance that reads the commands."""
+    sample = 'timer_commands_received_total{outcome="not_found",type="RetryTimer"}'
+    before = [await each.metric(sample) for each in instances]
+    await user.until_replied("acme")
+    (reader,) = [each for each, number in zip(instances, before, strict=True) if await each.metric(sample) > number]
+    return reader
 
-    A service on SQLite redelivers them itself, because it knows that it is the only instance.
-    """
+
+async def kill_and_start(service: Service) -> None:
+    """Kill the service and start it again."""
     await service.kill()
-    if service.has_shared_database:
-        await user.redeliver_unacknowledged()
     await service.start()
 
 

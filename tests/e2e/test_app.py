@@ -13,24 +13,25 @@ from typing import Any, NoReturn
 import pytest
 from pydantic import SecretStr
 
-from tests.harness.builders import schedule_timer, scheduled
+from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from tests.harness.databases import Databases
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, unused_port
 from tests.harness.timers import put_timers
-from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats.log import NatsLog
 from timer_service.app.service import App
 from timer_service.app.startup import open_app
-from timer_service.client import TimerClient
+from timer_service.client import State, TimerClient
 from timer_service.config import Config
 from timer_service.core.due import loop as loop_module
-from timer_service.core.intake.command_streams import CommandHistory
+from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.limits import quotas as quotas_module
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
-from timer_service.core.values.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.errors import StartError
 from timer_service.supervisor import Supervisor
 
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
+PAST = datetime(2001, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -155,88 +156,70 @@ async def test_http_server_that_ends(config: Config) -> None:
 
 
 @pytest.mark.slow
-async def test_consumer_that_fails_is_started_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unexpected error of the consumer stops the flow of commands for a second only. The instance keeps running."""
+async def test_reader_that_fails_begins_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected error of the reader stops the flow of commands for a second only. The instance keeps running."""
 
-    async def fail(limit: int) -> NoReturn:
+    async def fail(_log: NatsLog, limit: int, _most_bytes: int, _seconds: float) -> NoReturn:
         raise RuntimeError(f"no batch of {limit}")
 
-    async with running(config) as (app, task):
-        js = app._broker._client.jetstream()
+    async with running(config) as (_, task), TimerClient.connect(str(config.broker_url)) as client:
 
         async def is_failing() -> bool:
             reason: str = (await page(config, "/readyz"))["commands"]
-            return reason.startswith("consumer failed: RuntimeError: no batch of")
-
-        async def are_handled() -> bool:
-            info = await js.consumer_info("TIMER_CMD", "timer-service")
-            return not info.num_pending and not info.num_ack_pending
+            return reason == "commands cannot be applied: RuntimeError: no batch of 1000"
 
         with monkeypatch.context() as patch:
-            patch.setattr(app._subscription, "next_batch", fail)
-            await js.publish("timer.cmd.v1.acme.schedule-timer", schedule_timer("call-1"))
+            patch.setattr(NatsLog, "read", fail)
+            await client.schedule("acme", "call-1", TOMORROW)  # it has its batch already, and reads the next one then
             await until(is_failing)
-        await js.publish("timer.cmd.v1.acme.schedule-timer", schedule_timer("call-2"))
-        await until(are_handled)
+        assert (await client.schedule("acme", "call-2", TOMORROW)).name == "scheduled"
         await until(lambda: is_ready(config))
         assert not task.done()
 
 
 @pytest.mark.slow
-async def test_replay_that_takes_long(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a replay has ended, nothing fires, readiness says why, and liveness is fine. An error at its end passes."""
-    async with running(config):
-        pass
-    with closing(sqlite3.connect(config.db_path, isolation_level=None)) as database:
-        database.execute("UPDATE installation SET replay_since = 1")
-    ended = CommandHistory.replay_ended
-    errors = iter([DatabaseUnavailableError("away"), RuntimeError("a surprise")])
+async def test_backlog_that_takes_long(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the commands from before the start are applied, nothing fires, and readiness says why. Liveness is fine."""
 
-    async def fail_twice(history: CommandHistory) -> None:
-        if (error := next(errors, None)) is not None:
-            raise error
-        await ended(history)
-
-    async def never(_broker: NatsBroker, _since: int) -> bool:
+    async def never(_gate: BacklogGate, _now: int) -> bool:
         return False
 
-    monkeypatch.setattr(CommandHistory, "replay_ended", fail_twice)
-    async with open_app(config) as app:
-        task = asyncio.create_task(app.run())
-        js = app._broker._client.jetstream()
-
-        async def has_fired() -> bool:
-            return (await js.stream_info("TIMER_EVT")).state.messages == 1
-
-        async def says_why() -> bool:
-            return "handled again" in (await page(config, "/readyz"))["events"]
-
+    async with TimerClient.connect(str(config.broker_url)) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(NatsBroker, "replayed", never)
+            patch.setattr(BacklogGate, "is_open", never)
             patch.setattr(loop_module, "_LONGEST_PASS_SECONDS", -1000)  # any pass that has begun counts as stalled
-            await until(lambda: is_served(config))
-            await js.publish("timer.cmd.v1.acme.schedule-timer", schedule_timer("call-1", due_at=1))
-            await until(says_why)
-            stalled = (await page(config, "/livez"))["stalled"]
-            assert not await has_fired()
-        await until(has_fired)
-        await until(lambda: is_ready(config))
-        app.stop()
-        await task
+            async with open_app(config) as app:
+                task = asyncio.create_task(app.run())
+                await until(lambda: is_served(config))
+                await client.schedule("acme", "call-1", PAST)
+                assert "stored before the start" in (await page(config, "/readyz"))["events"]
+                stalled = (await page(config, "/livez"))["stalled"]
+                assert (await state_of(client, "call-1")) == State.SCHEDULED
+                patch.undo()
+
+                async def has_fired() -> bool:
+                    return await state_of(client, "call-1") == State.REACHED
+
+                await until(has_fired)
+                await until(lambda: is_ready(config))
+                app.stop()
+                await task
     assert set(stalled).isdisjoint({"timers", "outbox", "firings", "sweep"})
 
 
-async def test_stop_during_a_replay(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An instance that is asked to stop before its loops have begun does not wait for them."""
-    async with running(config):
-        pass
-    with closing(sqlite3.connect(config.db_path, isolation_level=None)) as database:
-        database.execute("UPDATE installation SET replay_since = 1")
+async def state_of(client: TimerClient, call: str) -> str:
+    timer = await client.get("acme", call)
+    assert timer is not None
+    return timer.state
 
-    async def never(_broker: NatsBroker, _since: int) -> bool:
+
+async def test_stop_before_the_backlog_is_applied(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that is asked to stop before its loops have begun does not wait for them."""
+
+    async def never(_gate: BacklogGate, _now: int) -> bool:
         return False
 
-    monkeypatch.setattr(NatsBroker, "replayed", never)
+    monkeypatch.setattr(BacklogGate, "is_open", never)
     async with open_app(config) as app:
         task = asyncio.create_task(app.run())
         await until(lambda: is_served(config))
@@ -251,12 +234,12 @@ async def test_stop_during_a_replay(config: Config, monkeypatch: pytest.MonkeyPa
 async def test_loops_on_postgres(
     config: Config, databases: Databases, role: Any, *, handles: bool, fires: bool
 ) -> None:
-    """A role that handles commands records how old the backlog is, for a replay. Only a role that works fires."""
+    """Only a role that handles commands writes the lines of the audit log. Only a role that works fires."""
     async with databases.database() as url:
         settings = config.model_copy(update={"role": role, "database_url": SecretStr(url)})
         async with open_app(settings) as app:
             names = {loop.name for loop in app._loops}
-    assert ("backlog" in names, "timers" in names, "outbox" in names) == (handles, fires, fires)
+    assert ("audit" in names, "timers" in names, "outbox" in names) == (handles, fires, fires)
     assert {"database", "streams", "clock"} <= names
 
 
@@ -294,13 +277,13 @@ async def test_loops_of_each_role(config: Config) -> None:
 
 
 async def test_liveness_names_what_hangs(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Liveness fails if the driver does not read from its connection, or if the consumer or a loop hangs."""
+    """Liveness fails if the driver does not read from its connection, or if the reader or a loop hangs."""
     async with running(config) as (app, _):
         assert (await page(config, "/livez"))["stalled"] == []
         with monkeypatch.context() as patch:
-            patch.setattr(type(app._consumer), "stalled", True)
+            patch.setattr(type(app._reader), "stalled", True)
             patch.setattr(type(app._loops[0]), "stalled", True)
-            assert (await page(config, "/livez"))["stalled"] == [*(loop.name for loop in app._loops), "consumer"]
+            assert (await page(config, "/livez"))["stalled"] == [*(loop.name for loop in app._loops), "commands"]
         reader = app._broker._client._reading_task
         assert reader is not None
         reader.cancel()

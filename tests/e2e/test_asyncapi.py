@@ -42,7 +42,6 @@ async def test_streams_and_consumer_match_the_document(user: User, service: Serv
         assert {name: getattr(config, name) for name in stream} == stream
     consumer = facts["consumer"]
     found = (await user.js.consumer_info(consumer.pop("stream"), consumer["durable_name"])).config
-    assert found.ack_wait == seconds(consumer.pop("ack_wait"))
     assert {name: getattr(found, name) for name in consumer} == consumer
 
 

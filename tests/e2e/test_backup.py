@@ -15,7 +15,6 @@ from tests.e2e.conftest import ON_SQLITE, User, check_fired, iso
 from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.runs import jobs
-from tests.harness.sqlite_files import read_replay_since
 from timer_service.core.values.message import kebab
 
 DIAMOND = {"top": [], "left": ["top"], "right": ["top"], "bottom": ["left", "right"]}
@@ -108,13 +107,6 @@ async def execute(user: User) -> None:
     await user.connection.subscribe("timer.evt.v1.*.job-ready", cb=report)
 
 
-def check_replay_requested(database: Path, since_ms: int) -> None:
-    """Check that the restored database requests every command since an instant."""
-    requested = read_replay_since(database)
-    assert requested is not None
-    assert requested <= since_ms
-
-
 async def payloads(user: User, name: str) -> list[tuple[str, Any]]:
     """Return the ids and payloads of the events of a type."""
     messages = [json.loads(each.data) for each in await user.read("TIMER_EVT", f"timer.evt.v1.acme.{name}")]
@@ -186,7 +178,7 @@ async def test_restore_of_a_backup_under_load(  # noqa: PLR0917
     """
     cli = Cli(tmp_path, broker.url)
     await execute(user)
-    load, started_ms = make_load(size, span_ms, seed=size), int(time.time() * 1000)
+    load = make_load(size, span_ms, seed=size)
     half = len(load.rounds) // 2
     await send(user, load.rounds[:half], span_ms)
     backup = asyncio.create_task(cli.lines("backup", "backup.db"))
@@ -198,10 +190,28 @@ async def test_restore_of_a_backup_under_load(  # noqa: PLR0917
     assert [(line["type"], line["file"], line["database"]) for line in cli.audit] == [
         ("restore", "backup.db", str(tmp_path / "service" / "timers.db"))
     ]
-    check_replay_requested(tmp_path / "service" / "timers.db", started_ms)
     await service.start()
     found = await until_happened(user, load, seconds=span_ms / 1000 + 60)
     check_fired(await user.fired(), load.due)
     check_happened(found, load)
     assert await count_timers(user) == {"Reached": len(load.due), "Cancelled": load.cancelled}
     print(f"timers, signals, jobs and runs in the stream: {before} before the restore, {found.counts} at the end")
+
+
+@ON_SQLITE
+async def test_cancel_after_the_backup(user: User, broker: NatsServer, service: Service, tmp_path: Path) -> None:
+    """The restored service reads on from the cursor of its backup, before it fires: a later cancel counts."""
+    cli = Cli(tmp_path, broker.url)
+    now = int(time.time() * 1000)
+    await user.send([schedule("cancelled", now + 2_000), schedule("kept", now + 2_000)])
+    await user.until_handled()
+    await cli.lines("backup", "backup.db")
+    await user.send([command("CancelTimer", serviceCallId="cancelled"), schedule("later", now + 2_000)])
+    await user.until_handled()
+    await service.kill()
+    await cli.lines("restore", "backup.db")
+    await asyncio.sleep(now / 1000 + 2.1 - time.time())  # until the timers are due
+    await service.start()
+    await user.until_stored("TIMER_EVT", 2)
+    assert {each.call for each in await user.fired()} == {"kept", "later"}
+    assert (await count_timers(user))["Cancelled"] == 1

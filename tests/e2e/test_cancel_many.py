@@ -141,7 +141,6 @@ async def test_two_instances_cancel(user: User, fleet: Fleet, database_url: str)
             await victim.kill()
             await victim.start()
         await sending
-        await user.shorten_ack_wait()
         await user.until_handled()
         event = await announced(user, 300)
         seconds = time.monotonic() - began

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ON_SQLITE, User
+from tests.e2e.conftest import ON_SQLITE
 from tests.harness.load import Load, instant
 from tests.harness.load_check import check_load
 from tests.harness.load_user import LoadUser, now_ms
@@ -21,9 +21,8 @@ RECOVERY_SECONDS = 20
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.full)])
 @ON_SQLITE
-async def test_broker_is_killed_under_load(kills: int, broker: NatsServer, user: User, service: Service) -> None:
+async def test_broker_is_killed_under_load(kills: int, broker: NatsServer, service: Service) -> None:
     """Nothing is lost and nothing fires early when the nats-server is killed and started again."""
-    await user.shorten_ack_wait()
     async with Load.running(broker.url, seed=kills, far_ms=1_000) as load:
         for _ in range(kills):
             await load.until_answered(50)

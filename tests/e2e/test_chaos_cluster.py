@@ -43,7 +43,6 @@ async def test_leaders_step_down_under_load(tmp_path: Path) -> None:
         Service(tmp_path / "service", ",".join(cluster.urls)),
         Load.running(cluster.urls, seed=1, writers=3) as load,
     ):
-        await cluster.shorten_ack_wait()
         for stream, consumer in _LEADERS:
             await cluster.leader(stream, consumer)
             await cluster.step_down(stream, consumer)

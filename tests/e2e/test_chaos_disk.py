@@ -72,5 +72,5 @@ async def test_commands_wait_while_the_disk_is_full(disk: Disk, tmp_path: Path, 
 
 async def _until_waiting(user: LoadUser, count: int) -> None:
     async with asyncio.timeout(RECOVERY_SECONDS):
-        while await user.unhandled() < count:
+        while user.unanswered < count:
             await asyncio.sleep(0.02)

@@ -526,7 +526,6 @@ async def test_doctor_in_an_outage_of_the_database(cli: Cli, service: Service, u
         await service.until_page("/readyz", 503)
         done = await cli.run("doctor")
     assert "fail  flow of commands: " in done.stdout
-    assert "warn  consumer timer-service: the service runs, but takes no commands at the moment; " in done.stdout
     assert "Start the service" not in done.stdout
 
 
@@ -547,7 +546,4 @@ async def test_doctor_with_too_few_permissions(tmp_path: Path, cli: Cli) -> None
     async with NatsServer(tmp_path / "fenced", users) as server:
         done = await cli.run("doctor", TIMER_BROKER_URL=server.url, TIMER_NATS_USER="svc", TIMER_NATS_PASSWORD="pass")
     assert done.returncode == 1
-    assert (
-        "fail  permissions: may not publish timer.dlq.v1.*.*, _INBOX.>, $JS.ACK.TIMER_CMD.timer-service.>"
-        in done.stdout
-    )
+    assert "fail  permissions: may not publish timer.dlq.v1.*.*, _INBOX.>\n" in done.stdout

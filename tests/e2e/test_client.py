@@ -4,9 +4,7 @@ import asyncio
 import json
 import re
 import runpy
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from tests.e2e.conftest import ON_SQLITE, User, iso
-from tests.harness.processes import NatsServer, Service, body
+from tests.e2e.conftest import ON_SQLITE, User
+from tests.harness.processes import NatsServer, Service
 from timer_service.client import (
     CommandError,
     NewTimer,
@@ -337,7 +335,7 @@ async def test_rejections(client: TimerClient, user: User) -> None:
     with pytest.raises(CommandError) as rejected:
         await client.schedule("acme", "call-1", LATER, data="x" * 70_000)
     assert (rejected.value.code, rejected.value.errors[0]["path"]) == ("TOO_LARGE", "payload.data")
-    assert await user.stored("TIMER_DLQ") == 1
+    await user.until_stored("TIMER_DLQ", 1)
     with pytest.raises(QueryError) as refused:
         _ = [each async for each in client._connection.pages("acme", "list-timers", {"cursor": "mine"}, "timers", 5)]
     assert (refused.value.code, refused.value.errors[0]["path"]) == ("INVALID_PAYLOAD", "cursor")
@@ -634,65 +632,3 @@ async def test_outcomes_of_retry_timer(user: User, client: TimerClient, service:
     assert [each.name for each in outcomes] == names
     for name in names:
         assert await counted(service, "RetryTimer", name) == 1
-
-
-@asynccontextmanager
-async def held(message: Msg) -> AsyncIterator[None]:
-    """Keep the server from delivering a message again, although the service shortens `ack_wait` when it starts."""
-
-    async def hold() -> None:
-        while True:
-            await message.in_progress()
-            await asyncio.sleep(0.1)
-
-    holding = asyncio.create_task(hold())
-    try:
-        yield
-    finally:
-        holding.cancel()
-
-
-@pytest.mark.parametrize(
-    ("message_type", "message"),
-    [("ScheduleTimer", "schedule-timer"), ("CancelTimer", "cancel-timer"), ("RetryTimer", "retry-timer")],
-)
-@ON_SQLITE
-async def test_stale_command(
-    message_type: str, message: str, user: User, client: TimerClient, service: Service
-) -> None:
-    """A command that is delivered after a newer command ends as ignored_stale and changes nothing."""
-    due = {"dueAt": iso(int(time.time() * 1000))} if message_type == "ScheduleTimer" else {}
-    old = body(message_type, "acme", {"tenantId": "acme", "serviceCallId": "call-1", **due})
-    await service.kill()
-    await user.until_no_pull_waits()
-    inbox = await user.connection.subscribe(user.connection.new_inbox())
-    await user.js.publish(f"timer.cmd.v1.acme.{message}", old, headers={"Timer-Reply-To": inbox.subject})
-    # The test pulls the older command and returns it only after the service has handled the newer one.
-    holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
-    (older,) = await holding.fetch(1)
-    async with held(older):
-        await service.start()
-        newer = await client.schedule("acme", "call-1", LATER)
-    assert newer.name == "scheduled"
-    await older.nak()
-    assert json.loads((await inbox.next_msg(10)).data)["outcome"] == "ignored_stale"
-    assert await counted(service, message_type, "ignored_stale") == 1
-    assert await client.get("acme", "call-1") == newer.timer
-
-
-@ON_SQLITE
-async def test_stale_command_after_a_cancel(user: User, client: TimerClient, service: Service) -> None:
-    """A CancelTimer of an unknown timer wins over an older ScheduleTimer that is delivered later."""
-    await service.kill()
-    await user.until_no_pull_waits()
-    command = body("ScheduleTimer", "acme", {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": iso(0)})
-    await user.js.publish("timer.cmd.v1.acme.schedule-timer", command)
-    holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
-    (older,) = await holding.fetch(1)
-    async with held(older):
-        await service.start()
-        assert (await client.cancel("acme", "call-1")).name == "not_found"
-    await older.nak()
-    await user.until_handled()
-    assert await counted(service, "ScheduleTimer", "ignored_stale") == 1
-    assert await client.get("acme", "call-1") is None

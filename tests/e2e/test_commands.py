@@ -1,7 +1,6 @@
 """Valid and invalid commands over the real broker."""
 
 import json
-import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -85,29 +84,6 @@ async def test_invalid_command_does_not_affect_a_thousand_others(user: User, ser
     assert check_fired(await user.fired(), due) == 0
     (letter,) = await user.read("TIMER_DLQ")
     assert letter.data == b"poison"
-
-
-@pytest.mark.slow
-@ON_SQLITE
-async def test_redelivered_older_command_is_ignored(user: User, service: Service) -> None:
-    """An older ScheduleTimer that is redelivered after a newer one does not change the due time."""
-    now = int(time.time() * 1000)
-    service.signal(signal.SIGSTOP)
-    await user.until_no_pull_waits()
-    await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 1))))
-    # Pull the older command without acknowledging it. A negative acknowledgement later makes the broker redeliver it,
-    # when the newer command is already handled.
-    subscription = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
-    (older,) = await subscription.fetch(1)
-    service.signal(signal.SIGCONT)
-    await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 4_000))))
-    scheduled = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
-    stale = 'timer_commands_received_total{outcome="ignored_stale",type="ScheduleTimer"}'
-    await service.until_metric(scheduled, at_least=1)
-    await older.nak()
-    await service.until_metric(stale, at_least=1)
-    await user.until_stored("TIMER_EVT", 1)
-    assert check_fired(await user.fired(), {"call-1": now + 4_000}) == 0
 
 
 @pytest.mark.slow

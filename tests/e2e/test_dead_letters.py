@@ -97,6 +97,7 @@ async def test_resubmit_a_body_that_is_no_command(user: User, service: Service, 
         assert letter is not None
         with pytest.raises(CommandError, match="INVALID_JSON"):
             await client.dead_letters.resubmit(letter)
+        await user.until_stored("TIMER_DLQ", 2)
         with pytest.raises(ValueError, match="no command can have"):
             await client.dead_letters.resubmit(letter.model_copy(update={"tenant": "~unreadable"}))
         (newest,) = await client.dead_letters.list(limit=1)

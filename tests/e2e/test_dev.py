@@ -36,7 +36,7 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         assert done.returncode == 0
         assert "ok    target: the `dev` that runs in this folder" in done.stdout
         assert "ok    flow of commands: ok" in done.stdout
-        assert "ok    consumer timer-service: a service consumes the commands" in done.stdout
+        assert "ok    consumer timer-service: a service reads the commands" in done.stdout
         assert "ok    schema: at head" in done.stdout
         done = await run(tmp_path, "migrate", "status")
         assert (done.returncode, "pending" in done.stdout) == (0, False)

@@ -60,18 +60,6 @@ async def test_missing_event_stream_is_reported(user: User, tmp_path: Path, brok
         assert await metrics(service) == [1, 1, 1, 1]
 
 
-@pytest.mark.slow
-@ON_SQLITE
-async def test_command_stream_that_keeps_commands_too_long(user: User, service: Service) -> None:
-    """If the command stream is edited to keep commands for ever, readiness says so until it is edited back."""
-    config = (await user.js.stream_info("TIMER_CMD")).config
-    await user.js.update_stream(config.evolve(max_age=0))
-    page = json.loads(await service.until_page("/readyz", 503))
-    await user.js.update_stream(config)
-    await service.until_page("/readyz", 200)
-    assert page["commands"].startswith("the broker keeps commands forever, longer than TIMER_RETENTION_DAYS=7: ")
-
-
 @ON_SQLITE
 async def test_outage_of_the_broker_is_logged_twice(broker: NatsServer, service: Service) -> None:
     """An outage of the broker is one line with its reason when it begins, and one with its duration when it ends."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -10,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import User, check_fired
+from tests.e2e.conftest import User, check_fired, find_reader
 from tests.harness.fleet import FIRED, Fleet
 from tests.harness.processes import NatsServer
 from tests.harness.provision import RestartablePostgres
 
 HOUR = 3_600
+FAR_MS = 4_102_444_800_000
+SCHEDULED = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
+POLLS = {"TIMER_POLLING_INTERVAL": "200"}
+"""So that every instance knows the timers before they are due, and not only the one that has read their commands."""
 SHIFT_CLOCK = """
 import time
 from timer_service.cli import main
@@ -36,7 +41,7 @@ def together(count: int, due_at: int) -> dict[str, int]:
 )
 async def test_all_timers_fire_when_two_of_four_instances_are_killed(timers: int, user: User, fleet: Fleet) -> None:
     """If two of four instances are killed under load, all timers fire and the other instances take part."""
-    settings = {"TIMER_BATCH_SIZE": "1000" if timers > 10_000 else "50", "TIMER_VISIBILITY_TIMEOUT": "10000"}
+    settings = {"TIMER_BATCH_SIZE": "1000" if timers > 10_000 else "50", "TIMER_VISIBILITY_TIMEOUT": "10000", **POLLS}
     async with fleet.running(4, **settings) as instances:
         due_at = int(time.time() * 1000) + max(4_000, timers // 2)
         due = together(timers, due_at)
@@ -49,7 +54,6 @@ async def test_all_timers_fire_when_two_of_four_instances_are_killed(timers: int
         await asyncio.gather(*(victim.kill() for victim in instances[:2]))
         await asyncio.gather(*(victim.start() for victim in instances[:2]))
         await arriving
-        await user.shorten_ack_wait()
         await user.schedule(late := {f"late-{index}": int(time.time() * 1000) for index in range(timers // 10)})
         due |= more | late
         await user.until_stored("TIMER_EVT", len(due))
@@ -95,19 +99,20 @@ async def test_postgres_restart_loses_no_timer(
 async def test_commands_wait_during_a_postgres_outage(
     tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
 ) -> None:
-    """During an outage of Postgres, no command is acknowledged and readiness fails. Afterwards, all are handled."""
+    """During an outage of Postgres, no command has an outcome and readiness fails. Afterwards, all are handled."""
     fleet = Fleet(tmp_path, broker, postgres_server.url)
     async with fleet.running(1) as (instance,):
         await postgres_server.stop("immediate")
         due = together(500, int(time.time() * 1000))
         await user.schedule(due)
         page = json.loads(await instance.until_page("/readyz", 503))
-        waiting = await user.unhandled()
+        handled = await instance.metric(SCHEDULED)
         alive, _ = await instance.page("/livez")
         await postgres_server.start()
         await user.until_stored("TIMER_EVT", len(due))
         await user.until_handled()
-        assert (waiting, alive) == (500, 200)
+        assert (handled, alive) == (0, 200)
+        assert await instance.metric(SCHEDULED) == len(due)
         assert (page["commands"] != "ok", page["events"] != "ok", page["service"]) == (True, True, "ok")
         await instance.until_page("/readyz", 200)
         assert check_fired(await user.fired(), due) == 0
@@ -121,7 +126,7 @@ async def test_timers_fire_by_the_clock_of_the_database(tmp_path: Path, user: Us
     """
     async with AsyncExitStack() as stack:
         for seconds in (-HOUR, HOUR):
-            instance = fleet.instance(TIMER_BATCH_SIZE="10")
+            instance = fleet.instance(TIMER_BATCH_SIZE="10", **POLLS)
             instance.command = [sys.executable, "-c", SHIFT_CLOCK.format(seconds=seconds), "serve"]
             await stack.enter_async_context(instance)
         start = int(time.time() * 1000) + 1_500
@@ -146,9 +151,54 @@ async def test_handler_wakes_worker(user: User, fleet: Fleet) -> None:
         due = {f"call-{index}": int(time.time() * 1000) + 100 * index for index in range(20)}
         await user.schedule(due)
         await user.until_stored("TIMER_EVT", len(due), seconds=20)
-        received = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
-        done = [(await each.metric(received), await each.metric(FIRED)) for each in (handler, worker)]
+        done = [(await each.metric(SCHEDULED), await each.metric(FIRED)) for each in (handler, worker)]
         fired = await user.fired()
     assert done == [(20, 0), (0, 20)]
     assert check_fired(fired, due) == 0
     assert max(each.stored_at_ms - each.due_at_ms for each in fired) < 2_000
+
+
+@pytest.mark.slow
+async def test_another_instance_reads_on(user: User, fleet: Fleet) -> None:
+    """One instance reads the commands. If it is killed, another one reads after its lease; if it stops, at once."""
+    async with fleet.running(3) as instances:
+        killed = await find_reader(user, instances)
+        await user.schedule(together(500, FAR_MS))
+        await user.until_handled()
+        shares = {each: await each.metric(SCHEDULED) for each in instances}
+        await killed.kill()
+        began = time.monotonic()
+        await user.until_replied("acme")
+        after_kill = time.monotonic() - began
+        stopped = await find_reader(user, living := [each for each in instances if each is not killed])
+        assert await stopped.terminate() == 0
+        began = time.monotonic()
+        await user.until_replied("acme")
+        after_stop = time.monotonic() - began
+        last = await find_reader(user, living := [each for each in living if each is not stopped])
+    print(f"another instance reads {after_kill:.2f} s after a kill and {after_stop:.2f} s after a stop")
+    assert shares == {each: 500 if each is killed else 0 for each in instances}
+    assert living == [last]
+    assert after_kill < 5
+    assert after_stop < 1.5, "it waited for the lease"
+
+
+@pytest.mark.slow
+async def test_reader_that_was_paused(user: User, fleet: Fleet) -> None:
+    """A reader that goes on after another one has taken its place handles no command a second time."""
+    async with fleet.running(2) as instances:
+        total = 0
+        for number in range(3):
+            paused = await find_reader(user, instances)
+            calls = {f"{number}-{index}": FAR_MS for index in range(2_000)}
+            sending = asyncio.create_task(user.schedule(calls))
+            await paused.until_metric(SCHEDULED, at_least=await paused.metric(SCHEDULED) + 100)
+            paused.signal(signal.SIGSTOP)
+            await sending
+            await user.until_handled()
+            paused.signal(signal.SIGCONT)
+            total += len(calls)
+            await paused.until_page("/readyz", 200)
+            await user.until_handled()
+        assert sum([await each.metric(SCHEDULED) for each in instances]) == total
+        assert [await each.metric(SCHEDULED.replace("scheduled", "unchanged")) for each in instances] == [0, 0]

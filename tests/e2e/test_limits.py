@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import nats
 import pytest
 
 from tests.harness.databases import Databases
@@ -23,7 +22,6 @@ pending_timers = 1000
 [tenants.acme]
 pending_timers = 2
 """
-HANDLED = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
 
@@ -79,22 +77,3 @@ async def test_over_quota(broker: NatsServer, service: Service, client: TimerCli
     assert await service.metric('timer_commands_received_total{outcome="over_quota",type="ScheduleTimer"}') >= 1
     waiting = (await client.query("acme", "list-timers", {"state": "Scheduled"}))["timers"]
     assert [each["serviceCallId"] for each in waiting] == ["call-1", "call-3"]
-
-
-async def test_history_that_is_handled_again(broker: NatsServer, tmp_path: Path) -> None:
-    """Accepted timers are not lost if a new database handles an old stream, under a limit that is lower now."""
-    file = tmp_path / "limits.toml"
-    file.write_text("[default]\npending_timers = 5\n")
-    service = Service(tmp_path / "old", broker.url, TIMER_LIMITS_FILE=str(file))
-    again = Service(tmp_path / "new", broker.url, TIMER_LIMITS_FILE=str(file))
-    async with TimerClient.connect(broker.url) as client:
-        async with service:
-            outcomes = [(await client.schedule("acme", f"call-{n}", TOMORROW)).name for n in range(6)]
-        assert outcomes == [*["scheduled"] * 5, "over_quota"]
-        file.write_text("[default]\npending_timers = 3\n")
-        async with await nats.connect(broker.url) as user:
-            await user.jetstream().delete_consumer("TIMER_CMD", "timer-service")
-        async with again:
-            await again.until_metric(HANDLED, at_least=6)
-            assert (await client.count("acme")).by_state["Scheduled"] == 6
-            assert (await client.schedule("acme", "call-7", TOMORROW)).name == "over_quota"

@@ -12,6 +12,8 @@ from tests.e2e.conftest import ON_SQLITE, User, check_fired
 from tests.harness.processes import NatsServer, Service
 from tests.harness.spawn import TIMER_SERVICE, spawn
 
+SCHEDULED = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
+
 
 def delete(path: Path) -> None:
     """Delete the database with its other files, as `rm timers.db*` does, but not the lock file."""
@@ -29,6 +31,12 @@ def replace(path: Path) -> None:
 def delete_wal(path: Path) -> None:
     """Delete only the file with the newest commits."""
     Path(f"{path}-wal").unlink()
+
+
+def delete_old_log(path: Path) -> None:
+    """Delete the files that belong to the file that was replaced."""
+    for each in (Path(f"{path}-wal"), Path(f"{path}-shm")):
+        each.unlink(missing_ok=True)
 
 
 def save_open_files(service: Service, path: Path, saved: Path) -> None:
@@ -69,7 +77,7 @@ async def test_lost_file(
     waiting = {f"waiting-{index}": now + 20_000 for index in range(20)}
     await user.schedule(waiting)
     await user.until_stored("TIMER_EVT", 1)
-    assert await user.unhandled() == len(waiting)
+    assert await service.metric(SCHEDULED) == 1 + len(late)
     assert (await service.page("/livez"))[0] == 200
     saved, backup = tmp_path / "saved.db", tmp_path / "backup.db"
     save_open_files(service, path, saved)
@@ -80,3 +88,27 @@ async def test_lost_file(
     await service.start()
     await user.until_stored("TIMER_EVT", 1 + len(late) + len(waiting))
     check_fired(await user.fired(), {**soon, **late, **waiting})
+
+
+@ON_SQLITE
+async def test_backup_in_the_place_of_the_file(
+    tmp_path: Path, broker: NatsServer, user: User, service: Service
+) -> None:
+    """If nothing is saved, a restart reads the commands again from the cursor of the file that it finds."""
+    path, backup = tmp_path / "service" / "timers.db", tmp_path / "backup.db"
+    due_at = int(time.time() * 1000) + 10_000
+    due = {"before": due_at, "after": due_at, "waiting": due_at}
+    await user.schedule({"before": due_at})
+    await user.until_handled()
+    assert run(tmp_path, "backup", str(backup), db_path=path) == 0
+    await user.schedule({"after": due_at})
+    await user.until_handled()
+    backup.replace(path)
+    await service.until_page("/readyz", 503)
+    await user.schedule({"waiting": due_at})
+    assert await service.terminate() == 0
+    delete_old_log(path)
+    assert await user.stored("TIMER_EVT") == 0, "this took too long to show anything"
+    await service.start()
+    await user.until_stored("TIMER_EVT", len(due))
+    assert check_fired(await user.fired(), due) == 0

@@ -1,14 +1,19 @@
-"""`timer-service doctor`, `migrate` and `replay` on PostgreSQL."""
+"""`timer-service doctor` and `migrate`, and a restore, on PostgreSQL."""
 
 import os
 import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
+from tests.e2e.conftest import User
 from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
-from tests.harness.processes import Service
+from tests.harness.processes import NatsServer, Service, body
+from tests.harness.provision import RestartablePostgres
 from tests.harness.stores import MIGRATIONS, bring_to_head
 
 UNREACHABLE = {
@@ -97,25 +102,41 @@ async def test_without_the_extra(cli: Cli) -> None:
     assert (done.returncode, done.stderr[:50]) == (1, "timer-service: TIMER_DATABASE_URL needs asyncpg: p")
 
 
-async def test_replay(cli: Cli, databases: Databases) -> None:
-    """`replay` writes the instant to the database of the settings. `backup` names the tools of PostgreSQL."""
+async def test_backup_names_the_tools_of_postgres(cli: Cli, databases: Databases) -> None:
+    """`backup` and `restore` are for SQLite. On PostgreSQL, `backup` names the tools to use."""
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url
-        await cli.lines("migrate", "up")
-        assert await cli.lines("replay", "--since", "2026-01-01T10:00:00+01:00") == [
-            "The next start handles all commands again that the broker stored since 2026-01-01T09:00:00.000Z.",
-            "Commands that the database has already change nothing.",
-            "Restart all instances.",
-        ]
-        (line,) = cli.audit
-        assert (line["type"], line["since"], line["uid"]) == ("replay", "2026-01-01T09:00:00.000Z", os.geteuid())
         done = await cli.run("backup", "backup.db")
-        assert (done.returncode, "pg_dump" in done.stderr) == (1, True)
-        connection = await asyncpg.connect(url)
-        try:
-            assert await connection.fetchval("SELECT replay_since FROM installation") == 1_767_258_000_000
-        finally:
-            await connection.close()
+    assert (done.returncode, "pg_dump" in done.stderr) == (1, True)
+
+
+@pytest.mark.slow
+async def test_restore(tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres) -> None:
+    """A service on a restored backup reads on from its cursor, before it fires: a cancel after the backup counts."""
+    settings = {"TIMER_DATABASE_URL": postgres_server.url}
+    restored = urlsplit(postgres_server.url)._replace(path="/restored").geturl()
+    due = dict.fromkeys(("cancelled", "kept"), int(time.time() * 1000) + 10_000)
+    async with Service(tmp_path / "old", broker.url, **settings) as service:
+        await user.schedule(due)
+        await user.until_handled()
+        assert await service.terminate() == 0
+        await copy_database(postgres_server.url, restored)
+        await service.start()
+        cancel = body("CancelTimer", "acme", {"serviceCallId": "cancelled"})
+        await user.send([("timer.cmd.v1.acme.cancel-timer", cancel)])
+        await user.schedule({"later": due["kept"]})
+        await user.until_handled()
+        await service.kill()
+    async with Service(tmp_path / "new", broker.url, TIMER_DATABASE_URL=restored):
+        await user.until_stored("TIMER_EVT", 2)
+    assert {each.call for each in await user.fired()} == {"kept", "later"}
+
+
+async def copy_database(url: str, copy: str) -> None:
+    """Copy a database that has no sessions, as a backup and its restore do."""
+    connection = await asyncpg.connect(urlsplit(url)._replace(path="/template1").geturl())
+    await connection.execute(f"CREATE DATABASE {urlsplit(copy).path[1:]} TEMPLATE {urlsplit(url).path[1:]}")
+    await connection.close()
 
 
 async def test_migrate(cli: Cli, databases: Databases) -> None:

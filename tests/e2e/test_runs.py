@@ -75,7 +75,7 @@ async def test_pipeline_with_kills(user: User, service: Service, executor: Execu
     executor.launch()
     await until(user, "types", "success", "running")
     await executor.kill()
-    await kill_and_start(service, user)
+    await kill_and_start(service)
     executor.launch()
     await until(user, "package", "running")
     await executor.kill()

@@ -24,7 +24,6 @@ DATABASE_COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
     "migrate": [["up"], ["status"], ["check"]],
     "backup": [["backup.db"]],
     "restore": [["backup.db"]],
-    "replay": [[]],
     "doctor": [[], ["--json"]],
     "serve": [[]],
 }

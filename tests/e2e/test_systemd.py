@@ -50,6 +50,7 @@ async def test_frozen_process_misses_the_watchdog(tmp_path: Path, broker: NatsSe
     """While the process does not run, no WATCHDOG comes, so systemd notices it."""
     with Systemd(str(tmp_path / "notify")) as systemd:
         async with Service(tmp_path / "service", broker.url, **systemd.environ, **WATCHDOG) as service:
+            assert await systemd.next() == "READY=1"
             service.signal(signal.SIGSTOP)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not is_stopped(service.running.pid):

@@ -87,7 +87,7 @@ async def test_signal_fires_once_when_killed_after_each_step(user: User, service
         await user.js.publish(*step)
         if handled:
             await user.until_handled()
-        await kill_and_start(service, user)
+        await kill_and_start(service)
     await user.until_stored("TIMER_EVT", 1)
     await user.until_handled()
     events = await fired(user)
@@ -105,7 +105,7 @@ async def test_killed_service_fires_every_signal_once(user: User, service: Servi
     sending = asyncio.create_task(user.send(step for number in range(count) for step in steps(number)))
     for _ in range(3):
         await asyncio.sleep(rng.uniform(0, 0.4))
-        await kill_and_start(service, user)
+        await kill_and_start(service)
     await sending
     await user.until_handled()
     await user.until_stored("TIMER_EVT", count)
@@ -130,7 +130,7 @@ async def block(user: User, count: int) -> None:
 )
 async def test_all_signals_fire_when_one_of_three_instances_is_killed(count: int, user: User, fleet: Fleet) -> None:
     """If one of three instances is killed at 100 transitions per second, each signal fires once with one task."""
-    async with fleet.running(3, TIMER_VISIBILITY_TIMEOUT="10000") as (victim, *others):
+    async with fleet.running(3, TIMER_VISIBILITY_TIMEOUT="10000", TIMER_POLLING_INTERVAL="200") as (victim, *others):
         await user.send(step for number in range(count) for step in steps(number)[:-1])
         await user.until_handled()
         blocking = asyncio.create_task(block(user, count))
@@ -139,7 +139,6 @@ async def test_all_signals_fire_when_one_of_three_instances_is_killed(count: int
         await user.until_stored("TIMER_EVT", count // 2)
         await victim.start()
         await blocking
-        await user.shorten_ack_wait()
         await user.until_stored("TIMER_EVT", count)
         await user.until_handled()
         events = await fired(user)

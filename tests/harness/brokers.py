@@ -1,8 +1,10 @@
 """The brokers on which the tests of the port run. A `BrokerHarness` gives a test what users and operators can do."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,14 +13,19 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from tests.harness.clock import NOW
+from tests.harness.jetstream import Snapshot, restore_snapshot, take_snapshot
 from tests.harness.nats_client import read_stream, round_trip
 from tests.harness.provision import Provision, RestartableNats, restartable_nats
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.memory.log import MemoryLog
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import Broker, QueryReply
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.errors import Code
 from timer_service.core.values.message import Address, Kind, Message
+from timer_service.core.values.raw_command import RawCommand
 
 
 class Stored(NamedTuple):
@@ -83,8 +90,24 @@ class BrokerHarness(Protocol):
         """Send a request as a worker and return the reply."""
         ...
 
-    async def expire_deliveries(self) -> None:
-        """Make the broker redeliver all unsettled commands. Return when it is ready to do so."""
+    async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
+        """Return the log of commands as one more process of the service has it."""
+        ...
+
+    async def recreate_log(self) -> None:
+        """Replace the log of commands by an empty one."""
+        ...
+
+    async def save_log(self) -> None:
+        """Take a backup of the log of commands."""
+        ...
+
+    async def restore_log(self) -> None:
+        """Replace the log of commands by its backup. For the broker it is another log with the same commands."""
+        ...
+
+    async def remove_commands(self, before: int) -> None:
+        """Remove the commands before a sequence, as if they had expired."""
         ...
 
     async def stop(self) -> None:
@@ -114,9 +137,12 @@ class MemoryHarness:
     def __init__(self) -> None:
         self.broker = MemoryBroker()
         self._inboxes = 0
+        self._times = itertools.count(NOW * 1_000_000, 1_000_000)
+        """When commands are stored: one each millisecond."""
+        self._saved: tuple[list[RawCommand], int] = [], 0
 
     async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
-        self.broker.send(address, body, headers, message_id)
+        self.broker.send(address, body, headers, message_id, stored_at=next(self._times))
 
     async def events(self, tenant: str) -> Sequence[Stored]:
         return _of(tenant, self.broker.events)
@@ -134,11 +160,30 @@ class MemoryHarness:
     async def request(self, name: str, tenant: str, body: bytes) -> QueryReply:
         return await self.broker.request(name, tenant, body)
 
+    async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
+        return MemoryLog(self.broker.stored, overlap // timedelta(microseconds=1) * 1000)
+
+    async def recreate_log(self) -> None:
+        self.broker.stored.recreate(self.broker.stored.epoch + 1)
+
+    async def save_log(self) -> None:
+        self._saved = list(self.broker.stored.commands), self.broker.stored.last_sequence
+
+    async def restore_log(self) -> None:
+        await self.recreate_log()
+        commands, self.broker.stored.last_sequence = self._saved
+        self.broker.stored.commands += commands
+
+    async def remove_commands(self, before: int) -> None:
+        positions = [each.position for each in self.broker.stored.commands if each.position.sequence < before]
+        self.broker.stored.remove(*positions)
+
     async def stop(self) -> None:
-        self.broker.health = Health.down("stopped")
+        self.broker.health, self.broker.stored.away = Health.down("stopped"), "stopped"
+        self.broker.stored.changed.set()
 
     async def start(self) -> None:
-        self.broker.health = HEALTHY
+        self.broker.health, self.broker.stored.away = HEALTHY, None
 
 
 def _of(tenant: str, messages: Sequence[Message]) -> list[Stored]:
@@ -163,9 +208,11 @@ class _NatsInbox:
 class NatsHarness:
     """The `BrokerHarness` of a real nats-server."""
 
-    def __init__(self, server: RestartableNats, broker: NatsBroker, user: Client) -> None:
+    def __init__(self, server: RestartableNats, broker: NatsBroker, user: Client, stack: AsyncExitStack) -> None:
         self.broker = broker
         self._server = server
+        self._stack = stack
+        self._saved: Snapshot
         self.user = user
         """The connection of a user, for features that only NATS has."""
         self._js = user.jetstream()
@@ -197,10 +244,27 @@ class NatsHarness:
         code = headers.get("Nats-Service-Error-Code")
         return QueryReply(answer.data, Code(code) if code else None, headers.get("Nats-Service-Error", ""))
 
-    async def expire_deliveries(self) -> None:
-        await self._set_ack_wait(seconds=0.1)
-        await asyncio.sleep(0.4)  # until the server's deadline has passed
-        await self._set_ack_wait(seconds=60)
+    async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
+        broker = await NatsBroker.connect(
+            self._server.url, "timer", reply_prefix="_INBOX.", manage_streams=True, overlap=overlap
+        )
+        self._stack.push_async_callback(broker.close)
+        return broker.log
+
+    async def recreate_log(self) -> None:
+        config = (await self._js.stream_info("TIMER_CMD")).config
+        await self._js.delete_stream("TIMER_CMD")
+        await self._js.add_stream(config)
+
+    async def save_log(self) -> None:
+        self._saved = await take_snapshot(self.user, "TIMER_CMD")
+
+    async def restore_log(self) -> None:
+        await self._js.delete_stream("TIMER_CMD")
+        await restore_snapshot(self.user, self._saved)
+
+    async def remove_commands(self, before: int) -> None:
+        await self._js.purge_stream("TIMER_CMD", seq=before)
 
     async def stop(self) -> None:
         await self._server.terminate()
@@ -213,10 +277,6 @@ class NatsHarness:
         await self.broker._client.flush()  # it reports as connected before its subscriptions are restored
         if self.broker._queries is not None:
             await self.broker._queries._client.flush()
-
-    async def _set_ack_wait(self, *, seconds: float) -> None:
-        config = (await self._js.consumer_info("TIMER_CMD", "timer-service")).config
-        await self._js.add_consumer("TIMER_CMD", config.evolve(ack_wait=seconds))
 
     async def _read(self, stream: str, kind: Kind, tenant: str) -> list[Stored]:
         found = await read_stream(self._js, stream, f"timer.{kind}.v1.{tenant}.*")
@@ -235,8 +295,8 @@ async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
     async with restartable_nats(provision, folder / "nats") as server:
         broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
         options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
-        async with await nats.connect(server.url, **options) as user:
-            yield NatsHarness(server, broker, user)
+        async with await nats.connect(server.url, **options) as user, AsyncExitStack() as stack:
+            yield NatsHarness(server, broker, user, stack)
         await broker.close()
 
 

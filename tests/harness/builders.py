@@ -1,4 +1,4 @@
-"""Builders of commands, deliveries, timers and events. The defaults are valid; a test sets only what it is about."""
+"""Builders of commands, timers and events. The defaults are valid; a test sets only what it is about."""
 
 import json
 from collections.abc import Mapping

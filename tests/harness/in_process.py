@@ -9,7 +9,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
-from tests.harness.wiring import MAX_ATTEMPTS, make_parts
+from tests.harness.wiring import BATCH, MAX_ATTEMPTS, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
 from timer_service.core.due.lanes import Lane
@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     enabled: bool
     service_broker: Broker
     """The broker that the service uses. By default it is that of the test."""
+    batch_size: int
     max_attempts: int
     limits: TenantLimits
 
@@ -78,6 +79,7 @@ class InProcess(Conversation):
             self._service_broker,
             clock,
             self.metrics,
+            batch_size=options.get("batch_size", BATCH),
             max_attempts=options.get("max_attempts", MAX_ATTEMPTS),
             wake=lambda loop, at: self.worker_wakes.append((loop, at)),
             offer=lambda lane, at: self.offers.append((lane, at)),
@@ -100,9 +102,10 @@ class InProcess(Conversation):
         """Do nothing: a test publishes with `publish`."""
 
     async def consume(self) -> None:
-        """Handle all commands in the log."""
+        """Handle all commands in the log. Then another process may read it."""
         self._before_batch()
         await catch_up(self.reader)
+        await self.sql("UPDATE command_log SET reader = NULL, reads_until = 0, revision = revision + 1")
 
     async def publish(self) -> None:
         """Publish the rows of the outbox."""

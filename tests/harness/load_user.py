@@ -137,21 +137,19 @@ class LoadUser:
             pass
         return sent
 
-    async def unhandled(self) -> int:
-        """Return the number of commands that are not settled. Raises one of `AWAY`."""
-        info = await self.js.consumer_info("TIMER_CMD", "timer-service")
-        return (info.num_pending or 0) + (info.num_ack_pending or 0)
+    @property
+    def unanswered(self) -> int:
+        """How many commands are stored and have no reply yet."""
+        return sum(each.sequence > 0 and not each.replies for each in self.sent)
 
     async def until_handled(self, *, seconds: float = 60) -> None:
-        """Wait until the service has settled every command."""
+        """Wait until the service has handled every command of the tenant: it replies to one that comes after them.
+
+        A reply is lost if the service is killed or a connection is cut, so the command is repeated.
+        """
         async with asyncio.timeout(seconds):
-            while True:
-                try:
-                    if not await self.unhandled():
-                        return
-                except AWAY:
-                    pass
-                await asyncio.sleep(_PAUSE_SECONDS)
+            while not (await self.request("RetryTimer", seconds=2, serviceCallId="nothing")).replies:
+                pass
 
     async def count_dead_letters(self) -> int:
         """Return the number of dead letters of the tenant."""

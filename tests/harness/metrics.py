@@ -18,7 +18,6 @@ class RecordingMetrics:
         self.held_polls: list[int] = []
         self.tasks = 0
         self.dead_letters: Counter[str] = Counter()
-        self.dropped_letters: Counter[str] = Counter()
         self.claims: list[int] = []
         self.publishes = 0
         self.failures: Counter[str] = Counter()
@@ -42,9 +41,6 @@ class RecordingMetrics:
 
     def dead_letter_stored(self, code: str) -> None:
         self.dead_letters[code] += 1
-
-    def dead_letter_dropped(self, code: str) -> None:
-        self.dropped_letters[code] += 1
 
     def query_answered(self, name: str, outcome: str) -> None:
         self.queries[name, outcome] += 1

@@ -92,12 +92,6 @@ class NatsCluster:
                     return
                 await asyncio.sleep(0.05)
 
-    async def shorten_ack_wait(self) -> None:
-        """Set the ack wait of the service's consumer to 1 s."""
-        js = self._operator.jetstream()
-        config = (await js.consumer_info("TIMER_CMD", "timer-service")).config
-        await js.add_consumer("TIMER_CMD", config.evolve(ack_wait=1))
-
     async def _create(self, name: str, subject: str) -> None:
         config = StreamConfig(
             name=name,

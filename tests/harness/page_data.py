@@ -72,11 +72,12 @@ def graph(jobs: int) -> Mapping[str, Sequence[object]]:
 
 async def fill(database: Database, now: int, *, jobs: int = 40) -> None:
     """Add rows of every kind to an empty database."""
+    broker = MemoryBroker()
     await fill_timers(database, now)
-    await _fill_signals(database, now)
-    await _fill_runs(database, now, jobs)
-    await _fill_schedules(database, now)
-    await _fill_workflows(database, now)
+    await _fill_signals(database, broker, now)
+    await _fill_runs(database, broker, now, jobs)
+    await _fill_schedules(database, broker, now)
+    await _fill_workflows(database, broker, now)
     async with database.transaction() as tx:
         for number, name in enumerate(HOSTILE[:3]):
             payload = f'{{"tenantId": "acme", "runId": "run-{number}", "status": "failed"}}'
@@ -96,8 +97,8 @@ async def fill_timers(database: Database, now: int) -> None:
         await put_timers(tx, timers)
 
 
-async def _fill_signals(database: Database, now: int) -> None:
-    signals = Signals(database, MemoryBroker(), ManualClock(now - 60_000))
+async def _fill_signals(database: Database, broker: MemoryBroker, now: int) -> None:
+    signals = Signals(database, broker, ManualClock(now - 60_000))
     for number, name in enumerate(HOSTILE):
         await signals.create(name, f"ticket-{number % 3}", note=name)
     await signals.create("invalid", triggerSpec={"kind": "work_item.status.transition", "to": 7})
@@ -107,9 +108,9 @@ async def _fill_signals(database: Database, now: int) -> None:
     await signals.about("Pause", HOSTILE[1])
 
 
-async def _fill_runs(database: Database, now: int, jobs: int) -> None:
+async def _fill_runs(database: Database, broker: MemoryBroker, now: int, jobs: int) -> None:
     clock = ManualClock(now - 600_000)
-    runs = Runs(database, MemoryBroker(), clock)
+    runs = Runs(database, broker, clock)
     for name in HOSTILE:
         await runs.start({name: []}, runId=name)
     await runs.start({"a": ["b"], "b": ["a"]}, runId="circle")
@@ -126,9 +127,9 @@ async def _fill_runs(database: Database, now: int, jobs: int) -> None:
         await runs.consume()
 
 
-async def _fill_schedules(database: Database, now: int) -> None:
+async def _fill_schedules(database: Database, broker: MemoryBroker, now: int) -> None:
     clock = ManualClock(now - 3_600_000)
-    schedules = Schedules(database, MemoryBroker(), clock)
+    schedules = Schedules(database, broker, clock)
     for name in HOSTILE:
         await schedules.put(name, every="PT15M", data={"report": name})
     await schedules.put("weekdays", cron="0 9 * * MON-FRI", zone="Europe/Berlin", catchUp={"policy": "last"})
@@ -144,9 +145,9 @@ async def _fill_schedules(database: Database, now: int) -> None:
         await tx.execute(FAILED_BACKFILL, {"error": f"there is no zone {HOSTILE[0]}", "at": now + 42_000})
 
 
-async def _fill_workflows(database: Database, now: int) -> None:
+async def _fill_workflows(database: Database, broker: MemoryBroker, now: int) -> None:
     clock = ManualClock(now - 300_000)
-    workflows = Workflows(database, MemoryBroker(), clock)
+    workflows = Workflows(database, broker, clock)
     task = await workflows.begin("order-1", input={"order": 1, "note": HOSTILE[0]})
     await workflows.report(task, steps=[done("charge the card", {"charge": "ch_1"})])
     waits = [sleep("cool down", 86_400_000), wait_for("approval", 172_800_000)]

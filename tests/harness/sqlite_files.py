@@ -10,16 +10,17 @@ from pathlib import Path
 
 from tests.harness.stores import open_sqlite, opened_sqlite
 
-_ADD = "INSERT INTO command_log VALUES (:epoch, 'a log', :epoch, 0, :stored_at, 0, NULL, 0, 0, 0)"
+ADD = "INSERT INTO command_log VALUES (:epoch, 'a log', :epoch, 0, 0, 0, NULL, 0, 0, 0)"
+"""Adds a row that `read_epochs` finds."""
 KILLED = 9
 """The exit code of `run_until_step` if the process was killed."""
 _spawning = multiprocessing.get_context("forkserver")
 
 
-async def write_database(path: Path, epoch: int, stored_at: int = 0) -> None:
-    """Create a database that has read a log with this epoch. `stored_at` is in nanoseconds."""
+async def write_database(path: Path, epoch: int) -> None:
+    """Create a database that has read a log with this epoch."""
     async with open_sqlite(path) as database, database.transaction() as tx:
-        await tx.execute(_ADD, {"epoch": epoch, "stored_at": stored_at})
+        await tx.execute(ADD, {"epoch": epoch})
 
 
 def kill_while_open(path: Path, epoch: int) -> None:
@@ -32,7 +33,7 @@ def kill_while_open(path: Path, epoch: int) -> None:
 
 def _commit_and_die(path: Path, epoch: int) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(_ADD, {"epoch": epoch, "stored_at": 0})
+    connection.execute(ADD, {"epoch": epoch})
     os._exit(0)
 
 

@@ -15,7 +15,8 @@ from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.app.slices import build_workers
 from timer_service.core.due.lease import Lease
 from timer_service.core.events.outbox import OUTBOX, stored_message
-from timer_service.core.intake.route import Route
+from timer_service.core.intake.reader import LogReader
+from timer_service.core.intake.route import Handle, Route
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.ports.database import Database, Row, Transaction
@@ -26,7 +27,9 @@ from timer_service.timers.store import TIMERS
 
 
 class Timers:
-    """The consumer and the relay of timers."""
+    """The reader and the relay of timers."""
+
+    reader: LogReader
 
     def __init__(
         self,
@@ -43,9 +46,10 @@ class Timers:
         self.metrics = RecordingMetrics()
         self.wakes: list[int] = []
         self.cancellation_wakes: list[int] = []
-        parts = make_parts(database, broker, clock, self.metrics, batch_size=batch_size)
-        handle = partial(SLICE.handle, quotas=Quotas(limits))
-        self.reader = parts.reader([Route(SLICE.commands, handle, self._wake)], self._wake_outbox)
+        parts = self.parts = make_parts(database, broker, clock, self.metrics, batch_size=batch_size)
+        self.handle: Handle = partial(SLICE.handle, quotas=Quotas(limits))
+        """How the slice applies commands."""
+        self.read_with(self.handle)
         self.outbox = parts.relay(OUTBOX, stored_message)
         self.publishing = parts.publishing
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
@@ -53,10 +57,24 @@ class Timers:
         self.relay, self.cancellation_worker = workers["timers"], workers["cancellations"]
         self.queries = parts.queries(SLICE.queries)
 
+    async def stop_reading(self) -> None:
+        """Stop the reader in order, so that another one may read at once."""
+        await self.reader.stop()
+        await self.reader.run()  # it ends at once
+
+    def read_with(self, handle: Handle) -> None:
+        """Replace the reader by that of another process, which applies commands with `handle`."""
+        self.read_for(Route(SLICE.commands, handle, self.wake))
+
+    def read_for(self, *routes: Route) -> None:
+        """Replace the reader by one that has other routes."""
+        self.reader = self.parts.reader(routes, self._wake_outbox)
+
     async def _wake_outbox(self) -> None:
         """Do nothing: a test publishes with `publish`."""
 
-    async def _wake(self, at: int, loop: str | None) -> None:
+    async def wake(self, at: int, loop: str | None) -> None:
+        """Record that a command wakes the loop of the timers, or another one."""
         (self.wakes if loop is None else self.cancellation_wakes).append(at)
 
     def send(

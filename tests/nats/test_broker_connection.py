@@ -11,16 +11,12 @@ import pytest
 
 from tests.harness.builders import event
 from tests.harness.clock import NOW
-from tests.harness.history import MemoryHistory
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.holding import HOLDER
 from timer_service.adapters.nats.query_connection import QueryConnection
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.ports.broker import PublishResult, PublishStatus, Reply, read_all
 from timer_service.core.ports.health import HEALTHY
-from timer_service.core.values.message import Kind
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""
@@ -28,37 +24,21 @@ DENIED_ACCOUNT = b"-ERR 'Permissions Violation for Publish to \"$JS.API.INFO\"'\
 DENIED = b"-ERR 'Permissions Violation for Publish to \"timer.evt.v1.acme.due-time-reached\"'\r\n"
 
 
-class JetStream:
-    """The answers of a JetStream whose streams are always there, and whose consumer has a token."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-        """How many times somebody looked at the consumer."""
-        self.token = ""
-        self.settled = self.last_sequence = 0
-
-    def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
-        if subject.startswith("$JS.API.STREAM.INFO.") and self.last_sequence:
-            return {"state": {"messages": self.last_sequence, "last_seq": self.last_sequence}}
-        if subject.startswith("$JS.API.STREAM.INFO."):
-            return {"error": {"code": 404, "err_code": 10059, "description": "stream not found"}}
-        if subject.startswith("$JS.API.STREAM.CREATE."):
-            state = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0}
-            return {"config": {"max_bytes": -1, "max_msgs": -1, **json.loads(body)}, "state": state, "created": "now"}
-        if subject.startswith("$JS.API.CONSUMER.INFO."):
-            self.looks += 1
-            config = {"metadata": {HOLDER: self.token}}
-            counts = {"num_pending": 0, "num_ack_pending": self.last_sequence - self.settled}
-            progress = {"delivered": {"stream_seq": self.last_sequence}, "ack_floor": {"stream_seq": self.settled}}
-            return {"stream_name": "TIMER_CMD", "created": "now", "config": config, **counts, **progress}
-        return {"stream": "TIMER_EVT", "seq": 1}
+def answer(subject: str, body: bytes) -> dict[str, Any]:
+    """Answer as a JetStream without streams, which creates every stream and stores every message."""
+    if subject.startswith("$JS.API.STREAM.INFO."):
+        return {"error": {"code": 404, "err_code": 10059, "description": "stream not found"}}
+    if subject.startswith("$JS.API.STREAM.CREATE."):
+        state = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0}
+        return {"config": {"max_bytes": -1, "max_msgs": -1, **json.loads(body)}, "state": state, "created": "now"}
+    return {"stream": "TIMER_EVT", "seq": 1}
 
 
 @pytest.fixture
 async def peer() -> AsyncIterator[ScriptedPeer]:
     """Return a peer that plays JetStream."""
     async with scripted_peer() as started:
-        started.answer = JetStream().answer
+        started.answer = answer
         yield started
 
 
@@ -165,19 +145,6 @@ async def test_closing_is_no_outage(broker: NatsBroker, caplog: pytest.LogCaptur
     assert (broker.outages, caplog.messages) == (1, [])
 
 
-async def test_publishing_looks_rarely_for_a_take_over(
-    peer: ScriptedPeer, broker: NatsBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Publishing looks whether another process has the commands, but not for each call if nothing confirms that."""
-    js = JetStream()
-    monkeypatch.setattr(peer, "answer", js.answer)
-    holding = broker._consumer.holding
-    holding.begin({"metadata": {HOLDER: js.token}})  # the token is never written, so no look confirms it
-    for _ in range(3):
-        await broker.publish([event()])
-    assert js.looks == 1
-
-
 async def test_publishes_in_progress_end_with_the_connection(peer: ScriptedPeer, broker: NatsBroker) -> None:
     """An event whose acknowledgement cannot arrive any more is unavailable at once, not after the usual timeout."""
     peer.answer = lambda _subject, _body: None
@@ -215,7 +182,6 @@ async def test_the_account_is_looked_up_again_after_a_reconnect(peer: ScriptedPe
 async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker: NatsBroker) -> None:
     """If the connection is lost while the streams are checked, what the last check has shown stays."""
     await broker.streams.tick(NOW)
-    js = JetStream()
 
     def cut(subject: str, body: bytes) -> dict[str, Any] | None:
         if subject.startswith("$JS.API.STREAM.INFO."):
@@ -223,22 +189,11 @@ async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker
             peer._server.close()  # so that the client cannot connect again
             peer.disconnect()
             return None
-        return js.answer(subject, body)
+        return answer(subject, body)
 
     peer.answer = cut
     await broker.streams.tick(NOW)
     assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)
-
-
-async def test_a_check_notices_a_take_over(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """A service that handles nothing notices that another one has its commands, when it checks the streams."""
-    broker._consumer.holding.begin(None)
-    await broker.streams.tick(NOW)
-    assert broker._consumer.holding.taken_over.is_set()
-    assert "copy of this database has taken over" in (broker.streams.health[Kind.COMMAND].reason or "")
-    (result,) = await broker.publish([event()])
-    assert (result.status, result.reason) == (PublishStatus.UNAVAILABLE, broker._consumer.holding.reason)
-    assert not [subject for subject, _, _ in peer.published if subject.startswith("timer.evt")]
 
 
 async def test_an_outage_does_not_look_as_if_reading_had_ended(peer: ScriptedPeer, broker: NatsBroker) -> None:
@@ -256,37 +211,3 @@ async def test_an_outage_does_not_look_as_if_reading_had_ended(peer: ScriptedPee
     task.cancel()
     await asyncio.wait([task])
     assert not broker.reading
-
-
-async def test_a_subscription_learns_of_each_outage(
-    peer: ScriptedPeer, broker: NatsBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broker tells its subscription when the connection is lost and restored, so that it joins at once."""
-    seen: list[str] = []
-
-    async def join(_subscription: NatsSubscription, *, alone: bool) -> None:
-        assert not alone
-
-    monkeypatch.setattr(NatsSubscription, "open", join)
-    monkeypatch.setattr(NatsSubscription, "connection_lost", lambda _: seen.append("lost"))
-    monkeypatch.setattr(NatsSubscription, "connection_restored", lambda _: seen.append("restored"))
-    await broker.subscribe(MemoryHistory())
-    for _ in range(2):
-        await reconnect(peer, broker)
-    await until(lambda: len(seen) == 4)
-    assert seen == ["lost", "restored"] * 2
-
-
-async def test_each_outage_begins_a_new_backlog(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """After a reconnect, the commands that wait then must be settled, also if an older backlog was not settled yet."""
-    js = JetStream()
-    peer.answer = js.answer
-    js.settled, js.last_sequence = 4, 5
-    found = [await broker.caught_up()]
-    await reconnect(peer, broker)
-    js.last_sequence = 9
-    found.append(await broker.caught_up())
-    js.settled = 5
-    found.append(await broker.caught_up())
-    js.settled = 9
-    assert [*found, await broker.caught_up()] == [False, False, False, True]

@@ -214,22 +214,6 @@ async def test_unsent_messages_are_discarded(peer: ScriptedPeer, client: Guarded
     assert [subject for subject, _, _ in peer.published] == ["later"]
 
 
-async def test_subscription_that_cannot_be_drained(peer: ScriptedPeer, client: GuardedClient) -> None:
-    """A subscription is forgotten although its end fails: it is not renewed after a reconnect."""
-    await collect(peer, client)
-    kept = await client.subscribe("kept")
-    ended = await client.subscribe("ended")
-    await peer.until(lambda: peer.subscribed("ended"))
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await client.drain_subscription(ended)
-    peer.disconnect()
-    await peer.until(lambda: peer.connections == 2 and peer.subscribed("kept"))
-    await client.flush()
-    assert not peer.subscribed("ended")
-    await client.drain_subscription(kept)
-
-
 async def test_a_message_in_two_pieces(peer: ScriptedPeer, client: GuardedClient) -> None:
     """A message is read wherever the network divides it, also in the line after its body."""
     arrived = await collect(peer, client)

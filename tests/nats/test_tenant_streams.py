@@ -12,17 +12,15 @@ from nats.aio.client import Client
 from nats.js.errors import NoStreamResponseError
 
 from tests.harness.clock import NOW
-from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker, set_up, tenant_streams
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.streams import StreamInfo
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.tenant_streams import separate_tenants
-from timer_service.core.ports.broker import Subscription
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Kind, Position
+from timer_service.core.values.message import Kind
 
 SUBJECTS = Subjects("timer")
 
@@ -34,10 +32,12 @@ async def operator(server: NatsServer) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def service(server: NatsServer, history: MemoryHistory) -> AsyncIterator[tuple[NatsBroker, Subscription]]:
+async def service(server: NatsServer) -> AsyncIterator[NatsBroker]:
+    """Connect a broker, and open its log at the first command."""
     broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
     try:
-        yield broker, await broker.subscribe(history, messages=["schedule-timer"])
+        await broker.log.open(None, "ours")
+        yield broker
     finally:
         await broker.close()
 
@@ -48,15 +48,13 @@ async def publish(client: Client, tenant: str, *bodies: str, **headers: str) -> 
         await client.jetstream().publish(f"timer.cmd.v1.{tenant}.schedule-timer", body.encode(), headers=named or None)
 
 
-async def take(subscription: Subscription, count: int) -> dict[str, Position]:
-    """Take and settle commands. Return their bodies with their positions, in the order of the deliveries."""
-    taken: dict[str, Position] = {}
+async def read(broker: NatsBroker, count: int) -> list[str]:
+    """Read commands, and return their bodies in the order of the log."""
+    bodies: list[str] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(taken) < count:
-            batch = await subscription.next_batch(100)
-            taken |= {each.body.decode(): each.position for each in batch}
-            await subscription.acknowledge(batch)
-    return taken
+        while len(bodies) < count:
+            bodies += [each.body.decode() for each in (await broker.log.read(100, 100_000, 1)).commands]
+    return bodies
 
 
 async def until_taken(client: Client, count: int, *, left: int = 0) -> Sequence[str]:
@@ -93,29 +91,26 @@ async def stream_of(client: Client, tenant: str) -> str:
 
 
 async def test_shared_stream_is_converted(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
-    """A shared stream keeps its commands, and those from the new streams are newer. The service keeps that."""
-    async with operator(server) as client, service(server, MemoryHistory()) as (broker, subscription):
+    """A shared stream keeps its commands, and those from the new streams are behind them. The service reads on."""
+    async with operator(server) as client, service(server) as broker:
         await publish(client, "a", "old")
-        before = await take(subscription, 1)
+        assert await read(broker, 1) == ["old"]
         assert await separate_tenants(client, SUBJECTS, ["a", "b"]) == ["a", "b"]
         await publish(client, "a", "new of a")
         await publish(client, "b", "new of b")
-        after = await take(subscription, 2)
+        assert sorted(await read(broker, 2)) == ["new of a", "new of b"]
         await broker.streams.tick(NOW)
         assert broker.streams.health[Kind.COMMAND] == HEALTHY
-        assert min(after.values()) > before["old"]
     assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 async def test_streams_before_the_first_start(server: NatsServer) -> None:
-    """The service uses the streams if they exist before its first start, also if it creates its consumer again."""
+    """The service uses the streams if they exist before its first start."""
     async with operator(server) as client:
         await separate_tenants(client, SUBJECTS, ["a"])
-        for count in (1, 2):
-            async with service(server, MemoryHistory()) as (_, subscription):
-                await publish(client, "a", f"command {count}")
-                await take(subscription, count)
-            await request(client, "CONSUMER.DELETE.TIMER_CMD.timer-service")
+        async with service(server) as broker:
+            await publish(client, "a", "command")
+            assert await read(broker, 1) == ["command"]
 
 
 async def test_tenants_are_added(server: NatsServer) -> None:
@@ -204,7 +199,7 @@ async def test_stream_of_commands_is_created_again(server: NatsServer) -> None:
         await request(client, "STREAM.DELETE.TIMER_CMD")
         await publish(client, "a", "waited")
         with pytest.raises(StartError, match="TIMER_CMD cannot be set up: subjects overlap"):
-            async with service(server, MemoryHistory()):
+            async with service(server):
                 pass
         await separate_tenants(client, SUBJECTS, ["a"])
         assert await until_taken(client, 1) == ["waited"]
@@ -316,9 +311,9 @@ async def test_repeats(server: NatsServer) -> None:
 
 async def test_refusal_of_the_server(server: NatsServer) -> None:
     """A refusal is reported with the reason of the server, and the tenants can go on as before."""
-    async with operator(server) as client, service(server, MemoryHistory()) as (_, subscription):
+    async with operator(server) as client, service(server) as broker:
         await client.jetstream().add_stream(name="OTHER", subjects=["*"])
         with pytest.raises(StartError, match="the streams of the tenants cannot be set up: subjects overlap"):
             await separate_tenants(client, SUBJECTS, ["a"])
         await publish(client, "a", "as before")
-        await take(subscription, 1)
+        assert await read(broker, 1) == ["as before"]

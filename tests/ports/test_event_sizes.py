@@ -31,9 +31,7 @@ TRACE = Trace(f"00-{'a' * 32}-{'b' * 16}-01", "x" * 500)
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[NatsBroker]:
     async with NatsServer(tmp_path / "nats") as server:
-        broker = await NatsBroker.connect(
-            server.url, "timer", reply_prefix="_INBOX.", manage_streams=True, retention=None
-        )
+        broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
         yield broker
         await broker.close()
 

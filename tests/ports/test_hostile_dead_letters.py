@@ -6,16 +6,22 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.harness.brokers import HARNESSES, NatsHarness
-from tests.harness.builders import command_address, delivery
-from tests.harness.clock import NOW
-from tests.harness.history import MemoryHistory
+from tests.harness.builders import command_address, raw_command
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.in_process import exhaust
+from tests.harness.metrics import RecordingMetrics
 from tests.harness.nats_client import read_stream
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
+from tests.harness.wiring import make_parts
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.events import outbox
+from timer_service.core.events.outbox import OUTBOX, stored_message
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.broker import PublishStatus
-from timer_service.core.values.delivery import Delivery
+from timer_service.core.ports.database import Database
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Position
+from timer_service.core.values.raw_command import RawCommand
 
 
 @pytest.fixture
@@ -25,7 +31,7 @@ async def nats_harness(request: pytest.FixtureRequest) -> AsyncIterator[NatsHarn
         yield started
 
 
-def hostile(limit: int) -> list[Delivery]:
+def hostile(limit: int) -> list[RawCommand]:
     """Return commands with hostile headers, subjects and sizes."""
     many = {f"header-{number}": "x" * 20 for number in range(5000)}
     headers: list[dict[str, str]] = [
@@ -36,7 +42,7 @@ def hostile(limit: int) -> list[Delivery]:
         {"a:b": "1", "a\r\nb": "2"},
         {"empty": "", "blank": "  "},
         {"tab": "a\tb", "control": "\x00\x01\x1b\x7f", "line": "a\r\nNats-Rollup: all\r\n"},
-        {"surrogate": "\udcff", "ü": "ü" * 20_000},
+        {"ü": "ü" * 20_000},
         {"Status": "409", "Description": "Consumer Deleted"},
         {"Nats-TTL": "1s", "Nats-Rollup": "all", "Nats-Expected-Last-Sequence": "99", "nats-msg-id": "x"},
         {"note": "x" * 58_000},
@@ -54,9 +60,9 @@ def hostile(limit: int) -> list[Delivery]:
         command_address("*", ">"),
         command_address("\r\nPUB x 0\r\n", "\x00"),
     ]
-    commands = [delivery(b"", headers=each) for each in headers]
-    commands += [delivery(b"body", address=each, headers={"a": "b"}) for each in addresses]
-    commands += [delivery(b"x" * (limit - missing), headers={"a/b": "c"}) for missing in range(0, 601, 40)]
+    commands = [raw_command(b"", headers=each) for each in headers]
+    commands += [raw_command(b"body", address=each, headers={"a": "b"}) for each in addresses]
+    commands += [raw_command(b"x" * (limit - missing), headers={"a/b": "c"}) for missing in range(0, 601, 40)]
     for number, each in enumerate(commands, 1):
         each.position = Position(1, number)
         each.source = f"timer.cmd.v1.{each.address.tenant}.{each.address.message}"
@@ -68,7 +74,7 @@ async def test_each_dead_letter_is_stored(nats_harness: NatsHarness) -> None:
     commands = hostile(nats_harness.broker.features.max_message_bytes)
     rejected = [Rejected(each, Rejection(Code.INVALID_JSON, "no \r\n ü"), None) for each in commands]
     limit = nats_harness.broker.features.max_message_bytes
-    results = await nats_harness.broker.publish([each.messages(NOW, limit)[0] for each in rejected])
+    results = await nats_harness.broker.publish([each.letter(limit) for each in rejected])
     assert [result.status for result in results] == [PublishStatus.PUBLISHED] * len(commands)
     stored = await read_stream(nats_harness.user.jetstream(), "TIMER_DLQ", "timer.dlq.v1.>")
     assert sorted(int((each.headers or {})["Timer-Source-Sequence"]) for each in stored) == list(
@@ -77,21 +83,27 @@ async def test_each_dead_letter_is_stored(nats_harness: NatsHarness) -> None:
     assert nats_harness.broker.health.reason is None
 
 
-async def test_smallest_dead_letters_are_stored(nats_harness: NatsHarness) -> None:
-    """The dead letter without body and headers is stored for each command."""
-    commands = hostile(nats_harness.broker.features.max_message_bytes)
-    letters = [Rejected(each, Rejection(Code.INVALID_JSON, "no"), None).smallest_letter() for each in commands]
-    results = await nats_harness.broker.publish(letters)
-    assert [result.status for result in results] == [PublishStatus.PUBLISHED] * len(commands)
+async def test_dead_letters_of_the_outbox(store: Database, memory_broker: MemoryBroker) -> None:
+    """Each dead letter is published from the outbox as it was added, byte for byte."""
+    limit = memory_broker.features.max_message_bytes
+    letters = [
+        Rejected(each, Rejection(Code.INVALID_JSON, "no \r\n ü \x00"), None).letter(limit) for each in hostile(limit)
+    ]
+    parts = make_parts(store, memory_broker, ManualClock(), RecordingMetrics())
+    async with store.transaction() as tx:
+        await outbox.add_dead_letters(tx, letters, NOW)
+    await exhaust(parts.relay(OUTBOX, stored_message), NOW)
+    assert sorted(memory_broker.dead_letters, key=lambda each: each.id) == sorted(letters, key=lambda each: each.id)
+    assert list(await store.reader.fetch("SELECT * FROM outbox")) == []
 
 
 async def test_headers_come_back(nats_harness: NatsHarness) -> None:
     """The server returns every header of the command: the plain ones, and the others from the JSON header."""
-    others = {"a/b": "1", "ä": "ü", "tab": "a\tb", "Status": "409", "padded": " a "}
+    others = {"a/b": "1", "ä": "ü", "tab": "a\tb", "Status": "409"}
     plain = {"X-Mine": "1", "empty": ""}
-    command = delivery(b"", headers=plain | others)
+    command = raw_command(b"", headers=plain | others)
     rejected = Rejected(command, Rejection(Code.INVALID_JSON, "no"), None)
-    await nats_harness.broker.publish(rejected.messages(NOW, nats_harness.broker.features.max_message_bytes))
+    await nats_harness.broker.publish([rejected.letter(nats_harness.broker.features.max_message_bytes)])
     (letter,) = await nats_harness.dead_letters("acme")
     assert {name: letter.headers[name] for name in plain} == plain
     assert json.loads(letter.headers["Timer-Original-Headers"]) == others
@@ -105,9 +117,10 @@ async def test_repeated_headers_come_back(nats_harness: NatsHarness) -> None:
     assert url.port is not None
     async with RawNats.connect(url.port) as user:
         await user.publish([RawMessage(b"timer.cmd.v1.acme.schedule-timer", b"{", block)])
-    (command,) = await (await nats_harness.broker.subscribe(MemoryHistory())).next_batch(1)
+    await nats_harness.broker.log.open(None, "ours")
+    (command,) = (await nats_harness.broker.log.read(1, 10_000, 10)).commands
     rejected = Rejected(command, Rejection(Code.INVALID_JSON, "no"), None)
-    await nats_harness.broker.publish(rejected.messages(NOW, nats_harness.broker.features.max_message_bytes))
+    await nats_harness.broker.publish([rejected.letter(nats_harness.broker.features.max_message_bytes)])
     (letter,) = await nats_harness.dead_letters("acme")
     assert json.loads(letter.headers["Timer-Original-Headers"]) == {"X": ["1", "2"]}
     assert letter.headers["once"] == "a"

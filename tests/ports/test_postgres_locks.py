@@ -40,28 +40,32 @@ async def behind_a_proxy(url: str) -> AsyncIterator[tuple[TcpProxy, PostgresData
         await database.close()
 
 
-async def lock_a_command_stream(database: PostgresDatabase) -> None:
+_CREATE = "CREATE TABLE notes (number BIGINT PRIMARY KEY, version BIGINT NOT NULL)"
+
+
+async def lock_the_notes(database: PostgresDatabase) -> None:
     async with database.transaction() as tx:
-        await tx.fetch("SELECT 1 AS one FROM suspects /* for update */")
+        await tx.fetch("SELECT 1 AS one FROM notes /* for update */")
 
 
 async def test_locked_row(locks: LockedPostgres) -> None:
     """A statement that waits for a lock fails with the name of the table. The database stays healthy and usable."""
     database = locks.database
     async with database.transaction() as tx:
-        await tx.execute("INSERT INTO suspects (epoch, sequence, begun) VALUES (1, 1, 1)")
-    async with locks.locked("SELECT 1 FROM suspects FOR UPDATE"):
-        with pytest.raises(DatabaseBlockedError, match=r"lock timeout.*suspects"):
-            await lock_a_command_stream(database)
+        await tx.execute(_CREATE)
+        await tx.execute("INSERT INTO notes VALUES (1, 1)")
+    async with locks.locked("SELECT 1 FROM notes FOR UPDATE"):
+        with pytest.raises(DatabaseBlockedError, match=r"lock timeout.*notes"):
+            await lock_the_notes(database)
         assert (database.health, database.read_health) == (HEALTHY, HEALTHY)
-    await lock_a_command_stream(database)
+    await lock_the_notes(database)
 
 
 async def test_locked_table(locks: LockedPostgres) -> None:
     """A read of a locked table fails in the same way, and the health of reads stays good."""
-    async with locks.locked("LOCK TABLE suspects"):
+    async with locks.locked("LOCK TABLE installation"):
         with pytest.raises(DatabaseBlockedError, match="lock timeout"):
-            await locks.database.reader.fetch("SELECT 1 AS one FROM suspects")
+            await locks.database.reader.fetch("SELECT 1 AS one FROM installation")
     assert locks.database.read_health == HEALTHY
 
 
@@ -106,28 +110,24 @@ async def test_migrations_may_take_long(databases: Databases, monkeypatch: pytes
 @pytest.mark.parametrize(
     "write",
     [
-        lambda tx: tx.execute("INSERT INTO suspects (epoch, sequence, begun) VALUES (1, 1, 1)"),
-        lambda tx: tx.executemany(
-            "INSERT INTO suspects (epoch, sequence, begun) VALUES (:e, 1, 1)", [{"e": 1}, {"e": 2}]
-        ),
-        lambda tx: tx.executemany("UPDATE suspects SET begun = 2 WHERE epoch = :e", [{"e": 8}, {"e": 9}]),
-        lambda tx: tx.insert(
-            "INSERT INTO suspects (epoch, sequence, begun) VALUES (:e, 1, 1) ON CONFLICT DO NOTHING RETURNING epoch",
-            [(8,), (9,)],
-        ),
+        lambda tx: tx.execute("INSERT INTO notes VALUES (1, 1)"),
+        lambda tx: tx.executemany("INSERT INTO notes VALUES (:n, 1)", [{"n": 1}, {"n": 2}]),
+        lambda tx: tx.executemany("UPDATE notes SET version = 2 WHERE number = :n", [{"n": 8}, {"n": 9}]),
+        lambda tx: tx.insert("INSERT INTO notes VALUES (:n, 1) ON CONFLICT DO NOTHING RETURNING number", [(8,), (9,)]),
     ],
     ids=["execute", "insert many", "update many", "insert what is new"],
 )
 async def test_a_commit_that_wrote_ends_an_outage(postgres: PostgresDatabase, write: Any, *, changes: bool) -> None:
     """After an outage, a commit counts as a success if any of its statements has changed a row."""
     async with postgres.transaction() as tx:
-        await tx.execute("INSERT INTO suspects (epoch, sequence, begun) VALUES (9, 1, 1)")
+        await tx.execute(_CREATE)
+        await tx.execute("INSERT INTO notes VALUES (9, 1)")
     postgres.health = Health.down("the disk is full")
     async with postgres.transaction() as tx:
         if changes:
             await write(tx)
-        await tx.execute("DELETE FROM suspects WHERE epoch = 77")
-        await tx.executemany("DELETE FROM suspects WHERE epoch = :e", [{"e": 78}])
+        await tx.execute("DELETE FROM notes WHERE number = 77")
+        await tx.executemany("DELETE FROM notes WHERE number = :n", [{"n": 78}])
     assert postgres.health.usable == changes
 
 

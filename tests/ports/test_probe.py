@@ -45,11 +45,11 @@ async def test_probe_ends_an_outage_on_sqlite(sqlite: SqliteDatabase, tmp_path: 
 async def test_probe_keeps_the_identity_of_the_database(sqlite: SqliteDatabase) -> None:
     """The probe writes the row of the database and changes nothing in it."""
     async with sqlite.transaction() as tx:
-        await tx.execute("INSERT INTO installation (one, database_id, replay_since) VALUES (1, 'ours', 7)")
+        await tx.execute("INSERT INTO installation (one, database_id) VALUES (1, 'ours')")
     sqlite._written = sqlite.health.down("it was away")
     await DatabaseProbe(sqlite).tick(NOW)
     (row,) = await sqlite.reader.fetch("SELECT * FROM installation")
-    assert (row["one"], row["database_id"], row["replay_since"]) == (1, "ours", 7)
+    assert (row["one"], row["database_id"]) == (1, "ours")
     assert sqlite.health == HEALTHY
 
 

@@ -32,6 +32,7 @@ async def timers(store: Database, memory_broker: MemoryBroker, clock: ManualCloc
     for number in range(ROWS):
         timers.send(schedule_timer(f"call-{number:02}"))
     await timers.consume()
+    timers.metrics.claims.clear()  # of the outbox
     return timers
 
 
@@ -237,6 +238,7 @@ async def test_claims_are_settled_with_the_next_one(sqlite: SqliteDatabase, cloc
     for number in range(10 * BATCH):
         timers.send(schedule_timer(f"call-{number:02}"))
     await timers.consume()
+    timers.metrics.claims.clear()
     transactions = count_transactions(sqlite)
     assert await timers.tick() == 10 * BATCH
     assert (len(transactions), len(await fired(timers)), len(timers.metrics.claims)) == (11 + 1, 10 * BATCH, 11)
@@ -249,6 +251,7 @@ async def test_rows_that_become_due_during_a_publish_are_claimed_with_its_settli
     timers = Timers(sqlite, MemoryBroker(), clock, batch_size=BATCH)
     await timers.schedule("now")
     await timers.schedule("soon", clock.now() + 1000)
+    timers.metrics.claims.clear()
 
     async def wait(_: Sequence[Message]) -> None:
         clock.advance(seconds=1)
@@ -293,11 +296,13 @@ async def test_first_claim_is_small(store: Database, memory_broker: MemoryBroker
     for number in range(700):
         timers.send(schedule_timer(f"call-{number:03}"))
     await timers.consume()
+    timers.metrics.claims.clear()
     await timers.tick()
     assert timers.metrics.claims == [100, 400, 200]
     await timers.schedule("later")
+    timers.metrics.claims.clear()
     await timers.tick()
-    assert timers.metrics.claims[3:] == [1]
+    assert timers.metrics.claims == [1]
 
 
 async def test_timer_that_becomes_due_during_a_tick(timers: Timers) -> None:

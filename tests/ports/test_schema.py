@@ -7,7 +7,7 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Reader
 
-SAME_TYPE = {"TEXT": "text", "BIGINT": "bigint", "INTEGER": "integer"}
+SAME_TYPE = {"TEXT": "text", "BIGINT": "bigint", "INTEGER": "integer", "BLOB": "bytea"}
 
 
 class Column(NamedTuple):
@@ -112,6 +112,7 @@ async def test_indexes_are_equal(sqlite: SqliteDatabase, postgres: PostgresDatab
     integer_keys = {
         Index("schema_migrations", unique=True, columns=("number",), only_where=None),
         Index("installation", unique=True, columns=("one",), only_where=None),
+        Index("command_log", unique=True, columns=("partition_number",), only_where=None),
     }
     assert indexes | integer_keys == await postgres_indexes(postgres.reader)
 

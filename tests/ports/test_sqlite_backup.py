@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sqlite_files import STREAM, kill_while_open, read_epochs, read_replay_since, write_database
+from tests.harness.clock import ManualClock
+from tests.harness.sqlite_files import ADD, kill_while_open, read_epochs, write_database
 from tests.harness.stores import open_sqlite
+from tests.harness.timers import Timers
+from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import copy_database, new_file
-from timer_service.app.backup import back_up, replay, restore
+from timer_service.app.backup import back_up, restore
 from timer_service.config import Config, load_config
-from timer_service.core.intake.installation import Replay, read_or_create, set_unsettled_since
-from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import StartError
 
-HOUR_MS = 3_600_000
-NEWEST_MS = 1_800_000_000_000
 OLD, NEW = 1, 2
 
 
@@ -61,8 +60,7 @@ async def commit_pairs(database: SqliteDatabase, count: int, copying: "asyncio.T
     while True:
         async with database.transaction() as tx:
             for number in (2 * count, 2 * count + 1):
-                values = {"epoch": NEW + number, "created": STREAM}
-                await tx.execute("INSERT INTO command_streams VALUES (:epoch, :created, 1, 0, 0)", values)
+                await tx.execute(ADD, {"epoch": NEW + number})
         count += 1
         if copying.done():
             return count
@@ -92,7 +90,7 @@ async def test_backup_of_a_running_service(config: Config, file: Path) -> None:
     await write_database(config.db_path, OLD)
     async with open_sqlite(config.db_path) as database:
         async with database.transaction() as tx:
-            await tx.execute("INSERT INTO command_streams VALUES (2, :created, 1, 0, 0)", {"created": STREAM})
+            await tx.execute(ADD, {"epoch": NEW})
         umask = os.umask(0)
         try:
             done = await back_up(config, file)
@@ -228,12 +226,10 @@ async def test_restore_while_the_database_is_used(config: Config, file: Path) ->
     async with open_sqlite(config.db_path):
         with pytest.raises(StartError, match=r"a service uses the database .*timers.db \(TIMER_DB_PATH\). Stop it"):
             await restore(config, file)
-        with pytest.raises(StartError, match=r"a service uses the database .*timers.db \(TIMER_DB_PATH\). Stop it"):
-            await replay(config, 1)
     kill_while_open(config.db_path, NEW)
     with closing(sqlite3.connect(config.db_path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
-        reader.execute("SELECT * FROM command_streams").fetchall()
+        reader.execute("SELECT * FROM command_log").fetchall()
         with pytest.raises(StartError, match=r"another program reads the database .*wait for its end"):
             await restore(config, file)
     assert await read_epochs(config.db_path) == [OLD, NEW]
@@ -288,114 +284,29 @@ async def test_the_draft_of_a_killed_restore_is_deleted(config: Config, file: Pa
     assert others(config.db_path) == ["backups", "timers.db.lock"]
 
 
-@pytest.mark.parametrize(("stored_at_ms", "expected"), [(NEWEST_MS, NEWEST_MS - HOUR_MS), (HOUR_MS // 2, 0), (0, 0)])
-async def test_backup_asks_for_a_replay(config: Config, file: Path, stored_at_ms: int, expected: int) -> None:
-    """A backup asks for the commands since an hour before the newest handled one, and a restore keeps this."""
-    await write_database(config.db_path, OLD, stored_at_ms * 1_000_000)
-    await back_up(config, file)
-    assert read_replay_since(config.db_path) is None
-    assert read_replay_since(file) == expected
-    assert (await restore(config, file)).replay_since == expected
-    assert read_replay_since(config.db_path) == expected
-
-
-async def test_a_database_without_commands_asks_for_all(config: Config, file: Path) -> None:
-    """A backup of a database that has handled no command asks for all commands."""
-    async with open_sqlite(config.db_path):
-        pass
-    await back_up(config, file)
-    assert read_replay_since(file) == 0
-
-
-async def test_the_newest_stream_counts(config: Config, file: Path) -> None:
-    """If the database has met several command streams, the newest one counts."""
-    await write_database(config.db_path, 7, NEWEST_MS * 1_000_000)
-    with closing(sqlite3.connect(config.db_path)) as connection:
-        connection.execute("INSERT INTO command_streams VALUES (3, 'before', 1, 9, 5)")
-        connection.commit()
-    await back_up(config, file)
-    assert read_replay_since(file) == NEWEST_MS - HOUR_MS
-
-
-@pytest.mark.parametrize(
-    ("unsettled_ms", "expected"),
-    [(NEWEST_MS - 5 * HOUR_MS, NEWEST_MS - 6 * HOUR_MS), (NEWEST_MS + HOUR_MS, NEWEST_MS - HOUR_MS), (9, 0)],
-)
-async def test_backup_during_a_backlog(config: Config, file: Path, unsettled_ms: int, expected: int) -> None:
-    """A backup asks for the commands of a backlog too, which may be much older than a command handled ahead of it."""
-    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
+async def test_commands_since_a_backup(config: Config, file: Path) -> None:
+    """After a restore, the service reads on where the backup was written: exactly the commands since then."""
+    broker, clock = MemoryBroker(), ManualClock()
     async with open_sqlite(config.db_path) as database:
-        await in_transaction(database, read_or_create)
-        await in_transaction(database, lambda tx: set_unsettled_since(tx, unsettled_ms))
-    await back_up(config, file)
-    assert read_replay_since(file) == expected
-
-
-async def test_each_restore_is_another_replay(config: Config, file: Path) -> None:
-    """Each restore of a backup requests a replay of its own, although the instant is the same."""
-    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
-    await back_up(config, file)
-    found: list[Replay | None] = []
-    for _ in range(2):
-        await restore(config, file)
-        async with open_sqlite(config.db_path) as database:
-            found.append((await in_transaction(database, read_or_create)).replay)
-    first, second = found
-    assert first is not None
-    assert second is not None
-    assert first.since == second.since
-    assert first.id != second.id
-
-
-async def test_a_restored_copy_asks_for_a_replay(config: Config, file: Path) -> None:
-    """A copy that another program wrote asks for the commands too that it may lack."""
-    await write_database(file, OLD, NEWEST_MS * 1_000_000)
-    assert read_replay_since(file) is None
-    assert (await restore(config, file)).replay_since == NEWEST_MS - HOUR_MS
-    assert read_replay_since(config.db_path) == NEWEST_MS - HOUR_MS
-
-
-async def test_an_earlier_replay_stays_requested(config: Config, file: Path) -> None:
-    """A backup of a database that waits for a replay asks for the earlier of the two instants."""
-    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
-    await replay(config, 1_000)
-    await back_up(config, file)
-    assert read_replay_since(file) == 1_000
-    await replay(config, NEWEST_MS)
-    await back_up(config, file.with_name("second.db"))
-    assert read_replay_since(file.with_name("second.db")) == NEWEST_MS - HOUR_MS
-
-
-async def test_an_operator_decides_the_replay(config: Config, file: Path) -> None:
-    """A restore asks for the commands since another instant, since 1970, or for none, if the operator says so."""
-    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
-    await back_up(config, file)
-    for since in (5, 0):
-        assert (await restore(config, file, since=since)).replay_since == since
-        assert read_replay_since(config.db_path) == since
-    assert (await restore(config, file, no_replay=True)).replay_since is None
-    assert read_replay_since(config.db_path) is None
-
-
-async def test_replay_without_an_instant(config: Config) -> None:
-    """A replay without an instant is for a database that was restored in another way: it asks as `restore` does."""
-    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
-    assert await replay(config, None) == NEWEST_MS - HOUR_MS
-    assert read_replay_since(config.db_path) == NEWEST_MS - HOUR_MS
-
-
-async def test_replay_creates_no_database(config: Config) -> None:
-    """A replay for a database that does not exist fails, and creates none."""
-    with pytest.raises(StartError, match=r"there is no database .*timers.db: check TIMER_DB_PATH"):
-        await replay(config, 1)
-    assert not config.db_path.exists()
+        timers = Timers(database, broker, clock)
+        await timers.schedule("before")
+        await back_up(config, file)
+        await timers.schedule("since 1")
+        await timers.schedule("since 2")
+    await restore(config, file)
+    async with open_sqlite(config.db_path) as database:
+        restored = Timers(database, broker, clock)
+        await restored.consume()
+        rows = await database.reader.fetch("SELECT service_call_id FROM timer_schedules ORDER BY 1")
+    assert restored.outcomes() == {"scheduled": 2}
+    assert [row["service_call_id"] for row in rows] == ["before", "since 1", "since 2"]
 
 
 async def test_postgres_has_its_own_tools(tmp_path: Path) -> None:
-    """On PostgreSQL, backup and restore name the tools of PostgreSQL and the replay."""
+    """On PostgreSQL, backup and restore name the tools of PostgreSQL."""
     config = load_config(database_url="postgresql://timer@localhost/timer", database_url_file=None)
     for command in (back_up, restore):
-        with pytest.raises(StartError, match=r"pg_dump, .* point-in-time recovery.*timer-service replay"):
+        with pytest.raises(StartError, match=r"pg_dump, .* point-in-time recovery"):
             await command(config, tmp_path / "backup.db")
 
 

@@ -5,24 +5,21 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, StreamConfig
+from nats.js.api import DiscardPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
 from tests.harness.builders import event
 from tests.harness.clock import NOW
-from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.health import HEALTHY
-from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind
 
 STREAMS = {Kind.COMMAND: "TIMER_CMD", Kind.EVENT: "TIMER_EVT", Kind.DEAD_LETTER: "TIMER_DLQ"}
@@ -44,12 +41,8 @@ async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
 
 
 @asynccontextmanager
-async def connected(
-    server: NatsServer, *, manage: bool, retention: timedelta | None = None
-) -> AsyncIterator[NatsBroker]:
-    broker = await NatsBroker.connect(
-        server.url, "timer", reply_prefix="_INBOX.", manage_streams=manage, retention=retention
-    )
+async def connected(server: NatsServer, *, manage: bool) -> AsyncIterator[NatsBroker]:
+    broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=manage)
     try:
         yield broker
     finally:
@@ -61,17 +54,6 @@ async def request(js: JetStreamContext, name: str, body: Mapping[str, Any]) -> d
     reply: dict[str, Any] = json.loads((await js._nc.request(f"$JS.API.{name}", json.dumps(body).encode())).data)
     assert "error" not in reply, reply
     return reply
-
-
-async def consumer_config(js: JetStreamContext) -> dict[str, Any]:
-    found: dict[str, Any] = (await request(js, "CONSUMER.INFO.TIMER_CMD.timer-service", {}))["config"]
-    return found
-
-
-async def edit_consumer(js: JetStreamContext, config: Mapping[str, Any]) -> None:
-    """Change the consumer as `nats consumer edit` does."""
-    body = {"stream_name": "TIMER_CMD", "config": config, "action": "update"}
-    await request(js, "CONSUMER.DURABLE.CREATE.TIMER_CMD.timer-service", body)
 
 
 def stream_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -276,25 +258,6 @@ async def test_full_stream(server: NatsServer, js: JetStreamContext, limit: Stre
     assert f"{'max_msgs = 3' if limit.max_msgs else 'max_bytes = 100000'};" in (full.reason or "")
 
 
-@pytest.mark.parametrize(("days", "kept"), [(8, "for 8 days"), (0, "forever")])
-async def test_commands_that_are_kept_too_long(server: NatsServer, js: JetStreamContext, days: int, kept: str) -> None:
-    """A command stream that is edited to keep commands for longer than the retention is reported until it is edited."""
-    reason = f"the broker keeps commands {kept}, longer than TIMER_RETENTION_DAYS=7.5: a command that is delivered"
-    async with connected(server, manage=True, retention=timedelta(days=7.5)) as broker:
-        config = (await js.stream_info("TIMER_CMD")).config
-        await js.update_stream(config.evolve(max_age=days * 86_400))
-        await broker.streams.tick(NOW)
-        found = broker.streams.health[Kind.COMMAND]
-        with pytest.raises(StartError, match=reason):
-            async with connected(server, manage=True, retention=timedelta(days=7.5)):
-                pass
-        await js.update_stream(config)
-        await broker.streams.tick(NOW)
-        assert broker.streams.health[Kind.COMMAND] == HEALTHY
-    assert not found.usable
-    assert (found.reason or "").startswith(reason)
-
-
 async def test_full_stream_at_the_start(server: NatsServer, js: JetStreamContext) -> None:
     """A stream that is full when the service starts is reported at once."""
     config = (await js.stream_info("TIMER_EVT")).config
@@ -302,109 +265,6 @@ async def test_full_stream_at_the_start(server: NatsServer, js: JetStreamContext
     await js.publish("timer.evt.v1.acme.test", b"x")
     async with connected(server, manage=True) as broker:
         assert not broker.streams.health[Kind.EVENT].usable
-
-
-async def test_paused_consumer(server: NatsServer, js: JetStreamContext) -> None:
-    """A consumer that an operator has paused is reported with the remedy, until it is resumed."""
-    await js.add_consumer("TIMER_CMD", ConsumerConfig(durable_name="timer-service"))
-    async with connected(server, manage=True) as broker:
-        await broker.streams.tick(NOW)
-        before = broker.streams.health[Kind.COMMAND]
-        await js.pause_consumer("TIMER_CMD", "timer-service", "2999-01-01T00:00:00Z")
-        await broker.streams.tick(NOW)
-        paused = broker.streams.health[Kind.COMMAND]
-        await js.resume_consumer("TIMER_CMD", "timer-service")
-        await broker.streams.tick(NOW)
-        assert (before, broker.streams.health[Kind.COMMAND]) == (HEALTHY, HEALTHY)
-    assert not paused.usable
-    assert paused.reason == (
-        "consumer timer-service of stream TIMER_CMD is paused until 2999-01-01T00:00:00Z; "
-        "resume it with `nats consumer resume TIMER_CMD timer-service`"
-    )
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "reason", "remedy"),
-    [
-        ("max_deliver", 3, "max_deliver = 3: a command that is delivered so often", "edit {} --max-deliver=-1"),
-        ("headers_only", True, "headers_only: ", "edit {} --no-headers-only"),
-        ("filter_subject", "timer.cmd.v1.acme.*", "only timer.cmd.v1.acme.*: ", "edit {} --filter='timer.cmd.v1.*.*'"),
-        ("filter_subjects", ["timer.cmd.v1.acme.*", "timer.cmd.v1.*.x"], "only timer.cmd.v1.acme.*, ", "edit {} "),
-    ],
-)
-async def test_consumer_that_loses_commands(
-    server: NatsServer,
-    js: JetStreamContext,
-    caplog: pytest.LogCaptureFixture,
-    *,
-    setting: str,
-    value: object,
-    reason: str,
-    remedy: str,
-) -> None:
-    """A consumer whose settings lose commands is reported with the remedy until it is edited, and logged once."""
-    async with connected(server, manage=True) as broker:
-        await broker.subscribe(MemoryHistory())
-        original = await consumer_config(js)
-        changed = {**original, setting: value}
-        if setting == "filter_subjects":
-            del changed["filter_subject"]
-        await edit_consumer(js, changed)
-        await broker.streams.tick(NOW)
-        await broker.streams.tick(NOW)
-        found = broker.streams.health[Kind.COMMAND]
-        await edit_consumer(js, original)
-        await broker.streams.tick(NOW)
-        assert broker.streams.health[Kind.COMMAND] == HEALTHY
-    assert not found.usable
-    assert (found.reason or "").startswith("consumer timer-service of stream TIMER_CMD ")
-    assert reason in (found.reason or "")
-    assert f"`nats consumer {remedy.format('TIMER_CMD timer-service')}" in (found.reason or "")
-    assert stream_lines(caplog)[0] == "stream TIMER_CMD is unavailable"
-    assert len([line for line in stream_lines(caplog) if line.endswith("is unavailable")]) == 1
-
-
-@pytest.mark.parametrize("policy", [AckPolicy.NONE, AckPolicy.ALL])
-async def test_consumer_with_another_ack_policy(server: NatsServer, js: JetStreamContext, policy: AckPolicy) -> None:
-    """A consumer that an operator created with another ack_policy is reported. Only a new consumer helps."""
-    await js.add_consumer("TIMER_CMD", ConsumerConfig(durable_name="timer-service", ack_policy=policy))
-    async with connected(server, manage=True) as broker:
-        await broker.streams.tick(NOW)
-        reason = broker.streams.health[Kind.COMMAND].reason or ""
-    assert f"ack_policy = {policy.value}: commands that are not handled yet count as handled" in reason
-    assert "`nats consumer rm TIMER_CMD timer-service`" in reason
-
-
-@pytest.mark.parametrize("filters", [[], [">"], ["timer.cmd.>"], ["timer.cmd.v1.*.*", "timer.cmd.v2.>"]])
-async def test_consumer_with_other_filters(server: NatsServer, js: JetStreamContext, filters: list[str]) -> None:
-    """Filters that let every command pass are not reported. Neither are the settings that belong to the operator."""
-    config = ConsumerConfig(
-        durable_name="timer-service", filter_subjects=filters or None, max_ack_pending=7, ack_wait=60, description="x"
-    )
-    if filters[1:]:
-        stream = (await js.stream_info("TIMER_CMD")).config
-        await js.update_stream(stream.evolve(subjects=[*(stream.subjects or ()), "timer.cmd.v2.>"]))
-    await js.add_consumer("TIMER_CMD", config)
-    async with connected(server, manage=True) as broker:
-        await broker.streams.tick(NOW)
-        assert broker.streams.health[Kind.COMMAND] == HEALTHY
-
-
-async def test_consumer_with_too_many_unsettled_commands(server: NatsServer, js: JetStreamContext) -> None:
-    """A consumer that delivers nothing because too many commands are unsettled is reported, until one is settled."""
-    await js.add_consumer("TIMER_CMD", ConsumerConfig(durable_name="timer-service", max_ack_pending=2))
-    subscription = await js.pull_subscribe_bind("timer-service", "TIMER_CMD")
-    async with connected(server, manage=True) as broker:
-        for _ in range(3):
-            await js.publish("timer.cmd.v1.acme.schedule-timer", b"x")
-        first, _ = await subscription.fetch(2)
-        await broker.streams.tick(NOW)
-        full = broker.streams.health[Kind.COMMAND]
-        await first.ack_sync()
-        await broker.streams.tick(NOW)
-        assert broker.streams.health[Kind.COMMAND] == HEALTHY
-    assert not full.usable
-    assert "2 commands are delivered and not settled, and its max_ack_pending is 2" in (full.reason or "")
 
 
 async def test_streams_without_a_connection(server: NatsServer, js: JetStreamContext) -> None:

@@ -1,21 +1,21 @@
 """Faults at the awaits of a simulated process, and the proxies of database and broker that cause them.
 
-Every await on the database or the broker passes a `Gate`. A `Gate` pauses, crashes or fails the awaits of one consumer
-or worker.
+Every await on the database, the broker or the command log passes a `Gate`. A `Gate` pauses, crashes or fails the awaits
+of one reader or worker.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
-from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.intake.apply import LeftTooLateError
+from timer_service.core.intake.cursor import LostCursorError
 from timer_service.core.ports.broker import (
     BrokerFeatures,
-    History,
     PublishResult,
     QueryFilter,
     QueryHandler,
@@ -24,14 +24,12 @@ from timer_service.core.ports.broker import (
     Reply,
     Request,
     RequestSubscription,
-    Subscription,
     read_all,
 )
 from timer_service.core.ports.database import Database, Parameters, Reader, Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.budget import DEFAULT_BUDGET
-from timer_service.core.values.delivery import Delivery
-from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.ports.log import CommandLog, LogBatch, LogCursor, LogUnavailableError, Opening
+from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.values.message import Message
 
 _T = TypeVar("_T")
@@ -40,6 +38,14 @@ _NONE: Parameters = {}
 
 class Crash(BaseException):
     """The process crashed. It is a `BaseException`, so that no handler of the service catches it."""
+
+
+class InjectedError(Exception):
+    """A bug in a handler, or another error that no rule of the service expects."""
+
+
+EXPECTED_ERRORS = (DatabaseUnavailableError, LogUnavailableError, LostCursorError, InjectedError)
+"""What a reader of the log may raise. It then begins again."""
 
 
 class Point(StrEnum):
@@ -54,18 +60,23 @@ class Point(StrEnum):
     AFTER_PUBLISH = "after publish"
     BEFORE_REPLY = "before reply"
     AFTER_REPLY = "after reply"
-    BEFORE_SETTLING = "before settling deliveries"
-    AFTER_SETTLING = "after settling deliveries"
+    BEFORE_QUERY = "before a query outside a transaction"
+    AFTER_QUERY = "after a query outside a transaction"
+    BEFORE_LOG = "before a call to the log"
+    AFTER_LOG = "after a call to the log"
 
 
 _OUTSIDE_TRANSACTION = (Point.BEFORE_BEGIN, Point.AFTER_COMMIT, Point.BEFORE_PUBLISH, Point.AFTER_PUBLISH)
 _INSIDE_TRANSACTION = (Point.BEFORE_STATEMENT, Point.AFTER_STATEMENT, Point.BEFORE_COMMIT)
 RELAY_POINTS = (*_OUTSIDE_TRANSACTION, *_INSIDE_TRANSACTION)
-"""The points that a relay reaches. A consumer reaches all points."""
+"""The points that a relay reaches, without its queries. A reader of the log reaches all points."""
 RELAY_PAUSE_POINTS = _OUTSIDE_TRANSACTION
-CONSUMER_PAUSE_POINTS = tuple(point for point in Point if point not in _INSIDE_TRANSACTION)
+READER_PAUSE_POINTS = tuple(point for point in Point if point not in _INSIDE_TRANSACTION)
 """No point is inside a transaction, because a paused transaction blocks all other transactions."""
 OUTAGE_POINTS = (Point.BEFORE_BEGIN, *_INSIDE_TRANSACTION)
+_LOG_POINTS = (Point.BEFORE_LOG, Point.AFTER_LOG)
+READER_OUTAGE_POINTS = (*OUTAGE_POINTS, Point.BEFORE_QUERY, *_LOG_POINTS)
+ERROR_POINTS = _INSIDE_TRANSACTION
 
 
 class FaultKind(StrEnum):
@@ -75,7 +86,11 @@ class FaultKind(StrEnum):
     PAUSE = "pause"
     """The await pauses until `Gate.resume`. Other tasks continue."""
     OUTAGE = "outage"
-    """The database is unavailable."""
+    """The database is unavailable, or the log if it is called."""
+    BLOCKED = "blocked"
+    """A statement waits too long for a lock."""
+    ERROR = "error"
+    """The transaction of the commands raises an error that may be their fault."""
 
 
 class Fault(NamedTuple):
@@ -96,6 +111,14 @@ def pause(point: Point, nth: int) -> Fault:
 
 def outage(point: Point, nth: int) -> Fault:
     return Fault(FaultKind.OUTAGE, point, nth)
+
+
+def blocked(point: Point, nth: int) -> Fault:
+    return Fault(FaultKind.BLOCKED, point, nth)
+
+
+def error(point: Point, nth: int) -> Fault:
+    return Fault(FaultKind.ERROR, point, nth)
 
 
 class Process:
@@ -119,7 +142,7 @@ class Process:
 
 
 class Gate:
-    """The faults of one consumer or worker. Each of its awaits calls `reach`."""
+    """The faults of one reader or worker. Each of its awaits calls `reach`."""
 
     def __init__(self, process: Process, counts: Counter[str]) -> None:
         self._process = process
@@ -165,7 +188,7 @@ class Gate:
         if self._reached == self._fault.nth:
             kind, self._fault = self._fault.kind, None
             self._counts[kind] += 1
-            await self._cause(kind)
+            await self._cause(kind, point)
 
     @asynccontextmanager
     async def around(self, before: Point, after: Point) -> AsyncIterator[None]:
@@ -174,7 +197,7 @@ class Gate:
         yield
         await self.reach(after)
 
-    async def _cause(self, kind: FaultKind) -> None:
+    async def _cause(self, kind: FaultKind, point: Point) -> None:
         match kind:
             case FaultKind.CRASH:
                 while self._process.commits:
@@ -184,8 +207,14 @@ class Gate:
                 future = asyncio.get_running_loop().create_future()
                 self._paused.append(future)
                 await future
+            case FaultKind.OUTAGE if point in _LOG_POINTS:
+                raise LogUnavailableError("the log is unavailable")
             case FaultKind.OUTAGE:
                 raise DatabaseUnavailableError("the database is unavailable")
+            case FaultKind.BLOCKED:
+                raise DatabaseBlockedError("a row is locked")
+            case FaultKind.ERROR:
+                raise InjectedError("an injected error")
         self._process.check()
 
 
@@ -238,10 +267,27 @@ def _ignore(_: object) -> None:
     """Do nothing."""
 
 
+class FaultyReader:
+    """Queries outside a transaction, with faults."""
+
+    def __init__(self, inner: Reader, gate: Gate) -> None:
+        self._inner = inner
+        self._gate = gate
+
+    async def fetch(self, sql: str, parameters: Parameters = _NONE) -> Sequence[Row]:
+        async with self._gate.around(Point.BEFORE_QUERY, Point.AFTER_QUERY):
+            return await self._inner.fetch(sql, parameters)
+
+    async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
+        async with self._gate.around(Point.BEFORE_QUERY, Point.AFTER_QUERY):
+            return await self._inner.fetch_each(sql, many)
+
+
 class FaultyDatabase:
     """A database with faults.
 
-    It calls `committed` with each transaction that is committed, and `failed` with each error that is not an outage.
+    It calls `committed` with each transaction that is committed, and `failed` with each error of a transaction that
+    neither a fault nor another reader has caused.
     """
 
     engine = "sqlite"
@@ -265,7 +311,7 @@ class FaultyDatabase:
 
     @property
     def reader(self) -> Reader:
-        return self._inner.reader
+        return FaultyReader(self._inner.reader, self._gate)
 
     @property
     def queries(self) -> Reader:
@@ -282,7 +328,7 @@ class FaultyDatabase:
                     await self._gate.reach(Point.BEFORE_COMMIT)
                     stack.enter_context(self._gate.committing())
                 self._committed(faulty)
-        except DatabaseUnavailableError:
+        except (*EXPECTED_ERRORS, LeftTooLateError):
             raise
         except Exception as error:
             self._failed(error)
@@ -301,16 +347,15 @@ class FaultyDatabase:
 
 
 class BrokerObserver:
-    """An observer of the calls to the broker. Each method is called after the broker handled the call."""
+    """An observer of the calls to the broker, which also decides how much of the log a call returns."""
+
+    most_commands = 1_000_000
+    """The most commands that one call to the log returns."""
+    is_crowded = False
+    """Whether the log says that it may have commands of other tenants. It may always say so."""
 
     def published(self) -> None:
         """Observe a publish, whether the broker stored the message or not."""
-
-    def acknowledged(self, deliveries: Sequence[Delivery]) -> None:
-        """Observe the acknowledgement of handled commands."""
-
-    def terminated(self, deliveries: Sequence[Delivery]) -> None:
-        """Observe the termination of rejected commands."""
 
 
 class FaultyBroker:
@@ -320,8 +365,10 @@ class FaultyBroker:
         self._inner = inner
         self._gate = gate
         self._observer = observer
-        self._backlog = inner.unsettled
-        """The deliveries that were unsettled when the process connected."""
+
+    @property
+    def log(self) -> CommandLog:
+        return FaultyLog(self._inner.log, self._gate, self._observer)
 
     @property
     def features(self) -> BrokerFeatures:
@@ -334,22 +381,6 @@ class FaultyBroker:
     @property
     def outages(self) -> int:
         return self._inner.outages
-
-    async def caught_up(self, *, restart: bool = False) -> bool:
-        self._gate.check()
-        return await self._inner.caught_up(restart=restart) and self._backlog.isdisjoint(self._inner.unsettled)
-
-    async def subscribe(
-        self,
-        history: History,
-        *,
-        messages: Collection[str] = (),
-        alone: bool = False,
-        batch_bytes: int = DEFAULT_BUDGET.batch,
-    ) -> Subscription:
-        assert not alone, "the test decides when deliveries expire"
-        inner = await self._inner.subscribe(history, messages=messages, batch_bytes=batch_bytes)
-        return FaultySubscription(inner, self._gate, self._observer)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         return [await self._publish(message) for message in messages]
@@ -403,41 +434,36 @@ class FaultyRequests:
         raise NotImplementedError
 
 
-class FaultySubscription:
-    """A subscription with faults."""
+class FaultyLog:
+    """The command log of one reader, with faults."""
 
-    def __init__(self, inner: Subscription, gate: Gate, observer: BrokerObserver) -> None:
+    def __init__(self, inner: CommandLog, gate: Gate, observer: BrokerObserver) -> None:
         self._inner = inner
         self._gate = gate
         self._observer = observer
-        self.health = HEALTHY
 
-    async def next_batch(self, limit: int) -> Sequence[Delivery]:
-        return await self._inner.next_batch(limit)
+    @property
+    def health(self) -> Health:
+        return self._inner.health
 
-    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        async with self._settling():
-            await self._inner.acknowledge(deliveries)
-            self._observer.acknowledged(deliveries)
+    async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
+        async with self._call():
+            return await self._inner.open(cursor, owner)
 
-    async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
-        async with self._settling():
-            await self._inner.retry(deliveries, delay)
+    async def read(self, limit: int, most_bytes: int, seconds: float) -> LogBatch:
+        async with self._call():
+            return await self._inner.read(min(limit, self._observer.most_commands), most_bytes, seconds)
 
-    async def terminate(self, deliveries: Sequence[Delivery]) -> None:
-        async with self._settling():
-            await self._inner.terminate(deliveries)
-            self._observer.terminated(deliveries)
+    async def end(self) -> LogCursor:
+        async with self._call():
+            return await self._inner.end()
 
-    def stream_changed(self) -> None:
-        self._inner.stream_changed()
-
-    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
-        await self._gate.reach(Point.BEFORE_SETTLING)
-        await self._inner.put_back(deliveries)
+    async def has_others(self, tenant: str) -> bool:
+        async with self._call():
+            return self._observer.is_crowded or await self._inner.has_others(tenant)
 
     async def close(self) -> None:
         await self._inner.close()
 
-    def _settling(self) -> AbstractAsyncContextManager[None]:
-        return self._gate.around(Point.BEFORE_SETTLING, Point.AFTER_SETTLING)
+    def _call(self) -> AbstractAsyncContextManager[None]:
+        return self._gate.around(Point.BEFORE_LOG, Point.AFTER_LOG)

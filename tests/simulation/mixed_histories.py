@@ -1,4 +1,4 @@
-"""Draws histories of all slices, and splits of a history into batches."""
+"""Draws histories of all slices, and splits of a history into parts."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,9 @@ from tests.simulation.run_histories import run_commands
 from tests.simulation.schedule_histories import schedule_commands
 from tests.simulation.service import SentCommand
 from tests.simulation.signal_histories import signal_commands
+
+_tenants = st.sampled_from(["acme", "acme", "globex"])
+_most_failing = st.sampled_from([0, 0, 0, 1, 2])
 
 
 @st.composite
@@ -24,9 +27,15 @@ def timer_commands(draw: st.DrawFn) -> list[SentCommand]:
 
 @st.composite
 def mixed_commands(draw: st.DrawFn) -> list[SentCommand]:
-    """Draw commands of all slices. The commands of each slice keep their order."""
+    """Draw commands of all slices, of one or more tenants. The commands of each slice keep their order.
+
+    The handlers of some commands fail each time.
+    """
     parts = [draw(run_commands(6)), draw(signal_commands(6)), draw(timer_commands()), draw(schedule_commands(4))]
-    return _interleave(parts, draw(st.randoms(use_true_random=False)).random)
+    parts = [[each._replace(tenant=draw(_tenants)) for each in part] for part in parts]
+    history = _interleave(parts, draw(st.randoms(use_true_random=False)).random)
+    failing = draw(st.sets(st.integers(0, len(history) - 1), max_size=draw(_most_failing)))
+    return [each._replace(fails=number in failing) for number, each in enumerate(history)]
 
 
 def _interleave(parts: Sequence[list[SentCommand]], random: object) -> list[SentCommand]:
@@ -36,7 +45,7 @@ def _interleave(parts: Sequence[list[SentCommand]], random: object) -> list[Sent
 
 
 def splits(count: int) -> st.SearchStrategy[list[int]]:
-    """Draw the batch sizes for `count` commands."""
+    """Draw the sizes of the parts of `count` commands."""
     return st.lists(st.booleans(), min_size=count, max_size=count).map(_sizes)
 
 

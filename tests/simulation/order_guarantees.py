@@ -1,4 +1,4 @@
-"""Histories and orders of delivery for which docs/runs.md guarantees the same final state."""
+"""Histories and orders of publishing for which docs/runs.md guarantees the same final state."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def executed_runs(draw: st.DrawFn) -> list[SentCommand]:
         return outcome
 
     if draw(st.booleans()):
-        send("CancelRun", {})
+        send("CancelRun", {})  # it cancels nothing, because it comes first
     assume(send("StartRun", _without_stale_timeouts(draw(starts()))) == "started")
     run = model.runs[_RUN]
     for _ in range(draw(st.integers(1, 8))):
@@ -53,16 +53,17 @@ def _without_stale_timeouts(fields: Any) -> dict[str, Any]:
 
 @st.composite
 def guaranteed_run_orders(draw: st.DrawFn, history: Sequence[SentCommand]) -> list[int]:
-    """Draw orders of indexes in which the reports keep their order. All other commands may be anywhere."""
+    """Draw orders of indexes in which the reports keep their order. A StartRun or a ResolveGroup may be anywhere."""
+    cancels = [index for index, sent in enumerate(history) if sent.type == "CancelRun"]
     order = [index for index, sent in enumerate(history) if sent.type == "ReportJobStatus"]
     for index, sent in enumerate(history):
-        if sent.type != "ReportJobStatus":
+        if sent.type in {"StartRun", "ResolveGroup"}:
             order.insert(draw(st.integers(0, len(order))), index)
-    return order
+    return [*cancels, *order]
 
 
 def final_state_of_runs(model: RunsModel) -> dict[RunName, Any]:
-    """Return what does not depend on the order of delivery: the statuses, the outputs, and all events but JobReady."""
+    """Return what does not depend on the order of publishing: statuses, outputs, and all events but JobReady."""
     events = {each for each in model.expected_events if each.type != "JobReady"}
     return {
         name: (

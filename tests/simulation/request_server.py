@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from tests.simulation.faults import FaultyRequests
-from timer_service.core.intake.backlog_gate import BacklogGate
+from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import Request
 from timer_service.core.ports.database import Transaction
 from timer_service.core.requests.request_intake import Asked, Intake
@@ -50,7 +50,7 @@ class RequestServer:
         self._parts = parts
         self._subscription = subscription
         self._opened = opened
-        self._gate = BacklogGate(parts.broker)
+        self._gate = BacklogGate(parts.broker, parts.database)
         self._rng = random.Random(0)
         self.applied: AppliedRequests | None = None
         """The last requests that were applied, in a transaction that may not be committed yet."""

@@ -22,7 +22,10 @@ def follow_sweep(model: RunsModel, service: Service, now: int) -> None:
         if row["status"] == "timed_out_stale"
         and model.runs[_name(row)].jobs[row["job_name"]].status != "timed_out_stale"
     ]
-    assert not (stale and service.broker.unsettled), "jobs ended as stale while their reports may be in the stream"
+    for name, job in stale:
+        stale_at = model.runs[name].jobs[job].stale_at or 0
+        left = service.ledger.of_tenants(service.ledger.sent_before(stale_at), [name.tenant])
+        assert not left & service.ledger.unapplied, f"{job} of {name} ended as stale before its reports"
     model.apply_sweep(evaluated, stale, now)
 
 

@@ -104,11 +104,3 @@ def run_commands(draw: st.DrawFn, most: int = 10) -> list[SentCommand]:
         run = "r2" if draw(st.integers(0, 7)) == 7 else "r1"
         history.append(SentCommand(kind, "acme", {"runId": run, **fields}))
     return history
-
-
-@st.composite
-def started_run_and_reports(draw: st.DrawFn) -> list[SentCommand]:
-    """Draw a run with jobs, and several reports on it."""
-    reported = draw(st.lists(reports(), min_size=2, max_size=6))
-    started = SentCommand("StartRun", "acme", {"runId": "r1", "jobs": [{"name": name} for name in STATIC]})
-    return [started, *(SentCommand("ReportJobStatus", "acme", {"runId": "r1", **fields}) for fields in reported)]

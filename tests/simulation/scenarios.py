@@ -1,26 +1,35 @@
 """The scenarios of the history simulation.
 
-A scenario draws a history of commands and plays it: it delivers the commands in some order, in batches, with or
-without faults. Its `Checker` compares every commit with the models.
+A scenario draws a history of commands and plays it: it publishes the commands, and lets one or two instances read them
+in batches, with or without faults. Its `Checker` compares every commit with the models.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hypothesis import assume
 from hypothesis import strategies as st
 
 from tests.simulation.checker import Checker
-from tests.simulation.draws import Draw, Scenario, consumer_faults, crashes, instances, outages, worker_faults
+from tests.simulation.draws import (
+    Draw,
+    Scenario,
+    crashes,
+    instances,
+    outages,
+    reader_errors,
+    reader_faults,
+    worker_faults,
+)
 from tests.simulation.faults import RELAY_POINTS, Point
+from tests.simulation.log_ledger import LogChange
 from tests.simulation.mixed_histories import mixed_commands, splits
 from tests.simulation.order_guarantees import executed_runs, final_state_of_runs, guaranteed_run_orders
-from tests.simulation.run_histories import run_commands, started_run_and_reports
+from tests.simulation.run_histories import run_commands
 from tests.simulation.run_model import RunsModel
-from tests.simulation.schedule_scenarios import schedules_in_any_order, schedules_one_by_one, schedules_with_faults
+from tests.simulation.schedule_scenarios import schedules_one_by_one, schedules_read_late, schedules_with_faults
 from tests.simulation.service import INSTANCES, Row, SentCommand, Service
-from tests.simulation.signal_check import final_state_of_signals
 from tests.simulation.signal_histories import many_signals, signal_commands
 from tests.simulation.workflow_scenarios import (
     workflows_one_by_one,
@@ -35,10 +44,11 @@ _SWITCHABLE = ["signals", "runs", "schedules"]
 
 
 def play_one_by_one(service: Service, history: Sequence[SentCommand]) -> Checker:
-    """Deliver one command per batch in stream order. Run the workers after each batch."""
-    checker = Checker(service, history)
-    for position in checker.positions:
-        service.deliver([position])
+    """Publish one command and read it. Run the workers after each one."""
+    checker = Checker(service)
+    for sent in history:
+        checker.send([sent])
+        service.catch_up()
         service.settle()
     checker.finish()
     return checker
@@ -53,13 +63,12 @@ def signals_one_by_one(service: Service, draw: Draw) -> None:
 
 
 def runs_in_batches(service: Service, draw: Draw) -> None:
-    """Assert that any split into batches leaves the same rows as one command per batch, and no additional events."""
+    """Assert that any batches leave the same rows as one command per batch, and no additional events."""
     history = draw(run_commands())
     play_one_by_one(service, history)
     rows, events = service.snapshot(), _event_bodies(service)
-    checker = Checker(service, history)
-    service.defers = draw(st.booleans())
-    _deliver_split(checker, checker.positions, draw)
+    checker = Checker(service)
+    _read_in_batches(checker, history, draw)
     checker.finish()
     assert _run_tables(service.snapshot()) == _run_tables(rows)
     assert _event_bodies(service).items() <= events.items()
@@ -67,91 +76,57 @@ def runs_in_batches(service: Service, draw: Draw) -> None:
 
 
 def signals_in_batches(service: Service, draw: Draw) -> None:
-    checker = Checker(service, draw(signal_commands()))
-    service.defers = draw(st.booleans())
-    _deliver_split(checker, checker.positions, draw)
+    checker = Checker(service)
+    _read_in_batches(checker, draw(signal_commands()), draw)
     checker.finish()
     checker.check_retention()
 
 
 def many_signals_in_batches(service: Service, draw: Draw) -> None:
     """Play more signals of one work item than a transition evaluates inline."""
-    first = many_signals()
-    checker = Checker(service, [*first, *draw(signal_commands(6))])
-    service.deliver(checker.positions[: len(first)])
-    _deliver_split(checker, checker.positions[len(first) :], draw)
+    checker = Checker(service, many_signals())
+    service.catch_up()
+    _read_in_batches(checker, draw(signal_commands(6)), draw)
     checker.finish()
 
 
-def any_order_with_repeats(service: Service, draw: Draw) -> None:
-    """Deliver commands of all slices in any order, some of them twice. Maybe run the workers between batches."""
-    checker = Checker(service, draw(st.one_of(run_commands(), signal_commands(), mixed_commands())), in_order=False)
-    order = list(draw(st.permutations(checker.positions)))
-    order += draw(st.lists(st.sampled_from(order), max_size=3))
-    service.defers = draw(st.booleans())
-    _deliver_split(checker, order, draw)
+def odd_orders_with_repeats(service: Service, draw: Draw) -> None:
+    """Publish commands of all slices in any order, some of them twice. Maybe run the workers between batches."""
+    drawn = draw(st.one_of(run_commands(), signal_commands(), mixed_commands()))
+    history = list(draw(st.permutations(drawn)))
+    history += draw(st.lists(st.sampled_from(history), max_size=3))
+    checker = Checker(service)
+    _read_in_batches(checker, history, draw)
     checker.finish()
     checker.check_retention()
 
 
-def reports_in_any_order(service: Service, draw: Draw) -> None:
-    """Deliver the reports on a started run in any order, so that some are older than the newest of their job."""
-    checker = Checker(service, draw(started_run_and_reports()), in_order=False)
-    first, *reported = checker.positions
-    _deliver_split(checker, [first, *draw(st.permutations(reported))], draw)
-    checker.finish()
-
-
 def runs_in_guaranteed_order(service: Service, draw: Draw) -> None:
-    """Assert that a StartRun, a ResolveGroup and an older CancelRun have the same result in any order of delivery."""
+    """Assert that a StartRun and a ResolveGroup have the same result wherever they are published among the reports."""
     history = draw(executed_runs())
-    order = draw(guaranteed_run_orders(history))
-    in_order, delivered = RunsModel(), RunsModel()
-    _apply(in_order, history, range(len(history)))
-    _apply(delivered, history, order)
-    assume(not delivered.not_ready)  # an executor reports only jobs that are ready when it runs
-    checker = Checker(service, history, in_order=False)
-    _deliver_split(checker, [checker.positions[index] for index in order], draw)
-    checker.deliver_unsettled()
-    assert final_state_of_runs(checker.runs) == final_state_of_runs(in_order)
+    published = [history[index] for index in draw(guaranteed_run_orders(history))]
+    usual, odd = RunsModel(), RunsModel()
+    _apply(usual, history)
+    _apply(odd, published)
+    assume(not odd.not_ready)  # an executor reports only jobs that are ready when it runs
+    checker = Checker(service)
+    _read_in_batches(checker, published, draw)
+    checker.read_all()
+    assert final_state_of_runs(checker.runs) == final_state_of_runs(usual)
     checker.finish()
 
 
-def signals_in_any_order(service: Service, draw: Draw) -> None:
-    """Assert that any order and any batches have the same result, if the workers run last."""
-    history = draw(signal_commands(unique_events=True))
-    service.hands_over = False
-    try:
-        _compare_orders_of_signals(service, history, draw)
-    finally:
-        service.hands_over = True
-
-
-def _compare_orders_of_signals(service: Service, history: Sequence[SentCommand], draw: Draw) -> None:
-    in_order = Checker(service, history)
-    for position in in_order.positions:
-        service.deliver([position])
-    in_order.finish()
-    wanted = final_state_of_signals(service)
-    checker = Checker(service, history, in_order=False)
-    order = list(draw(st.permutations(checker.positions)))
-    for size in draw(splits(len(order))):
-        service.deliver(order[:size], size % INSTANCES)
-        del order[:size]
-    checker.finish()
-    assert final_state_of_signals(service) == wanted
-
-
-def stream_order_with_faults(service: Service, draw: Draw) -> None:
-    """A crash or an error can happen at any await. Unhandled commands are redelivered before newer commands."""
-    checker = Checker(service, draw(mixed_commands()))
-    faults = st.one_of(st.none(), crashes(Point), outages)
-    for size in draw(splits(len(checker.positions))):
-        left = [each for each in checker.positions if each not in checker.outcomes]
-        service.deliver(left[:size], draw(instances), draw(faults))
-        while any(each not in checker.outcomes for each in left[:size]):
-            service.broker.redeliver()
-            service.deliver(left[:size])
+def one_reader_with_faults(service: Service, draw: Draw) -> None:
+    """A crash or an error can happen at any await."""
+    checker = Checker(service)
+    history = draw(mixed_commands())
+    _begin(service, draw)
+    faults = st.one_of(st.none(), crashes(Point), reader_errors)
+    for size in draw(splits(len(history))):
+        checker.send(history[:size])
+        del history[:size]
+        for _ in range(draw(st.integers(1, 3))):
+            service.read(fault=draw(faults))
         for worker in draw(st.lists(st.sampled_from(_WORKERS), max_size=3)):
             service.tick(worker, draw(instances), draw(st.one_of(st.none(), crashes(RELAY_POINTS), outages)))
         if draw(st.integers(0, 4)) == 4:
@@ -159,29 +134,50 @@ def stream_order_with_faults(service: Service, draw: Draw) -> None:
     checker.finish()
 
 
-def any_order_with_faults(service: Service, draw: Draw) -> None:
-    """Deliver in any order with repeats to two instances, with any fault at any await."""
-    checker = Checker(service, draw(mixed_commands()), in_order=False)
-    order = list(draw(st.permutations(checker.positions)))
-    for size in draw(splits(len(order))):
-        repeats = draw(st.lists(st.sampled_from(checker.positions), max_size=2))
-        service.deliver([*order[:size], *repeats], draw(instances), draw(consumer_faults))
-        del order[:size]
-        for worker in draw(st.lists(st.sampled_from(_WORKERS), max_size=4)):
-            service.tick(worker, draw(instances), draw(worker_faults))
-        match draw(st.sampled_from(["nothing", "nothing", "resume", "crash", "wait", "toggle", "redeliver"])):
-            case "resume":
-                service.resume()
-            case "crash":
-                service.crash()
-            case "wait":
-                service.clock.advance(seconds=draw(st.sampled_from([1, 31, 61])))
-            case "toggle":
-                service.resume()
-                checker.toggle(draw(st.sampled_from(_SWITCHABLE)))
-            case "redeliver":
-                service.broker.redeliver()
+def two_readers_with_faults(service: Service, draw: Draw) -> None:
+    """Two readers, any fault at any await, leases that run out, and changes of the log."""
+    checker = Checker(service)
+    history = draw(mixed_commands())
+    _begin(service, draw)
+    steps = _Steps(checker, draw)
+    common = [steps.read] * 6 + [steps.tick] * 4 + [steps.wait] * 2 + [service.resume] * 2
+    rare = [service.crash, steps.toggle, steps.stop_reader, service.stop_broker, service.start_broker]
+    rare += [steps.change_log]
+    actions: st.SearchStrategy[list[Callable[[], None]]] = st.lists(st.sampled_from([*common, *rare]), max_size=6)
+    for size in draw(splits(len(history))):
+        checker.send(history[:size])
+        del history[:size]
+        for act in draw(actions):
+            act()
     checker.finish()
+
+
+class _Steps:
+    """The steps of a history with faults."""
+
+    def __init__(self, checker: Checker, draw: Draw) -> None:
+        self._checker = checker
+        self._service = checker.service
+        self._draw = draw
+
+    def read(self) -> None:
+        self._service.read(self._draw(instances), self._draw(reader_faults))
+
+    def stop_reader(self) -> None:
+        self._service.stop_reader(self._draw(instances), self._draw(reader_faults))
+
+    def tick(self) -> None:
+        self._service.tick(self._draw(st.sampled_from(_WORKERS)), self._draw(instances), self._draw(worker_faults))
+
+    def wait(self) -> None:
+        self._service.clock.advance(seconds=self._draw(st.sampled_from([1, 4, 31, 61])))
+
+    def toggle(self) -> None:
+        self._service.resume()
+        self._checker.toggle(self._draw(st.sampled_from(_SWITCHABLE)))
+
+    def change_log(self) -> None:
+        self._service.change_log(self._draw(st.sampled_from(LogChange)))
 
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -192,14 +188,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         runs_in_batches,
         signals_in_batches,
         many_signals_in_batches,
-        any_order_with_repeats,
-        reports_in_any_order,
+        odd_orders_with_repeats,
         runs_in_guaranteed_order,
-        signals_in_any_order,
-        stream_order_with_faults,
-        any_order_with_faults,
+        one_reader_with_faults,
+        two_readers_with_faults,
         schedules_one_by_one,
-        schedules_in_any_order,
+        schedules_read_late,
         schedules_with_faults,
         workflows_one_by_one,
         workflows_with_lost_requests,
@@ -209,20 +203,30 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 
 
-def _deliver_split(checker: Checker, order: Sequence[Position], draw: Draw) -> None:
-    left = list(order)
+def _begin(service: Service, draw: Draw) -> None:
+    """Draw how a service divides its work."""
+    service.defers = draw(st.booleans())
+    service.is_crowded = draw(st.booleans())
+    service.most_commands = draw(st.sampled_from([1000, 1, 2, 3, 5]))
+
+
+def _read_in_batches(checker: Checker, history: Sequence[SentCommand], draw: Draw) -> None:
+    """Publish a history in parts. One instance reads each part, in one or more batches. Maybe run the workers."""
+    service, left = checker.service, list(history)
+    _begin(service, draw)
     settles = draw(st.booleans())
     for size in draw(splits(len(left))):
-        checker.service.deliver(left[:size], size % INSTANCES)
+        checker.send(left[:size])
         del left[:size]
+        service.catch_up(size % INSTANCES)
         if settles:
-            checker.service.settle()
+            service.settle()
 
 
-def _apply(model: RunsModel, history: Sequence[SentCommand], order: Sequence[int]) -> None:
+def _apply(model: RunsModel, history: Sequence[SentCommand]) -> None:
     """Apply a history to a model with one command per batch."""
-    for index in order:
-        model.command(history[index].type, history[index].payload, Position(1, index + 1), 0)
+    for number, sent in enumerate(history, 1):
+        model.command(sent.type, sent.payload, Position(1, number), 0)
         model.commit()
 
 

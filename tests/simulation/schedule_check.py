@@ -46,7 +46,7 @@ class SchedulesChecker:
         """The ids of the slots that have fired, without backfills."""
         self._backfills: dict[Position, BackfillModel] = {}
         """The backfills that have not ended."""
-        self._backlog: frozenset[Position] = frozenset()
+        self._backlog: frozenset[str] = frozenset()
         self._backlog_since = 0, 0
         self._held_back: object = None
         """The instances that hold slots back since then."""
@@ -182,12 +182,12 @@ class SchedulesChecker:
         """
         if self._service.instances is not self._held_back:
             self._backlog_since = self._service.clock.now(), self._service.clock.set_back_ms
-        self._held_back, self._backlog = self._service.instances, self._service.broker.unsettled
+        self._held_back, self._backlog = self._service.instances, self._service.ledger.unapplied
 
     def _is_held_back(self, now: int) -> bool:
         since, set_back_ms = self._backlog_since
         waited = now - since >= _LONGEST_WAIT_MS or self._service.clock.set_back_ms != set_back_ms
-        return not waited and not self._backlog.isdisjoint(self._service.broker.unsettled)
+        return not waited and not self._backlog.isdisjoint(self._service.backlog())
 
     # Comparisons
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.simulation.draws import Scenario
-from tests.simulation.schedule_scenarios import schedules_in_any_order, schedules_one_by_one, schedules_with_faults
+from tests.simulation.schedule_scenarios import schedules_one_by_one, schedules_read_late, schedules_with_faults
 from timer_service.core.events import outbox
-from timer_service.core.intake import backlog_gate
+from timer_service.core.intake import backlog
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.message import Event
 from timer_service.schedules import (
@@ -106,23 +106,6 @@ def put_resumes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_put", put_and_resume)
 
 
-def late_delete_ends_a_newer_pause(patch: pytest.MonkeyPatch) -> None:
-    """A DeleteSchedule that is handled late ends a pause that is newer than the delete."""
-    delete = rules._delete
-    patch.setattr(rules, "_delete", lambda before, *rest: delete(before._replace(paused_by=schedule.NEVER), *rest))
-
-
-def late_put_decides(patch: pytest.MonkeyPatch) -> None:
-    """An older PutSchedule that is handled late replaces a newer one."""
-    put = rules._put
-
-    def put_anyway(before: Any, command: Any, payload: Any, now: int) -> Any:
-        older = min(before.defined_by, command.position._replace(sequence=command.position.sequence - 1))
-        return put(before._replace(defined_by=older), command, payload, now)
-
-    patch.setattr(rules, "_put", put_anyway)
-
-
 def count_kept_after_a_new_start(patch: pytest.MonkeyPatch) -> None:
     """A PutSchedule that starts the schedule again keeps the count of fired slots, unless it has ended."""
     start = schedule.start
@@ -172,7 +155,7 @@ def slots_fire_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
     async def are_handled(_gate: Any, _now: int) -> bool:
         return True
 
-    patch.setattr(backlog_gate.BacklogGate, "_commands_are_handled", are_handled)
+    patch.setattr(backlog.Backlog, "is_applied", are_handled)
 
 
 def backfill_cursor_one_slot_behind(patch: pytest.MonkeyPatch) -> None:
@@ -216,19 +199,7 @@ def backfill_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backfill_worker, "FiringGate", lambda *_: SimpleNamespace(is_open=partial(is_open, None)))
 
 
-def redelivered_backfill_fires_again(patch: pytest.MonkeyPatch) -> None:
-    """A BackfillSchedule that is delivered again after its end fires again."""
-    delete = backfill_store.delete
-
-    async def delete_and_forget(tx: Any, keys: Any) -> None:
-        await delete(tx, keys)
-        for key in keys:
-            await tx.execute("DELETE FROM handled_triggers WHERE position_sequence = :sequence", key.position._asdict())
-
-    patch.setattr(backfill_store, "delete", delete_and_forget)
-
-
-_ALL = (schedules_one_by_one, schedules_in_any_order, schedules_with_faults)
+_ALL = (schedules_one_by_one, schedules_read_late, schedules_with_faults)
 SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     cursor_moved_before_the_outbox_write: [schedules_with_faults],
     event_id_from_the_count: _ALL,
@@ -236,8 +207,6 @@ SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     jitter_that_reorders: _ALL,
     classes_of_cron_swapped: _ALL,
     put_resumes: _ALL,
-    late_delete_ends_a_newer_pause: [schedules_in_any_order, schedules_with_faults],
-    late_put_decides: [schedules_in_any_order, schedules_with_faults],
     count_kept_after_a_new_start: _ALL,
     slots_of_a_pause_fire_later: _ALL,
     late_from_the_slot: _ALL,
@@ -247,5 +216,4 @@ SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     backfill_after_a_delete: _ALL,
     backfill_into_the_future: _ALL,
     backfill_before_the_backlog: [schedules_with_faults],
-    redelivered_backfill_fires_again: [schedules_in_any_order, schedules_with_faults],
 }

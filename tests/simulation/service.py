@@ -1,6 +1,6 @@
 """All slices of the service, on one SQLite database, an in-memory broker and a stepped event loop.
 
-The relays of the first instance claim and settle as on SQLite, and those of the second one as on PostgreSQL.
+The reader and the relays of the first instance work as on SQLite, and those of the second one as on PostgreSQL.
 The test decides when each step happens. After a crash, every await of the process raises. This rolls back its open
 transaction, and a new process starts on the same database. `tests.simulation.timer_system` tests that the database
 files survive a crash.
@@ -24,22 +24,26 @@ import pytest
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
-from tests.harness.history import MemoryHistory
 from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
 from tests.harness.wiring import make_parts
 from tests.simulation.faults import (
+    EXPECTED_ERRORS,
     BrokerObserver,
     Crash,
     Fault,
+    FaultKind,
     FaultyBroker,
     FaultyDatabase,
     FaultyRequests,
     Gate,
+    InjectedError,
     Process,
 )
+from tests.simulation.log_ledger import Applied, LogChange, LogLedger, Stored, change_log, read_postponed, read_stored
 from tests.simulation.request_server import AppliedRequests, RequestServer
+from tests.simulation.small_intake import small_intake
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
 from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
@@ -50,15 +54,14 @@ from timer_service.core.due.loop import Pass, Worker
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.intake.route import CommandResult, Handle, Route
 from timer_service.core.limits.quotas import Quotas
-from timer_service.core.ports.broker import QueryReply, Request, Subscription
+from timer_service.core.ports.broker import QueryReply, Request
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.service.slice import Slice
 from timer_service.core.values.codec import REPLY_TO
-from timer_service.core.values.delivery import Delivery
 from timer_service.core.values.errors import DatabaseUnavailableError
-from timer_service.core.values.message import Command, Position, kebab
+from timer_service.core.values.message import Command, kebab
 from timer_service.runs import job_events
 from timer_service.schedules import backfill_pass, firing_pass
 from timer_service.signals import evaluation
@@ -70,12 +73,17 @@ ROWS_AT_ONCE = 3
 MAX_ATTEMPTS = 3
 VISIBILITY_TIMEOUT = timedelta(seconds=30)
 _SETTLING_ROUNDS = 200
+_READING_ROUNDS = 400
+_LEASE_MS = 4000
+_MILLISECOND = 999_999
+"""Less than one in nanoseconds. The time of a command is rounded up to the next one."""
 
 SMALLEST_PORTIONS: Mapping[str, Mapping[str, int]] = {"runs": {"most_rows": 0}}
 """Arguments of the handlers with which a transaction reads as few rows as possible."""
 TIMED = {"timers", "schedules", "runs", "signals"}
 """The slices whose handlers defer commands after some time."""
 
+_SLICE_OF = {payload.type: each.name for each in SLICES for payload in each.commands}
 _RELAYS = {"timers", OUTBOX.name}
 
 Row = Mapping[str, Any]
@@ -87,6 +95,8 @@ class SentCommand(NamedTuple):
     type: str
     tenant: str
     fields: Mapping[str, Any]
+    fails: bool = False
+    """Whether its handler fails each time."""
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -106,7 +116,7 @@ class CommitObserver:
     """An observer of the commits of the service."""
 
     def commands_committed(self, handled: Sequence[Handled], now: int) -> None:
-        """Observe the commit of a batch. `handled` has the order in which the handlers applied the commands."""
+        """Observe a commit of a reader. `handled` has the order in which the handlers applied the commands."""
 
     def worker_committed(self, worker: str, now: int, began_at: int) -> None:
         """Observe a commit of a worker, in a pass that began at an instant."""
@@ -122,7 +132,7 @@ class CommitObserver:
 
 
 class GatedTask:
-    """The gate and the current task of a consumer or a worker. `task` is None while it is idle."""
+    """The gate and the current task of a reader or a worker. `task` is None while it is idle."""
 
     def __init__(self, process: Process, counts: Counter[str]) -> None:
         self.gate = Gate(process, counts)
@@ -130,19 +140,19 @@ class GatedTask:
 
 
 class Instance:
-    """A consumer and the workers of every slice, composed as in `timer_service.app`."""
+    """A reader of the log and the workers of every slice, composed as in `timer_service.app`."""
 
     def __init__(self, service: "Service", database: SqliteDatabase, process: Process, *, alone: bool) -> None:
-        """`alone`: the relays claim and settle as if this were the only instance."""
+        """`alone`: the reader and the relays work as if this were the only instance."""
         self._service = service
         self._handled: list[Handled] = []
         self._tx: Transaction | None = None
         self.metrics = RecordingMetrics()
-        self.consumer_task = GatedTask(process, service.counts)
+        self.reader_task = GatedTask(process, service.counts)
         faulty = partial(FaultyDatabase, database, exclusive=False, failed=service.errors.append)
-        self._broker = FaultyBroker(service.broker, self.consumer_task.gate, service)
+        self._broker = FaultyBroker(service.broker, self.reader_task.gate, service)
         parts = partial(make_parts, clock=service.clock, metrics=self.metrics, max_attempts=MAX_ATTEMPTS)
-        consumer_database = faulty(self.consumer_task.gate, committed=self._commands_committed)
+        reader_database = faulty(self.reader_task.gate, exclusive=alone, committed=self._commands_committed)
         tasks = GatedTask(process, service.counts)
         self.requests_task = GatedTask(process, service.counts)
         self.server = RequestServer(
@@ -174,7 +184,7 @@ class Instance:
                 self.slice_of[name] = each
         self.workers[dispatcher.LOOP] = tasks, self.server.dispatcher
         self.slice_of[dispatcher.LOOP] = workflows.SLICE
-        routes = [
+        self._routes = [
             Route(
                 each.commands,
                 partial(self._handle, each),
@@ -184,24 +194,44 @@ class Instance:
             )
             for each in SLICES
         ]
-        self.consumer = parts(consumer_database, self._broker).consumer(routes)
-        self._subscription: Subscription | None = None
+        self._reader_parts = parts(reader_database, self._broker)
+        self._start_reader()
 
     @property
     def tasks(self) -> list[GatedTask]:
-        return [self.consumer_task, self.requests_task, *(task for task, _ in self.workers.values())]
+        return [self.reader_task, self.requests_task, *(task for task, _ in self.workers.values())]
 
-    async def consume(self, limit: int) -> None:
-        """Handle the next batch of at most `limit` commands."""
-        if self._subscription is None:
-            self._subscription = await self._broker.subscribe(MemoryHistory())
-        await self.consumer.handle(self._subscription, await self._subscription.next_batch(limit))
+    def _start_reader(self) -> None:
+        self._reader = self._reader_parts.reader(self._routes, _wake_outbox)
+        self._begun = False
+
+    async def read(self) -> bool:
+        """Begin if necessary, and take one turn. Return whether there was anything to do."""
+        try:
+            if not self._begun:
+                if not await self._reader.begin():
+                    return False
+                self._begun = True
+                self._service.reader_began(self._reader)
+            return await self._reader.turn()
+        except EXPECTED_ERRORS:
+            self._begun = False
+            raise
+
+    async def stop_reader(self) -> None:
+        """Stop the reader in order, and start another one."""
+        await self._reader.stop()
+        await self._reader.run()  # it has stopped, so it only lets others read
+        self._service.reader_stopped(self._reader)
+        self._start_reader()
 
     async def _handle(
         self, slice_: Slice, tx: Transaction, commands: Sequence[Command], now: int
     ) -> Sequence[CommandResult | None]:
         if self._tx is not tx:
             self._tx, self._handled = tx, []
+        if any(command.id in self._service.failing for command in commands):
+            raise InjectedError("the handler fails")
         results = await self._service.handler(slice_)(tx, commands, now)
         self._handled += [
             Handled(command, result.name, now)
@@ -212,7 +242,8 @@ class Instance:
 
     def _commands_committed(self, tx: Transaction) -> None:
         now = self._service.clock.now()
-        handled = self._handled if self._tx is tx else []  # else the transaction had only rejected commands
+        handled = self._handled if self._tx is tx else []  # else the transaction has applied no command
+        self._service.notify(lambda _: self._service.record_commit(handled))
         self._service.notify(lambda observer: observer.commands_committed(handled, now))
 
     def _requests_committed(self, _tx: Transaction) -> None:
@@ -256,6 +287,16 @@ class Service(BrokerObserver):
         self.observer = observer
         self.clock: ManualClock = ManualClock()
         self.broker: MemoryBroker = MemoryBroker()
+        self.ledger = LogLedger()
+        self._numbers = itertools.count(1)
+        self.failing: set[str] = set()
+        """The commands whose handler fails each time."""
+        self.postponed: set[str] = set()
+        """The tenants of which a command was tried later, because it had failed or was blocked."""
+        self.most_commands, self.is_crowded = BrokerObserver.most_commands, False
+        self._errors_before = self.counts[FaultKind.ERROR]
+        self._last_reader: object = None
+        """The reader that has begun last, unless it has stopped."""
         self.disabled: set[str] = set()
         """The names of the disabled slices."""
         self.defers = False
@@ -305,22 +346,75 @@ class Service(BrokerObserver):
 
     # Steps
 
-    def send(self, history: Sequence[SentCommand]) -> list[Position]:
-        """Append commands to the stream and return their positions."""
+    def send(self, history: Sequence[SentCommand]) -> list[str]:
+        """Append commands to the log and return their ids."""
         return [self._send(each) for each in history]
 
-    def _send(self, sent: SentCommand) -> Position:
+    def _send(self, sent: SentCommand) -> str:
+        number = next(self._numbers)
+        command, stored_at = f"command-{number}", self.clock.now() * 1_000_000 - _MILLISECOND + number
         body = json.dumps({"type": sent.type, "tenantId": sent.tenant, "payload": sent.payload}).encode()
         headers = {REPLY_TO: "_INBOX.sender"}
         address = command_address(sent.tenant, kebab(sent.type))
-        return self.broker.send(address, body, headers, stored_at=self.clock.now() * 1_000_000)
+        self.broker.send(address, body, headers, command, stored_at=stored_at)
+        self.ledger.send(command, sent.tenant, stored_at, fails=sent.fails)
+        self.failing |= {command} if sent.fails else set()
+        return command
 
-    def deliver(self, positions: Sequence[Position], instance: int = 0, fault: Fault | None = None) -> None:
-        """Deliver commands as one batch, if the consumer of the instance is idle."""
+    def change_log(self, change: LogChange) -> None:
+        """Change the log. The commands that are removed and not read are lost."""
+        change_log(self.broker.stored, change)
+        self.ledger.lose_unread(self._in_log())
+
+    def _in_log(self) -> set[str]:
+        """Return the commands in the log."""
+        return {each.message_id for each in self.broker.stored.commands}
+
+    def read(self, instance: int = 0, fault: Fault | None = None) -> bool:
+        """Let the reader of an instance take one step, if it is idle. Return whether it had anything to do."""
         one = self.instances[instance]
-        if one.consumer_task.task is None and positions:
-            self.broker.deliver(*dict.fromkeys(positions))
-            self._begin(one.consumer_task, one.consume(len(set(positions))), fault)
+        return one.reader_task.task is None and bool(self._begin(one.reader_task, one.read(), fault))
+
+    def stop_reader(self, instance: int, fault: Fault | None = None) -> None:
+        """Let the reader of an instance stop in order, if it is idle."""
+        one = self.instances[instance]
+        if one.reader_task.task is None:
+            self._begin(one.reader_task, one.stop_reader(), fault)
+
+    def catch_up(self, instance: int = 0) -> None:
+        """Let only one instance read, until the log has no more, and nothing waits that may be applied now."""
+        for other in set(range(INSTANCES)) - {instance}:
+            self.stop_reader(other)
+        while self.read(instance) or self.read(instance):  # it may have to open the log again
+            pass
+
+    def read_all(self) -> None:
+        """Let the first instance read until each command has ended. Time passes if commands must wait.
+
+        If several commands fail, their handlers work from now on. They could be tried a hundred times otherwise.
+        """
+        self.resume()
+        if len(self.failing) > 1:
+            self.failing.clear()
+        for _ in range(_READING_ROUNDS):
+            self.catch_up()
+            if not self.ledger.unapplied:
+                self.ledger.check_finished(self._stored(), self._in_log())
+                return
+            (at,) = self._reader.execute("SELECT MIN(available_at) FROM waiting_commands").fetchone()
+            now = self.clock.now()
+            self.clock.set(at if at is not None and now < at < now + _LEASE_MS else now + _LEASE_MS)
+        raise AssertionError(f"{self.ledger.unapplied} were not applied")
+
+    def reader_began(self, reader: object) -> None:
+        """Count the readers that begin after one that has not stopped."""
+        self.ledger.takeovers += self._last_reader not in {None, reader}
+        self._last_reader = reader
+
+    def reader_stopped(self, reader: object) -> None:
+        """Note that a reader has stopped in order."""
+        if self._last_reader is reader:
+            self._last_reader = None
 
     def ask(self, requests: Sequence[Request], instance: int = 0, fault: Fault | None = None) -> None:
         """Pass requests of workers to an instance. If it is busy with others, only polls reach it."""
@@ -357,11 +451,12 @@ class Service(BrokerObserver):
     def stop_broker(self) -> None:
         """Let an outage of the broker begin."""
         self.broker.health = Health.down("the broker is unavailable")
+        self.broker.stored.away = self.broker.health.reason
 
     def start_broker(self) -> None:
         """Let the outage of the broker end, if there is one."""
         if not self.broker.health.usable:
-            self.broker.health = HEALTHY
+            self.broker.health, self.broker.stored.away = HEALTHY, None
             self.observer.started()
 
     def _begin(self, gated: GatedTask, work: Coroutine[Any, Any, Any], fault: Fault | None) -> Any:
@@ -380,7 +475,7 @@ class Service(BrokerObserver):
             if each.task is not None and each.task.done():
                 error = each.task.exception()
                 each.task = None
-                if error is not None and not isinstance(error, Crash | DatabaseUnavailableError):
+                if error is not None and not isinstance(error, (Crash, *EXPECTED_ERRORS)):
                     raise error
         if self._process.ended:
             self.crash()
@@ -406,6 +501,21 @@ class Service(BrokerObserver):
         return min((each.next_at for each in passes if each is not None and each.next_at is not None), default=None)
 
     # Observation
+
+    def record_commit(self, handled: Sequence[Handled]) -> None:
+        """Compare a commit of a reader with the ledger."""
+        self.postponed |= read_postponed(self._reader, self.clock.now())
+        self.ledger.errors = self.counts[FaultKind.ERROR] - self._errors_before
+        applied = [Applied(each.command.id, _SLICE_OF[each.command.payload.type]) for each in handled]
+        self.ledger.committed(applied, self._stored())
+
+    def _stored(self) -> Stored:
+        return read_stored(self._reader, self.broker.dead_letters)
+
+    def backlog(self) -> frozenset[str]:
+        """Return the commands that workers must wait for: those that have had no effect, if none is tried later."""
+        unapplied = self.ledger.unapplied
+        return unapplied - self.ledger.of_tenants(unapplied, self.postponed)
 
     def notify(self, call: Callable[[CommitObserver], None]) -> None:
         """Call the observer. Its failed assertion is raised in the step of the test, not inside the service."""
@@ -440,10 +550,6 @@ class Service(BrokerObserver):
             if each.delete_settled is not None:
                 self.loop.run_to_completion(delete(each))
 
-    def terminated(self, deliveries: Sequence[Delivery]) -> None:
-        """Fail, because every command of a history is valid."""
-        raise AssertionError(f"a valid command was rejected: {deliveries}")
-
 
 _TABLES = (
     "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%migration%' AND name NOT LIKE 'sqlite_%'"
@@ -468,6 +574,10 @@ def _forget(_request: Request, _reply: QueryReply) -> None:
 
 async def _wake(_at: int, _loop: str | None) -> None:
     """Do nothing, because no loop sleeps here."""
+
+
+async def _wake_outbox() -> None:
+    """Do nothing: a test takes every pass."""
 
 
 async def _open(path: Path) -> SqliteDatabase:
@@ -506,4 +616,6 @@ def running_service() -> Iterator[Service]:
         opened.enter_context(sqlite_without_threads())
         opened.enter_context(small_passes())
         folder = opened.enter_context(TemporaryDirectory(dir=memory_folder()))
-        yield opened.enter_context(closing(Service(Path(folder) / "service.db")))
+        service = opened.enter_context(closing(Service(Path(folder) / "service.db")))
+        opened.enter_context(small_intake(lambda: (service.clock.now() + service.clock.set_back_ms) / 1000))
+        yield service

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from tests.simulation.service import Row, Service
@@ -31,7 +31,7 @@ def apply_firings(model: SignalsModel, fired: Iterable[Row], now: int) -> None:
 
 
 def check_fired(service: Service, fired: Iterable[Row]) -> None:
-    """Assert, for any order of delivery, that the cause of each firing matches its signal."""
+    """Assert that the cause of each firing matches its signal."""
     signals = {_signal(row): row for row in service.rows("work_signals")}
     events = {(_item(row), row["event_id"]): row for row in service.rows("work_item_events")}
     for row in fired:
@@ -77,7 +77,7 @@ def check_signals(model: SignalsModel, service: Service) -> None:
 
 
 def check_nothing_missed(service: Service) -> None:
-    """Assert, for any order of delivery, that each active signal fired on each matching transition."""
+    """Assert that each active signal fired on each matching transition."""
     fired = {
         (_signal(row), row["work_item_id"], row["dedupe_key"])
         for row in service.rows("work_signal_firings")
@@ -111,18 +111,6 @@ def check_signals_deleted(service: Service) -> None:
     ended = {name for name, status in signals.items() if status in {"resolved", "cancelled"}}
     assert not ended
     assert {_signal(row) for row in service.rows("work_item_tasks")} <= kept
-
-
-def final_state_of_signals(service: Service) -> Mapping[str, Any]:
-    """Return the final state that is the same for every order of delivery. `signal_model` lists the exceptions."""
-    signals = {
-        _signal(row): (row["status"], None if row["status"] in {"resolved", "cancelled"} else _read_definition(row))
-        for row in service.rows("work_signals")
-        if row["trigger_kind"] is not None or row["status"] in {"resolved", "cancelled"}
-    }
-    items = {_item(row): row["status"] for row in service.rows("work_items")}
-    fired = Counter(event["payload"]["signalId"] for event in service.events() if event["type"] == "work.signal.fired")
-    return {"signals": signals, "items": items, "fired": fired}
 
 
 def _read_definition(row: Row) -> tuple[Any, ...]:

@@ -35,8 +35,8 @@ _KINDS = ["create"] * 3 + ["transition"] * 3 + [*_VERBS, "Pause", "Activate", "R
 
 
 @st.composite
-def signal_commands(draw: st.DrawFn, most: int = 10, *, unique_events: bool = False) -> list[SentCommand]:
-    """Draw commands in stream order. `most` limits their number. With `unique_events`, every transition has its own id.
+def signal_commands(draw: st.DrawFn, most: int = 10) -> list[SentCommand]:
+    """Draw commands in the order of the log. `most` limits their number.
 
     Half of the histories have only one signal, and every transition of its work item matches.
     """
@@ -44,15 +44,14 @@ def signal_commands(draw: st.DrawFn, most: int = 10, *, unique_events: bool = Fa
     alike = draw(st.booleans())
     signals = st.sampled_from(_SIGNALS[:1] if alike else _SIGNALS)
     statuses = st.sampled_from(_STATUSES[:1] if alike else _STATUSES)
-    for number in range(draw(st.sampled_from([1, 2, 3, 5, most, most, most]))):
+    for _ in range(draw(st.sampled_from([1, 2, 3, 5, most, most, most]))):
         kind = draw(st.sampled_from(_KINDS))
         match kind:
             case "create":
                 fields = {"signalId": draw(signals), **draw(_definitions(alike=alike))}
                 history.append(SentCommand("CreateWorkSignal", "acme", fields))
             case "transition":
-                event_id = f"e{number if unique_events else draw(st.integers(1, 2))}"
-                fields = {"workItemId": draw(_items), "eventId": event_id, "to": draw(statuses)}
+                fields = {"workItemId": draw(_items), "eventId": f"e{draw(st.integers(1, 2))}", "to": draw(statuses)}
                 history.append(SentCommand("TransitionWorkItem", "acme", fields))
             case "item":
                 fields = {"workItemId": draw(_items), "status": draw(statuses)}

@@ -7,7 +7,6 @@ import pytest
 from tests.simulation.faults import Fault, Point, crash, outage
 from tests.simulation.service import VISIBILITY_TIMEOUT, SentCommand, Service, running_service
 from timer_service.core.events.outbox import OUTBOX
-from timer_service.core.values.message import Position
 
 _BLOCKED = {"triggerKind": "event", "triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}}
 _CREATE = SentCommand("CreateWorkSignal", "acme", {"signalId": "s1", "workItemId": "i1", **_BLOCKED})
@@ -15,7 +14,7 @@ _TRANSITION = SentCommand("TransitionWorkItem", "acme", {"workItemId": "i1", "ev
 _START = SentCommand("StartRun", "acme", {"runId": "r1", "jobs": [{"name": "a"}, {"name": "b", "needs": ["a"]}]})
 _REPORT = SentCommand("ReportJobStatus", "acme", {"runId": "r1", "jobName": "a", "status": "success"})
 
-_IN_THE_CONSUMER = [
+_IN_THE_READER = [
     crash(point, nth)
     for point, most in {
         Point.BEFORE_BEGIN: 1,
@@ -23,8 +22,8 @@ _IN_THE_CONSUMER = [
         Point.AFTER_STATEMENT: 8,
         Point.BEFORE_COMMIT: 1,
         Point.AFTER_COMMIT: 1,
-        Point.BEFORE_SETTLING: 1,
-        Point.AFTER_SETTLING: 1,
+        Point.BEFORE_LOG: 1,
+        Point.AFTER_LOG: 1,
     }.items()
     for nth in range(1, most + 1)
 ]
@@ -48,22 +47,20 @@ def service(running: Service) -> Service:
     return running
 
 
-def deliver(service: Service, history: Sequence[SentCommand], fault: Fault | None = None) -> Position:
-    """Deliver commands one by one, and return the position of the last. The fault happens while it is handled."""
-    *first, last = service.send(history)
-    for position in first:
-        service.deliver([position])
-    service.deliver([last], fault=fault)
-    return last
+def send(service: Service, history: Sequence[SentCommand], fault: Fault | None = None) -> None:
+    """Publish and read commands one by one. The fault happens while the last one is read."""
+    for number, each in enumerate(history, 1):
+        service.send([each])
+        service.read(fault=fault if number == len(history) else None)
 
 
 def published(service: Service) -> list[str]:
     return [event["type"] for event in service.events()]
 
 
-def until_leases_end(service: Service, last: Position) -> None:
-    """Deliver the last command again, and run the workers, until nothing is due."""
-    service.deliver([last])
+def until_leases_end(service: Service) -> None:
+    """Read what is left, and run the workers, until nothing is due."""
+    service.catch_up()
     service.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds() + 1)
     service.settle()
 
@@ -75,14 +72,15 @@ def until_leases_end(service: Service, last: Position) -> None:
 )
 def test_events_need_no_pass(service: Service, history: Sequence[SentCommand], wanted: list[str]) -> None:
     """The event of a signal or a run is published, and its row deleted, without a pass of a worker."""
-    deliver(service, history)
+    send(service, history)
     assert (published(service), service.rows(OUTBOX.name)) == (wanted, [])
 
 
-@pytest.mark.parametrize("fault", _IN_THE_CONSUMER, ids=str)
-def test_crash_of_the_consumer(service: Service, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", _IN_THE_READER, ids=str)
+def test_crash_of_the_reader(service: Service, fault: Fault) -> None:
     """Wherever the process dies while it handles a transition, the signal fires once, under one id."""
-    until_leases_end(service, deliver(service, [_CREATE, _TRANSITION], fault))
+    send(service, [_CREATE, _TRANSITION], fault)
+    until_leases_end(service)
     assert {event["type"] for event in service.events()} == {"work.signal.fired"}
     assert len({event["id"] for event in service.events()}) == 1
     assert len(service.rows("work_item_tasks")) == 1
@@ -95,20 +93,20 @@ def test_crash_of_the_consumer(service: Service, fault: Fault) -> None:
 )
 def test_fault_in_a_worker(service: Service, worker: str, fault: Fault) -> None:
     """Wherever the process dies, or the database fails, after rows were handed over, the signal fires under one id."""
-    (created, moved) = service.send([_CREATE, _TRANSITION])
-    service.deliver([created])
+    send(service, [_CREATE])
     service.instances[0].workers[worker][0].gate.arm(fault)
-    service.deliver([moved])
-    until_leases_end(service, moved)
+    send(service, [_TRANSITION])
+    until_leases_end(service)
     assert {event["type"] for event in service.events()} == {"work.signal.fired"}
     assert len({event["id"] for event in service.events()}) == 1
     assert (len(service.rows("work_item_tasks")), service.rows(OUTBOX.name)) == (1, [])
 
 
 def test_nothing_is_handed_over_in_an_outage_of_the_broker(service: Service) -> None:
-    """While the broker is away, events wait for a pass of the relay, and no attempt counts."""
+    """While nothing can be published, events wait for a pass of the relay, and no attempt counts."""
     service.stop_broker()
-    deliver(service, [_START])
+    service.broker.stored.away = None
+    send(service, [_START])
     assert [row["attempt"] for row in service.rows(OUTBOX.name)] == [0]
     service.start_broker()
     service.clock.advance(seconds=1)

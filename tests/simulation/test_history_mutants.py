@@ -11,29 +11,26 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.simulation.draws import Scenario
-from tests.simulation.faults import FaultyBroker
+from tests.simulation.intake_mutants import INTAKE_MUTANTS
 from tests.simulation.scenarios import (
-    any_order_with_faults,
-    any_order_with_repeats,
     many_signals_in_batches,
-    reports_in_any_order,
+    odd_orders_with_repeats,
+    one_reader_with_faults,
     runs_in_batches,
     runs_in_guaranteed_order,
     runs_one_by_one,
-    signals_in_any_order,
     signals_in_batches,
     signals_one_by_one,
+    two_readers_with_faults,
 )
 from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS, Mutate
 from tests.simulation.service import running_service
 from tests.simulation.workflow_mutants import WORKFLOW_MUTANTS
-from timer_service.core.values.message import Position
-from timer_service.runs import announcements, rules, run, store
+from timer_service.core.intake.backlog import Backlog
+from timer_service.runs import announcements, rules, run, sweep
 from timer_service.runs.draft import Draft
-from timer_service.signals import batch, firing_worker, firings, signal
-from timer_service.signals.messages import Outcome
+from timer_service.signals import batch, firings
 
-_NEWEST = Position(2**40, 0)
 _REPEATED = 100
 _FIND = settings(
     max_examples=3000,
@@ -68,24 +65,21 @@ def r2_limit_checked_after_filtering(patch: pytest.MonkeyPatch) -> None:
 
 
 def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
-    """Jobs are timed out while their reports are not yet delivered."""
+    """Jobs are timed out while their reports were not read."""
 
-    async def caught_up(_self: FaultyBroker, *, restart: bool = False) -> bool:
+    async def is_read(_self: Backlog) -> bool:
         return True
 
-    patch.setattr(FaultyBroker, "caught_up", caught_up)
+    patch.setattr(Backlog, "is_read", is_read)
 
 
-def r4_late_commands_ignored(patch: pytest.MonkeyPatch) -> None:
-    """An older command is ignored if a newer command was already handled."""
-    apply = signal.apply_command
+def stale_before_waiting_reports(patch: pytest.MonkeyPatch) -> None:
+    """Jobs are timed out while their reports wait in the database."""
 
-    def apply_newest(signal: Any, command: Any, now: int) -> Any:
-        if signal is not None and signal.history.steps and command.step.position < signal.history.steps[-1].position:
-            return signal, Outcome.IGNORED_STALE
-        return apply(signal, command, now)
+    async def find_none(_reader: Any, _tenants: Any) -> set[str]:
+        return set()
 
-    patch.setattr(batch, "apply_command", apply_newest)
+    patch.setattr(sweep, "find_tenants", find_none)
 
 
 def r8_unknown_dropped_jobs_not_kept(patch: pytest.MonkeyPatch) -> None:
@@ -98,21 +92,10 @@ def r8_unknown_dropped_jobs_not_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run._CommandApplier, "_part_to_keep", still_early_itself)
 
 
-def r9_tombstone_keeps_no_commands(patch: pytest.MonkeyPatch) -> None:
-    """Commands for a run that was cancelled before its start are not kept."""
-    patch.setattr(run._CommandApplier, "_is_early", lambda self, _: self.draft.run.status is None)
-
-
 def r10_firing_id_without_creation_of_signal(patch: pytest.MonkeyPatch) -> None:
     """A signal that is created again gets the firing ids of the earlier signal."""
     named = property(lambda self: "-".join((*self.signal, self.dedupe_key.partition("/")[0])))
     patch.setattr(firings.Firing, "firing_id", named)
-
-
-def r11_fired_by_older_transition(patch: pytest.MonkeyPatch) -> None:
-    """A firing does not check that its cause is newer than the activation of its signal."""
-    refusal = firings.refusal
-    patch.setattr(firing_worker, "refusal", lambda signal, defined, _cause: refusal(signal, defined, _NEWEST))
 
 
 def r13_ready_after_end(patch: pytest.MonkeyPatch) -> None:
@@ -127,10 +110,11 @@ def r13_ready_after_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
-    """Pending commands are applied in the order of delivery, not of positions."""
+    """Pending commands are applied newest first."""
 
     def apply_early(self: Any) -> None:
-        commands = [each.whole_command() for each in self.draft.pending.values()]
+        pending = sorted(self.draft.pending.items(), reverse=True)
+        commands = [each.whole_command() for _, each in pending]
         self.draft.remove_pending(list(self.draft.pending))
         self._applies_early = True
         for command in commands:
@@ -140,63 +124,27 @@ def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run._CommandApplier, "_apply_early", apply_early)
 
 
-def older_report_cancels_all_jobs(patch: pytest.MonkeyPatch) -> None:
-    """A report `cancelled` that is older than the newest report of its job cancels all open jobs of the run."""
-
-    def is_only_cancelled(_run: Any, before: Any, after: Any) -> bool:
-        changes = {"status": after.status, "settled_at": after.settled_at, "stale_at": None, "reason": None}
-        wanted = before._replace(**changes, changed_by=None)
-        return after.status == "cancelled" and bool(after._replace(changed_by=None) == wanted)
-
-    patch.setattr(store, "_was_cancelled_with", is_only_cancelled)
-
-
-def tombstone_moves_to_older_position(patch: pytest.MonkeyPatch) -> None:
-    """A tombstone takes the position of the CancelRun delivered last, even if it is older."""
-    cancel = run._CommandApplier._cancel_unstarted
-
-    def cancel_unknown(self: Any, position: Position) -> Any:
-        self.draft.run = self.draft.run._replace(since=min(position, self.draft.run.since))
-        return cancel(self, position)
-
-    patch.setattr(run._CommandApplier, "_cancel_unstarted", cancel_unknown)
-
-
 def cancelled_upstream_does_not_skip(patch: pytest.MonkeyPatch) -> None:
     """Only `failed` skips dependent jobs; other failures do not."""
     patch.setattr(rules, "causes_skip", lambda if_failed, upstream: upstream.status == "failed" and if_failed == "skip")
 
 
-def new_signal_ignores_newer_transitions(patch: pytest.MonkeyPatch) -> None:
-    """A transition that is handled before an older CreateWorkSignal of its batch does not fire the signal."""
-    patch.setattr(batch, "_reevaluate_newer_transitions", lambda current, _signal, _now: current)
-
-
 # The defects R5 (bytes of names in JobReady), R6 (many ResolveGroup in one batch), R7 (bytes of pending commands) and
 # R12 (needs of unresolved groups count) have no mutant here. They need large sizes, and histories are small.
-_RUNS = [runs_one_by_one, runs_in_batches, any_order_with_repeats, runs_in_guaranteed_order, any_order_with_faults]
-_SIGNALS = [
-    signals_one_by_one,
-    signals_in_batches,
-    many_signals_in_batches,
-    any_order_with_repeats,
-    signals_in_any_order,
-]
+_FAULTS = [one_reader_with_faults, two_readers_with_faults]
+_RUNS = [runs_one_by_one, runs_in_batches, odd_orders_with_repeats, runs_in_guaranteed_order, *_FAULTS]
+_SIGNALS = [signals_one_by_one, signals_in_batches, many_signals_in_batches, odd_orders_with_repeats]
 MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     r1_count_of_a_group_not_written: _RUNS,
     r2_limit_checked_after_filtering: _SIGNALS,
-    r3_stale_before_the_backlog: [any_order_with_faults],
-    r4_late_commands_ignored: _SIGNALS,
+    r3_stale_before_the_backlog: _FAULTS,
+    stale_before_waiting_reports: _FAULTS,
     r8_unknown_dropped_jobs_not_kept: _RUNS,
-    r9_tombstone_keeps_no_commands: _RUNS,
     r10_firing_id_without_creation_of_signal: [signals_one_by_one],
-    r11_fired_by_older_transition: [signals_in_any_order],
     r13_ready_after_end: _RUNS,
-    pending_commands_unsorted: [any_order_with_repeats, runs_in_guaranteed_order],
-    older_report_cancels_all_jobs: [reports_in_any_order],
-    tombstone_moves_to_older_position: [any_order_with_repeats],
+    pending_commands_unsorted: [odd_orders_with_repeats, runs_in_guaranteed_order],
     cancelled_upstream_does_not_skip: _RUNS,
-    new_signal_ignores_newer_transitions: [any_order_with_repeats, signals_in_any_order],
+    **dict.fromkeys(INTAKE_MUTANTS, _FAULTS),
     **SCHEDULE_MUTANTS,
     **WORKFLOW_MUTANTS,
 }

@@ -10,22 +10,21 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.simulation.intake_mutants import INTAKE_MUTANTS
 from tests.simulation.timer_state_machine import TALLY, TimerStateMachine
 from timer_service import timers
 from timer_service.core.due import lease
 from timer_service.core.events.relay import Relay
 from timer_service.core.events.settlement import Settlement
-from timer_service.core.intake.consumer import Consumer
 from timer_service.core.ports.broker import PublishResult, PublishStatus
 from timer_service.core.ports.database import Row
-from timer_service.core.values.message import Message, Position
+from timer_service.core.values.message import Message
 from timer_service.timers import cancellation_store, cancellations, events, rules, store
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Applied, Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
-_OLDEST = Position(-1, -1)
 _FIND = settings(
     max_examples=3000,
     stateful_step_count=50,
@@ -63,20 +62,6 @@ def no_fence_on_whole_claims(patch: pytest.MonkeyPatch) -> None:
 def no_fence_on_release(patch: pytest.MonkeyPatch) -> None:
     """Releasing rows does not check their lease token."""
     _replace(patch, lease._SQL, "release", " AND lease_token = :token")
-
-
-def no_position_guard(patch: pytest.MonkeyPatch) -> None:
-    """An older command overwrites a newer one."""
-    apply = rules.apply
-
-    def apply_as_if_newest(timer: rules.Timer | None, *rest: Any) -> Applied:
-        return apply(timer and timer._replace(position=_OLDEST), *rest)
-
-    patch.setattr(rules, "apply", apply_as_if_newest)
-    guard = """
-    AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
-        < (excluded.position_epoch, excluded.position_sequence)"""
-    _replace(patch, store._SQL, "put", guard)
 
 
 def update_keeps_its_id(patch: pytest.MonkeyPatch) -> None:
@@ -142,16 +127,6 @@ def one_id_for_both_events(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(events, "expired_event_id", lambda event_id: event_id)
 
 
-def no_tombstone_of_many(patch: pytest.MonkeyPatch) -> None:
-    """A schedule that is older than a cancellation of many timers, and handled later, is accepted."""
-    patch.setattr(cancellations.PrefixPositions, "cancel_later", lambda *_: False)
-
-
-def no_tombstone_in_the_same_batch(patch: pytest.MonkeyPatch) -> None:
-    """A cancellation of many timers does not concern older commands that are later in its batch."""
-    patch.setattr(cancellations.PrefixPositions, "add", lambda *_: None)
-
-
 def cancels_newer_timers(patch: pytest.MonkeyPatch) -> None:
     """A cancellation of many timers also cancels timers of newer commands."""
     guard = """
@@ -194,16 +169,6 @@ def random_event_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(timers, "timer_event", with_another_id)
 
 
-def no_tombstone(patch: pytest.MonkeyPatch) -> None:
-    """Cancelling an unknown timer leaves no tombstone."""
-    cancel = rules._cancel
-
-    def forgetful(timer: rules.Timer | None, *rest: Any) -> Applied:
-        return cancel(timer, *rest) if timer else Applied(None, Outcome.NOT_FOUND)
-
-    patch.setattr(rules, "_cancel", forgetful)
-
-
 def claimed_early(patch: pytest.MonkeyPatch) -> None:
     """Timers are claimed one second before they are due."""
     claim = lease.Lease.claim
@@ -220,17 +185,6 @@ def unavailable_counts_as_published(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Relay, "_sort_results", optimistic)
 
 
-def acknowledged_before_commit(patch: pytest.MonkeyPatch) -> None:
-    """Commands are acknowledged before they are handled."""
-    handle = Consumer.handle
-
-    async def hasty(self: Consumer, subscription: Any, batch: Any) -> None:
-        await subscription.acknowledge(batch)
-        await handle(self, subscription, batch)
-
-    patch.setattr(Consumer, "handle", hasty)
-
-
 def leases_never_end(patch: pytest.MonkeyPatch) -> None:
     """A leased row is never claimed again, even after its lease expired."""
     for name in ("claim", "claim_of_tenant"):
@@ -242,7 +196,6 @@ MUTANTS = [
     no_fence_on_single_rows,
     no_fence_on_whole_claims,
     no_fence_on_release,
-    no_position_guard,
     update_keeps_its_id,
     update_keeps_its_claim,
     update_is_ignored,
@@ -251,17 +204,14 @@ MUTANTS = [
     expiry_is_exclusive,
     expired_is_final,
     one_id_for_both_events,
-    no_tombstone_of_many,
-    no_tombstone_in_the_same_batch,
     cancels_newer_timers,
     only_one_page,
     settle_before_publish,
     random_event_id,
-    no_tombstone,
     claimed_early,
     unavailable_counts_as_published,
-    acknowledged_before_commit,
     leases_never_end,
+    *INTAKE_MUTANTS,
 ]
 
 

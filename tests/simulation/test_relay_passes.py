@@ -53,7 +53,8 @@ def begin(service: Service) -> Counter[str]:
     service.broker.before_publishing = count
     service.hands_over = False
     try:
-        service.deliver(service.send([_START]))
+        service.send([_START])
+        service.catch_up()
         while (done := service.tick("announcements")) and done.done:
             pass
     finally:

@@ -33,6 +33,7 @@ _ANY = settings(
     database=None,
     print_blob=True,
     phases=(Phase.generate, Phase.shrink),
+    report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
 

@@ -13,11 +13,11 @@ class TimersChecker:
         self._service = service
         self._model = TimersModel(MAX_ATTEMPTS)
 
-    def command(self, sent: SentCommand, position: Position) -> str:
+    def command(self, sent: SentCommand, command_id: str, position: Position) -> str:
         """Apply one command to the model and return its outcome."""
         due_at = parse_instant(sent.fields["dueAt"]) if "dueAt" in sent.fields else None
         name = TimerName(sent.tenant, sent.fields["serviceCallId"])
-        return self._model.command(TimerCommand(sent.type, name, b"", due_at), position)
+        return self._model.command(TimerCommand(sent.type, name, b"", due_at), command_id, position)
 
     def mark_reached(self, now: int) -> None:
         """Mark timers as reached in the model. Assert that each may be reached at `now`."""

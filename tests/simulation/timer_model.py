@@ -90,6 +90,8 @@ class TimersModel:
     """The states that events have announced, by the event id of the schedule. The broker stored these events."""
     cancellations: dict[Position, TimerName] = field(default_factory=dict)
     """The accepted cancellations of many timers: the tenant and the prefix."""
+    cancellation_ids: dict[Position, str] = field(default_factory=dict)
+    """The ids of their commands."""
     cancelled: Counter[Position] = field(default_factory=Counter)
     """How many timers each of them has cancelled."""
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -100,23 +102,19 @@ class TimersModel:
 
     # Commands
 
-    def command(self, sent: TimerCommand, position: Position) -> str:
-        """Apply a command and return its outcome."""
+    def command(self, sent: TimerCommand, command_id: str, position: Position) -> str:
+        """Apply the next command of its tenant and return its outcome."""
         assert sent.name is not None, f"{sent} was accepted"
         if sent.type == "CancelTimers":
-            outcome = "unchanged" if position in self.cancellations else "cancelling"
-            self.cancellations[position] = sent.name
+            outcome = "cancelling"
+            self.cancellations[position], self.cancellation_ids[position] = sent.name, command_id
         else:
             outcome = self._decide(sent, self.timers.get(sent.name), position)
         self.outcomes[outcome] += 1
         return outcome
 
     def _decide(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
-        if timer is not None and timer.position > position:
-            return "ignored_stale"
-        assert sent.name is not None
-        if (timer is None or timer.position < position) and self._newest_cancellation(sent.name) > position:
-            return "ignored_stale"
+        assert timer is None or timer.position < position, f"{sent} came after a newer command"
         if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
             return "not_found"
         if timer is not None and timer.state == REACHED:
@@ -130,17 +128,12 @@ class TimersModel:
             case _:
                 return self._retry(sent, timer, position)
 
-    def _newest_cancellation(self, name: TimerName) -> Position:
-        """Return the position of the newest cancellation of many timers that concerns a timer."""
-        found = [position for position, each in self.cancellations.items() if _concerns(each, name)]
-        return max(found, default=Position(-1, -1))
-
     def _schedule(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
         wanted = SCHEDULED, sent.due_at, sent.data, sent.expires_at
         if timer is not None:
             found = timer.state, timer.due_at, timer.data, timer.expires_at
-            if timer.position == position or found == wanted:
+            if found == wanted:
                 timer.position = position
                 return "unchanged"
         self.timers[sent.name] = Timer(SCHEDULED, position, sent.due_at, sent.data, sent.expires_at)
@@ -166,7 +159,7 @@ class TimersModel:
     def _retry(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
         assert timer is not None
-        if timer.state != FAILED or timer.position == position:
+        if timer.state != FAILED:
             return "unchanged"
         timer.state, timer.position, timer.claims = SCHEDULED, position, 0
         self.changed.add(sent.name)
@@ -291,7 +284,7 @@ class TimersModel:
 
         `announced` has by command id how often a cancellation was announced, and how many timers it has cancelled.
         """
-        wanted = {f"message-{position.sequence}": (1, self.cancelled[position]) for position in self.cancellations}
+        wanted = {self.cancellation_ids[position]: (1, self.cancelled[position]) for position in self.cancellations}
         assert announced == wanted, f"announced {announced}, not {wanted}"
 
     # Events

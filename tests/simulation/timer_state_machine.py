@@ -11,16 +11,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.harness.clock import iso
 from tests.simulation.faults import (
-    CONSUMER_PAUSE_POINTS,
+    ERROR_POINTS,
     OUTAGE_POINTS,
+    READER_OUTAGE_POINTS,
+    READER_PAUSE_POINTS,
     RELAY_PAUSE_POINTS,
     RELAY_POINTS,
     Fault,
     Point,
+    blocked,
     crash,
+    error,
     outage,
     pause,
 )
+from tests.simulation.log_ledger import LogChange
 from tests.simulation.timer_model import TimerCommand, TimerName
 from tests.simulation.timer_system import INSTANCES, BrokerMode, TimerSystem
 from timer_service.core.values.duration import format_duration
@@ -60,11 +65,13 @@ crashes = st.builds(crash, point=st.sampled_from(RELAY_POINTS), nth=occurrences)
 outages = st.builds(outage, point=st.sampled_from(OUTAGE_POINTS), nth=occurrences)
 relay_pauses = st.builds(pause, point=st.sampled_from(RELAY_PAUSE_POINTS), nth=occurrences)
 relay_faults = st.one_of(relay_pauses, relay_pauses, crashes, outages)
-consumer_faults = st.one_of(
+reader_faults = st.one_of(
     st.none(),
-    st.builds(pause, point=st.sampled_from(CONSUMER_PAUSE_POINTS), nth=occurrences),
+    st.builds(pause, point=st.sampled_from(READER_PAUSE_POINTS), nth=occurrences),
     st.builds(crash, point=st.sampled_from(Point), nth=occurrences),
-    outages,
+    st.builds(outage, point=st.sampled_from(READER_OUTAGE_POINTS), nth=occurrences),
+    st.builds(error, point=st.sampled_from(ERROR_POINTS), nth=occurrences),
+    st.builds(blocked, point=st.sampled_from(ERROR_POINTS), nth=occurrences),
 )
 
 
@@ -82,9 +89,10 @@ class TimerStateMachine(RuleBasedStateMachine):
 
     # Users
 
-    @initialize(due=st.lists(due_offsets, min_size=2, max_size=len(_NAMES)), mode=broker_modes)
-    def begin(self, due: list[int], mode: BrokerMode) -> None:
-        """Schedule some timers."""
+    @initialize(due=st.lists(due_offsets, min_size=2, max_size=len(_NAMES)), mode=broker_modes, defers=st.booleans())
+    def begin(self, due: list[int], mode: BrokerMode, defers: bool) -> None:  # noqa: FBT001
+        """Schedule some timers. If `defers` is set, the handler defers as many commands as it can."""
+        self.system.defers = defers
         self.system.set_broker_mode(mode)
         for name, each in zip(_NAMES, due, strict=False):
             self.schedule(name, each, None, at_once=True, replace=False, expiry=Expiry())
@@ -125,8 +133,8 @@ class TimerStateMachine(RuleBasedStateMachine):
         self._handle(at_once=at_once)
 
     def _handle(self, *, at_once: bool) -> None:
-        if at_once and self.system.ready_consumers:
-            self.system.consume(self.system.ready_consumers[0])
+        if at_once and self.system.idle_readers:
+            self.system.read(self.system.idle_readers[0])
 
     @precondition(lambda self: self.system.failed)
     @rule(which=st.integers(0, 3))
@@ -137,6 +145,11 @@ class TimerStateMachine(RuleBasedStateMachine):
     @rule(what=st.sampled_from(sorted(_INVALID_COMMANDS)))
     def send_invalid_command(self, what: str) -> None:
         self.system.send(TimerCommand(what, None, _INVALID_COMMANDS[what]), "cancel-timer", "acme")
+
+    @rule(name=names)
+    def send_failing_command(self, name: TimerName) -> None:
+        """Send a valid command whose handler fails each time."""
+        self._send("CancelTimer", name, {}, fails=True)
 
     def _current(self, name: TimerName) -> TimerName:
         return name._replace(call=f"{name.call}{self._generations[name] or ''}")
@@ -150,6 +163,7 @@ class TimerStateMachine(RuleBasedStateMachine):
         due_at: int | None = None,
         data: str | None = None,
         expires_at: int | None = None,
+        fails: bool = False,
     ) -> None:
         if message == "CancelTimers":
             name = name._replace(call="x") if name.call == "xa" else name
@@ -158,27 +172,22 @@ class TimerStateMachine(RuleBasedStateMachine):
         target = "prefix" if message == "CancelTimers" else "serviceCallId"
         payload = {target: name.call, **fields, **({} if data is None else {"data": json.loads(data)})}
         body = json.dumps({"type": message, "tenantId": name.tenant, "payload": payload}).encode()
-        self.system.send(TimerCommand(message, name, body, due_at, data, expires_at), kebab(message), name.tenant)
+        sent = TimerCommand(message, name, body, due_at, data, expires_at)
+        self.system.send(sent, kebab(message), name.tenant, fails=fails)
 
     # The broker
-
-    @precondition(lambda self: self.system.sent)
-    @rule(back=st.none() | st.integers(0, 7))
-    def deliver(self, back: int | None) -> None:
-        """Deliver any command, in any order and any number of times, or redeliver all unsettled commands."""
-        positions = list(self.system.sent)
-        if back is None:
-            self.system.broker.redeliver()
-        else:
-            self.system.broker.deliver(positions[-1 - back % len(positions)])
 
     @rule(mode=broker_modes)
     def change_broker_mode(self, mode: BrokerMode) -> None:
         self.system.set_broker_mode(mode)
 
+    @rule(change=st.sampled_from(LogChange))
+    def change_log(self, change: LogChange) -> None:
+        self.system.change_log(change)
+
     # Time
 
-    @rule(seconds=st.sampled_from([0.25, 1, 10, 31, 31, 300]))
+    @rule(seconds=st.sampled_from([0.25, 1, 4, 10, 31, 31, 300]))
     def wait(self, seconds: float) -> None:
         self.system.clock.advance(seconds=seconds)
 
@@ -189,11 +198,13 @@ class TimerStateMachine(RuleBasedStateMachine):
     def start(self, exclusive: bool, fault: Fault | None) -> None:  # noqa: FBT001
         self.system.start(exclusive=exclusive, fault=fault)
 
-    @precondition(lambda self: self.system.ready_consumers)
-    @rule(which=st.integers(0, INSTANCES - 1), fault=consumer_faults)
-    def consume(self, which: int, fault: Fault | None) -> None:
-        idle = self.system.ready_consumers
-        self.system.consume(idle[which % len(idle)], fault)
+    @precondition(lambda self: self.system.idle_readers)
+    @rule(which=st.integers(0, INSTANCES - 1), fault=reader_faults, stops=st.sampled_from([False] * 7 + [True]))
+    def read(self, which: int, fault: Fault | None, stops: bool) -> None:  # noqa: FBT001
+        """Let a reader take a step, or stop in order."""
+        idle = self.system.idle_readers
+        step = self.system.stop_reader if stops else self.system.read
+        step(idle[which % len(idle)], fault)
 
     @precondition(lambda self: self.system.idle_relays)
     @rule()

@@ -4,6 +4,7 @@ After a crash, a new process starts on a copy of the database files as they were
 """
 
 import asyncio
+import itertools
 import json
 import shutil
 import sqlite3
@@ -20,21 +21,25 @@ from unittest.mock import patch
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
-from tests.harness.history import MemoryHistory
 from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
 from tests.harness.wiring import make_parts
 from tests.simulation.faults import (
+    EXPECTED_ERRORS,
     BrokerObserver,
     Crash,
     Fault,
+    FaultKind,
     FaultyBroker,
     FaultyDatabase,
     FaultyTransaction,
     Gate,
+    InjectedError,
     Process,
 )
+from tests.simulation.log_ledger import Applied, LogChange, LogLedger, change_log, read_stored
+from tests.simulation.small_intake import small_intake
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
 from tests.simulation.timer_model import EXPIRED, FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
@@ -45,12 +50,9 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.due.recovery import take_over_claims
 from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.limits.quotas import Quotas
-from timer_service.core.ports.broker import Subscription
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.codec import REPLY_TO
-from timer_service.core.values.delivery import Delivery
-from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.instant import parse_instant
 from timer_service.core.values.message import Command, Kind, Message, Position
 from timer_service.timers import SLICE, cancellation_worker, handler
@@ -67,12 +69,19 @@ SELECT tenant_id, service_call_id, position_epoch, position_sequence, state, due
     lease_token, attempt, expires_at, COALESCE(reached_at, expired_at)
 FROM timer_schedules
 """
+_MOST_WAITING_BYTES = 800
+"""Some five commands."""
+_LEASE = timedelta(seconds=4)
 _FINISHED = "SELECT position_epoch, position_sequence FROM timer_cancellations WHERE finished_at IS NOT NULL"
+_REJECTED = """
+SELECT json_extract(body, '$.payload.commandId') FROM outbox WHERE message = 'command-rejected' AND headers IS NULL
+"""
 _STATES = {"DueTimeReached": (REACHED, "reachedAt"), "TimerExpired": (EXPIRED, "expiredAt")}
 """What each type of event announces: the state of its timer, and the field with the instant."""
-_DROPPED_AT = 10
 _FINISHING_ROUNDS = 200
 _TIMERS_OF_A_PAGE = 2
+_MILLISECOND = 999_999
+"""Less than one in nanoseconds. The time of a command is rounded up to the next one."""
 
 
 class BrokerMode(StrEnum):
@@ -84,15 +93,18 @@ class BrokerMode(StrEnum):
     LOSES_ACKS_OF_A = "stores messages, but loses the acknowledgements of events whose call begins with xa"
     REFUSES_A = "refuses the events whose call begins with xa"
     REFUSES_EVENTS = "refuses every event"
-    REFUSES_DEAD_LETTERS = "refuses dead letters"
 
 
 async def _wake(_at: int, _loop: str | None) -> None:
     """Do nothing, because no loop sleeps here."""
 
 
+async def _wake_outbox() -> None:
+    """Do nothing: the outbox is not published here."""
+
+
 class GatedTask:
-    """The gate and the current task of a consumer or a relay. `task` is None while it is idle."""
+    """The gate and the current task of a reader or a relay. `task` is None while it is idle."""
 
     def __init__(self, process: Process, counts: Counter[str]) -> None:
         self.gate = Gate(process, counts)
@@ -100,20 +112,21 @@ class GatedTask:
 
 
 class Instance:
-    """A consumer and a relay, composed as in `timer_service.app`."""
+    """A reader of the log and the workers of timers, composed as in `timer_service.app`."""
 
     def __init__(self, system: "TimerSystem", database: SqliteDatabase, process: Process, *, exclusive: bool) -> None:
-        self.consumer_task, self.relay_task = GatedTask(process, system.counts), GatedTask(process, system.counts)
+        """`exclusive`: the reader does not look whether another one reads, and the old claims are taken over."""
+        self.reader_task, self.relay_task = GatedTask(process, system.counts), GatedTask(process, system.counts)
         self.cancellation_task = GatedTask(process, system.counts)
         self.decided: list[tuple[Command, CommandResult]] = []
         self.decided_in: Transaction | None = None
         self.metrics = RecordingMetrics()
+        self._system = system
         faulty = partial(FaultyDatabase, database, exclusive=exclusive, failed=system.failed_transactions.append)
         parts = partial(make_parts, clock=system.clock, metrics=self.metrics, max_attempts=MAX_ATTEMPTS)
-        self._broker = FaultyBroker(system.broker, self.consumer_task.gate, system)
-        consumer_database = faulty(self.consumer_task.gate, committed=partial(system.commands_committed, self))
-        consumer_parts = parts(consumer_database, self._broker, batch_size=COMMANDS_AT_ONCE)
-        self.consumer = consumer_parts.consumer([Route(SLICE.commands, self._handle, _wake)])
+        reader_database = faulty(self.reader_task.gate, committed=partial(system.commands_committed, self))
+        reader_broker = FaultyBroker(system.broker, self.reader_task.gate, system)
+        self._reader_parts = parts(reader_database, reader_broker, batch_size=COMMANDS_AT_ONCE)
         self._relay_database = faulty(self.relay_task.gate, committed=system.leases_committed)
         self._clock = system.clock
         self._lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
@@ -125,11 +138,18 @@ class Instance:
         )
         cancellation_parts = parts(cancellation_database, relay_broker, batch_size=FIRED_AT_ONCE)
         self.cancellations = build_workers(SLICE, cancellation_parts)["cancellations"]
-        self._subscription: Subscription | None = None
+        self._start_reader()
+
+    def _start_reader(self) -> None:
+        self._reader = self._reader_parts.reader([Route(SLICE.commands, self._handle, _wake)], _wake_outbox)
+        self._begun = False
 
     async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         self.decided, self.decided_in = [], tx
-        outcomes = await handler.handle(tx, commands, now, quotas=Quotas())
+        if any(each.id in self._system.failing for each in commands):
+            raise InjectedError("the handler fails")
+        monotonic = itertools.count().__next__ if self._system.defers else lambda: 0
+        outcomes = await handler.handle(tx, commands, now, quotas=Quotas(), monotonic=monotonic)
         self.decided = [(command, result) for command, result in zip(commands, outcomes, strict=True) if result]
         return outcomes
 
@@ -137,12 +157,25 @@ class Instance:
         """Take over the claims of the previous process, if this process has the database to itself."""
         await take_over_claims(self._relay_database, self._lease, self._clock.now())
 
-    async def consume(self) -> None:
-        """Handle the next batch."""
-        if self._subscription is None:
-            self._subscription = await self._broker.subscribe(MemoryHistory())
-        batch = await self._subscription.next_batch(COMMANDS_AT_ONCE)
-        await self.consumer.handle(self._subscription, batch)
+    async def read(self) -> bool:
+        """Begin if necessary, and take one turn. Return whether there was anything to do."""
+        try:
+            if not self._begun:
+                if not await self._reader.begin():
+                    return False
+                self._begun = True
+                self._system.reader_began(self._reader)
+            return await self._reader.turn()
+        except EXPECTED_ERRORS:
+            self._begun = False
+            raise
+
+    async def stop_reader(self) -> None:
+        """Stop the reader in order, and start another one."""
+        await self._reader.stop()
+        await self._reader.run()  # it has stopped, so it only lets others read
+        self._system.reader_stopped(self._reader)
+        self._start_reader()
 
 
 class TimerSystem(BrokerObserver):
@@ -152,25 +185,34 @@ class TimerSystem(BrokerObserver):
         self._open = ExitStack()
         self._open.enter_context(sqlite_without_threads())
         self._open.enter_context(patch.object(cancellation_worker, "_TIMERS", _TIMERS_OF_A_PAGE))
+        self._open.enter_context(small_intake(lambda: self.clock.now() / 1000, most_bytes=_MOST_WAITING_BYTES))
         self.loop = self._open.enter_context(closing(SteppedLoop()))
         self.loop.set_exception_handler(_ignore_crashes)
+        self.loop.has_timers = True  # a reader waits for room in the database; `_settle` ends the wait
         self._folder = Path(self._open.enter_context(TemporaryDirectory(dir=memory_folder())))
         self._crashes = 0
         self._file().write_bytes(_empty_database())
         self.clock = ManualClock()
         self.broker = MemoryBroker()
         self.model = TimersModel(MAX_ATTEMPTS)
-        self.sent: dict[Position, TimerCommand] = {}
-        self.handled: set[Position] = set()
-        self.settled: set[Position] = set()
+        self.sent: dict[str, TimerCommand] = {}
+        """The commands by their ids."""
+        self.failing: set[str] = set()
+        """The commands whose handler fails each time."""
+        self.defers = False
+        """Whether the handler defers as many commands as it can."""
+        self.ledger = LogLedger()
+        self._last_reader: object = None
+        """The reader that has begun last, unless it has stopped."""
         self.instances: list[Instance] = []
         self.failed_transactions: list[Exception] = []
-        """The errors of transactions, except outages. The consumer would reject the command that it was handling."""
+        """The errors of transactions that no fault has caused. The reader would set the command aside."""
         self.counts: Counter[str] = Counter()
         self._rows: Rows = {}
         self._finished: set[Position] = set()
         self._recovering = False
         self._last_pass = Pass(0)
+        self._has_read = False
         self._process = Process(self._copy_files)
         self._process.ended = True
         self._database: SqliteDatabase | None = None
@@ -227,16 +269,14 @@ class TimerSystem(BrokerObserver):
         return self._folder / f"timers-{self._crashes}.db"
 
     def _tasks(self) -> list[GatedTask]:
-        return [
-            task for each in self.instances for task in (each.consumer_task, each.relay_task, each.cancellation_task)
-        ]
+        return [task for each in self.instances for task in (each.reader_task, each.relay_task, each.cancellation_task)]
 
     # Steps of the process
 
     @property
-    def ready_consumers(self) -> list[Instance]:
-        """The instances with an idle consumer, if commands wait."""
-        return [each for each in self.instances if each.consumer_task.task is None] if self.broker.waiting else []
+    def idle_readers(self) -> list[Instance]:
+        """The instances with an idle reader."""
+        return [each for each in self.instances if each.reader_task.task is None]
 
     @property
     def idle_relays(self) -> list[Instance]:
@@ -248,8 +288,23 @@ class TimerSystem(BrokerObserver):
         """The instances whose worker of cancellations is idle."""
         return [each for each in self.instances if each.cancellation_task.task is None]
 
-    def consume(self, instance: Instance, fault: Fault | None = None) -> None:
-        self._begin(instance.consumer_task, instance.consume(), fault)
+    def read(self, instance: Instance, fault: Fault | None = None) -> bool:
+        """Let a reader take one step. Return whether it had anything to do."""
+        self._has_read = False
+        self._begin(instance.reader_task, instance.read(), fault)
+        return self._has_read
+
+    def stop_reader(self, instance: Instance, fault: Fault | None = None) -> None:
+        self._begin(instance.reader_task, instance.stop_reader(), fault)
+
+    def reader_began(self, reader: object) -> None:
+        """Count the readers that begin after one that has not stopped."""
+        self.ledger.takeovers += self._last_reader not in {None, reader}
+        self._last_reader = reader
+
+    def reader_stopped(self, reader: object) -> None:
+        if self._last_reader is reader:
+            self._last_reader = None
 
     def tick(self, instance: Instance, fault: Fault | None = None) -> None:
         self.counts["ticks"] += 1
@@ -274,7 +329,7 @@ class TimerSystem(BrokerObserver):
         self._run()
 
     def _run(self) -> None:
-        self.loop.settle()
+        self._settle()
         for error in self.failed_transactions:
             raise error
         for each in self._tasks():
@@ -286,26 +341,50 @@ class TimerSystem(BrokerObserver):
         if not self.is_running:
             self._clean_up()
 
+    def _settle(self) -> None:
+        """Run until no task can continue. A reader that waits for room in the database is not left waiting."""
+        self.loop.settle()
+        while (at := self.loop.next_timer) is not None:
+            self.loop.elapsed = at
+            self.loop.settle()
+
     def _read_result(self, task: asyncio.Task[Any]) -> None:
         error = task.exception()
-        if error is not None and not isinstance(error, Crash | DatabaseUnavailableError):
+        if error is not None and not isinstance(error, (Crash, *EXPECTED_ERRORS)):
             raise error
         if error is None and isinstance(done := task.result(), Pass):
             self._last_pass = done
+        if error is None and isinstance(done, bool):
+            self._has_read = done
 
     # Users and the broker
 
-    def send(self, sent: TimerCommand, address: str, tenant: str) -> None:
-        stored_at = self.clock.now() * 1_000_000
+    def send(self, sent: TimerCommand, address: str, tenant: str, *, fails: bool = False) -> None:
+        """Publish a command. `fails`: its handler fails each time."""
+        number = len(self.sent) + 1
+        command, stored_at = f"command-{number}", self.clock.now() * 1_000_000 - _MILLISECOND + number
         headers = {REPLY_TO: "_INBOX.sender"}
-        position = self.broker.send(command_address(tenant, address), sent.body, headers, stored_at=stored_at)
-        self.sent[position] = sent
+        self.broker.send(command_address(tenant, address), sent.body, headers, command, stored_at=stored_at)
+        self.sent[command] = sent
+        self.failing |= {command} if fails else set()
+        self.ledger.send(command, tenant, stored_at, fails=fails or sent.name is None)
 
     def set_broker_mode(self, mode: BrokerMode) -> None:
         broker = self.broker
         broker.health = Health.down("unavailable") if mode is BrokerMode.UNAVAILABLE else HEALTHY
+        broker.stored.away = broker.health.reason
         broker.loses_acknowledgement_of = _LOSES.get(mode, never)
         broker.refuses = _REFUSES.get(mode, never)
+
+    def change_log(self, change: LogChange) -> None:
+        """Change the log. The commands that are removed and not read are lost."""
+        self.counts[change] += 1
+        change_log(self.broker.stored, change)
+        self.ledger.lose_unread(self._in_log())
+
+    def _in_log(self) -> set[str]:
+        """Return the commands in the log."""
+        return {each.message_id for each in self.broker.stored.commands}
 
     @property
     def failed(self) -> list[TimerName]:
@@ -327,28 +406,18 @@ class TimerSystem(BrokerObserver):
                 at = parse_instant(body["payload"][instant])
                 self.model.record_event(message.id, _read_fire(body), state, at, self.clock.now())
 
-    def acknowledged(self, deliveries: Sequence[Delivery]) -> None:
-        for delivery in deliveries:
-            assert delivery.position in self.handled, f"{self.sent[delivery.position]} was acknowledged too early"
-            self.settled.add(delivery.position)
-
-    def terminated(self, deliveries: Sequence[Delivery]) -> None:
-        letters = {letter.id: letter.body for letter in self.broker.dead_letters}
-        for delivery in deliveries:
-            letter = letters.get(f"dlq-{delivery.position.epoch}-{delivery.position.sequence}")
-            assert self.sent[delivery.position].name is None, f"{self.sent[delivery.position]} was rejected"
-            # A letter that the broker refuses is stored without the body, and dropped if it is refused ten times.
-            assert letter in {delivery.body, b""} or delivery.attempt >= _DROPPED_AT, (
-                f"{self.sent[delivery.position]} has no dead letter"
-            )
-            self.settled.add(delivery.position)
-
     def commands_committed(self, instance: Instance, tx: Transaction) -> None:
-        for command, outcome in instance.decided if instance.decided_in is tx else ():
-            sent = self.sent[command.position]
-            wanted = self.model.command(sent, command.position)
+        decided = instance.decided if instance.decided_in is tx else ()
+        for command, outcome in decided:
+            sent = self.sent[command.id]
+            wanted = self.model.command(sent, command.id, command.position)
             assert outcome.name == wanted, f"{sent}, {command.position}: {outcome.name}, not {wanted}"
-            self.handled.add(command.position)
+        assert self._reader is not None
+        stored = read_stored(self._reader, ())
+        self.counts["commits with waiting commands"] += stored.waiting > 0
+        self.counts["commits with too many waiting"] += stored.waiting > 5
+        self.ledger.errors = self.counts[FaultKind.ERROR]
+        self.ledger.committed([Applied(command.id, SLICE.name) for command, _ in decided], stored)
         before, self._rows = self._rows, self._read_rows()
         self.model.check_commands(before, self._rows)
 
@@ -396,19 +465,25 @@ class TimerSystem(BrokerObserver):
             self.start(exclusive=False)
         while self.paused:
             self.resume(self.paused[0])
+        if len(self.failing) > 1:  # then all commands of the handler may have failed, and each is tried very often
+            self.failing.clear()
         for turn in range(_FINISHING_ROUNDS):
             if not self._do_more(self.instances[turn % INSTANCES]):
                 break
-        assert self.settled == set(self.sent), "commands were lost"
-        assert self.handled == {position for position, sent in self.sent.items() if sent.name}, "commands were lost"
+        assert self._reader is not None
+        self.ledger.check_finished(read_stored(self._reader, ()), self._in_log())
+        invalid = {command for command, sent in self.sent.items() if sent.name is None}
+        assert invalid.isdisjoint(self.ledger.applied), "an invalid command was applied"
+        self.counts.update({"takeovers": self.ledger.takeovers, "dead letters": len(self.ledger.letters)})
+        rejected = Counter(command for (command,) in self._reader.execute(_REJECTED))
+        assert rejected == Counter(self.ledger.letters.keys()), "there is not one event for each dead letter"
         self.model.check_finished(self._rows)
         self.model.check_cancellations(self._announced())
 
     def _do_more(self, instance: Instance) -> bool:
-        self.broker.redeliver()
-        while self.broker.waiting:
-            self.consume(instance)
-        times: list[int] = []
+        while self.read(instance) or self.read(instance):  # it may have to open the log again
+            pass
+        times = self._times_of_waiting()
         for step in (self.tick, self.pass_cancellations):
             self._last_pass = Pass(0)
             step(instance)
@@ -416,7 +491,15 @@ class TimerSystem(BrokerObserver):
                 times.append(at)
         if times:
             self.clock.set(max(self.clock.now(), min(times)))
-        return bool(times)
+        return bool(times) or bool(self.ledger.unapplied)
+
+    def _times_of_waiting(self) -> list[int]:
+        """Return when the readers can go on that have left commands: after the lease of another one, or a delay."""
+        assert self._reader is not None
+        now = self.clock.now()
+        (at,) = self._reader.execute("SELECT MIN(available_at) FROM waiting_commands").fetchone()
+        times = [int(at)] if at is not None and at > now else []
+        return [*times, now + _LEASE // timedelta(milliseconds=1)] if self.ledger.unapplied else times
 
     def close(self) -> None:
         """End the process, and close everything, also if a defect keeps the process from ending."""
@@ -455,15 +538,10 @@ def _is_event_of_a(message: Message) -> bool:
     return _is_event(message) and _fires_call(message, "xa")
 
 
-def _is_dead_letter(message: Message) -> bool:
-    return message.address.kind is Kind.DEAD_LETTER
-
-
 _LOSES: dict[BrokerMode, Predicate] = {BrokerMode.LOSES_ACKS: _always, BrokerMode.LOSES_ACKS_OF_A: _is_event_of_a}
 _REFUSES: dict[BrokerMode, Predicate] = {
     BrokerMode.REFUSES_A: _is_event_of_a,
     BrokerMode.REFUSES_EVENTS: _is_event,
-    BrokerMode.REFUSES_DEAD_LETTERS: _is_dead_letter,
 }
 
 

@@ -27,30 +27,25 @@ class WorkflowsChecker(CommitObserver):
     def __init__(self, service: Service) -> None:
         self.service = service
         self.workflows: dict[WorkflowName, WorkflowModel] = {}
-        self.positions: list[Position] = []
-        self.handled: set[Position] = set()
-        self._sent: dict[Position, tuple[SentCommand, int]] = {}
-        self._backlog: frozenset[Position] = frozenset()
+        self._sent: dict[str, tuple[SentCommand, int]] = {}
+        """The commands and when they were sent, by their ids."""
+        self._backlog: frozenset[str] = frozenset()
         self._backlog_since = 0, 0
         service.begin(self)
 
-    def send(self, history: Sequence[SentCommand]) -> list[Position]:
-        """Append commands to the stream now. Return their positions."""
-        positions = self.service.send(history)
+    def send(self, history: Sequence[SentCommand]) -> None:
+        """Append commands to the log now."""
         now = self.service.clock.now()
-        self._sent |= {position: (sent, now) for position, sent in zip(positions, history, strict=True)}
-        self.positions += positions
-        return positions
+        self._sent |= {command: (sent, now) for command, sent in zip(self.service.send(history), history, strict=True)}
 
     # Commits
 
     def commands_committed(self, handled: Sequence[Handled], now: int) -> None:  # noqa: ARG002 - each has its instant
         for each in handled:
             position = each.command.position
-            sent, sent_at = self._sent[position]
+            sent, sent_at = self._sent[each.command.id]
             wanted = self._command(sent, position, sent_at, each.at)
             assert each.outcome == wanted, f"{sent} at {position}: {each.outcome}, not {wanted}"
-            self.handled.add(position)
         self.check()
 
     def _command(self, sent: SentCommand, position: Position, sent_at: int, now: int) -> str:
@@ -128,7 +123,7 @@ class WorkflowsChecker(CommitObserver):
             workflow.claim(row["lease_token"], _LEASE_MS, Rules(now, may_time_out=True, retry_at=_no_retry))
         else:
             assert any(each.due is not None and each.due <= now for each in due), f"{workflow} was not sent"
-            assert self.service.broker.unsettled, f"{workflow} was not sent, although no older command is left"
+            assert self.service.ledger.unapplied, f"{workflow} was not sent, although no older command is left"
             workflow.hold_undecided(now)
 
     def _follow_deadlines(self, now: int) -> None:
@@ -144,7 +139,7 @@ class WorkflowsChecker(CommitObserver):
         assert not self._is_held_back(), "waits reach their timeouts before older commands were handled"
 
     def started(self) -> None:
-        self._backlog = self.service.broker.unsettled
+        self._backlog = self.service.ledger.unapplied
         self._backlog_since = self.service.clock.now(), self.service.clock.set_back_ms
 
     def _is_held_back(self) -> bool:
@@ -152,7 +147,7 @@ class WorkflowsChecker(CommitObserver):
         since, set_back_ms = self._backlog_since
         clock = self.service.clock
         has_waited = clock.now() - since >= 60_000 or clock.set_back_ms != set_back_ms
-        return not has_waited and not self._backlog.isdisjoint(self.service.broker.unsettled)
+        return not has_waited and not self._backlog.isdisjoint(self.service.backlog())
 
     # Comparison of the rows
 

@@ -268,12 +268,6 @@ def cancel_ignored_while_held(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_cancel", cancel_idle)
 
 
-def cancel_before_the_start_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A cancel that is handled before an older start does not stop it."""
-    start = rules._start
-    patch.setattr(rules, "_start", lambda before, *rest: start(before._replace(cancelled_by=workflow.NEVER), *rest))
-
-
 def retry_keeps_the_failed_step(patch: pytest.MonkeyPatch) -> None:
     """A workflow that is retried gets the failure of its last step again."""
     apply = rules.apply
@@ -393,7 +387,6 @@ WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     timeout_before_its_message: [_LEASES],
     deadline_ignored_while_sleeping: [_FAULTS],
     cancel_ignored_while_held: [_CALM],
-    cancel_before_the_start_forgotten: [_CALM],
     retry_keeps_the_failed_step: _ALL,
     concurrency_key_not_freed: [_CALM],
     event_without_outbox_row: _ALL,

@@ -1,24 +1,20 @@
 """The scenarios of workflows: commands, real workers, a network that loses and repeats, and faults at any await."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.simulation.draws import Draw, consumer_faults, crashes, instances, outages, worker_faults
+from tests.simulation.draws import Draw, crashes, instances, outages, reader_faults, worker_faults
 from tests.simulation.faults import RELAY_POINTS
-from tests.simulation.mixed_histories import splits
 from tests.simulation.service import SentCommand, Service
 from tests.simulation.workers import LEASE_SECONDS, TENANT, Cluster
 from tests.simulation.workflow_check import WorkflowsChecker
 from tests.simulation.workflow_model import WorkflowName
 from tests.simulation.workflow_programs import PROGRAMS
-from timer_service.core.values.message import Position
 from timer_service.worker.service import POLL, RENEW, REPORT
 
 _IDS = ["w1", "w1", "w2"]
-_MOST_DELIVERIES = 3
 _ROUNDS_AT_END = 60
 _OUTSIDE_LEASE = 31
 _numbers = st.integers(0, 5)
@@ -57,7 +53,7 @@ _kinds = st.sampled_from(["StartWorkflow", "SendToWorkflow", "CancelWorkflow", "
 def workflows_one_by_one(service: Service, draw: Draw) -> None:
     """Commands come one by one, time passes, and workers end. Every request and every reply arrives."""
     history = _History(service, draw)
-    actions = [*[history.command] * 3, *[history.shuffle] * 2, history.send, history.wait, history.end_worker]
+    actions = [*[history.command] * 3, *[history.send_in_odd_order] * 2, history.send, history.wait, history.end_worker]
     history.play(draw(st.lists(st.sampled_from(actions), min_size=3, max_size=8)))
 
 
@@ -91,9 +87,9 @@ def workflows_that_kill_their_workers(service: Service, draw: Draw) -> None:
 
 
 def workflows_with_faults(service: Service, draw: Draw) -> None:
-    """Everything, and two instances with any fault at any await, outages of the broker and commands in any order."""
+    """Everything, with two instances with any fault at any await, and outages of the broker."""
     history = _History(service, draw)
-    steady = [history.send_command, history.deliver_commands, history.deliver_commands, history.wait, history.exchange]
+    steady = [history.send_command, history.read_commands, history.read_commands, history.wait, history.exchange]
     faulty = [history.deliver, history.deliver, history.claim, history.claim, history.end_overdue, history.publish]
     rare = [
         history.crash,
@@ -115,7 +111,6 @@ class _History:
         self.service, self.draw = service, draw
         self.checker = WorkflowsChecker(service)
         self.cluster = Cluster(service)
-        self._deliveries: Counter[Position] = Counter()
         self._retried: set[WorkflowName] = set()
 
     def play(self, actions: list[Callable[[], None]]) -> None:
@@ -137,39 +132,43 @@ class _History:
 
     def _start_workflows(self) -> None:
         for kind in self.draw(st.lists(st.sampled_from(["Start", "Start", "SendTo"]), min_size=2, max_size=4)):
-            self.service.deliver(self.checker.send([self._draw_command(f"{kind}Workflow")]))
+            self._send_and_read([self._draw_command(f"{kind}Workflow")])
             self.cluster.step_clock(0.001)
 
     # Commands
 
+    def _send_and_read(self, history: Sequence[SentCommand]) -> None:
+        self.checker.send(history)
+        self.service.catch_up()
+
     def command(self) -> None:
-        self.service.deliver(self.checker.send([self._draw_command(self.draw(_kinds))]))
+        self._send_and_read([self._draw_command(self.draw(_kinds))])
         self.exchange()
 
     def send(self) -> None:
         """Send some messages to a workflow."""
-        self.service.deliver(self._send_messages())
+        self._send_and_read(self._draw_messages())
         self.exchange()
 
     def send_late(self) -> None:
-        """Messages are delivered long after they were sent."""
-        positions = self._send_messages([name.workflow for name, each in self.checker.workflows.items() if each.waits])
+        """Messages are read long after they were sent."""
+        targets = [name.workflow for name, each in self.checker.workflows.items() if each.waits]
+        self.checker.send(self._draw_messages(targets))
         self.cluster.step_clock(_OUTSIDE_LEASE)
-        self.service.deliver(positions)
+        self.service.catch_up()
         self.exchange()
 
     def send_command(self) -> None:
         self.checker.send([self._draw_command(self.draw(_kinds))])
 
-    def shuffle(self) -> None:
-        """Commands on one workflow arrive in another order than they were sent, one of them twice."""
+    def send_in_odd_order(self) -> None:
+        """Commands on one workflow are published in any order, one of them twice."""
         workflow = self.draw(st.sampled_from(["w3", "w1"]))
         kinds = ["StartWorkflow", *self.draw(st.lists(_kinds, min_size=1, max_size=2))]
-        positions = self.checker.send([self._draw_command(kind, workflow) for kind in kinds])
-        order = self.draw(st.permutations([*positions, positions[-1]]))
-        for size in self.draw(splits(len(order))):
-            self.service.deliver(order[:size])
-            del order[:size]
+        commands = [self._draw_command(kind, workflow) for kind in kinds]
+        order = self.draw(st.permutations([*range(len(commands)), len(commands) - 1]))
+        self.service.most_commands = self.draw(st.sampled_from([9, 1, 2]))
+        self._send_and_read([commands[index] for index in order])
         self.exchange()
 
     def _draw_command(self, kind: str, workflow: str | None = None) -> SentCommand:
@@ -187,17 +186,14 @@ class _History:
         opened = [name.workflow for name, each in self.checker.workflows.items() if each.is_open]
         return self.draw(st.sampled_from([*opened, *opened, *opened, *_IDS]))
 
-    def _send_messages(self, targets: Sequence[str] = ()) -> list[Position]:
+    def _draw_messages(self, targets: Sequence[str] = ()) -> list[SentCommand]:
         workflow = {"workflowId": self.draw(st.sampled_from(targets)) if targets else self._draw_target()}
-        messages = [{**each, **workflow} for each in self.draw(_messages)]
-        return self.checker.send([SentCommand("SendToWorkflow", TENANT, each) for each in messages])
+        return [SentCommand("SendToWorkflow", TENANT, {**each, **workflow}) for each in self.draw(_messages)]
 
-    def deliver_commands(self) -> None:
-        known = [each for each in self.checker.positions if self._deliveries[each] < _MOST_DELIVERIES]
-        if known and self.service.broker.health.usable:
-            chosen = self.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
-            self._deliveries.update(chosen)
-            self.service.deliver(chosen, self.draw(instances), self.draw(consumer_faults))
+    def read_commands(self) -> None:
+        """Let a reader take a step."""
+        self.service.most_commands = self.draw(st.integers(1, 3))
+        self.service.read(self.draw(instances), self.draw(reader_faults))
 
     # Workers and their requests
 
@@ -302,10 +298,7 @@ class _History:
     def finish(self) -> None:
         """Let all commands arrive, and let new workers execute all workflows until they have ended."""
         self.service.start_broker()
-        self.service.resume()
-        while self.service.broker.unsettled:
-            self.service.broker.redeliver()
-            self.service.deliver(self.service.broker.waiting)
+        self.service.read_all()
         self.cluster.close()
         self.cluster.start_worker(slots=3)
         for _ in range(_ROUNDS_AT_END):
@@ -330,7 +323,7 @@ class _History:
         for each in failed:
             self._retried.add(each.name)
             sent = SentCommand("RetryWorkflow", TENANT, {"workflowId": each.name.workflow})
-            self.service.deliver(self.checker.send([sent]))
+            self._send_and_read([sent])
         return bool(failed)
 
     def _check_progress(self, workflow: Any) -> None:
@@ -342,7 +335,7 @@ class _History:
         parked = [each for each in opened if each.status == "parked"]
         for each in parked:
             sent = SentCommand("SendToWorkflow", TENANT, {"workflowId": each.name.workflow, "name": "x", "data": 0})
-            self.service.deliver(self.checker.send([sent]))
+            self._send_and_read([sent])
         if opened and not parked:
             seconds = (min(each.available or 0 for each in opened) - self.service.clock.now()) / 1000
             self.cluster.wait(min(seconds, 10) if seconds > 0 else 5)  # then polls are under way

@@ -1,6 +1,5 @@
 """The limits of tenants: what exceeds one ends as `over_quota` and has no effect, and other tenants notice nothing."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,21 +10,19 @@ from timer_service import events, runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES, queries
 from timer_service.app.usage import GetUsage, usage_query
-from timer_service.core.intake.command_streams import CommandHistory
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.service.slice import Slice
-from timer_service.core.values.message import Position
 from timer_service.runs.edges import read_needs
 
 SLICES = (timers.SLICE, signals.SLICE, SCHEDULES, workflows.SLICE, runs.SLICE, events.SLICE)
 LATER = iso(after(hours=1))
 
 
-def conversation(store: Database, slice_: Slice, **limits: Any) -> InProcess:
+def conversation(store: Database, slice_: Slice, broker: MemoryBroker | None = None, **limits: Any) -> InProcess:
     """Return a slice in which `acme` has the limits. The other tenants have the default limits."""
     tenants = TenantLimits(tenants={"acme": Limits(**limits)})
-    return InProcess(store, MemoryBroker(), ManualClock(), slice_, limits=tenants)
+    return InProcess(store, broker or MemoryBroker(), ManualClock(), slice_, limits=tenants)
 
 
 async def usage(talk: InProcess) -> Any:
@@ -177,25 +174,6 @@ async def test_schedules(store: Database) -> None:
     ] == ["created", over, "updated", "paused", over, "not_found", "triggered", "deleted", "created"]
 
 
-async def test_a_late_delete_of_a_schedule(store: Database) -> None:
-    """A Delete is never refused, also if a newer Put starts the schedule again because of it."""
-    talk = conversation(store, SCHEDULES, schedules=1)
-    put = partial(talk.send, "PutSchedule", every="PT1H", maxCount=1)
-    put(scheduleId="s1")
-    talk.send("DeleteSchedule", scheduleId="s1")
-    put(scheduleId="s1")
-    put(scheduleId="s2")
-    talk.broker.withhold(talk.positions[1], talk.positions[3])
-    await talk.consume()
-    await talk.sql("""
-        UPDATE schedules SET status = 'ended', ended_at = 1, end_reason = 'max_count', fired_count = 1,
-            slot_at = NULL, available_at = NULL
-    """)
-    await talk.deliver_in_order(3, 1)
-    assert talk.outcomes() == ["created", "created", "ignored_stale", "unchanged"]
-    assert {row["status"] for row in await talk.rows("schedules")} == {"active"}
-
-
 async def test_open_runs(store: Database) -> None:
     """A tenant with as many running runs as it may have can report and cancel. A run that ends makes room."""
     talk = conversation(store, runs.SLICE, open_runs=1)
@@ -297,14 +275,12 @@ async def test_run_that_starts_and_ends_in_one_batch(store: Database) -> None:
 
 
 async def test_early_commands(store: Database) -> None:
-    """Commands that wait for their runs count until the runs begin. A repeated command does not count again."""
+    """Commands that wait for their runs count until the runs begin."""
     talk = conversation(store, runs.SLICE, early_commands=7_000)
     over = {"name": "early_commands", "most": 7000}
     report = {"jobName": "a", "status": "success"}
     found = [await outcome(talk, "ReportJobStatus", runId=f"r{n}", **report) for n in range(4)]
     assert found == ["kept", "kept", "kept", over]
-    await talk.deliver_again(0)
-    assert [talk.metrics.commands["ReportJobStatus", each] for each in ("kept", "over_quota")] == [4, 1]
     assert [
         await outcome(talk, "StartRun", runId="r1", jobs=[{"name": "a"}]),
         await outcome(talk, "ReportJobStatus", runId="r4", **report),
@@ -313,23 +289,27 @@ async def test_early_commands(store: Database) -> None:
 
 async def fill(store: Database) -> InProcess:
     """Store three things of each kind that can be limited. Return the last slice."""
-    on_timers = conversation(store, timers.SLICE)
-    on_signals = conversation(store, signals.SLICE)
-    on_schedules = conversation(store, SCHEDULES)
-    on_workflows = conversation(store, workflows.SLICE)
-    on_runs = conversation(store, runs.SLICE)
-    for number in range(3):
-        on_timers.send("ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER, data="x" * 2000)
-        spec = {"kind": "time.at", "at": LATER}
-        on_signals.send("CreateWorkSignal", signalId=f"s{number}", triggerKind="time", triggerSpec=spec)
-        on_schedules.send("PutSchedule", scheduleId=f"s{number}", every="PT1H")
-        on_schedules.send("BackfillSchedule", scheduleId=f"s{number}", from_=iso(after(hours=-1)), to=LATER)
-        on_workflows.send("StartWorkflow", workflowId=f"w{number}", type="order", input="x" * 2000)
-        on_runs.send("StartRun", runId=f"r{number}", jobs=[{"name": "a"}])
-        on_runs.send("ReportJobStatus", runId=f"early-{number}", jobName="a", status="success")
-    for each in (on_timers, on_signals, on_schedules, on_workflows, on_runs):
-        await each.consume()
-    return on_runs
+    broker = MemoryBroker()
+    spec = {"kind": "time.at", "at": LATER}
+    commands: list[tuple[Slice, str, dict[str, Any]]] = [
+        (timers.SLICE, "ScheduleTimer", {"serviceCallId": "{}", "dueAt": LATER, "data": "x" * 2000}),
+        (signals.SLICE, "CreateWorkSignal", {"signalId": "{}", "triggerKind": "time", "triggerSpec": spec}),
+        (SCHEDULES, "PutSchedule", {"scheduleId": "{}", "every": "PT1H"}),
+        (SCHEDULES, "BackfillSchedule", {"scheduleId": "{}", "from": iso(after(hours=-1)), "to": LATER}),
+        (workflows.SLICE, "StartWorkflow", {"workflowId": "{}", "type": "order", "input": "x" * 2000}),
+        (runs.SLICE, "StartRun", {"runId": "{}", "jobs": [{"name": "a"}]}),
+        (runs.SLICE, "ReportJobStatus", {"runId": "early-{}", "jobName": "a", "status": "success"}),
+    ]
+    talk = conversation(store, runs.SLICE, broker)
+    for slice_, message, fields in commands:
+        talk = conversation(store, slice_, broker)
+        for number in range(3):
+            about: dict[str, Any] = {
+                key: value.format(number) if isinstance(value, str) else value for key, value in fields.items()
+            }
+            talk.send(message, **about)
+        await talk.consume()
+    return talk
 
 
 async def usage_of_each(talk: InProcess, most: int | None) -> dict[str, int]:
@@ -372,30 +352,6 @@ async def test_repeated_signals(store: Database) -> None:
     fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": LATER}}
     found = [await outcome(talk, "CreateWorkSignal", signalId=name, **fields) for name in ("s1", "s1", "s2")]
     assert found == ["created", "unchanged", {"name": "open_signals", "most": 1}]
-
-
-async def test_commands_that_are_handled_again(store: Database) -> None:
-    """No limit refuses the commands up to the recorded position, whatever the service has of them."""
-    timer_talk = conversation(store, timers.SLICE, pending_timers=0)
-    signal_talk = conversation(store, signals.SLICE, open_signals=0)
-    run_talk = conversation(store, runs.SLICE, open_runs=0, run_rows=0, early_commands=0)
-    schedule_talk = conversation(store, SCHEDULES, schedules=0)
-    trigger = {"kind": "time.at", "at": LATER}
-    timer_talk.send("ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="x" * 2000)
-    signal_talk.send("CreateWorkSignal", signalId="s1", triggerKind="time", triggerSpec=trigger)
-    run_talk.send("ReportJobStatus", runId="r1", jobName="a", status="dispatched")
-    run_talk.send("StartRun", runId="r2", jobs=jobs(2))
-    schedule_talk.send("PutSchedule", scheduleId="s1", every="PT1H")
-    talks = (timer_talk, signal_talk, run_talk, schedule_talk)
-    newest = max(position for talk in talks for position in talk.positions)
-    history = CommandHistory(store)
-    for position in (newest, Position(newest.epoch, 0)):  # the mark is never lowered
-        await history.exempt_until(position)
-    for talk in talks:
-        await talk.consume()
-    found = [timer_talk.reply(0), signal_talk.reply(0), run_talk.reply(0), run_talk.reply(1), schedule_talk.reply(0)]
-    assert [each["outcome"] for each in found] == ["scheduled", "created", "kept", "started", "created"]
-    assert await outcome(run_talk, "StartRun", runId="r3", jobs=jobs(1)) == {"name": "open_runs", "most": 0}
 
 
 @pytest.mark.parametrize("slice_", SLICES, ids=lambda each: each.name)

@@ -77,8 +77,8 @@ class Conversation(InProcess):
             self.send(self._case.command, **fields)
 
     async def try_again(self) -> None:
-        """Deliver the commands that wait for another try."""
-        self.broker.redeliver()
+        """Handle the commands that wait for another try."""
+        self.clock.advance(seconds=1)
         await self.consume()
 
     def refused(self) -> int:

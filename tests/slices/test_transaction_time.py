@@ -10,7 +10,6 @@ from pydantic import model_validator
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock, after, iso
-from tests.harness.history import MemoryHistory
 from tests.harness.in_process import InProcess
 from tests.harness.transactions import recording_route
 from timer_service import runs, signals, timers
@@ -45,7 +44,7 @@ async def test_handlers_stop_in_time(
     process = InProcess(store, memory_broker, clock, slice_)
     slow = partial(slice_.handle, quotas=Quotas(), monotonic=count().__next__)  # type: ignore[call-arg]
     route, applied = recording_route(slice_, process._woken, handle=slow)
-    process.consumer = process.parts.consumer([route])
+    process.reader = process.parts.reader([route], process._wake_outbox)
     names = ["a", "b", "c"]
     for each in names:
         values: dict[str, Any] = {key: each if value == "{}" else value for key, value in fields.items()}
@@ -71,50 +70,22 @@ class Slow(TenantPayload):
 
 
 async def test_decoding_stops_in_time(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """Commands that were decoded for 50 ms are applied first. After 150 ms the rest is put back; tenants take turns."""
+    """Commands that were decoded for 50 ms are applied first. The rest waits, and its tenants take turns."""
     Slow.clock = clock
-    transactions: list[int] = []
+    transactions: list[list[str]] = []
 
     async def handle(_tx: Transaction, commands: Sequence[Command], _now: int) -> list[CommandResult]:
-        transactions.append(len(commands))
+        transactions.append([each.tenant for each in commands])
         return [CommandResult("done")] * len(commands)
 
     async def wake(_at: int, _loop: str | None) -> None:
         pass
 
     process = InProcess(store, memory_broker, clock, timers.SLICE)
-    consumer = process.parts.consumer([Route((Slow,), handle, wake)])
+    process.reader = process.parts.reader([Route((Slow,), handle, wake)], process._wake_outbox)
     for number in range(12):
         tenant = "late" if number == 11 else "acme"
         body = b'{"type":"Slow","payload":{},"tenantId":"%s"}' % tenant.encode()
         memory_broker.send(command_address(tenant, "slow"), body, message_id=str(number))
-    subscription = await memory_broker.subscribe(MemoryHistory())
-    await consumer.handle(subscription, await subscription.next_batch(100))
-    assert transactions == [4, 4]
-    assert [each.message_id for each in await subscription.next_batch(100)] == ["11", "8", "9", "10"]
-
-
-@pytest.mark.parametrize(("milliseconds", "handled"), [(100, 1), (60, 2), (200, 1)])
-async def test_costly_parts_fit_into_the_time_of_a_batch(
-    milliseconds: int, handled: int, store: Database, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """One large command of a batch is handled, and another one only if as much time is left as the last one took."""
-    applied = 0
-
-    async def handle(_tx: Transaction, commands: Sequence[Command], _now: int) -> list[CommandResult]:
-        nonlocal applied
-        applied += len(commands)
-        clock.advance(milliseconds=milliseconds)
-        return [CommandResult("done")] * len(commands)
-
-    async def wake(_at: int, _loop: str | None) -> None:
-        pass
-
-    process = InProcess(store, memory_broker, clock, timers.SLICE)
-    consumer = process.parts.consumer([Route(timers.SLICE.commands, handle, wake)])
-    for number in range(3):
-        body = b'{"type":"CancelTimer","tenantId":"acme","payload":{"serviceCallId":"a"}}'.ljust(600_000)
-        memory_broker.send(command_address("acme", "cancel-timer"), body, message_id=str(number))
-    subscription = await memory_broker.subscribe(MemoryHistory())
-    _, left = await consumer.handle(subscription, await subscription.next_batch(100))
-    assert (applied, left) == (handled, 3 - handled)
+    await process.consume()
+    assert transactions == [["acme"] * 4, ["acme"] * 4, ["late", *["acme"] * 3]]

@@ -1,9 +1,7 @@
 import pytest
 
 from timer_service.core.due.blame import Blame, Evidence, blame
-from timer_service.core.intake.attempts import Attempts
 from timer_service.core.ports.health import HEALTHY, Health, RecentFailure
-from timer_service.core.values.delivery import Delivery
 from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
@@ -11,7 +9,6 @@ from timer_service.core.values.errors import (
     DatabaseSetupError,
     DatabaseUnavailableError,
 )
-from timer_service.core.values.message import Address, Kind, Position
 
 
 @pytest.mark.parametrize(
@@ -64,38 +61,6 @@ def test_evidence_is_bounded() -> None:
     for command in range(1000):
         evidence.record([], [("timers", command)])
     assert len(evidence._failed["timers"]) == 2
-
-
-def delivered(sequence: int, attempt: int) -> Delivery:
-    address = Address(Kind.COMMAND, "acme", "x")
-    return Delivery(address, "x", "x", b"", {}, Position(1, sequence), attempt, None, 0)
-
-
-def test_attempts() -> None:
-    """Excused deliveries do not count. Later ones do."""
-    attempts = Attempts()
-    attempts.excuse(delivered(1, 4))
-    assert [attempts.of(delivered(1, 5)), attempts.of(delivered(2, 5))] == [1, 5]
-    attempts.forget(delivered(1, 5))
-    assert attempts.of(delivered(1, 6)) == 6
-
-
-def test_failures() -> None:
-    """Failures count, and deliveries that ended otherwise do not count as failures."""
-    attempts = Attempts()
-    found = [attempts.fail(delivered(1, 100)), attempts.fail(delivered(1, 101)), attempts.fail(delivered(2, 9))]
-    attempts.excuse(delivered(1, 102))
-    found.append(attempts.fail(delivered(1, 103)))
-    attempts.forget(delivered(1, 103))
-    assert [*found, attempts.fail(delivered(1, 1))] == [1, 2, 1, 3, 1]
-
-
-def test_attempts_are_bounded() -> None:
-    """The excuses of the oldest commands are forgotten."""
-    attempts = Attempts()
-    for sequence in range(20_001):
-        attempts.excuse(delivered(sequence, 1))
-    assert [attempts.of(delivered(sequence, 2)) for sequence in (0, 1, 20_000)] == [2, 1, 1]
 
 
 def test_recent_failure() -> None:

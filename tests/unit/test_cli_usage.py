@@ -18,10 +18,6 @@ NAMES = [*COMMANDS, *GROUPS]
 
 USAGE = {
     "backup": "Missing argument 'FILE'",
-    "replay --since tomorrow": "Invalid value for '--since': 'tomorrow' must be an ISO 8601 instant",
-    "replay --since 2100-01-01T00:00:00Z": "Invalid value for '--since': '2100-01-01T00:00:00Z' is in the future",
-    "restore b.db --replay-since 2100-01-01T00:00:00Z": "Invalid value for '--replay-since': '2100-01-01T00:00:00Z' is",
-    "restore b.db --replay-since 2020-01-01T00:00:00Z --no-replay": "Give either --replay-since or --no-replay",
     "dead-letters list a.b": "Invalid value for 'TENANT': 'a.b' must be 1 to 64 letters",
     "dead-letters show acme 0": "Invalid value for 'SEQUENCE': must be greater than or equal to 1",
     "dead-letters resubmit acme": "Missing argument 'SEQUENCE...'",

@@ -275,43 +275,32 @@ def test_permissions() -> None:
     assert (subscribe.status, subscribe.message) == (Status.FAIL, "may not subscribe timer.qry.v1.*.*")
 
 
-CONSUMER = {"stream_name": "TIMER_CMD", "num_pending": 3, "num_ack_pending": 1, "config": {"max_ack_pending": 9}}
+CONSUMER = {"stream_name": "TIMER_CMD", "num_pending": 3, "num_waiting": 1}
 
 
 @pytest.mark.parametrize(
     ("info", "status", "message"),
     [
+        (CONSUMER, Status.OK, "a service reads the commands; 3 commands are not read yet"),
+        ({**CONSUMER, "num_waiting": 0}, Status.WARN, "no service reads the commands; 3 commands are not read yet"),
         (
-            {**CONSUMER, "num_waiting": 1},
-            Status.OK,
-            "a service consumes the commands; 3 commands wait, 1 are being handled",
-        ),
-        ({**CONSUMER, "num_waiting": 0}, Status.WARN, "no service consumes the commands; 3 commands wait"),
-        (
-            {**CONSUMER, "num_waiting": 1, "paused": True},
+            {**CONSUMER, "paused": True, "pause_until": "tomorrow"},
             Status.FAIL,
-            "consumer timer-service of stream TIMER_CMD is paused until",
-        ),
-        ({**CONSUMER, "num_waiting": 1, "num_ack_pending": 9}, Status.FAIL, "consumer timer-service of stream"),
-        (
-            {**CONSUMER, "num_waiting": 1, "config": {"max_deliver": 5}},
-            Status.FAIL,
-            "consumer timer-service of stream TIMER_CMD has max_deliver = 5",
+            "is paused until tomorrow; 3 commands are not read yet",
         ),
         ({"error": {"code": 404}}, Status.WARN, "does not exist: no service has run here yet"),
     ],
 )
 def test_consumer(info: Mapping[str, Any], status: Status, message: str) -> None:
-    """The finding says whether a service consumes the commands."""
-    finding = check_consumer("timer-service", info, "timer.cmd.v1.*.*", runs=False)
-    assert finding.status is status
-    assert finding.message.startswith(message)
+    """The finding says whether a service reads the commands."""
+    finding = check_consumer("timer-service", info, runs=False)
+    assert (finding.status, finding.message) == (status, message)
 
 
 @pytest.mark.parametrize("info", [{**CONSUMER, "num_waiting": 0}, {"error": {"code": 404}}])
 def test_consumer_of_a_service_that_runs(info: Mapping[str, Any]) -> None:
-    """If the service answers on its page but takes no commands, nobody is told to start it."""
-    stopped, running = (check_consumer("timer-service", info, "timer.cmd.v1.*.*", runs=runs) for runs in (False, True))
+    """If the service answers on its page but reads no commands, nobody is told to start it."""
+    stopped, running = (check_consumer("timer-service", info, runs=runs) for runs in (False, True))
     assert (stopped.status, running.status) == (Status.WARN, Status.WARN)
     assert "run `timer-service serve`" in (stopped.remedy or "")
     assert running.remedy == 'The "flow of commands" above names the reason. If it is ok, run doctor again.'

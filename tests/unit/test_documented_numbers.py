@@ -10,13 +10,15 @@ from timer_service.adapters.postgres import database as postgres
 from timer_service.app import slices, storage, usage
 from timer_service.app.service import _UPKEEP_INTERVAL
 from timer_service.cli import process
+from timer_service.config import Config
 from timer_service.core.due import lease, loop, row_counts
 from timer_service.core.events import pause, relay
-from timer_service.core.intake import backlog_gate, batch_size, rejector, replay, suspects
+from timer_service.core.intake import backlog, cursor, trouble, waiting
 from timer_service.core.limits import audit, quotas
 from timer_service.core.ports import clock, turns
 from timer_service.core.requests import query, query_queue, refusals
 from timer_service.core.service import clock_repair, retention
+from timer_service.core.values import delays
 from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
 from timer_service.workflows import registry
 
@@ -34,29 +36,34 @@ def word(number: int) -> str:
 NUMBERS = {
     "guarantees.md": [
         f"jumps by more than {clock._TOLERANCE / 1_000_000} s, forward or backward",
-        f"If the broker refuses it {word(rejector._MAX_REFUSALS)} times all the same",
         f"if the process then dies {word(lease.DEATHS_ALONE)} times",
-        f"becomes a dead letter after {word(suspects.MOST_DEATHS)} more deaths",
-        f"retried after 1 s to {rejector._LONGEST_REDELIVERY_DELAY.total_seconds():.0f} s until the lock is released",
+        f"Waiting commands have at most {waiting.MOST_BYTES // 1024**3} GiB in the database",
+        f"It is tried once more after {word(round(delays.Delays().next(1).total_seconds()))} second",
+        f"they are tried {trouble._MOST_ATTEMPTS_IF_ALL_FAIL} times",
+        f"retried after 1 s to {delays.LONGEST.total_seconds():.0f} s until the lock is released",
+        f"by a lease of {cursor.LEASE_MS // 1000} s in the database",
+        f"for at most {backlog.LONGEST_WAIT_MS // 1000} s",
+        f"reading begins `TIMER_COMMANDS_OVERLAP` ({Config().commands_overlap.total_seconds():.0f} s) earlier",
         f"after pauses that grow to {pause.LONGEST_MS // 1000} s",
-        f"after about {batch_size.BATCH_SECONDS * 1000:.0f} ms of work on a batch",
+        f"by what the other instances add in {word(quotas._VALID_SECONDS)} seconds",
+    ],
+    "performance.md": [
+        f"A row has {waiting.ROW_BYTES // 1024} KiB or {waiting.ROW_COMMANDS:,} commands",
         f"take long to compute ends after {turns._TRANSACTION_SECONDS * 1000:.0f} ms",
         f"published in chunks of about {relay._CHUNK_BYTES // MIB} MiB",
         f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",
         f"After {refusals.MOST_REFUSALS} refused queries of a tenant in a second",
         f"{registry.MOST_WORKERS:,} workers in `list-workers`, with {registry._TYPES_BYTES // 1024} KiB of types each",
-        f"by what the other instances add in {word(quotas._VALID_SECONDS)} seconds",
-        f"not before {quotas._COUNTING_SHARE} times the time that all counts",
-        f"of the last second took, at most {quotas._VALID_SECONDS} s",
     ],
     "operations.md": [
+        f"not before {quotas._COUNTING_SHARE} times the time that all counts",
+        f"of the last second took, at most {quotas._VALID_SECONDS} s",
         f"| delete rows that were settled `TIMER_RETENTION_DAYS` ago | {slices._RETENTION_INTERVAL.seconds} s |",
         f"| samples the gauges | {slices._ROW_COUNTS_INTERVAL.seconds} s |",
         f"reads the clock of the machine on SQLite | 5 s; {storage._READING_MS / 1000} s on SQLite |",
         f"[are still there](#if-the-database-file-was-deleted) | {storage._LOOKING_MS // 1000} s |",
         f"after a failed write, writes until a write succeeds | {_UPKEEP_INTERVAL.seconds} s |",
         f"while the clock was ahead](#after-a-wrong-clock) | {_UPKEEP_INTERVAL.seconds} s |",
-        f"records once {word(replay._LOOK_MS // MINUTE)} minute how old the oldest unsettled command is",
         f"A tenant has at most {audit._LINES_OF_TENANT} lines a second, and all tenants have {audit._LINES}.",
         f"Within {_UPKEEP_INTERVAL.seconds} s, `audit lines left out` then has the",
         f"by more than {clock._TOLERANCE / 1_000_000} s takes effect",
@@ -86,8 +93,6 @@ def test_numbers(page: str) -> None:
 def test_numbers_in_words() -> None:
     """An hour, a minute and so on, where the documentation has no digits."""
     assert (retention._TRUSTED_AFTER_MS, retention._TOLERANCE_MS) == (HOUR, MINUTE)
-    assert replay.MARGIN.total_seconds() * 1000 == HOUR
-    assert (backlog_gate.LONGEST_WAIT_MS, backlog_gate.RECHECK_MS) == (MINUTE, 250)
     assert postgres._MIGRATION_SECONDS * 1000 == HOUR
     assert usage._MOST_COUNTED == row_counts._LIMIT == 1_000_000
     assert (DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES) == (256 * MIB, 128 * MIB)

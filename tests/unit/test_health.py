@@ -32,8 +32,7 @@ def stream_down(kind: Kind) -> Observed:
         (replace(ALL_HEALTHY, queries=DOWN), {"queries"}),
         (replace(ALL_HEALTHY, requests=DOWN), {"requests"}),
         (replace(ALL_HEALTHY, writing=DOWN), {"commands", "events", "requests"}),
-        (replace(ALL_HEALTHY, subscription=DOWN), {"commands"}),
-        (replace(ALL_HEALTHY, consumer=DOWN), {"commands"}),
+        (replace(ALL_HEALTHY, reader=DOWN), {"commands"}),
         (replace(ALL_HEALTHY, publishing=DOWN), {"events"}),
         (replace(ALL_HEALTHY, workers=DOWN), {"events"}),
         (stream_down(Kind.COMMAND), {"commands"}),
@@ -49,7 +48,7 @@ def test_each_part_stops_the_flows_that_need_it(observed: Observed, stopped: set
 
 
 CAUSES = {
-    "commands": ["broker", "COMMAND", "subscription", "reading", "writing", "DEAD_LETTER", "consumer"],
+    "commands": ["broker", "COMMAND", "reading", "writing", "DEAD_LETTER", "reader"],
     "events": ["broker", "EVENT", "publishing", "reading", "writing", "workers"],
     "queries": ["broker", "queries", "reading"],
     "requests": ["broker", "requests", "reading", "writing"],

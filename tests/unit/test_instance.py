@@ -13,7 +13,7 @@ from unittest.mock import PropertyMock, patch
 
 import pytest
 
-from tests.harness.builders import command_address, schedule_timer, scheduled
+from tests.harness.builders import cancel_timer, command_address, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker, until
 from tests.harness.reachable import reachable
@@ -26,20 +26,18 @@ from timer_service.core.due import loop as loop_module
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease
 from timer_service.core.due.loop import Pass
-from timer_service.core.intake.consumer import Consumer
-from timer_service.core.intake.installation import request_replay
+from timer_service.core.intake.backlog import BacklogGate
+from timer_service.core.intake.reader import LogReader
 from timer_service.core.ports.health import HEALTHY, Health, Publishing
-from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.clock_repair import TimedRows
-from timer_service.core.values.budget import DEFAULT_BUDGET
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
-from timer_service.core.values.message import Kind, kebab
+from timer_service.core.values.message import Kind, Position
 from timer_service.timers.store import TIMERS
 
 LANE: Lane = ("acme", "main", "pay")
 DOWN = Health.down("it is away")
 UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
-HANDLING = {"backlog", "audit", "tasks", "workflow-workers"}
+HANDLING = {"audit", "tasks", "workflow-workers"}
 FIRING = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
     *("announcements", "workflow-deadlines"),
@@ -48,8 +46,8 @@ WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "sched
 WORKING |= {"row-counts"}
 LOOPS = {"all": UPKEEP | HANDLING | WORKING, "handler": UPKEEP | HANDLING, "worker": UPKEEP | WORKING}
 TASKS_BESIDES = {
-    "all": {"consumer", "requests", "polls"},
-    "handler": {"consumer", "requests", "polls"},
+    "all": {"commands", "requests", "polls"},
+    "handler": {"commands", "requests", "polls"},
     "worker": set[str](),
 }
 FLOWS = {
@@ -59,7 +57,7 @@ FLOWS = {
 }
 ROLES = ["all", "handler", "worker"]
 REQUESTS = {"poll-tasks", "report-tasks", "renew-tasks", "get-effects"}
-WAITING = {"http", "stop", "broker-lost", "taken-over"}
+WAITING = {"http", "stop", "broker-lost"}
 
 READY = dict.fromkeys([*FLOWS["all"], "service"], "ok")
 
@@ -83,7 +81,7 @@ async def test_what_runs(new: NewInstance, role: str) -> None:
     instance = new(role=role)
     async with instance.running():
         await until(lambda: all(instance.passes(each) for each in LOOPS[role]))
-        await until(lambda: "replay" not in task_names())
+        await until(lambda: "catch-up" not in task_names())
         running = task_names()
         ready = await instance.page("/readyz")
         live = await instance.page("/livez")
@@ -96,19 +94,12 @@ async def test_what_runs(new: NewInstance, role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_what_is_served(new: NewInstance, role: str) -> None:
-    """A role that handles commands serves the queries and requests of every slice. Another one checks the database."""
+    """A role that handles commands opens their log, and serves the queries and requests of every slice."""
     instance = new(role=role)
     async with instance.running():
-        found = (set(instance.broker.queries), set(instance.broker._request_receivers), instance.broker.subscribed)
-        checked = instance.broker.checked
-    if role == "worker":
-        assert found == (set(), set(), {})
-        assert checked is not None
-        return
-    messages = {kebab(payload.type) for each in SLICES for payload in each.commands}
-    options = {"messages": messages, "alone": True, "batch_bytes": DEFAULT_BUDGET.batch}
-    assert found == ({each.name for each in QUERIES}, REQUESTS, options)
-    assert checked is None
+        broker = instance.broker
+        found = (set(broker.queries), set(broker._request_receivers), broker.stored.owner is not None)
+    assert found == ((set(), set(), False) if role == "worker" else ({each.name for each in QUERIES}, REQUESTS, True))
 
 
 async def test_disabled_workflows(new: NewInstance) -> None:
@@ -131,6 +122,7 @@ async def test_workflow(new: NewInstance) -> None:
         return json.loads((await instance.broker.request(name, "acme", json.dumps(fields).encode())).body)
 
     async with instance.running():
+        await until(lambda: instance.passes("workflow-workers") > 0)
         asked = asyncio.create_task(ask("poll-tasks", workerId="w-1", types=["order"], slots=1))
         await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
         instance.broker.send(command_address("acme", "start-workflow"), json.dumps(started).encode())
@@ -183,7 +175,7 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
     instance = new()
     found, expected = {}, {}
     async with instance.running():
-        await until(instance.app._replayed.is_set)
+        await until(instance.app._caught_up.is_set)
         app, broker = instance.app, instance.broker
         assert app._requests is not None
         faults: dict[str, tuple[AbstractContextManager[object], set[str]]] = {
@@ -191,14 +183,13 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
             "queries": (patch.object(broker, "query_health", DOWN), {"queries"}),
             "command stream": (patch.dict(broker.streams.health, {Kind.COMMAND: DOWN}), {"commands"}),
             "event stream": (patch.dict(broker.streams.health, {Kind.EVENT: DOWN}), {"events"}),
-            "subscription": (patch.object(broker.subscription, "health", DOWN), {"commands"}),
             "writing": (down(SqliteDatabase), {"commands", "events", "requests"}),
             "reading": (
                 patch.object(SqliteDatabase, "read_health", new_callable=PropertyMock, return_value=DOWN),
                 FLOWS["all"],
             ),
-            "consumer": (down(Consumer), {"commands"}),
-            "its task": (failed(app._consuming), {"commands"}),
+            "reader": (down(LogReader), {"commands"}),
+            "its task": (failed(app._reading), {"commands"}),
             "requests": (down(WorkerRequests), {"requests"}),
             "their task": (failed(app._requests._kept[0]), {"requests"}),
             "polls": (failed(app._requests._kept[1]), {"requests"}),
@@ -217,7 +208,7 @@ async def test_loops_that_fail(new: NewInstance) -> None:
     instance = new()
     found = {}
     async with instance.running():
-        await until(instance.app._replayed.is_set)
+        await until(instance.app._caught_up.is_set)
         for name in sorted(LOOPS["all"]):
             loop = instance.loop(name)
             failure, loop._failure = loop._failure, "it is away"
@@ -236,16 +227,16 @@ async def test_before_the_start(new: NewInstance, role: str) -> None:
 
 
 async def test_what_hangs(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page /livez fails and names the loops that hang, the consumer, and a connection that is not read any more."""
+    """The page /livez fails and names the loops that hang, the reader, and a connection that is not read any more."""
     instance = new()
     async with instance.running():
         await until(lambda: all(instance.passes(each) for each in LOOPS["all"]))
         instance.broker.reading = False
         monkeypatch.setattr(loop_module, "_LONGEST_PASS_SECONDS", -1000)  # any pass that has begun counts as stalled
-        monkeypatch.setattr(type(instance.app._consumer), "stalled", True)
+        monkeypatch.setattr(type(instance.app._reader), "stalled", True)
         status, page = await instance.page("/livez")
     assert status == 503
-    assert sorted(page["stalled"]) == sorted([*LOOPS["all"], "consumer", "broker-reader"])
+    assert sorted(page["stalled"]) == sorted([*LOOPS["all"], "commands", "broker-reader"])
 
 
 def end_task(_instance: Instance, name: str) -> None:
@@ -260,9 +251,8 @@ def end_task(_instance: Instance, name: str) -> None:
             lambda it: it.broker.lost.set_result("no server answers"),
             "the connection to the broker is closed and cannot be restored: no server answers",
         ),
-        (lambda it: it.broker.taken_over.set_result("stop one of them"), "stop one of them"),
         (partial(end_task, name="http"), "a task ended unexpectedly: http"),
-        (partial(end_task, name="consumer"), "a task ended unexpectedly: consumer"),
+        (partial(end_task, name="commands"), "a task ended unexpectedly: commands"),
         (partial(end_task, name="timers"), "a task ended unexpectedly: timers"),
         (partial(end_task, name="polls"), "a task ended unexpectedly: polls"),
     ],
@@ -319,72 +309,82 @@ async def test_readiness_during_the_end(new: NewInstance) -> None:
     assert (status, page["service"]) == (503, "draining")
 
 
-async def test_nothing_more_is_taken_at_the_end(new: NewInstance) -> None:
-    """At its end, an instance takes no more commands and no more requests, and answers the polls that it holds."""
+async def test_nothing_more_is_taken_at_the_end(new: NewInstance, sqlite: SqliteDatabase) -> None:
+    """At its end, an instance gives up the log and takes no more requests. It answers the polls that it holds."""
     instance = new()
     async with instance.running():
         poll = b'{"workerId": "w", "types": ["order"], "slots": 1, "waitMs": 10000}'
         asked = asyncio.create_task(instance.broker.request("poll-tasks", "acme", poll))
         await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
     assert (await asked).body == b'{"tasks":[]}'
-    assert instance.broker.steps == ["subscription closed"]
     assert not any(instance.broker._request_receivers.values())
-    instance.broker.send(command_address(), schedule_timer())
-    assert await instance.broker.subscription.next_batch(1) == []
+    assert [row["reader"] for row in await sqlite.reader.fetch("SELECT reader FROM command_log")] == [None]
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_replay(new: NewInstance, sqlite: SqliteDatabase, role: str) -> None:
-    """Until the commands since a backup are handled again, nothing fires and no task is sent. Then all goes on."""
-    await in_transaction(sqlite, lambda tx: request_replay(tx, 1))
-    held = LOOPS[role] - UPKEEP - {"backlog", "audit"}
+async def test_commands_from_before_the_start(new: NewInstance, role: str) -> None:
+    """Until it is known that these are applied, nothing fires and no task is sent. Then all goes on."""
+    held = LOOPS[role] - UPKEEP - {"audit"}
     instance = new(role=role)
+    instance.broker.stored.away = "the stream has no leader"
     async with instance.running():
         await until(lambda: all(instance.passes(each) for each in LOOPS[role] - held))
         before = {each for each in held if instance.passes(each)}
         events = instance.app.flows().get("events", HEALTHY).reason
-        steps = [each for each in instance.broker.steps if each == "replay forgotten"]
-        instance.broker.is_replayed = True
+        instance.broker.stored.away = None
         await until(lambda: all(instance.passes(each) for each in held))
-        known = await instance.app._history.installation()
         after = instance.app.flows().get("events", HEALTHY)
-    assert (before, steps) == (set(), [])
-    assert role == "handler" or "until the commands since the backup are handled again" in str(events)
-    assert (known.replay, after) == (None, HEALTHY)
-    assert instance.broker.steps.count("replay forgotten") == 1
+    assert before == set()
+    assert role == "handler" or "until the commands are handled that were stored before the start" in str(events)
+    assert after == HEALTHY
 
 
-async def test_end_during_a_replay(new: NewInstance, sqlite: SqliteDatabase, caplog: pytest.LogCaptureFixture) -> None:
-    """An instance that stops during a replay does not wait for it. The next start goes on with it."""
-    await in_transaction(sqlite, lambda tx: request_replay(tx, 1))
+async def test_cancel_from_before_the_start(new: NewInstance, sqlite: SqliteDatabase) -> None:
+    """A timer that is due does not fire if a command cancels it that was stored before the start."""
+    async with sqlite.transaction() as tx:
+        await put_timers(tx, [scheduled(call, NOW, Position(0, 1)) for call in ("call-1", "call-2")])
     instance = new()
+    instance.broker.send(command_address(message="cancel-timer"), cancel_timer("call-1"))
+    async with instance.running():
+        await until(lambda: bool(instance.broker.events))
+        await until(lambda: instance.passes("timers") > 1)
+    assert [json.loads(each.body)["payload"]["serviceCallId"] for each in instance.broker.events] == ["call-2"]
+
+
+async def test_end_before_the_first_pass(new: NewInstance, caplog: pytest.LogCaptureFixture) -> None:
+    """An instance that stops while its workers wait for commands from before the start does not wait for these."""
+    instance = new()
+    instance.broker.stored.away = "the stream has no leader"
     async with instance.running():
         pass
     assert task_names() == []
     assert [line.message for line in caplog.records if line.name == "timer_service.app.tasks"] == []
-    assert (await instance.app._history.installation()).replay is not None
-    assert "replay forgotten" not in instance.broker.steps
 
 
-async def test_outage_of_the_database_during_a_replay(
-    new: NewInstance, sqlite: SqliteDatabase, caplog: pytest.LogCaptureFixture
-) -> None:
-    """While the database is away, the end of a replay waits for it, without a traceback each second."""
-    await in_transaction(sqlite, lambda tx: request_replay(tx, 1))
-    instance = new()
-    instance.broker.is_replayed = True
-    ended, outages = instance.app._history.replay_ended, [DatabaseUnavailableError("away")] * 2
+async def test_outage_of_the_database_at_the_start(new: NewInstance, caplog: pytest.LogCaptureFixture) -> None:
+    """While the database is away, the workers wait for it, without a traceback for each look."""
+    outages = [DatabaseUnavailableError("away")] * 2
 
-    async def fail_twice() -> None:
+    async def fail_twice(_gate: BacklogGate, _now: int) -> bool:
         if outages:
             raise outages.pop()
-        await ended()
+        return True
 
-    with patch.object(instance.app._history, "replay_ended", fail_twice):
+    instance = new()
+    with patch.object(BacklogGate, "is_open", fail_twice):
         async with instance.running():
             await until(lambda: bool(instance.passes("timers")))
     assert outages == []
     assert [line.message for line in caplog.records if line.name == "timer_service.app.tasks"] == []
+
+
+async def test_dead_letter(new: NewInstance) -> None:
+    """The dead letter of a command is published at once, not at the next look of the relay."""
+    instance = new(polling_interval=3_600_000)
+    async with instance.running():
+        await until(lambda: all(instance.passes(each) for each in LOOPS["all"]))
+        instance.broker.send(command_address(), b"not JSON")
+        await until(lambda: bool(instance.broker.dead_letters))
 
 
 async def test_claims_of_a_dead_process(new: NewInstance, sqlite: SqliteDatabase) -> None:

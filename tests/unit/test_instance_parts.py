@@ -40,7 +40,6 @@ HELD = {
     "hold_ms": {11_000},
     "_keep_ms": {216_000_000},
     "_reply_prefix": {"_REPLY."},
-    "_part_bytes": {BUDGET.part},
     "_room": {BUDGET.portion},
     "_large_bytes": {BUDGET.part},
     "_claim_bytes": {BUDGET.portion},
@@ -83,7 +82,7 @@ async def test_settings(instance: Instance) -> None:
     parts = reachable(instance.app)
     found = {name: numbers(set().union(*attributes(parts, name).values())) for name in HELD}
     assert found == HELD
-    assert attributes(parts, "_most")["BatchSize"] == {7}
+    assert {each for each in parts if isinstance(each, Budget)} == {BUDGET}
     assert {each.limits.default.pending_timers for each in parts if isinstance(each, Quotas)} == {3}
     assert {each for each in parts if isinstance(each, QueryLimits)} == {QueryLimits.of(BUDGET.queries)}
     assert {each for each in parts if isinstance(each, QueueLimits)} == {QueueLimits(BUDGET.requests, BUDGET.part)}
@@ -93,7 +92,7 @@ async def test_polling_intervals(instance: Instance) -> None:
     """Loops with work that commands add poll at the configured interval, upkeep every 5 s, and the rest rarely."""
     polls = {each.name: each._poll_ms for each in instance.app._loops}
     rare = {name: 60_000 for name in polls if name.endswith("-retention")} | {"row-counts": 15_000}
-    upkeep = dict.fromkeys(("clock", "file", "database", "clock-repair", "streams", "backlog", "audit"), 5000)
+    upkeep = dict.fromkeys(("clock", "file", "database", "clock-repair", "streams", "audit"), 5000)
     assert polls == {**dict.fromkeys(polls, 1234), **rare, **upkeep}
     others = attributes(reachable(instance.app), "_poll_ms")
     assert (others["Wakeups"], others["Dispatcher"]) == ({1234}, {1234})

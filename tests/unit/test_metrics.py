@@ -30,7 +30,6 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     core.command_handled("ScheduleTimer", "scheduled", 2)
     core.command_handled("CancelTimer", "cancelled")
     core.dead_letter_stored(Code.TOO_LARGE)
-    core.dead_letter_dropped(Code.INVALID_JSON)
     core.query_answered("get-run", "answered")
     core.queries_waiting(9)
     core.claimed(7)
@@ -57,7 +56,6 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     assert value("timer_commands_received_total", type="ScheduleTimer", outcome="scheduled") == 2
     assert value("timer_commands_received_total", type="CancelTimer", outcome="cancelled") == 1
     assert value("timer_dead_letters_total", code="TOO_LARGE") == 1
-    assert value("timer_dead_letters_dropped_total", code="INVALID_JSON") == 1
     assert value("timer_queries_total", query="get-run", outcome="answered") == 1
     assert value("timer_queries_waiting") == 9
     assert value("timer_claim_batch_size_sum") == 7
@@ -106,7 +104,6 @@ def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegis
     series: list[tuple[str, dict[str, str]]] = [
         *(("timer_publish_failures_total", {"reason": reason}) for reason in ("refused", "full", "unavailable")),
         *(("timer_dead_letters_total", {"code": str(code)}) for code in Code),
-        *(("timer_dead_letters_dropped_total", {"code": str(code)}) for code in Code),
         *(("timer_commands_received_total", {"type": t, "outcome": "rejected"}) for t in ("CancelTimer", "unknown")),
         ("timer_commands_received_total", {"type": "CancelTimer", "outcome": "over_quota"}),
         ("timer_slots_not_started_total", {"reason": "busy"}),

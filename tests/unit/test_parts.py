@@ -1,5 +1,6 @@
 """What the parts of an instance get from its settings."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -10,51 +11,47 @@ import pytest
 from tests.harness.builders import command_address, schedule_timer
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
-from tests.harness.wiring import BATCH, make_parts
+from tests.harness.reading import catch_up
+from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake.route import Route
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.ports.database import Transaction
-from timer_service.core.requests.query_queue import QueryLimits
 from timer_service.core.service.retention import Retention
-from timer_service.core.values.budget import LEAST_MEMORY_BYTES, Budget
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Command
 from timer_service.timers import SLICE
 
 RETENTION = timedelta(days=1)
-BUDGET = Budget.of(LEAST_MEMORY_BYTES)
 
 
-async def test_parts_share_the_budget(sqlite: SqliteDatabase, memory_broker: MemoryBroker) -> None:
-    """The consumer, the queries and the relays get their shares of the memory budget of the instance."""
-    parts = replace(make_parts(sqlite, memory_broker, ManualClock(), RecordingMetrics()), budget=BUDGET)
-    assert parts.queries([])._turns._queue._limits == QueryLimits.of(BUDGET.queries)
-    assert parts.consumer([])._part_bytes == BUDGET.part
+async def wake_nothing() -> None:
+    """Wake no loop."""
 
 
-async def test_consumer_has_the_audit_log_of_the_instance(
+async def test_reader_has_the_audit_log_of_the_instance(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The loop of the audit log writes how many lines about rejected commands the consumer left out."""
+    """The loop of the audit log writes how many lines about rejected commands the reader left out."""
     audit = AuditLog(lambda: 0.0)
     parts = replace(make_parts(sqlite, memory_broker, ManualClock(), RecordingMetrics()), audit=audit)
     for _ in range(12):
         memory_broker.send(command_address("acme", "schedule-timer"), b"not JSON")
-    subscription = await memory_broker.subscribe()
-    await parts.consumer([]).handle(subscription, await subscription.next_batch(BATCH))
+    await catch_up(parts.reader([], wake_nothing))
     await audit.tick(NOW)
     counts = [vars(line)["count"] for line in caplog.records if line.message == "audit lines left out"]
     assert counts == [2]
 
 
-async def test_consumer_has_the_outages_of_the_instance(
+async def test_reader_has_the_outages_of_the_instance(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An outage of the database that the consumer and a loop meet is logged once."""
+    """An outage of the database that the reader and a loop meet is logged once."""
+    failed = asyncio.Event()
 
     async def fail(_tx: Transaction, _commands: Sequence[Command], _now: int) -> NoReturn:
+        failed.set()
         raise DatabaseUnavailableError("gone")
 
     async def wake(_at: int, _loop: str | None) -> None:
@@ -62,9 +59,11 @@ async def test_consumer_has_the_outages_of_the_instance(
 
     parts = make_parts(sqlite, memory_broker, ManualClock(), RecordingMetrics())
     memory_broker.send(command_address(), schedule_timer())
-    subscription = await memory_broker.subscribe()
-    consumer = parts.consumer([Route(SLICE.commands, fail, wake)])
-    await consumer.handle(subscription, await subscription.next_batch(BATCH))
+    reader = parts.reader([Route(SLICE.commands, fail, wake)], wake_nothing)
+    running = asyncio.create_task(reader.run())
+    await failed.wait()
+    await reader.stop()
+    await running
     parts.outages.record_failure("gone", loop="timers")
     lines = [line for line in caplog.records if line.message == "the database is unavailable"]
     assert [vars(line)["part"] for line in lines] == ["commands"]

@@ -8,12 +8,10 @@ import pytest
 from timer_service.core.limits import quotas as module
 from timer_service.core.limits.quotas import Admission, Excess, Quotas, Usage
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
-from timer_service.core.values.message import Position
 
 TIMERS = Usage("pending_timers", "the statement")
 RUNS = Usage("open_runs", "another statement")
 NOW = 5
-HERE = Position(1, 7)
 
 
 class Rows:
@@ -24,15 +22,12 @@ class Rows:
         self.counts: list[str] = []
         self.now = 0.0
         self.seconds = 0.0
-        self.exempt = Position(0, 0)
         self.roll_back: Callable[[], None]
         """Ends the newest transaction without a commit."""
         self.commit: Callable[[], None]
         """Commits the newest transaction that has written rows first."""
 
     async def fetch(self, _sql: str, parameters: Any = None, /) -> Sequence[Any]:
-        if parameters is None:
-            return [{f"exempt_{name}": value for name, value in self.exempt._asdict().items()}]
         assert parameters["now"] == NOW
         self.counts.append(parameters["tenant_id"])
         self.now += self.seconds
@@ -74,7 +69,7 @@ def begin(quotas: Quotas, rows: Rows) -> Admission:
 async def add(quotas: Quotas, rows: Rows, amounts: Sequence[int], tenant: str = "acme") -> list[bool]:
     """Add rows in one transaction. Return which amounts were admitted."""
     admission = begin(quotas, rows)
-    admitted = [await admission.exceeds(tenant, {TIMERS: amount}, HERE) is None for amount in amounts]
+    admitted = [await admission.exceeds(tenant, {TIMERS: amount}) is None for amount in amounts]
     rows.used += sum(amount for amount, fits in zip(amounts, admitted, strict=True) if fits)
     return admitted
 
@@ -129,7 +124,7 @@ async def test_a_transaction_that_removes_rows() -> None:
     assert await add(quotas, rows, [9, -4, 4, 1, 1, -2, 2, 1]) == [*[True] * 4, False, True, True, False]
     rows.used = 10
     failed = begin(quotas, rows)
-    assert [await failed.exceeds("acme", {TIMERS: amount}, HERE) for amount in (-5, 5)] == [None, None]
+    assert [await failed.exceeds("acme", {TIMERS: amount}) for amount in (-5, 5)] == [None, None]
     assert await add(quotas, rows, [1]) == [False]
     assert await add(quotas, rows, [-1, -1]) == [True, True]
     assert await add(quotas, rows, [2, 1]) == [True, False]
@@ -143,7 +138,7 @@ async def test_a_failed_transaction_gives_its_room_back(*, counted_before: bool)
     if counted_before:
         assert await add(quotas, rows, [1]) == [True]
     failed = begin(quotas, rows)
-    assert [await failed.exceeds("acme", {TIMERS: amount}, HERE) for amount in (4, -2, 5)] == [None] * 3
+    assert [await failed.exceeds("acme", {TIMERS: amount}) for amount in (4, -2, 5)] == [None] * 3
     rows.roll_back()
     assert await add(quotas, rows, [10 - rows.used]) == [True]
     assert rows.counts == ["acme"]
@@ -223,7 +218,7 @@ async def test_rows_that_are_written_first() -> None:
     quotas = rows.quotas()
     admission = begin(quotas, rows)
     assert await add_first(rows, admission, 8, 3)
-    assert await admission.exceeds("acme", {TIMERS: 2}, HERE) is None
+    assert await admission.exceeds("acme", {TIMERS: 2}) is None
     rows.used += 2
     rows.commit()
     assert (await add(quotas, rows, [4]), rows.counts) == ([True], ["acme"])
@@ -238,7 +233,7 @@ async def test_a_count_after_rows_were_written_first() -> None:
     rows.used = 0  # the timers fire
     admission = begin(quotas, rows)
     assert await add_first(rows, admission, 4, 3)
-    found = [await admission.exceeds("acme", {TIMERS: amount}, HERE) is None for amount in (7, 1)]
+    found = [await admission.exceeds("acme", {TIMERS: amount}) is None for amount in (7, 1)]
     assert (found, rows.counts) == ([True, False], ["acme"] * 2)
 
 
@@ -251,8 +246,8 @@ async def test_too_many_rows_to_be_written_first() -> None:
     admission = begin(quotas, rows)
     assert not await admission.reserve({"tenant-1": {TIMERS: 10}, "acme": {TIMERS: 11}})
     assert len(rows.counts) == 3, "there is too little room, so the commands are looked at one by one"
-    assert [await admission.exceeds(tenant, {TIMERS: 10}, HERE) for tenant in ("tenant-1", "acme")] == [None, None]
-    assert await admission.exceeds("tenant-1", {TIMERS: 1}, HERE) == Excess("pending_timers", 10)
+    assert [await admission.exceeds(tenant, {TIMERS: 10}) for tenant in ("tenant-1", "acme")] == [None, None]
+    assert await admission.exceeds("tenant-1", {TIMERS: 1}) == Excess("pending_timers", 10)
 
 
 async def test_rows_written_first_by_a_transaction_that_fails() -> None:
@@ -269,20 +264,8 @@ async def test_no_limit() -> None:
     """Without a limit nothing is counted and nothing is refused."""
     rows = Rows()
     rows.used = 10
-    assert await begin(rows.quotas(), rows).exceeds("globex", {TIMERS: 10**9}, HERE) is None
+    assert await begin(rows.quotas(), rows).exceeds("globex", {TIMERS: 10**9}) is None
     assert (Quotas().admission(rows, NOW), rows.counts) == (None, [])
-
-
-async def test_commands_that_are_handled_again() -> None:
-    """Commands up to the recorded position are not refused. Later ones are, until enough rows are gone."""
-    rows = Rows()
-    quotas = rows.quotas()
-    rows.exempt = Position(1, 6)
-    admission = begin(quotas, rows)
-    found = [await admission.exceeds("acme", {TIMERS: 8}, Position(1, number)) is None for number in (4, 5, 6, 7)]
-    assert found == [True, True, True, False]
-    rows.used = 24
-    assert await add(quotas, rows, [1, -8, -8, 1, 1]) == [False, True, True, True, True]
 
 
 async def test_other_instances_add_rows_too() -> None:
@@ -302,21 +285,21 @@ async def test_what_grows_without_commands() -> None:
     rows = Rows()
     quotas = rows.quotas()
     timers = TIMERS._replace(grows_alone=True)
-    assert await begin(quotas, rows).exceeds("acme", {timers: 1}, HERE) is None
+    assert await begin(quotas, rows).exceeds("acme", {timers: 1}) is None
     rows.used = 10
     rows.now = 9.9
-    assert await begin(quotas, rows).exceeds("acme", {timers: 1}, HERE) is None
+    assert await begin(quotas, rows).exceeds("acme", {timers: 1}) is None
     rows.now = 10.0
-    assert await begin(quotas, rows).exceeds("acme", {timers: 1}, HERE) == Excess("pending_timers", 10)
+    assert await begin(quotas, rows).exceeds("acme", {timers: 1}) == Excess("pending_timers", 10)
 
 
 async def test_a_command_that_exceeds_one_limit_takes_no_room() -> None:
     """If one of two limits is exceeded, the command is refused by name, and takes nothing of the other."""
     rows = Rows()
     admission = begin(rows.quotas(), rows)
-    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 2}, HERE) == Excess("open_runs", 1)
-    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 1}, HERE) is None
-    assert await admission.exceeds("acme", {TIMERS: 0, RUNS: 1}, HERE) == Excess("open_runs", 1)
+    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 2}) == Excess("open_runs", 1)
+    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 1}) is None
+    assert await admission.exceeds("acme", {TIMERS: 0, RUNS: 1}) == Excess("open_runs", 1)
 
 
 async def test_limit_of_nothing() -> None:

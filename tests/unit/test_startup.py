@@ -53,7 +53,7 @@ async def test_connection_to_the_broker(tmp_path: Path, broker: InstanceBroker) 
         "subject_prefix": "acme.timer",
         "reply_prefix": "_REPLY.",
         "manage_streams": False,
-        "retention_days": 2.5,
+        "commands_overlap": 2500,
         "nats_user": "me",
         "nats_password": "s3cret",
         **{f"nats_tls_{name}": file for name, file in files.items()},
@@ -69,7 +69,7 @@ async def test_connection_to_the_broker(tmp_path: Path, broker: InstanceBroker) 
             ),
             "reply_prefix": "_REPLY.",
             "manage_streams": False,
-            "retention": timedelta(days=2.5),
+            "overlap": timedelta(seconds=2.5),
         },
     )
 
@@ -96,7 +96,7 @@ async def test_metrics_of_the_health(tmp_path: Path, broker: InstanceBroker) -> 
     """Each scrape shows whether the broker can be used, and which flows are up."""
     found: list[tuple[float | None, set[str]]] = []
     async with open_app(config(tmp_path)) as app:
-        app._replayed.set()
+        app._caught_up.set()
         for health in (Health(), Health(usable=True, reason="a permission is denied"), Health.down("away")):
             broker.health = health
             up = {
@@ -105,7 +105,11 @@ async def test_metrics_of_the_health(tmp_path: Path, broker: InstanceBroker) -> 
                 if app._registry.get_sample_value("timer_flow_up", {"flow": flow})
             }
             found.append((app._registry.get_sample_value("timer_broker_connected"), up))
-    assert found == [(1, {"events", "queries"}), (1, set()), (0, set())]  # not subscribed to commands and requests
+    assert found == [
+        (1, {"events", "queries"}),
+        (1, set()),
+        (0, set()),
+    ]  # the log is not open
 
 
 @pytest.mark.parametrize("broken", ["health", "read_health"])

@@ -8,10 +8,8 @@ from typing import Any, cast
 import pytest
 from nats.aio.client import Client
 
-from timer_service.adapters.nats import storage as storage_module
 from timer_service.adapters.nats.faults import STORED, Answer, Fault
 from timer_service.adapters.nats.storage import Storage, check_account
-from timer_service.core.intake.rejector import redelivery_delay
 from timer_service.core.values.message import Kind
 
 MIB = 1024 * 1024
@@ -125,8 +123,3 @@ def test_refusals_of_each_kind() -> None:
     )
     assert reasons == [letters, letters, letters, letters, events, None]
     assert storage.health(Kind.EVENT, stream()).usable
-
-
-def test_a_refusal_counts_until_the_next_attempt() -> None:
-    """A rejected command whose dead letter finds no room comes again within a minute. Until then the refusal counts."""
-    assert redelivery_delay(1000).total_seconds() < storage_module._REFUSED_SECONDS

@@ -1,7 +1,6 @@
 """Spans of commands and events, recorded by an OpenTelemetry SDK."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 import pytest
 from opentelemetry import trace
@@ -11,11 +10,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
-from tests.harness.history import MemoryHistory
-from timer_service.adapters.memory import MemoryBroker
+from tests.harness.builders import raw_command
 from timer_service.adapters.tracing import Tracing
+from timer_service.core.intake.apply import Applied, Done
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.ports.broker import PUBLISHED, PublishResult, PublishStatus
-from timer_service.core.values.message import Address, Kind, Message
+from timer_service.core.ports.database import Transaction
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.message import Address, Command, Kind, Message, Trace
+from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
+from timer_service.timers.messages import CancelTimer
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -112,47 +117,58 @@ async def test_publishing_that_fails(tracing: Tracing, exporter: InMemorySpanExp
     assert [span.status.status_code for span in exporter.get_finished_spans()] == [StatusCode.ERROR] * 2
 
 
-@pytest.mark.parametrize(
-    ("settle", "failure"),
-    [
-        ("acknowledge", None),
-        ("retry", "not handled; it is delivered again after 2 s"),
-        ("terminate", "rejected; see its dead letter"),
-    ],
-)
-async def test_command(
-    tracing: Tracing, exporter: InMemorySpanExporter, memory_broker: MemoryBroker, settle: str, failure: str | None
-) -> None:
-    """A settled command has the spans `receive` and `process`, which follow the span of its sender."""
-    address = Address(Kind.COMMAND, "acme", "schedule-timer")
-    memory_broker.send(address, b"{}", {"traceparent": TRACEPARENT}, "command-1", stored_at=1_000)
-    subscription = tracing.trace_commands(await memory_broker.subscribe(MemoryHistory()))
-    batch = await subscription.next_batch(10)
-    assert exporter.get_finished_spans() == ()
-    await getattr(subscription, settle)(batch, *([timedelta(seconds=2)] if settle == "retry" else []))
+BEGAN = 5_000
+
+
+async def handle(_tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
+    raise NotImplementedError
+
+
+async def wake(_at: int, _loop: str | None) -> None:
+    """Wake no loop."""
+
+
+def done_with(raw: RawCommand, *, rejected: bool) -> Done:
+    """Return what a transaction has done that applied or rejected a command."""
+    if rejected:
+        return Done(rejected=[Rejected(raw, Rejection(Code.INVALID_JSON, "no"), None)])
+    command = Command(
+        "command-1", CancelTimer(tenant_id="acme", service_call_id="call-1"), raw.position, None, Trace(), None
+    )
+    return Done([Applied(Route((CancelTimer,), handle, wake), [raw], [command], [CommandResult("cancelled")])])
+
+
+@pytest.mark.parametrize(("rejected", "failure"), [(False, None), (True, "rejected; see its dead letter")])
+def test_command(tracing: Tracing, exporter: InMemorySpanExporter, *, rejected: bool, failure: str | None) -> None:
+    """A command that was handled has the spans `receive` and `process`, which follow the span of its sender."""
+    headers = {"traceparent": TRACEPARENT, MESSAGE_ID: "command-1"}
+    tracing.trace_commands(done_with(raw_command(headers=headers, stored_at=1_000), rejected=rejected), BEGAN)
     receive, process = exporter.get_finished_spans()
     assert (receive.name, process.name) == ("receive", "process")
     assert [ids(each.parent) for each in (receive, process)] == [(TRACE, PARENT)] * 2
     assert (receive.kind, process.kind) == (SpanKind.CONSUMER, SpanKind.CONSUMER)
-    assert (receive.start_time, receive.end_time) == (1_000, process.start_time)
+    assert (receive.start_time, receive.end_time, process.start_time) == (1_000, BEGAN, BEGAN)
     assert process.end_time is not None
-    assert process.start_time is not None
-    assert process.end_time >= process.start_time
-    assert process.status.description == failure
+    assert process.end_time >= BEGAN
+    assert (receive.status.description, process.status.description) == (None, failure)
     assert process.status.status_code is (StatusCode.UNSET if failure is None else StatusCode.ERROR)
     assert (process.attributes or {})["messaging.message.id"] == "command-1"
 
 
-async def test_command_that_is_put_back(
-    tracing: Tracing, exporter: InMemorySpanExporter, memory_broker: MemoryBroker
+@pytest.mark.parametrize("stored_at", [0, BEGAN + 1])
+def test_command_without_a_time_before_its_transaction(
+    tracing: Tracing, exporter: InMemorySpanExporter, stored_at: int
 ) -> None:
-    """A command that is handed out several times has its spans once, when it is settled."""
-    memory_broker.send(Address(Kind.COMMAND, "acme", "schedule-timer"), b"{}")
-    subscription = tracing.trace_commands(await memory_broker.subscribe(MemoryHistory()))
-    await subscription.put_back(await subscription.next_batch(10))
+    """If the time of the broker is not known, or its clock is ahead, no span ends before it begins."""
+    tracing.trace_commands(done_with(raw_command(stored_at=stored_at), rejected=False), BEGAN)
+    receive, _ = exporter.get_finished_spans()
+    assert (receive.start_time, receive.end_time) == (BEGAN, BEGAN)
+
+
+def test_commands_that_were_left(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    """A command that its transaction has left to a later one has its spans when that one has applied it."""
+    tracing.trace_commands(Done(left=[raw_command()]), BEGAN)
     assert exporter.get_finished_spans() == ()
-    await subscription.acknowledge(await subscription.next_batch(10))
-    assert [span.name for span in exporter.get_finished_spans()] == ["receive", "process"]
 
 
 def test_process_without_an_sdk() -> None:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.harness.builders import command_address
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.reading import catch_up
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -34,6 +35,10 @@ def lose_the_broker(requests: WorkerRequests) -> None:
     requests._parts.broker.health = FAULT  # type: ignore[misc]
 
 
+async def wake_nothing() -> None:
+    """Wake no loop."""
+
+
 @pytest.mark.parametrize("fail", [fail_a_request, fail_a_task, lose_the_broker])
 async def test_each_part(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, fail: Callable[[WorkerRequests], None]
@@ -52,7 +57,8 @@ async def test_a_backlog_of_commands(
 ) -> None:
     """While commands from before the start wait, no report ends a wait by the time: a command may come before."""
     parts = make_parts(sqlite, memory_broker, ManualClock(), Metrics(CollectorRegistry()))
-    position = memory_broker.send(command_address(), b"{}")
+    memory_broker.send(command_address(), b"{}")
+    reader = parts.reader([], wake_nothing)
     found: list[bool] = []
 
     async def record(*_: object, rng: object, may_time_out: bool) -> tuple[()]:
@@ -65,5 +71,5 @@ async def test_a_backlog_of_commands(
     for _ in range(2):
         handle = await requests._prepare(NOW)
         await in_transaction(sqlite, lambda tx: handle(tx, [], NOW))  # noqa: B023
-        memory_broker._log[position].settled = True
+        await catch_up(reader)
     assert found == [False, True]

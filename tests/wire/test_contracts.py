@@ -46,10 +46,9 @@ from timer_service.core.intake.rejection import Rejected
 from timer_service.core.requests.query import Queries, QueryRoute
 from timer_service.core.requests.request_intake import RequestRoute
 from timer_service.core.values.codec import decode_command, decode_envelope, encode
-from timer_service.core.values.delivery import Delivery
 from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import (
-    MAX_MESSAGE_BYTES,
     Address,
     Kind,
     Message,
@@ -58,6 +57,7 @@ from timer_service.core.values.message import (
     TenantPayload,
     kebab,
 )
+from timer_service.core.values.raw_command import RawCommand
 from timer_service.signals.events import failed_event, fired_event
 from timer_service.timers.events import timer_event
 
@@ -136,23 +136,20 @@ def read(model: type[Payload], body: bytes) -> None:
     """Read a body: a command like the service, an event like a strict client."""
     envelope = decode_envelope(body)
     if model.type in COMMANDS:
-        decode_command(delivered(envelope.tenant_id, kebab(model.type), body), envelope, COMMANDS)
+        decode_command(stored(envelope.tenant_id, kebab(model.type), body), envelope, COMMANDS)
         return
     if envelope.type != model.type or envelope.id is None or envelope.timestamp_ms is None:
         raise Rejection(Code.INVALID_ENVELOPE, "not the envelope of this event")
     model.model_validate(envelope.payload, by_alias=True, by_name=False)
 
 
-def delivered(tenant: str, message: str, body: bytes) -> Delivery:
-    return Delivery(
+def stored(tenant: str, message: str, body: bytes) -> RawCommand:
+    return RawCommand(
         address=Address(Kind.COMMAND, tenant, message),
         source=f"timer.cmd.v1.{tenant}.{message}",
-        message_id="1795240000000-42",
         body=body,
-        headers={},
+        headers=Headers(b""),
         position=Position(1_795_240_000_000, 42),
-        attempt=1,
-        handle=None,
         size=len(body),
     )
 
@@ -265,14 +262,15 @@ def sent_events() -> dict[str, Message]:
 
 
 def rejected_event(body: bytes) -> Message:
-    delivery = delivered("acme", "schedule-timer", body)
+    raw = stored("acme", "schedule-timer", body)
     envelope = None
     try:
         envelope = decode_envelope(body)
-        decode_command(delivery, envelope, COMMANDS)
+        decode_command(raw, envelope, COMMANDS)
     except Rejection as rejection:
-        _, event = Rejected(delivery, rejection, envelope).messages(NOW, MAX_MESSAGE_BYTES)
-        return event
+        event = Rejected(raw, rejection, envelope).event(NOW)
+        assert event is not None
+        return encode(event)
     raise AssertionError(body)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 import math
 import threading
 import tracemalloc
@@ -12,17 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.harness.builders import command_address, delivery, schedule_timer
-from tests.harness.clock import NOW, ManualClock
-from tests.harness.metrics import RecordingMetrics
-from timer_service.adapters.memory import MemoryBroker
+from tests.harness.builders import command_address, raw_command, schedule_timer
 from timer_service.app.slices import SLICES
-from timer_service.core.intake.attempts import Attempts
-from timer_service.core.intake.decoder import Decoded, decode, parts
-from timer_service.core.intake.newest_rejections import NewestRejections
+from timer_service.core.intake.apply import build_letters
+from timer_service.core.intake.decoder import decode, parts
 from timer_service.core.intake.rejection import Rejected
-from timer_service.core.intake.rejector import Rejector
-from timer_service.core.limits.audit import AuditLog
 from timer_service.core.ports import turns as turns_module
 from timer_service.core.values.codec import (
     MAX_BRACKETS,
@@ -31,9 +26,9 @@ from timer_service.core.values.codec import (
     decode_envelope,
     decode_usual_command,
 )
-from timer_service.core.values.delivery import Delivery
-from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Command, kebab
+from timer_service.core.values.errors import Code
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, Command, Position, kebab
+from timer_service.core.values.raw_command import RawCommand
 
 PAYLOADS = {payload.type: payload for each in SLICES for payload in each.commands}
 HEADERS = {f"{number:04}": "" for number in range(8_000)}
@@ -59,7 +54,7 @@ async def counted_turns() -> AsyncIterator[Callable[[], int]]:
     counting.cancel()
 
 
-def filled(message_type: str, before: str, unit: str, after: str) -> Delivery:
+def filled(message_type: str, before: str, unit: str, after: str) -> RawCommand:
     """Return a command of 1 MiB whose payload repeats `unit`. `{}` in it becomes a number."""
     start = f'{{"type":"{message_type}","tenantId":"acme","payload":{{{before}'
     end = f"{after}}}}}"
@@ -68,7 +63,14 @@ def filled(message_type: str, before: str, unit: str, after: str) -> Delivery:
     while (room := room - len(text := unit.replace("{}", f"{len(units):x}")) - 1) > 0:
         units.append(text)
     body = (start + ",".join(units) + end).encode()
-    return delivery(body, address=command_address("acme", kebab(message_type)))
+    return raw_command(body, address=command_address("acme", kebab(message_type)))
+
+
+async def decode_rejected(command: RawCommand) -> Rejected:
+    """Return the rejection of a command."""
+    (rejected,) = await decode([command], PAYLOADS, lambda: 0)
+    assert isinstance(rejected, Rejected)
+    return rejected
 
 
 HOSTILE = {
@@ -122,9 +124,8 @@ async def test_memory_of_a_hostile_command(name: str) -> None:
     command = filled(message_type, before, unit, after)
     tracemalloc.start()
     try:
-        decoded = await decode([command], PAYLOADS, lambda: 0)
-        (rejected,) = decoded.rejected
-        rejected.messages(NOW, MAX_MESSAGE_BYTES)
+        rejected = await decode_rejected(command)
+        rejected.letter(MAX_MESSAGE_BYTES)
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -139,8 +140,7 @@ async def test_memory_of_a_hostile_command(name: str) -> None:
 )
 async def test_most_objects(objects: int, code: str) -> None:
     """A command with too many arrays and objects is rejected before it is parsed."""
-    decoded = await decode([delivery(schedule_timer(data=[{}] * objects))], PAYLOADS, lambda: 0)
-    (rejected,) = decoded.rejected
+    rejected = await decode_rejected(raw_command(schedule_timer(data=[{}] * objects)))
     assert rejected.rejection.code is Code.TOO_LARGE
     assert code in rejected.rejection.message
 
@@ -149,8 +149,7 @@ async def test_most_objects(objects: int, code: str) -> None:
 async def test_most_fields(fields: int, faults: int) -> None:
     """Unknown fields are listed up to 20. A payload with more than 1,000 fields has one fault: their number."""
     unknown: dict[str, Any] = {f"field-{number}": 0 for number in range(fields - 1)}
-    command = schedule_timer(**unknown)
-    (rejected,) = (await decode([delivery(command)], PAYLOADS, lambda: 0)).rejected
+    rejected = await decode_rejected(raw_command(schedule_timer(**unknown)))
     assert (rejected.rejection.code, len(rejected.rejection.faults)) == (Code.INVALID_PAYLOAD, faults)
 
 
@@ -165,17 +164,14 @@ async def test_other_tasks_run_between_large_commands(monkeypatch: pytest.Monkey
     """Other tasks run before each command of 64 KiB, and after each 64 KiB of small commands. Headers count too."""
     monkeypatch.setattr(turns_module, "_LONG_SECONDS", math.inf)  # a pause on a slow machine has many turns
 
-    async def measured(batch: list[Delivery]) -> tuple[Decoded, int]:
+    async def measured(batch: list[RawCommand]) -> int:
         async with counted_turns() as turns:
-            return await decode(batch, PAYLOADS, lambda: 0), turns()
+            assert len(await decode(batch, PAYLOADS, lambda: 0)) == len(batch)
+            return turns()
 
-    large, between_large = await measured([delivery(b'"' + b"x" * 70_000 + b'"')] * 10)
-    small, between_small = await measured([delivery(schedule_timer(data="x" * 900))] * 1000)
-    headers, between_headers = await measured([delivery(b"", headers=HEADERS)] * 10)
-    assert (len(large.rejected), len(small.commands), len(headers.rejected)) == (10, 1000, 10)
-    assert between_large >= 10
-    assert 10 <= between_small <= 30
-    assert between_headers >= 9
+    assert await measured([raw_command(b'"' + b"x" * 70_000 + b'"')] * 10) >= 10
+    assert 10 <= await measured([raw_command(schedule_timer(data="x" * 900))] * 1000) <= 30
+    assert await measured([raw_command(b"", headers=HEADERS)] * 10) >= 9
 
 
 @pytest.mark.parametrize(("body", "pauses"), [(b"{", [0.02, 0.02]), (schedule_timer(), [])])
@@ -197,47 +193,40 @@ async def test_other_tasks_run_after_a_large_command_that_is_refused(
     monkeypatch.setattr(turns_module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(turns_module, "asyncio", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr("timer_service.core.intake.decoder.decode_usual_command", take_20_ms)
-    await decode([dataclasses.replace(delivery(body), size=100_000)] * 2, PAYLOADS, lambda: 0)
+    await decode([dataclasses.replace(raw_command(body), size=100_000)] * 2, PAYLOADS, lambda: 0)
     assert slept == pytest.approx(pauses)
 
 
 async def test_other_tasks_run_between_dead_letters() -> None:
     """Other tasks run while dead letters are made, before each command of 16 KiB of headers."""
-    broker = MemoryBroker()
-    rejector = Rejector(
-        broker=broker,
-        clock=ManualClock(),
-        metrics=RecordingMetrics(),
-        attempts=Attempts(),
-        audit=AuditLog(),
-        newest=NewestRejections(),
-        command_types=(),
-        reply_prefix="_INBOX",
-    )
-    for number in range(20):
-        broker.send(command_address(), b"{", HEADERS, message_id=str(number))
-    subscription = await broker.subscribe()
-    rejected = [Rejected(each, Rejection(Code.INVALID_JSON, "no"), None) for each in await subscription.next_batch(20)]
+    raw = raw_command(b"{", headers=HEADERS)
     async with counted_turns() as turns:
-        await rejector.reject(subscription, rejected)
+        letters = await build_letters([(raw, await decode_rejected(raw))] * 20, MAX_MESSAGE_BYTES)
         found = turns()
-    assert (len(broker.dead_letters), len(broker.settlements.terminated)) == (20, 20)
+    assert list(letters) == list(range(20))
     assert found >= 19
+
+
+async def test_decoding_ends_after_50_ms() -> None:
+    """Decoding ends after 50 ms, and if the clock is set back. It returns the first commands, at least one."""
+    batch = [raw_command(schedule_timer(f"call-{number}"), position=Position(1, number)) for number in range(100)]
+    found = []
+    for step in (1, 100, -1):
+        clock = itertools.count(1000, step)
+        decoded = await decode(batch, PAYLOADS, lambda clock=clock: next(clock))  # type: ignore[misc]
+        assert [each.position for each in decoded if isinstance(each, Command)] == [
+            each.position for each in batch[: len(decoded)]
+        ]
+        found.append(len(decoded))
+    assert found == [100, 4, 4]
 
 
 def test_parts_of_a_batch() -> None:
     """A batch is divided in order into parts of limited size. A single command may be larger."""
-    batch = [delivery(b"x" * size) for size in (3, 3, 4, 1, 10, 11, 2)]
-    sizes = [[len(each.body) for each in part] for part in parts(batch, 10)]
+    batch = [dataclasses.replace(raw_command(), size=size) for size in (3, 3, 4, 1, 10, 11, 2)]
+    sizes = [[each.size for each in part] for part in parts(batch, 10)]
     assert sizes == [[3, 3, 4], [1], [10], [11], [2]]
     assert list(parts([], 10)) == []
-
-
-def test_parts_count_headers() -> None:
-    """The headers of a command count for the size of a part, with the bytes between them."""
-    batch = [delivery(b"", headers={str(each): "" for each in range(10)})] * 4
-    assert batch[0].size == 50
-    assert [len(part) for part in parts(batch, 100)] == [2, 2]
 
 
 @pytest.mark.parametrize(("size", "in_threads"), [(10_000, [False]), (100_000, [True])])
@@ -252,7 +241,7 @@ async def test_large_commands_are_decoded_in_a_thread(
         return decode_usual_command(*given)
 
     monkeypatch.setattr("timer_service.core.intake.decoder.decode_usual_command", recording)
-    each = delivery(schedule_timer())
+    each = raw_command(schedule_timer())
     decoded = await decode([dataclasses.replace(each, size=size)], PAYLOADS, lambda: 0)
-    assert len(decoded.commands) == 1
+    assert isinstance(decoded[0], Command)
     assert [thread != threading.get_ident() for thread in threads] == in_threads

@@ -1,4 +1,4 @@
-"""The parts that timers, signals, runs and events share: lease, outbox, relay, consumer. It imports no driver.
+"""The parts that all slices share: the intake of commands, the lease, the outbox and its relay. It imports no driver.
 
 The states of a leased row, whatever its table calls them::
 

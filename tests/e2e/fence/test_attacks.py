@@ -205,12 +205,21 @@ def rejects(count: int) -> Iterable[RawMessage]:
 async def test_full_stream_of_dead_letters_stops_nobody(
     broker: NatsServer, b: Peer, operator: Operator, service: Service
 ) -> None:
-    """If rejected commands of A fill the stream of dead letters, B's commands are handled, and `/readyz` says it."""
+    """If rejected commands of A fill the stream of dead letters, B is served, and `/readyz` says it.
+
+    B's commands are handled and its events are published. A's other dead letters wait until the stream has room.
+    """
     await limit(operator, "TIMER_DLQ", 1_000_000)
     async with attackers(broker, 1) as (raw,):
         await measure(b, asyncio.ensure_future(raw.publish(rejects(200))))
-        assert "dead letters cannot be stored: maximum bytes exceeded" in await service.until_page("/readyz", 503)
-    assert (await b.schedule("tenant-b", "last", LONG_AFTER))["outcome"] == "scheduled"
+        assert "maximum bytes exceeded" in await service.until_page("/readyz", 503)
+    (events,) = await b.subscribe("timer.evt.v1.tenant-b.job-ready")
+    run = body("StartRun", "tenant-b", {"runId": "run", "jobs": [{"name": "job"}]})
+    await b.connection.jetstream().publish("timer.cmd.v1.tenant-b.start-run", run)
+    assert json.loads((await events.next_msg(PATIENCE_SECONDS)).data)["payload"]["runId"] == "run"
+    await limit(operator, "TIMER_DLQ", 100_000_000)
+    await service.until_page("/readyz", 200)
+    await until_messages(operator, "TIMER_DLQ", 400)
 
 
 @pytest.mark.slow
@@ -234,20 +243,20 @@ async def test_full_stream_of_commands_is_reported(
     await service.until_page("/readyz", 200)
 
 
+async def until_messages(operator: Operator, stream: str, count: int) -> int:
+    """Wait until a stream has so many messages. Return its size in bytes."""
+    js = operator.connection.jetstream()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (state := (await js.stream_info(stream)).state).messages < count:
+            await asyncio.sleep(0.02)
+    return state.bytes
+
+
 def due_timers(count: int) -> Iterable[RawMessage]:
     """Yield timers that fire at once, with large events."""
     for number in range(count):
         payload = {"serviceCallId": f"call-{number}", "dueAt": LONG_AGO, "data": "x" * 20_000}
         yield RawMessage(SCHEDULE, body("ScheduleTimer", "tenant-a", payload))
-
-
-async def full_after(operator: Operator, count: int) -> None:
-    """Wait until the stream of events has so many messages. Then limit it to what it has."""
-    js = operator.connection.jetstream()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while (state := (await js.stream_info("TIMER_EVT")).state).messages < count:
-            await asyncio.sleep(0.02)
-    await limit(operator, "TIMER_EVT", state.bytes)
 
 
 async def is_stored(operator: Operator, subject: str) -> bool:
@@ -297,7 +306,7 @@ async def test_full_stream_of_events_is_reported(
     due = "timer.evt.v1.tenant-b.due-time-reached"
     async with attackers(broker, 1) as (raw,):
         await raw.publish(due_timers(20))
-    await full_after(operator, 20)
+    await limit(operator, "TIMER_EVT", await until_messages(operator, "TIMER_EVT", 20))
     assert (await b.schedule("tenant-b", "due"))["outcome"] == "scheduled"
     page = json.loads(await service.until_page("/readyz", 503))
     assert re.match("stream TIMER_EVT is full|events cannot be stored: maximum bytes exceeded", page["events"])

@@ -344,6 +344,8 @@ API: list[tuple[str, Mapping[str, Any]]] = [
     ("CONSUMER.MSG.NEXT.TIMER_EVT_tenant-b.tenant-b", {"batch": 1, "no_wait": True}),
     ("CONSUMER.MSG.NEXT.TIMER_EVT_tenant-b.tenant-a", {"batch": 1, "no_wait": True}),
     ("CONSUMER.MSG.NEXT.TIMER_CMD.timer-service", {"batch": 1, "no_wait": True}),
+    ("CONSUMER.DELETE.TIMER_CMD.timer-service", {}),
+    ("CONSUMER.DURABLE.CREATE.TIMER_CMD.timer-service", {"durable_name": "timer-service"}),
     ("CONSUMER.INFO.TIMER_EVT_tenant-b.tenant-b", {}),
     ("CONSUMER.DELETE.TIMER_EVT_tenant-b.tenant-b", {}),
     ("CONSUMER.PAUSE.TIMER_EVT_tenant-b.tenant-b", {"pause_until": "2100-01-01T00:00:00Z"}),
@@ -353,7 +355,7 @@ API: list[tuple[str, Mapping[str, Any]]] = [
 
 
 async def test_jetstream_api_gives_no_access_to_another_tenant(a: Peer, b: Peer, operator: Operator) -> None:
-    """A cannot read, change or delete streams or the consumer of B, or create consumers, with any API request."""
+    """A cannot read, change or delete streams or a consumer of others, or create consumers, with any API request."""
     (events,) = await b.subscribe(B_EVENTS)
     await b.schedule("tenant-b", "call-1")
     await events.next_msg(PATIENCE_SECONDS)
@@ -366,6 +368,7 @@ async def test_jetstream_api_gives_no_access_to_another_tenant(a: Peer, b: Peer,
     js = operator.connection.jetstream()
     for tenant in ("tenant-a", "tenant-b"):
         assert [each.name for each in await js.consumers_info(f"TIMER_EVT_{tenant}")] == [tenant]
+    assert [each.name for each in await js.consumers_info("TIMER_CMD")] == ["timer-service"]
     consumers = await js.consumers_info("TIMER_EVT")
     assert all(each.config.durable_name is None for each in consumers)  # those of the streams of the tenants
     assert await operator.count_messages() == before

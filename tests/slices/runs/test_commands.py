@@ -314,13 +314,13 @@ async def test_everything_sent_twice(runs: RunConversation) -> None:
     assert (runs.outcomes().count("unchanged"), await runs.events_of("RunStuck")) == (4, [])
 
 
-async def test_delivered_in_reverse(runs: RunConversation) -> None:
-    """Commands that are delivered before their run is known are kept and later applied in stream order."""
-    runs.send("StartRun", jobs=jobs({"a": [], "b": ["a", {"group": "g"}]}), groups=["g"])
+async def test_published_before_the_start(runs: RunConversation) -> None:
+    """Commands that are published before their run is known are kept and applied when it starts."""
     runs.send("ReportJobStatus", jobName="a", status="success")
-    runs.send("ResolveGroup", groupName="g", jobs=jobs({"c": ["a"]}))
     runs.send("ReportJobStatus", jobName="c", status="success", outputs={"n": 1})
-    await runs.deliver_reversed()
+    runs.send("ResolveGroup", groupName="g", jobs=jobs({"c": ["a"]}))
+    runs.send("StartRun", jobs=jobs({"a": [], "b": ["a", {"group": "g"}]}), groups=["g"])
+    await runs.consume()
     assert runs.outcomes() == ["kept", "kept", "kept", "started"]
     (ready,) = await runs.events_of("JobReady")  # jobs that have already ended get none
     assert (ready["payload"]["jobName"], ready["payload"]["upstreamJobOutputs"]) == ("b", {"c": {"n": 1}})
@@ -328,11 +328,11 @@ async def test_delivered_in_reverse(runs: RunConversation) -> None:
 
 @pytest.mark.parametrize("status", ["success", "failed"])
 async def test_reports_in_reverse(runs: RunConversation, status: str) -> None:
-    """If the reports of a job are delivered in reverse, its end is recorded and the older reports are not."""
+    """If the reports of a job are published in reverse, its end is recorded and the other reports are not."""
     await runs.start({"a": [], "b": [run_after("a")]})
-    for each in ("dispatched", "running", status):
+    for each in (status, "running", "dispatched"):
         runs.send("ReportJobStatus", jobName="a", status=each)
-    await runs.deliver_reversed()
+    await runs.consume()
     assert await runs.statuses() == {"a": status, "b": "pending"}
     assert (await runs.ready(), runs.outcomes()) == (
         ["a", "b"],
@@ -361,16 +361,6 @@ async def test_cascade_through_a_job_reported_too_early(runs: RunConversation) -
     runs.send("ReportJobStatus", jobName="a", status="failed")
     await runs.report("success", "b")
     assert (await runs.skipped()).keys() == {"b", "c", "d"}
-
-
-async def test_cancel_before_start(runs: RunConversation) -> None:
-    """A run whose StartRun is delivered after a newer CancelRun is cancelled."""
-    runs.send("StartRun", jobs=jobs({"a": []}))
-    runs.send("CancelRun")
-    await runs.deliver_reversed()
-    assert (await runs.ready(), runs.outcomes()) == ([], ["cancelled", "not_found"])
-    assert (await runs.completed(), await runs.statuses()) == (["cancelled"], {"a": "cancelled"})
-    assert (await runs.start({"a": []}))["outcome"] == "unchanged"
 
 
 async def test_started_after_a_cancel(runs: RunConversation) -> None:

@@ -1,4 +1,4 @@
-"""Runs of several instances that share one PostgreSQL database."""
+"""Runs that other sessions of a PostgreSQL database have locked."""
 
 import asyncio
 
@@ -8,21 +8,6 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.runs import loader
 from timer_service.runs.rules import RunKey
-
-
-async def test_two_instances_end_siblings_at_the_same_time(
-    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """When two instances handle the last ends that a job waits for, the job becomes ready exactly once."""
-    both = [Runs(postgres, memory_broker, clock), Runs(postgres, memory_broker, clock)]
-    names = [f"run-{number}" for number in range(20)]
-    for name in names:
-        await both[0].start({"left": [], "right": [], "join": ["left", "right"]}, runId=name)
-    for name in names:
-        for job in ("left", "right"):
-            both[0].send("ReportJobStatus", runId=name, jobName=job, status="success")
-    await asyncio.gather(*(runs.consume(batch_size=1) for runs in both))
-    assert (await both[0].ready()).count("join") == len(names)
 
 
 async def test_runs_do_not_wait_for_each_other(

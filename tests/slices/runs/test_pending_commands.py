@@ -1,4 +1,4 @@
-"""Commands that are delivered before their run or their job is known."""
+"""Commands that are published before their run or their job is known."""
 
 import asyncio
 import json
@@ -92,26 +92,12 @@ async def test_drop_by_a_report_that_is_kept(runs: Runs) -> None:
     assert (reply["outcome"], await runs.statuses()) == ("kept", {"j": "drift_dropped", "k": "skipped"})
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
-async def test_start_sent_twice(runs: Runs, order: tuple[int, ...]) -> None:
-    """Commands between two equal StartRun are applied, whichever copy is delivered first."""
-    graph: dict[str, list[Any]] = {"a": [{"group": "g"}]}
-    runs.send("StartRun", jobs=jobs(graph), groups=["g"])
-    runs.send("ResolveGroup", groupName="g", jobs=[])
-    runs.send("StartRun", jobs=jobs(graph), groups=["g"])
-    runs.broker.withhold(*runs.positions)
-    await runs.deliver_in_order(*order)
-    assert (await runs.ready(), (await runs.rows("runs"))[0]["open_groups"]) == (["a"], 0)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
-async def test_cancel_between_two_equal_starts(runs: Runs, order: tuple[int, ...]) -> None:
-    """A CancelRun between two equal StartRun cancels the run, whichever copy is delivered first."""
+async def test_cancel_between_two_equal_starts(runs: Runs) -> None:
+    """A CancelRun between two equal StartRun cancels the run."""
     runs.send("StartRun", jobs=jobs({"a": []}))
     runs.send("CancelRun")
     runs.send("StartRun", jobs=jobs({"a": []}))
-    runs.broker.withhold(*runs.positions)
-    await runs.deliver_in_order(*order)
+    await runs.consume()
     assert (await runs.statuses(), await runs.completed()) == ({"a": "cancelled"}, ["cancelled"])
 
 
@@ -128,25 +114,12 @@ async def test_partly_applied_report_is_kept_beyond_the_limit(runs: Runs) -> Non
 
 
 async def test_commands_after_a_tombstone_are_kept(runs: Runs) -> None:
-    """A tombstone keeps a ResolveGroup that is newer than its CancelRun, because a newer StartRun may follow."""
+    """A ResolveGroup behind the CancelRun of an unknown run is kept, because a StartRun may follow."""
     runs.send("CancelRun")
+    runs.send("ResolveGroup", groupName="g", jobs=[])
     runs.send("StartRun", jobs=jobs({"a": [{"group": "g"}]}), groups=["g"])
-    runs.send("ResolveGroup", groupName="g", jobs=[])
-    cancel, start, resolve = 0, 1, 2
-    await runs.deliver_in_order(cancel, resolve, start)
+    await runs.consume()
     assert (await runs.ready(), runs.outcomes()) == (["a"], ["kept", "not_found", "started"])
-
-
-async def test_tombstone_removes_older_commands(runs: Runs) -> None:
-    """A CancelRun of an unknown run removes the pending commands that are older than it."""
-    runs.send("ResolveGroup", groupName="g", jobs=[])
-    runs.send("CancelRun")
-    runs.send("ReportJobStatus", jobName="a", status="success")
-    await runs.deliver_in_order(0, 2, 1)
-    (row,) = await runs.rows("run_pending_commands")
-    assert row["command_type"] == "ReportJobStatus"
-    (run,) = await runs.rows("runs")
-    assert 0 < run["pending_bytes"] < 3000
 
 
 def send_large_reports(runs: Runs, count: int) -> None:
@@ -171,7 +144,6 @@ async def test_pending_commands_are_bounded(runs: Runs) -> None:
     """Pending commands are kept up to a limit in bytes. Further commands end as `not_kept` and change nothing."""
     send_large_reports(runs, 100)
     await runs.consume()
-    await runs.deliver_again(0)
     (run,) = await runs.rows("runs")
     outcomes = [runs.reply(number)["outcome"] for number in range(100)]
     assert set(outcomes) == {"kept", "not_kept"}
@@ -181,11 +153,10 @@ async def test_pending_commands_are_bounded(runs: Runs) -> None:
 
 async def test_pending_commands_are_applied(runs: Runs) -> None:
     """Pending commands are applied when the run is started, and then deleted."""
-    runs.send("StartRun", jobs=jobs({f"job-{number}": [] for number in range(100)}))
     send_large_reports(runs, 100)
-    start, *reports = range(101)
-    await runs.deliver_in_order(*reports, start)
-    outcomes = [runs.reply(number)["outcome"] for number in reports]
+    runs.send("StartRun", jobs=jobs({f"job-{number}": [] for number in range(100)}))
+    await runs.consume()
+    outcomes = [runs.reply(number)["outcome"] for number in range(100)]
     (run,) = await runs.rows("runs")
     statuses = [row["status"] for row in await runs.rows("run_jobs")]
     assert statuses.count("success") == outcomes.count("kept") > 0
@@ -215,17 +186,13 @@ async def test_jobs_of_groups_that_wait_are_read_if_they_are_needed(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The StartRun read the jobs of all groups that waited: 260,000 stopped the event loop for 3 s and took 200 MB."""
-    groups = {"g": ["a"], "unknown": ["b"], "rejected": ["a"], "last": ["c"]}
-    for group, names in groups.items():
-        runs.send("ResolveGroup", groupName=group, jobs=jobs({name: [] for name in names}))
-    runs.send("ResolveGroup", groupName="g", jobs=jobs({"d": []}))
-    runs.send("StartRun", jobs=[], groups=["g", "rejected", "last"])
-    runs.broker.withhold(*runs.positions)
-    *_, again, start = range(6)
-    await runs.deliver_in_order(0, again, 1, 2, 3)
+    groups = [("g", "a"), ("g", "d"), ("unknown", "b"), ("rejected", "a"), ("last", "c")]
+    for group, name in groups:
+        runs.send("ResolveGroup", groupName=group, jobs=jobs({name: []}))
+    await runs.consume()
     read: list[str] = []
     monkeypatch.setattr(ResolveGroup, "model_post_init", lambda payload, _: read.append(payload.group_name))
-    await runs.deliver_in_order(start)
+    await runs.request("StartRun", jobs=[], groups=["g", "rejected", "last"])
     (run,) = await runs.rows("runs")
     assert (run["status"], run["pending_bytes"], await runs.rows("run_pending_commands")) == ("rejected", 0, [])
     assert [row["job_name"] for row in await runs.rows("run_jobs")] == ["a"]
@@ -234,9 +201,8 @@ async def test_jobs_of_groups_that_wait_are_read_if_they_are_needed(
 
 async def test_applied_command_is_deleted(runs: Runs) -> None:
     """A pending report is deleted when it is applied."""
-    runs.send("StartRun", jobs=jobs({"a": []}))
-    runs.send("ReportJobStatus", jobName="a", status="success")
-    await runs.deliver_reversed()
+    await runs.report("success", "a")
+    await runs.start({"a": []})
     assert (await runs.completed(), await runs.rows("run_pending_commands")) == (["success"], [])
 
 
@@ -370,11 +336,15 @@ async def test_reports_that_an_earlier_version_counted_otherwise(
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
 async def test_reason_of_a_skip_does_not_depend_on_the_order(runs: Runs, order: tuple[int, ...]) -> None:
     """A job that needs two dropped jobs is skipped because of the one that the report names first."""
-    runs.send("StartRun", jobs=[], groups=["g", "h"])
-    runs.send("ResolveGroup", groupName="g", jobs=jobs({"a": [], "b": [], "c": [], "last": ["a", "b", "c"]}))
-    runs.send("ReportJobStatus", jobName="of-h", status="running", droppedJobs=["c", "a", "b"])
-    runs.broker.withhold(*runs.positions)
-    await runs.deliver_in_order(*order)
+    members = jobs({"a": [], "b": [], "c": [], "last": ["a", "b", "c"]})
+    commands: list[tuple[str, dict[str, Any]]] = [
+        ("StartRun", {"jobs": [], "groups": ["g", "h"]}),
+        ("ResolveGroup", {"groupName": "g", "jobs": members}),
+        ("ReportJobStatus", {"jobName": "of-h", "status": "running", "droppedJobs": ["c", "a", "b"]}),
+    ]
+    for number in order:
+        message, fields = commands[number]
+        await runs.request(message, **fields)
     assert await runs.skipped() == {"last": "upstream_failed: c"}
 
 
@@ -384,7 +354,7 @@ class _NoRows(Admission):
     def __init__(self) -> None:
         """Count nothing."""
 
-    async def exceeds(self, _tenant: str, growth: Amounts, _position: Position | None) -> Excess | None:
+    async def exceeds(self, _tenant: str, growth: Amounts) -> Excess | None:
         return Excess("run_rows", 1) if growth[RUN_ROWS] > 0 else None
 
 

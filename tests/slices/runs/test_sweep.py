@@ -8,9 +8,7 @@ from tests.harness.runs import Runs, jobs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
-from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.message import Position
 from timer_service.runs.retention import delete_settled
 from timer_service.runs.run import SWEEP_MS
 
@@ -60,18 +58,6 @@ async def test_stuck_job_is_released(runs: Runs) -> None:
     runs.clock.advance(milliseconds=SWEEP_MS)
     await sweep(runs)
     assert (await runs.completed(), len(await runs.events_of("RunStuck"))) == (["success"], 1)
-
-
-async def test_repeated_end_causes_a_sweep(runs: Runs) -> None:
-    """A repeated end changes nothing, but makes the sweep check the run within a minute."""
-    await runs.start({"a": [], "b": ["a"]})
-    await runs.report("success", "a")
-    await runs.sql("UPDATE run_jobs SET open_needs = 1, ready_at = NULL WHERE job_name = 'b'")
-    await runs.deliver_again(1)
-    assert runs.command_wakes[-1] == runs.clock.now() + 60_000
-    runs.clock.advance(minutes=1)
-    await sweep(runs)
-    assert [each["payload"]["jobs"] for each in await runs.events_of("RunStuck")] == [["b"]]
 
 
 async def test_sweep_of_a_sound_run_changes_nothing(runs: Runs) -> None:
@@ -148,8 +134,7 @@ async def test_off_and_on(store: Database, memory_broker: MemoryBroker, clock: M
 
 
 async def test_restart_at_every_step(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """A process that is killed after any step, before its acknowledgements, leaves a consistent run to the next."""
-    sent: list[Position] = []
+    """Each process that handles one command leaves a consistent run to the next one."""
     steps: list[tuple[str, dict[str, Any]]] = [
         ("StartRun", {"jobs": jobs({"a": [], "b": ["a", {"group": "g"}], "z": [run_after("b")]}), "groups": ["g"]}),
         ("ReportJobStatus", {"jobName": "a", "status": "success"}),
@@ -159,13 +144,9 @@ async def test_restart_at_every_step(store: Database, memory_broker: MemoryBroke
         ("ReportJobStatus", {"jobName": "z", "status": "success"}),
     ]
     for message, fields in steps:
-        once = Runs(store, memory_broker, clock)
-        await once.request(message, **fields)
-        sent += once.positions
-        again = Runs(store, memory_broker, clock)
-        memory_broker.deliver(*sent)
-        await again.consume()
-        await sweep(again)
+        process = Runs(store, memory_broker, clock)
+        await process.request(message, **fields)
+        await sweep(process)
     last = Runs(store, memory_broker, clock)
     assert (await last.ready(), await last.completed()) == (["a", "c", "b", "z"], ["failed"])
     assert await last.events_of("RunStuck") == []
@@ -203,13 +184,13 @@ async def test_each_stale_job_waits_for_its_own_reports(runs: Runs) -> None:
 
 
 async def test_no_job_is_stale_while_the_broker_is_down(runs: Runs) -> None:
-    """No job becomes stale while the broker is down, because its report could not be delivered."""
+    """No job becomes stale while the broker is down, because its report could not be read."""
     await runs.request("StartRun", jobs=[{"name": "a", "staleAfterSeconds": 60}])
     runs.clock.advance(minutes=5)
-    runs.broker.health = Health.down("away")
+    runs.broker.stored.away = "away"
     await sweep(runs)
     away = await runs.statuses()
-    runs.broker.health = HEALTHY
+    runs.broker.stored.away = None
     await sweep(runs)
     assert (away, await runs.statuses()) == ({"a": "pending"}, {"a": "timed_out_stale"})
 

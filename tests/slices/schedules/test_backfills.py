@@ -151,29 +151,6 @@ async def test_outcomes(schedules: Schedules) -> None:
     assert await schedules.backfill(*span) == "not_found"
 
 
-async def test_older_than_a_delete(schedules: Schedules) -> None:
-    """A backfill that is delivered after a newer Delete has no effect, also if the schedule was put again."""
-    await schedules.put()
-    schedules.send("BackfillSchedule", from_=minutes(-2)[0], to=iso(NOW))
-    schedules.send("DeleteSchedule")
-    schedules.send("PutSchedule", every="PT1M")
-    await schedules.deliver_in_order(2, 3, 1)
-    assert schedules.reply(1)["outcome"] == "ignored_stale"
-
-
-async def test_delivered_again(schedules: Schedules) -> None:
-    """A backfill that is delivered again does nothing: while it fires, after its end, and after it was not accepted."""
-    assert await schedules.backfill(after(minutes=-2), NOW) == "not_found"
-    await schedules.put()
-    assert await schedules.backfill(after(minutes=-2), NOW) == "backfilling"
-    await schedules.deliver_again(0, 2)
-    assert len(await schedules.rows("schedule_backfills")) == 1
-    await schedules.fire_backfills()
-    await schedules.deliver_again(0, 2)
-    assert await schedules.rows("schedule_backfills") == []
-    assert schedules.outcomes() == ["backfilling", "created", "not_found", *["unchanged"] * 4]
-
-
 async def test_put_and_pause_meanwhile(schedules: Schedules) -> None:
     """A backfill keeps the definition with which it was accepted. A Put, a Pause or a Trigger does not change it."""
     await schedules.put(data=1)

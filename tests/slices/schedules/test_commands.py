@@ -111,38 +111,6 @@ async def test_trigger_of_an_ended_schedule(schedules: Schedules) -> None:
     assert len(await schedules.events_of("ScheduleFired")) == 2
 
 
-async def test_redelivered_trigger(schedules: Schedules) -> None:
-    """A trigger that is delivered again after its event was published does nothing."""
-    await schedules.put()
-    await schedules.about("Trigger")
-    await schedules.publish()
-    schedules.broker.events.clear()
-    await schedules.deliver_again(1)
-    assert schedules.outcomes() == ["created", "triggered", "unchanged"]
-    assert await schedules.events_of("ScheduleFired") == []
-
-
-async def test_trigger_redelivered_after_a_late_put(schedules: Schedules) -> None:
-    """A trigger that is delivered again does not fire the definition of an older Put that was delivered after it."""
-    await schedules.put(data="first")
-    schedules.send("PutSchedule", every="PT1M", data="second")
-    schedules.send("TriggerSchedule")
-    await schedules.deliver_in_order(2, 1)
-    await schedules.publish()
-    await schedules.deliver_again(2)
-    assert [each["payload"]["data"] for each in await schedules.events_of("ScheduleFired")] == ["first"]
-    assert schedules.outcomes() == ["created", "triggered", "unchanged", "updated"]
-
-
-async def test_trigger_redelivered_after_the_first_put(schedules: Schedules) -> None:
-    """A trigger that found no schedule does not fire if it is delivered again after a Put."""
-    schedules.send("TriggerSchedule")
-    schedules.send("PutSchedule", every="PT1M")
-    await schedules.consume()
-    await schedules.deliver_again(0)
-    assert schedules.outcomes() == ["created", "not_found", "unchanged"]
-
-
 async def test_handled_triggers_are_forgotten(schedules: Schedules) -> None:
     """Retention forgets triggers that were handled before an instant, with its limit."""
     await schedules.put()
@@ -151,23 +119,6 @@ async def test_handled_triggers_are_forgotten(schedules: Schedules) -> None:
     async with schedules.database.transaction() as tx:
         assert await delete_settled(tx, schedules.clock.now(), 2) == 0
         assert [await delete_settled(tx, schedules.clock.now() + 1, 2) for _ in range(2)] == [2, 1]
-
-
-async def test_reversed_delivery(schedules: Schedules) -> None:
-    """Commands that are delivered newest first lead to the same schedule."""
-    sent: list[tuple[str, dict[str, Any]]] = [
-        ("Put", {"every": "PT1H"}),
-        ("Pause", {}),
-        ("Delete", {}),
-        ("Put", {"every": "PT2H"}),
-    ]
-    for verb, fields in sent:
-        schedules.send(f"{verb}Schedule", **fields)
-        schedules.clock.advance(seconds=1)
-    await schedules.deliver_reversed()
-    view = await schedules.view()
-    assert (view["status"], view["every"]) == ("active", "PT2H")
-    assert schedules.outcomes() == ["created", "ignored_stale", "ignored_stale", "ignored_stale"]
 
 
 async def test_ended_event(schedules: Schedules) -> None:
@@ -261,9 +212,10 @@ async def test_rejections(schedules: Schedules) -> None:
 
 
 async def test_old_position_in_another_epoch(schedules: Schedules) -> None:
-    """Commands of a recreated stream are newer than all commands before."""
+    """Commands of a recreated log are newer than all commands before."""
     await schedules.put()
-    schedules.broker.recreate(2)
+    schedules.broker.stored.recreate(2)
+    schedules.clock.advance(milliseconds=1)
     assert await schedules.about("Pause") == "paused"
     row = await schedules.row()
     assert Position(row["paused_epoch"], row["paused_sequence"]) == Position(2, 1)

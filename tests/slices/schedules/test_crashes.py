@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.clock import ManualClock, after, iso
+from tests.harness.clock import ManualClock, iso
 from tests.harness.schedules import Schedules, StartingSchedules
 from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
 from timer_service.adapters.memory import FEATURES, MemoryBroker
@@ -44,10 +44,10 @@ async def slots_by_id(schedules: Schedules, tenant: str) -> tuple[dict[str, set[
     return ids, slots
 
 
-async def crash_at_every_call(store: Database, point: Point, *, begin: bool) -> int:
+async def crash_at_every_call(store: Database, point: Point) -> int:
     """Crash at the first call of a kind, then at the second, until a run has no further call. Return how many it has.
 
-    `begin`: the process dies while it handles the commands; otherwise, while it fires.
+    The process dies while it fires.
     """
     broker, clock = MemoryBroker(features=FORGETFUL), ManualClock()
     for nth in itertools.count(1):
@@ -59,17 +59,11 @@ async def crash_at_every_call(store: Database, point: Point, *, begin: bool) -> 
         gate = Gate(life := Process(lambda: None), Counter())
         victim = mortal(store, broker, clock, gate)
         try:
-            if not begin:
-                await user.consume()
-            else:
-                gate.arm(crash(point, nth))
-                await victim.consume()
+            await user.consume()
             clock.advance(minutes=5)
-            if not begin:
-                gate.arm(crash(point, nth))
+            gate.arm(crash(point, nth))
             await run_everything(victim)
         except Crash:
-            broker.redeliver()
             clock.advance(milliseconds=HOLD_MS)
             clock.set(max(clock.now(), start + 5 * 60_000))
             await run_everything(user)
@@ -84,45 +78,25 @@ async def crash_at_every_call(store: Database, point: Point, *, begin: bool) -> 
     raise AssertionError
 
 
-HANDLING = [point for point in Point if "publish" not in point]
-FIRING = [point for point in Point if "reply" not in point and "settling" not in point]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", HANDLING)
-async def test_kill_before_the_acknowledgement(store: Database, point: Point) -> None:
-    """A process that dies while it handles commands: they are delivered again, and end as `unchanged` or as before."""
-    assert await crash_at_every_call(store, point, begin=True) > 0
+FIRING = [point for point in Point if "reply" not in point]
 
 
 @pytest.mark.parametrize("point", [point for point in FIRING if "commit" not in point and "publish" not in point])
 async def test_kill_in_a_pass(store: Database, point: Point) -> None:
     """A process that dies in a pass leaves its slots due, with the same ids."""
-    assert await crash_at_every_call(store, point, begin=False) > 0
+    assert await crash_at_every_call(store, point) > 0
 
 
 @pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_COMMIT])
 async def test_kill_around_the_commit(store: Database, point: Point) -> None:
     """Before the commit the slots are still due. After it the events are in the outbox."""
-    assert await crash_at_every_call(store, point, begin=False) > 0
+    assert await crash_at_every_call(store, point) > 0
 
 
 @pytest.mark.parametrize("point", [Point.BEFORE_PUBLISH, Point.AFTER_PUBLISH])
 async def test_kill_around_publishing(store: Database, point: Point) -> None:
     """An event that was published before its row was deleted is published again, under the same id."""
-    assert await crash_at_every_call(store, point, begin=False) > 0
-
-
-async def test_redelivered_put_is_unchanged(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """A Put that is delivered again after slots have fired changes nothing, although its time has passed."""
-    schedules = Schedules(store, memory_broker, clock)
-    await schedules.put(maxCount=5)
-    await schedules.advance(minutes=2)
-    before = await schedules.row()
-    await schedules.deliver_again(0)
-    assert (await schedules.row(), schedules.outcomes()) == (before, ["created", "unchanged"])
-    await schedules.advance(minutes=1)
-    assert await schedules.fired() == [iso(after(minutes=number)) for number in (1, 2, 3)]
+    assert await crash_at_every_call(store, point) > 0
 
 
 async def crash_while_starting(store: Database, point: Point) -> int:
@@ -147,7 +121,6 @@ async def crash_while_starting(store: Database, point: Point) -> int:
             clock.advance(minutes=3)
             await run_everything(victim)
         except Crash:
-            broker.redeliver()
             clock.advance(milliseconds=HOLD_MS)
             clock.set(max(clock.now(), start + 3 * 60_000))
             await run_everything(user)
@@ -168,7 +141,7 @@ async def crash_while_starting(store: Database, point: Point) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [point for point in Point if "reply" not in point and "settling" not in point])
+@pytest.mark.parametrize("point", [point for point in Point if "reply" not in point])
 async def test_kill_while_workflows_are_started(sqlite: SqliteDatabase, point: Point) -> None:
     """However a process dies, each slot and each trigger starts one workflow, or is skipped with one event."""
     assert await crash_while_starting(sqlite, point) > 0
@@ -191,7 +164,6 @@ async def crash_while_backfilling(store: Database, point: Point) -> int:
             await victim.consume()
             await victim.fire_backfills()
         except Crash:
-            broker.redeliver()
             clock.advance(milliseconds=HOLD_MS)
             await user.consume()
             await user.fire_backfills()

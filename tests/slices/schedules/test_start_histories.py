@@ -168,11 +168,9 @@ class History:
         await self.check_events()
 
     async def send(self, message_type: str, **fields: Any) -> tuple[Position, int]:
-        """Send a command and let it be handled, sometimes twice. Return its position and its time."""
+        """Send a command and let it be handled. Return its position and its time."""
         self.service.send(message_type, **fields)
         await self.service.consume()
-        if self.rng.random() < 0.2:
-            await self.service.deliver_again(self.service.sent - 1)
         return self.service.positions[-1], self.service.clock.now()
 
     async def put(self) -> None:

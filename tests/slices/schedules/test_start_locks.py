@@ -327,6 +327,7 @@ async def test_a_start_waits_briefly(starting: StartingSchedules) -> None:
 async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """Two instances fire beside commands with the same ids and keys. A slot starts one workflow, or is skipped."""
     both = [StartingSchedules(postgres, memory_broker, clock) for _ in range(2)]
+    reading = StartingSchedules(postgres, memory_broker, clock, batch_size=5)
     for number in range(200):
         start = {"type": "order", "input": number, "concurrencyKey": f"key-{number % 150}"}
         both[0].send("PutSchedule", scheduleId=f"s-{number:03}", every="PT1M", start=start)
@@ -338,7 +339,7 @@ async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBr
         both[0].send("StartWorkflow", workflowId=f"mine-{number}", type="mine", concurrencyKey=f"key-{number}")
     for each in both:
         each.worker = FiringWorker(each.parts, start_workflows)
-    await asyncio.gather(*(exhaust_again(each, clock) for each in both), *(each.consume(batch_size=5) for each in both))
+    await asyncio.gather(*(exhaust_again(each, clock) for each in both), reading.consume())
     for each in both:
         clock.advance(seconds=10)
         await exhaust(each.worker, clock.now())

@@ -39,19 +39,6 @@ async def test_retention(schedules: Schedules) -> None:
     assert (early, deleted, left) == (0, 3, ["active", "paused"])
 
 
-async def test_retention_counts_from_the_last_command(schedules: Schedules) -> None:
-    """A command without effect keeps a tombstone, so that an older PutSchedule that is delivered later still loses."""
-    schedules.send("PutSchedule", every="PT1H")
-    schedules.broker.withhold(*schedules.positions)
-    await schedules.about("Delete")
-    schedules.clock.advance(days=6)
-    await schedules.about("Delete")
-    schedules.clock.advance(days=6)
-    assert await run_retention(schedules) == 0
-    await schedules.deliver_in_order(0)
-    assert schedules.outcomes() == ["ignored_stale", "not_found", "unchanged"]
-
-
 async def test_row_counts(schedules: Schedules) -> None:
     """The gauges show active schedules, overdue ones, and those whose next slot cannot be computed."""
     for name in ("active", "paused", "broken"):

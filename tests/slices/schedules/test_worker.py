@@ -5,7 +5,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from random import Random
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
@@ -374,33 +373,6 @@ async def test_locked_rows_are_skipped(
         assert await next_at(schedules.worker, clock.now()) == clock.now() + 5
     await schedules.fire()
     assert len(await schedules.stored()) == 3
-
-
-async def test_triggers_on_two_instances(
-    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """Two triggers that two instances handle at once both fire."""
-    both = [Schedules(postgres, memory_broker, clock) for _ in range(2)]
-    await both[0].put(every="PT1H")
-    for _ in range(20):
-        both[0].send("TriggerSchedule")
-    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
-    assert len(await both[0].events_of("ScheduleFired")) == 20
-
-
-async def test_puts_of_one_new_schedule_on_two_instances(
-    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """Two instances that create a schedule at once do not overwrite each other: the newer command wins."""
-    both = [Schedules(postgres, memory_broker, clock) for _ in range(2)]
-    for number in range(30):
-        for every in ("PT1H", "PT2H"):
-            both[0].send("PutSchedule", scheduleId=f"s-{number}", every=every)
-        both[0].send("PauseSchedule", scheduleId=f"s-{number}")
-    memory_broker.shuffle(Random(1))
-    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
-    rows = await both[0].all_rows()
-    assert {(row["every_ms"], row["status"]) for row in rows} == {(7_200_000, "paused")}
 
 
 async def test_database_without_due_rows_is_not_written(

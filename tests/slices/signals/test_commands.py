@@ -165,7 +165,7 @@ async def test_transition_trigger_needs_a_work_item(signals: SignalConversation)
     assert view["triggerError"] == "workItemId: required by this kind of trigger"
 
 
-# Repeated and late commands
+# Repeated commands
 
 
 async def test_repeated_transition_makes_one_firing(signals: SignalConversation) -> None:
@@ -178,45 +178,6 @@ async def test_repeated_transition_makes_one_firing(signals: SignalConversation)
     await signals.run()
     assert (signals.fired(), len(await signals.firings_of()), len(await signals.tasks_of())) == (["signal-1"], 1, 1)
     assert signals.outcomes() == ["created", "transitioned", "unchanged", "unchanged", "unchanged"]
-
-
-async def test_transition_before_its_signal(signals: SignalConversation) -> None:
-    """A transition fires a signal even if the older CreateWorkSignal is delivered after it."""
-    signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
-    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
-    await signals.deliver_reversed()
-    await signals.run()
-    assert signals.fired() == ["signal-1"]
-
-
-@pytest.mark.parametrize(
-    ("verb", "outcome", "status"),
-    [
-        ("Pause", "created", "paused"),
-        ("Cancel", "ignored_stale", "cancelled"),
-        ("Resolve", "ignored_stale", "resolved"),
-    ],
-)
-async def test_command_before_its_signal(signals: SignalConversation, verb: str, outcome: str, status: str) -> None:
-    """A newer command that is delivered before its CreateWorkSignal keeps its effect."""
-    signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
-    signals.send(f"{verb}WorkSignal", signalId="signal-1")
-    await signals.deliver_reversed()
-    await signals.transition()
-    await signals.run()
-    answer = await signals.ask("get-signal", signalId="signal-1")
-    assert (signals.fired(), answer.get("status")) == ([], status)
-    assert signals.outcomes() == sorted([outcome, "not_found", "transitioned"])
-
-
-async def test_late_transition_counts_but_does_not_set_the_status(signals: SignalConversation) -> None:
-    """A late transition fires signals, but the newer status stays. Its outcome is `recorded`."""
-    await signals.create()
-    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
-    signals.send("TransitionWorkItem", workItemId="item-1", to="done")
-    await signals.deliver_reversed()
-    await signals.run()
-    assert (signals.fired(), signals.outcomes()) == (["signal-1"], ["created", "recorded", "transitioned"])
 
 
 # States and outcomes

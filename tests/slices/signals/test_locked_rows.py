@@ -87,15 +87,15 @@ async def test_a_locked_firing_of_a_transition_that_is_evaluated_again(
     assert await next_at(signals.evaluation, clock.now()) is None
 
 
-async def test_commands_beside_a_locked_signal(signals: Signals, locks: LockedPostgres) -> None:
-    """Only the command on a locked signal waits. Commands of its tenant and of others are handled."""
+async def test_commands_beside_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:
+    """The command on a locked signal waits, and the later ones of its tenant behind it. Other tenants are handled."""
     async with locks.locked(LOCK_SIGNAL):
         for number in range(10):
             signals.send("PauseWorkSignal", signalId=f"signal-{number}")
         signals.send("TransitionWorkItem", tenant="other", workItemId="item-1", to="blocked")
         await signals.consume()
-        assert signals.metrics.commands["PauseWorkSignal", "paused"] == 9
+        assert signals.metrics.commands["PauseWorkSignal", "paused"] == 3
         assert signals.metrics.commands["TransitionWorkItem", "transitioned"] == 11
-    signals.broker.redeliver()
+    clock.advance(seconds=1)
     await signals.consume()
     assert signals.metrics.commands["PauseWorkSignal", "paused"] == 10

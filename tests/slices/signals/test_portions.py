@@ -32,7 +32,7 @@ def record(signals: Signals) -> list[list[CommandPayload]]:
     """Return a list that gets the commands of each transaction. The clock of the handler stands still."""
     still = partial(SLICE.handle, quotas=Quotas(), monotonic=lambda: 0.0)  # type: ignore[call-arg]
     route, applied = recording_route(SLICE, signals._woken, handle=still)
-    signals.consumer = signals.parts.consumer([route])
+    signals.reader = signals.parts.reader([route], signals._wake_outbox)
     return applied
 
 
@@ -96,17 +96,21 @@ async def test_many_transitions_without_signals(signals: Signals) -> None:
 
 
 async def test_signals_with_much_data(signals: Signals) -> None:
-    """Commands on signals with more than 2 Mi characters are applied in several transactions."""
+    """Commands on signals with more than 2 Mi characters are applied in several transactions, whatever their order."""
     for number in range(100):
         spec = {"kind": "other", "text": "x" * 60_000}
-        signals.send("CreateWorkSignal", signalId=f"{number}", triggerKind="event", triggerSpec=spec)
+        signals.send("CreateWorkSignal", signalId=f"{number:02}", triggerKind="event", triggerSpec=spec)
     await signals.consume()
     applied = record(signals)
     for number in range(100):
-        signals.send("PauseWorkSignal", signalId=f"{number}")
+        signals.send("PauseWorkSignal", signalId=f"{number:02}")
     await signals.consume()
     assert [len(payloads) for payloads in applied] == [34, 34, 32]
     assert {row["status"] for row in await signals.rows("work_signals")} == {"paused"}
+    for number in reversed(range(100)):
+        signals.send("ActivateWorkSignal", signalId=f"{number:02}")
+    await signals.consume()
+    assert {row["status"] for row in await signals.rows("work_signals")} == {"active"}
 
 
 @pytest.mark.parametrize("in_one_batch", [False, True])
@@ -129,8 +133,8 @@ async def test_items_with_much_data(signals: Signals) -> None:
         for number in range(2):
             signals.send(
                 "CreateWorkSignal",
-                signalId=f"{item}-{number}",
-                workItemId=f"{item}",
+                signalId=f"{item:02}-{number}",
+                workItemId=f"{item:02}",
                 triggerKind="event",
                 triggerSpec=long_trigger(5000),
             )
@@ -138,7 +142,7 @@ async def test_items_with_much_data(signals: Signals) -> None:
     applied = record(signals)
     send = partial(signals.send, "TransitionWorkItem", to="blocked")
     for item in range(70):
-        send(workItemId=f"{item}")
+        send(workItemId=f"{item:02}")
     await signals.consume()
     assert [len(payloads) for payloads in applied] == [32, 32, 6]
 
@@ -171,7 +175,7 @@ async def test_firings_with_much_data(signals: Signals, monkeypatch: pytest.Monk
     """The firings of signals with more than 2 Mi characters are processed in several transactions, each once."""
     for number in range(100):
         spec = {"kind": "time.at", "at": iso(signals.clock.now())}
-        signals.send("CreateWorkSignal", signalId=f"{number}", triggerKind="time", triggerSpec=spec, note="x" * 2000)
+        signals.send("CreateWorkSignal", signalId=f"{number:02}", triggerKind="time", triggerSpec=spec, note="x" * 2000)
     await signals.consume()
     monkeypatch.setattr(portions, "MOST_DATA", 100_000)
     locked = record_locked_firings(monkeypatch)

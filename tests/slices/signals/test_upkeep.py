@@ -86,21 +86,6 @@ async def test_tombstones_are_deleted(signals: Signals, verb: str) -> None:
     assert (early, await run_retention(signals), await signals.rows("work_signals")) == (0, 1, [])
 
 
-async def test_retention_counts_from_the_last_command(signals: Signals) -> None:
-    """A command without effect keeps an ended signal, so that an older CreateWorkSignal still loses."""
-    signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
-    (first,) = signals.positions
-    await signals.consume()
-    await signals.about("Cancel")
-    signals.clock.advance(days=6)
-    await signals.about("Resolve")
-    signals.clock.advance(days=6)
-    await run_retention(signals)
-    signals.broker.deliver(first)
-    await signals.consume()
-    assert await signals.status() == "cancelled"
-
-
 # Row counts
 
 

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from tests.harness.builders import cancel_timer, command, retry_timer, schedule_timer
-from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.clock import NOW, after, iso
 from tests.harness.timers import Timers, always, bodies
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
-from timer_service.adapters.memory import MemoryBroker, never
-from timer_service.core.ports.database import Database
+from timer_service.adapters.memory import never
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.message import Message, Position
 
@@ -116,30 +115,6 @@ async def test_cancelled_after_it_fired(timers: Timers) -> None:
     assert (row["position_sequence"], row["confirmed_at"]) == (newest.sequence, NOW)
 
 
-async def test_older_schedule_after_the_cancel(timers: Timers) -> None:
-    """A ScheduleTimer that is delivered again after its CancelTimer does not schedule the timer again."""
-    scheduled = await timers.schedule(due_at=DUE)
-    await timers.cancel()
-    timers.broker.deliver(scheduled)
-    await timers.consume()
-    assert await fire_all(timers) == []
-    assert timers.outcomes() == {"scheduled": 1, "cancelled": 1, "ignored_stale": 1}
-
-
-@pytest.mark.parametrize("batch_size", [1, 2])
-async def test_cancel_beats_an_older_schedule(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, batch_size: int
-) -> None:
-    """A CancelTimer wins over an older ScheduleTimer that is delivered later, in the same or in the next batch."""
-    timers = Timers(store, memory_broker, clock, batch_size=batch_size)
-    scheduled = timers.send(schedule_timer(due_at=DUE))
-    cancelled = timers.send(cancel_timer(), message="cancel-timer")
-    timers.broker.deliver(cancelled, scheduled)
-    await timers.consume()
-    assert await fire_all(timers) == []
-    assert timers.outcomes() == {"not_found": 1, "ignored_stale": 1}
-
-
 async def test_scheduled_again_after_the_cancel(timers: Timers) -> None:
     """A ScheduleTimer after a CancelTimer creates a new timer with another event id and a new registration time."""
     await timers.schedule(due_at=DUE, data=1)
@@ -227,20 +202,6 @@ async def test_retried_and_refused_again(timers: Timers) -> None:
         assert (row["state"], row["attempt"], row["last_error"]) == ("Failed", MAX_ATTEMPTS, "refused")
 
 
-async def test_retry_delivered_again(timers: Timers) -> None:
-    """A redelivered RetryTimer does not retry a timer that has failed again."""
-    await timers.fail("call-1")
-    retried = await timers.retry()
-    timers.broker.refuses = always
-    for _ in range(MAX_ATTEMPTS):
-        await timers.tick()
-        timers.clock.advance(minutes=10)
-    timers.broker.deliver(retried)
-    await timers.consume()
-    assert (await timers.row())["state"] == "Failed"
-    assert timers.outcomes() == {"scheduled": 1, "retried": 1, "unchanged": 1}
-
-
 async def test_retry_of_a_timer_that_has_not_failed(timers: Timers) -> None:
     """A RetryTimer changes nothing if the timer is scheduled, reached, cancelled or unknown."""
     await timers.schedule("waits", LATER)
@@ -258,20 +219,6 @@ async def test_retry_of_a_timer_that_has_not_failed(timers: Timers) -> None:
         }
     assert [(await timers.row(call))["state"] for call in calls] == before
     assert (await timers.row("waits"))["available_at"] == LATER
-
-
-@pytest.mark.parametrize("late", ["cancel-timer", "schedule-timer"])
-async def test_retry_before_an_older_command(timers: Timers, late: str) -> None:
-    """A command that is delivered after a newer RetryTimer of a waiting timer still counts."""
-    await timers.schedule(due_at=DUE)
-    withheld = timers.send(cancel_timer() if late == "cancel-timer" else schedule_timer(due_at=LATER), message=late)
-    timers.broker.withhold(withheld)
-    await timers.retry()
-    timers.broker.deliver(withheld)
-    await timers.consume()
-    row = await timers.row()
-    wanted = ("Cancelled", DUE) if late == "cancel-timer" else ("Scheduled", LATER)
-    assert (row["state"], row["due_at"]) == wanted
 
 
 async def test_retry_does_not_end_a_claim(timers: Timers) -> None:

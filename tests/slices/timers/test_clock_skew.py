@@ -54,7 +54,7 @@ async def test_rescheduled_by_an_instance_whose_clock_is_behind(store: Database,
     """An instance whose clock is behind reschedules a timer that another instance holds. The timer fires again."""
     ours = Timers(store, memory_broker, ManualClock())
     theirs = Timers(store, memory_broker, ManualClock(after(seconds=-5)))
-    await ours.schedule(due_at=NOW)
+    await theirs.schedule(due_at=NOW)
 
     async def reschedule(_: Sequence[Message]) -> None:
         memory_broker.before_publishing = nothing

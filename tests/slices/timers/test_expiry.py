@@ -87,13 +87,11 @@ async def test_expired_before_it_is_scheduled(timers: Timers) -> None:
 
 async def test_commands_on_an_expired_timer(timers: Timers) -> None:
     """An expired timer can be scheduled again, but not cancelled or retried."""
-    first = await timers.schedule(due_at=DUE, lateBy="PT1M")
+    await timers.schedule(due_at=DUE, lateBy="PT1M")
     await fire_at(timers, EXPIRY)
-    timers.broker.deliver(first)
-    await timers.consume()
     await timers.cancel()
     await timers.retry()
-    assert timers.outcomes() == {"scheduled": 1, "unchanged": 2, "already_expired": 1}
+    assert timers.outcomes() == {"scheduled": 1, "unchanged": 1, "already_expired": 1}
     assert (await timers.row())["confirmed_at"] == EXPIRY
     later = after(hours=1)
     await timers.schedule(due_at=later)

@@ -10,20 +10,17 @@ from tests.harness.builders import cancel_timer, schedule_timer
 from tests.harness.clock import NOW, ManualClock, after
 from tests.harness.locks import LockedPostgres
 from tests.harness.timers import Timers
-from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core.due.loop import Pass
-from timer_service.core.intake.route import CommandResult, Route
-from timer_service.core.limits.quotas import Quotas
+from timer_service.core.intake.route import CommandResult
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service import clock_repair
 from timer_service.core.service.clock_repair import ClockRepair, leased_rows
 from timer_service.core.values.errors import DatabaseBlockedError
-from timer_service.core.values.message import Command, Message, Position
-from timer_service.timers import SLICE
+from timer_service.core.values.message import Command, Message
 from timer_service.timers.retention import delete_settled
 from timer_service.timers.store import TIMERS
 
@@ -37,73 +34,70 @@ def timers(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualCloc
     return Timers(locks.database, memory_broker, clock)
 
 
-def cancel(timers: Timers, *calls: str) -> list[Position]:
-    return [timers.send(cancel_timer(call), message="cancel-timer") for call in calls]
+def cancel(timers: Timers, *calls: str) -> None:
+    for call in calls:
+        timers.send(cancel_timer(call), message="cancel-timer")
 
 
-def schedule(timers: Timers, *calls: str, tenant: str = "acme", due_at: int = LATER) -> list[Position]:
-    return [timers.send(schedule_timer(call, due_at=due_at, tenant=tenant), tenant=tenant) for call in calls]
+def schedule(timers: Timers, *calls: str, tenant: str = "acme", due_at: int = LATER) -> None:
+    for call in calls:
+        timers.send(schedule_timer(call, due_at=due_at, tenant=tenant), tenant=tenant)
 
 
-async def try_again(timers: Timers) -> None:
-    timers.broker.redeliver()
+async def try_again(timers: Timers, seconds: float = 1) -> None:
+    """Handle what waits when its delay is over."""
+    timers.clock.advance(seconds=seconds)
     await timers.consume()
+
+
+async def waiting(timers: Timers) -> list[tuple[int, int]]:
+    """Return after how many seconds each set of waiting commands may be applied, and how often the first one failed."""
+    rows = await timers.database.reader.fetch("SELECT available_at, attempt FROM waiting_commands ORDER BY tenant_id")
+    return [((row["available_at"] - timers.clock.now()) // 1000, row["attempt"]) for row in rows]
 
 
 async def test_others_are_handled_beside_a_locked_row(
     timers: Timers, locks: LockedPostgres, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All commands but the one on the locked row are handled. It is retried, and handled when the row is free."""
+    """Only the command on the locked row and those of its tenant behind it wait, in their order, until it is free."""
     calls = [f"call-{number}" for number in range(20)]
     schedule(timers, *calls)
     await timers.consume()
     async with locks.locked(LOCK_TIMER.format("call-7")):
-        positions = cancel(timers, *calls)
-        others = schedule(timers, *calls, tenant="other")
+        cancel(timers, *calls)
+        schedule(timers, *calls, tenant="other")
         await timers.consume()
-        assert timers.broker.settlements.retried == [(positions[7], timedelta(seconds=1))]
-        assert timers.outcomes() == {"cancelled": 19, "scheduled": 40}
-        assert set(others) <= set(timers.broker.settlements.acknowledged)
+        assert timers.outcomes() == {"cancelled": 7, "scheduled": 40}
+        schedule(timers, "behind")
+        await timers.consume()
+        assert timers.outcomes() == {"cancelled": 7, "scheduled": 40}
     await try_again(timers)
-    assert timers.outcomes() == {"cancelled": 20, "scheduled": 40}
-    (line,) = (each for each in caplog.records if each.getMessage() == "command blocked; retrying it later")
-    assert 'in relation "timer_schedules"' in line.__dict__["reason"]
+    assert timers.outcomes() == {"cancelled": 20, "scheduled": 41}
+    reasons = [vars(each)["reason"] for each in caplog.records if each.name.startswith("timer_service.core.intake")]
+    assert reasons
+    assert all('in relation "timer_schedules"' in reason for reason in reasons)
     assert "the database is unavailable" not in caplog.text
 
 
-async def test_a_lock_that_is_held_for_long(
-    timers: Timers, locks: LockedPostgres, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The delays of a locked command grow, and no attempt counts: it is neither rejected nor handled as a suspect."""
+async def test_a_lock_that_is_held_for_long(timers: Timers, locks: LockedPostgres) -> None:
+    """The delays of a locked command grow to a minute. No attempt counts, and it is no dead letter."""
     schedule(timers, "call-1")
     await timers.consume()
-    async with locks.locked(LOCK_TIMER.format("call-1")):
-        (position,) = cancel(timers, "call-1")
-        await timers.consume()
-        for _ in range(11):
-            await try_again(timers)
-    delays = [delay // timedelta(seconds=1) for _, delay in timers.broker.settlements.retried]
-    assert delays == [1, 2, 4, 8, 16, 32, *[60] * 6]
-    assert list(await timers.database.reader.fetch("SELECT 1 AS one FROM suspects")) == []
-    await try_again(timers)
-    assert timers.broker.settlements.acknowledged[-1] == position
-    assert timers.broker.dead_letters == []
-    assert caplog.text.count("command blocked; retrying it later") == 12
-
-
-async def test_the_health_beside_a_locked_row(timers: Timers, locks: LockedPostgres) -> None:
-    """One locked row is no outage: the health of commands and of the database stays good."""
-    schedule(timers, "call-1")
-    await timers.consume()
+    found = []
     async with locks.locked(LOCK_TIMER.format("call-1")):
         cancel(timers, "call-1")
         await timers.consume()
-        await try_again(timers)
-        assert (timers.consumer.health, timers.database.health) == (HEALTHY, HEALTHY)
+        for _ in range(12):
+            ((delay, attempt),) = await waiting(timers)
+            found.append((delay, attempt))
+            await try_again(timers, delay)
+    assert found == [(delay, 0) for delay in (1, 2, 4, 8, 16, 32, *[60] * 6)]
+    await try_again(timers, 60)
+    assert (timers.outcomes(), timers.broker.dead_letters) == ({"scheduled": 1, "cancelled": 1}, [])
 
 
-async def test_the_health_if_rows_are_locked_one_after_the_other(timers: Timers, locks: LockedPostgres) -> None:
-    """Locked rows with handled commands between them are no outage, however many there have been."""
+async def test_the_health_beside_locked_rows(timers: Timers, locks: LockedPostgres) -> None:
+    """Locked rows are no outage: the health of commands and of the database stays good."""
     calls = ["call-1", "call-2", "call-3"]
     schedule(timers, *calls)
     await timers.consume()
@@ -112,41 +106,42 @@ async def test_the_health_if_rows_are_locked_one_after_the_other(timers: Timers,
         async with locks.locked(LOCK_TIMER.format(call)):
             cancel(timers, call)
             await timers.consume()
-            found.append(timers.consumer.health)
+            found += [timers.reader.health, timers.database.health]
         await try_again(timers)
     assert timers.outcomes() == {"scheduled": 3, "cancelled": 3}
-    assert found == [HEALTHY] * 3
+    assert found == [HEALTHY] * 6
 
 
-async def test_the_health_if_nothing_can_be_handled(timers: Timers, locks: LockedPostgres) -> None:
-    """If every command waits for a lock, the health of commands says so. The commands are handled afterwards."""
+async def test_a_locked_table(timers: Timers, locks: LockedPostgres) -> None:
+    """If every command waits for a lock, all of them are handled when it is released."""
     async with locks.locked("LOCK TABLE timer_schedules"):
-        schedule(timers, "call-1", "call-2", "call-3")
+        for tenant in ("acme", "other"):
+            schedule(timers, "call-1", "call-2", tenant=tenant)
         await timers.consume()
-        assert "every command waits for a lock" in (timers.consumer.health.reason or "")
-    await try_again(timers)
-    assert timers.outcomes() == {"scheduled": 3}
+        await try_again(timers)
+        assert timers.outcomes() == {}
+    await try_again(timers, 2)
+    assert timers.outcomes() == {"scheduled": 4}
 
 
 async def test_a_slow_statement(
-    timers: Timers, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    timers: Timers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A command whose statement reaches the time limit does not hold up others, and is no outage."""
+    """A command whose statement reaches the time limit does not hold up other tenants, and is no outage."""
     monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.3)
 
     async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         if any(command.tenant == "slow" for command in commands):
             await tx.fetch("SELECT pg_sleep(60)")
-        return await SLICE.handle(tx, commands, now, quotas=Quotas())
+        return await timers.handle(tx, commands, now)
 
-    parts = make_parts(timers.database, timers.broker, clock, timers.metrics)
-    timers.consumer = parts.consumer([Route(SLICE.commands, handle, timers._wake)])
+    timers.read_with(handle)
     for tenant in ("acme", "slow", "other"):
         schedule(timers, "call-1", tenant=tenant)
     await timers.consume()
     assert timers.outcomes() == {"scheduled": 2}
-    assert [delay for _, delay in timers.broker.settlements.retried] == [timedelta(seconds=1)]
-    assert (timers.consumer.health, timers.database.health) == (HEALTHY, HEALTHY)
+    assert await waiting(timers) == [(1, 0)]
+    assert (timers.reader.health, timers.database.health) == (HEALTHY, HEALTHY)
     assert "the database is unavailable" not in caplog.text
 
 

@@ -69,6 +69,7 @@ async def play(database: SqliteDatabase, seed: int) -> tuple[list[Mapping[str, A
         timers.clock.advance(milliseconds=rng.randrange(5000))
         await timers.consume()
     await timers.pass_cancellations()
+    await timers.publish()
     timers.clock.advance(minutes=3)
     while await timers.tick():
         pass
@@ -77,6 +78,7 @@ async def play(database: SqliteDatabase, seed: int) -> tuple[list[Mapping[str, A
     async with database.transaction() as tx:
         await tx.execute("DELETE FROM timer_schedules")
         await tx.execute("DELETE FROM timer_cancellations")
+        await tx.execute("DELETE FROM command_log")
     return found, timers.broker.replies, timers.broker.events, timers.metrics.commands
 
 

@@ -304,7 +304,7 @@ async def test_retries_write_inputs_in_portions(workflows: Workflows) -> None:
     tasks = await workflows.poll(slots=300)
     await workflows.ask_all(*(report(task, fail()) for task in tasks))
     route, applied = recording_route(SLICE, workflows._woken)
-    workflows.consumer = workflows.parts.consumer([route])
+    workflows.reader = workflows.parts.reader([route], workflows._wake_outbox)
     for number in range(300):
         workflows.send("RetryWorkflow", workflowId=f"w{number:03}")
     await workflows.consume()

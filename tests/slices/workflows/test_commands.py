@@ -1,4 +1,4 @@
-"""Commands on workflows: replies, concurrency keys, messages, redeliveries, limits and rejections."""
+"""Commands on workflows: replies, concurrency keys, messages, limits and rejections."""
 
 from typing import Any
 
@@ -67,8 +67,6 @@ async def test_outcomes_of_a_life(workflows: Workflows) -> None:
     ]
     (event,) = await workflows.events_of("WorkflowCancelled")
     assert event["causationId"] is not None
-    await workflows.deliver_again()
-    assert len(await workflows.events_of("WorkflowCancelled")) == 1
     assert await workflows.status() == "cancelled"
 
 
@@ -95,7 +93,6 @@ async def test_concurrency_key(workflows: Workflows) -> None:
     assert await workflows.start("c", concurrencyKey="lee") == "started"
     assert await workflows.start("d", concurrencyKey="kim", tenant="globex") == "started"
     assert await workflows.about("Cancel", "a") == "cancelled"
-    await workflows.deliver_again(1)
     assert await workflows.status("b") == "cancelled"
     assert await workflows.events_of("WorkflowCancelled", "b") == []
     assert await workflows.start("e", concurrencyKey="kim") == "started"
@@ -123,7 +120,7 @@ async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:
 
 
 async def test_messages_are_stored_once(workflows: Workflows) -> None:
-    """A message with a known position or message id is `unchanged`, also after it was taken."""
+    """A message with a known message id is `unchanged`, also after it was taken."""
     await workflows.start()
     for name in ("approval", "approval", "other"):
         workflows.send("SendToWorkflow", name=name, messageId="m-1", data=1)
@@ -131,7 +128,6 @@ async def test_messages_are_stored_once(workflows: Workflows) -> None:
     assert [workflows.reply(number)["outcome"] for number in (1, 2, 3)] == ["sent", "unchanged", "unchanged"]
     task = await workflows.take()
     await workflows.report(task, waits=[wait_for("approval")])
-    await workflows.deliver_again(1, 2)
     assert await workflows.send_to(messageId="m-1", data=2) == "unchanged"
     assert [row["taken_at"] for row in await workflows.all_rows("workflow_messages")] == [NOW]
 

@@ -54,7 +54,7 @@ class History:
     async def command(self) -> None:
         self.number += 1
         about: dict[str, Any] = {"workflowId": self.rng.choice(IDS)}
-        match self.rng.choice(["Start", "Start", "SendTo", "SendTo", "SendTo", "Cancel", "Retry", "again"]):
+        match self.rng.choice(["Start", "Start", "SendTo", "SendTo", "SendTo", "Cancel", "Retry"]):
             case "Start":
                 deadline: dict[str, Any] = self.rng.choice([{}, {}, {"deadlineIn": "PT5M"}])
                 key: dict[str, Any] = self.rng.choice([{}, {"concurrencyKey": "k"}])
@@ -62,8 +62,6 @@ class History:
             case "SendTo":
                 name = self.rng.choice(NAMES)
                 self.workflows.send("SendToWorkflow", name=name, data=f"message {self.number}", **about)
-            case "again" if self.workflows.sent:
-                await self.workflows.deliver_again(self.rng.randrange(self.workflows.sent))
             case "Cancel" if self.rng.random() < 0.3:
                 self.workflows.send("CancelWorkflow", **about)
             case _:

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
-from random import Random
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust
+from tests.harness.schedules import StartingSchedules
+from tests.harness.wiring import BATCH
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, seen, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
@@ -17,8 +18,8 @@ from timer_service.workflows import store
 
 @pytest.fixture
 def both(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> list[Workflows]:
-    """Return two instances that share a database and a broker."""
-    return [Workflows(postgres, memory_broker, clock) for _ in range(2)]
+    """Return two instances that share a database and a broker. The second one handles commands one by one."""
+    return [Workflows(postgres, memory_broker, clock, batch_size=size) for size in (BATCH, 1)]
 
 
 async def test_claims_do_not_overlap(both: list[Workflows]) -> None:
@@ -39,7 +40,6 @@ async def test_park_and_message_at_once(both: list[Workflows]) -> None:
     tasks = await both[0].poll()
     for task in tasks:
         both[1].send("SendToWorkflow", workflowId=task["workflowId"], name="approval", data=1)
-    both[1].broker.shuffle(Random(1))
 
     async def park() -> list[str]:
         return [
@@ -47,7 +47,7 @@ async def test_park_and_message_at_once(both: list[Workflows]) -> None:
             for task in sorted(tasks, key=lambda task: task["token"])
         ]
 
-    outcomes, _ = await asyncio.gather(park(), both[1].consume(batch_size=1))
+    outcomes, _ = await asyncio.gather(park(), both[1].consume())
     rows = await both[0].all_rows()
     assert Counter(row["status"] for row in rows) == {
         status: count
@@ -73,7 +73,7 @@ async def test_cancel_and_completion_at_once(both: list[Workflows]) -> None:
             for task in reversed(tasks)
         ]
 
-    outcomes, _, _ = await asyncio.gather(end(), both[1].consume(batch_size=1), exhaust(both[1].worker, now))
+    outcomes, _, _ = await asyncio.gather(end(), both[1].consume(), exhaust(both[1].worker, now))
     events = Counter(row["message"] for row in await both[0].rows("outbox"))
     statuses = Counter(row["status"] for row in await both[0].all_rows())
     assert sum(events.values()) == 40
@@ -86,30 +86,6 @@ async def test_cancel_and_completion_at_once(both: list[Workflows]) -> None:
     assert statuses["failed"] == events["workflow-failed"]
 
 
-async def test_starts_with_one_key_at_once(both: list[Workflows]) -> None:
-    """Of workflows with one concurrency key that two instances start at once, one is open."""
-    for number in range(20):
-        for key in ("kim", "lee"):
-            both[0].send("StartWorkflow", workflowId=f"{key}-{number}", type="order", concurrencyKey=key)
-    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
-    rows = await both[0].all_rows()
-    assert Counter(row["status"] for row in rows) == {"waiting": 2, "cancelled": 38}
-
-
-async def test_start_cancel_and_messages_at_once(both: list[Workflows]) -> None:
-    """Commands about one new workflow on two instances leave one row, in which the newest decides."""
-    for number in range(20):
-        about: dict[str, Any] = {"workflowId": f"w{number}"}
-        both[0].send("CancelWorkflow", **about)
-        both[0].send("SendToWorkflow", name="a", **about)
-        both[0].send("StartWorkflow", type="order", **about)
-        both[0].send("SendToWorkflow", name="b", **about)
-    both[0].broker.shuffle(Random(2))
-    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
-    rows = await both[0].all_rows()
-    assert {(row["status"], row["messages"]) for row in rows} == {("waiting", 2)}
-
-
 async def test_one_report_on_two_instances(both: list[Workflows]) -> None:
     """A report that two instances get at once is applied by one of them."""
     task = await both[0].begin()
@@ -118,25 +94,17 @@ async def test_one_report_on_two_instances(both: list[Workflows]) -> None:
     assert sorted(outcomes) == ["completed", "unchanged"]
 
 
-async def test_retries_with_one_key_at_once(both: list[Workflows]) -> None:
-    """Of failed workflows with one concurrency key that two instances retry at once, one is open."""
-    for number in range(10):
-        task = await both[0].begin(f"w{number}", concurrencyKey="kim")
-        await both[0].report(task, fail())
-    for number in range(10):
-        both[0].send("RetryWorkflow", workflowId=f"w{number}")
-    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
-    rows = await both[0].all_rows()
-    assert Counter(row["status"] for row in rows) == {"waiting": 1, "failed": 9}
-
-
 @pytest.mark.parametrize("verb", ["Start", "Retry"])
 async def test_key_that_another_instance_takes_meanwhile(
     both: list[Workflows], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verb: str
 ) -> None:
-    """If another instance takes the key after the look, the command is decided again with the rows of now."""
+    """If a slot on another instance takes the key after the look, the command is decided with the rows of now."""
     task = await both[0].begin("w0", concurrencyKey="kim")
     await both[0].report(task, fail())
+    schedules = StartingSchedules(both[0].database, both[0].broker, both[0].clock)
+    await schedules.put_start(start={"concurrencyKey": "kim"})
+    await schedules.fire()  # so that the worker waits for no commands any more
+    now = both[0].clock.advance(minutes=1)
     find, taken = store.find_holders, False
 
     async def find_before_it_is_taken(*args: Any) -> Any:
@@ -144,7 +112,7 @@ async def test_key_that_another_instance_takes_meanwhile(
         found = await find(*args)
         if not taken:
             taken = True
-            assert await both[1].start("other", concurrencyKey="kim") == "started"
+            await exhaust(schedules.worker, now)
         return found
 
     monkeypatch.setattr(store, "find_holders", find_before_it_is_taken)
@@ -155,4 +123,4 @@ async def test_key_that_another_instance_takes_meanwhile(
     both[0].send("StartWorkflow", workflowId="w2", type="order")
     await both[0].consume()
     assert [both[0].reply(number)["outcome"] for number in (1, 2)] == ["skipped_busy", "started"]
-    assert "batch failed" not in caplog.text
+    assert "transaction of commands failed" not in caplog.text

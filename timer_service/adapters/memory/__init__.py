@@ -1,7 +1,4 @@
-"""A broker inside this process, for tests and for the simulation.
-
-It delivers commands only when a test asks for them. A test can read everything that it stored and settled.
-"""
+"""A broker inside this process, for tests and for the simulation. A test can read everything that it stored."""
 
 from timer_service.adapters.memory.broker import FEATURES, MemoryBroker, Predicate, never
 

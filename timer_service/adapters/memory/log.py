@@ -24,6 +24,8 @@ class StoredLog:
     """The database to which it belongs."""
     away: str | None = None
     """Why the log cannot be read; None: it can."""
+    replaced: int = 0
+    """How often the log was recreated or rolled back. Readers must open it again then."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when commands were stored, or the log is another one."""
 
@@ -49,6 +51,7 @@ class StoredLog:
     def recreate(self, epoch: int) -> None:
         """Replace the log by an empty one. Its sequence begins at 1."""
         self.epoch, self.last_sequence = epoch, 0
+        self.replaced += 1
         self.commands.clear()
         self.changed.set()
 
@@ -56,6 +59,7 @@ class StoredLog:
         """Forget the commands behind a sequence, as if an older copy of the log was restored."""
         self.commands = [each for each in self.commands if each.position.sequence <= sequence]
         self.last_sequence = sequence
+        self.replaced += 1
         self.changed.set()
 
     def remove(self, *positions: Position) -> None:
@@ -75,7 +79,8 @@ class MemoryLog:
         self._stored = stored
         self._overlap_ns = overlap_ns
         self._cursor: LogCursor | None = None
-        self._opened_epoch = 0
+        self._opened = 0
+        """How often the log had been replaced when it was opened."""
         self._closed = False
 
     @property
@@ -88,7 +93,7 @@ class MemoryLog:
         self._check()
         stored = self._stored
         stored.owner = stored.owner or owner
-        self._opened_epoch = stored.epoch
+        self._opened = stored.replaced
         opening = self._find(cursor)
         self._cursor = opening.cursor
         return opening
@@ -99,8 +104,9 @@ class MemoryLog:
             async with asyncio.timeout(seconds):
                 while True:
                     self._stored.changed.clear()
-                    batch = self._take(limit, most_bytes)
-                    if batch.commands or self._closed:
+                    if self._closed:
+                        return LogBatch((), 0)
+                    if (batch := self._take(limit, most_bytes)).commands:
                         return batch
                     await self._stored.changed.wait()
         except TimeoutError:
@@ -114,8 +120,8 @@ class MemoryLog:
         return LogCursor(name, 0) if last is None else LogCursor(name, 0, last.position.sequence, last.stored_at)
 
     async def has_others(self, tenant: str) -> bool:
-        """Return whether the log has commands of other tenants."""
-        return any(each.address.tenant != tenant for each in self._stored.commands)
+        """Return whether the log has commands of other tenants; True if it cannot be read."""
+        return self._stored.away is not None or any(each.address.tenant != tenant for each in self._stored.commands)
 
     async def close(self) -> None:
         """Stop reading."""
@@ -130,21 +136,23 @@ class MemoryLog:
         stored = self._stored
         name = str(stored.epoch)
         if cursor is None:
-            return Opening(LogCursor(name, stored.epoch), unread=len(stored.commands))
+            first = stored.commands[0].position.sequence if stored.commands else stored.last_sequence + 1
+            return Opening(LogCursor(name, stored.epoch, first - 1), unread=len(stored.commands))
         found = stored.find(cursor.sequence)
         is_same = cursor.log == name if found is None else found.stored_at == cursor.stored_at
         if stored.last_sequence < cursor.sequence or not is_same:
             moved = LogCursor(name, max(cursor.epoch + 1, stored.epoch), 0, cursor.stored_at)
             return Opening(moved, is_other=True, unread=len(stored.commands))
         later = [each for each in stored.commands if each.position.sequence > cursor.sequence]
-        removed = stored.last_sequence - cursor.sequence - len(later)
+        was_read = cursor.sequence > 0 or cursor.stored_at == 0  # otherwise nothing of this log was
+        removed = stored.last_sequence - cursor.sequence - len(later) if was_read else 0
         return Opening(cursor._replace(log=name), removed=removed, unread=len(later))
 
     def _take(self, limit: int, most_bytes: int) -> LogBatch:
         """Return the commands behind the cursor, and move it."""
         self._check()
         cursor = self._cursor
-        if cursor is None or self._stored.epoch != self._opened_epoch or self._stored.last_sequence < cursor.sequence:
+        if cursor is None or self._stored.replaced != self._opened:
             raise LogUnavailableError("the log is another one")
         earliest = cursor.stored_at - self._overlap_ns if cursor.sequence == 0 else -1
         later = [

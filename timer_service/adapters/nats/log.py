@@ -5,6 +5,11 @@ metadata names the database of the service, so that a service with another datab
 
 What is on its way when a connection is lost counts as delivered for the server. The reply subject of each message has
 the number of the delivery, so a gap shows, and the log must be opened again.
+
+If the service and the stream are in different accounts, the server takes a command without headers and body for the end
+of the answer to a pull, and drops the rest. Then the consumer is created again behind that command, and for some time
+each request asks for a single command. The server also remembers each request for minutes, or until the inbox is
+closed.
 """
 
 import asyncio
@@ -44,24 +49,34 @@ CONSUMER = "timer-service"
 """The name of the consumer."""
 _DATABASE = "timer-service.database"
 _PULL_SECONDS = 5
+_PULL_MESSAGES = 10_000
 _LATE_SECONDS = 3
 """How long after the end of a pull its status may arrive."""
 _WRITE_SECONDS = 5
 _FRACTION = re.compile(r"\.(\d{1,9})")
+_REQUESTS = 32
+"""How many requests for a single command are open at a time."""
+_MOST_REQUESTS = 5_000
+"""How many requests one inbox gets."""
+_SINGLE_SECONDS = 10
 _ENDS = {"404", "408"}
 """The status of a pull that ended with fewer messages than it asked for."""
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
+_COMPLETED = "Batch Completed"
+"""The description of a pull that has brought all messages, but fewer bytes than it allows."""
 _NO_HEADERS = Headers(b"")
 _ERRORS = (nats.errors.Error, JetStreamError, OSError, *UNREADABLE_ANSWER)
 
 
 class _Pull(NamedTuple):
-    """A request for messages that has not ended."""
+    """One request for messages or several, that have not all ended."""
 
     inbox: str
     wanted: int
     until: float
     """When its end must have arrived, as monotonic seconds."""
+    requests: int
+    """How many requests it has. If several, each asks for a single message."""
 
 
 class NatsLog:
@@ -75,13 +90,29 @@ class NatsLog:
         self._overlap_ns = overlap // timedelta(microseconds=1) * 1000
         self._arrived = asyncio.Event()
         self._buffer: deque[RawCommand] = deque()
+        self._buffered = 0
+        """The bytes of the buffered commands."""
         self._interest: Subscription | None = None
         self._inbox = ""
         self._inbox_bytes = b""
         self._pull: _Pull | None = None
         self._pulls = 0
+        self._requests = 0
+        """How many requests the inbox was named in."""
         self._received = 0
         """How many messages of the pull have arrived."""
+        self._left = 0
+        """How many bytes may still arrive for the pull, as the server counts them. At 0 it ends without a status."""
+        self._ended = 0
+        """How many requests of the pull have ended without all their messages."""
+        self._is_cut = False
+        """Whether the server may have dropped the rest of an answer."""
+        self._single_until = 0.0
+        """Until when each request asks for a single message, as monotonic seconds."""
+        self._opened_at = LogCursor("", 0)
+        self._sequence = 0
+        """The last command that has arrived since; 0: none."""
+        self._owner = ""
         self._delivery = 0
         """The number of the last delivery."""
         self._behind = 0
@@ -102,13 +133,14 @@ class NatsLog:
         await self._leave()
         try:
             opening = await self._find(cursor)
-            await self._create_consumer(opening, owner)
+            await self._create_consumer(opening.cursor, owner)
             await self._listen()
         except StartError:
             raise
         except _ERRORS as error:
             raise LogUnavailableError(self._text(error)) from error
-        self._epoch, self._broken = opening.cursor.epoch, None
+        self._epoch, self._owner, self._broken = opening.cursor.epoch, owner, None
+        self._opened_at, self._sequence = opening.cursor, 0
         return opening
 
     async def read(self, limit: int, most_bytes: int, seconds: float) -> LogBatch:
@@ -117,10 +149,12 @@ class NatsLog:
         while not self._closed:
             if self._broken is not None:
                 raise LogUnavailableError(self._broken)
-            await self._keep_pulling(limit, most_bytes)
+            if self._is_cut or (self._requests >= _MOST_REQUESTS and self._pull is None):
+                await self._resume()
+            await self._keep_pulling(most_bytes)
             if self._buffer:
                 batch = self._take(limit, most_bytes)
-                await self._keep_pulling(limit, most_bytes)
+                await self._keep_pulling(most_bytes)
                 return batch
             if (left := until - time.monotonic()) <= 0:
                 break
@@ -156,11 +190,7 @@ class NatsLog:
         """Stop reading."""
         self._closed = True
         self._arrived.set()
-        if self._interest is not None and self._connection.client.is_connected:
-            try:
-                await self._interest.unsubscribe()
-            except _ERRORS as error:
-                log.debug("the inbox of the command log is still open", extra={"reason": error_text(error)})
+        await self._close_inbox()
 
     async def _find(self, cursor: LogCursor | None) -> Opening:
         """Look where to go on behind a cursor."""
@@ -169,11 +199,12 @@ class NatsLog:
         created_ms = nanoseconds(created) // 1_000_000
         first, last = state["first_seq"], state["last_seq"]
         if cursor is None:
-            return Opening(LogCursor(created, created_ms), unread=state["messages"])
+            return Opening(LogCursor(created, created_ms, max(first - 1, 0)), unread=state["messages"])
         if not await self._has(cursor, created, last):
             moved = LogCursor(created, max(cursor.epoch + 1, created_ms), 0, cursor.stored_at)
             return Opening(moved, is_other=True, unread=state["messages"])
-        removed = max(first - cursor.sequence - 1, 0) if cursor.sequence else 0
+        was_read = cursor.sequence > 0 or cursor.stored_at == 0  # otherwise nothing of this log was
+        removed = max(first - cursor.sequence - 1, 0) if was_read else 0
         unread = min(last - cursor.sequence, state["messages"])
         return Opening(cursor._replace(log=created), removed=removed, unread=unread)
 
@@ -194,8 +225,8 @@ class NatsLog:
         message: Mapping[str, Any] = answer["message"]
         return message
 
-    async def _create_consumer(self, opening: Opening, owner: str) -> None:
-        """Create the consumer where reading goes on. Raises `StartError` if it belongs to another database."""
+    async def _create_consumer(self, cursor: LogCursor, owner: str) -> None:
+        """Create the consumer behind a cursor. Raises `StartError` if it belongs to another database."""
         name = f"{self._stream}.{CONSUMER}"
         try:
             found = await self._request(f"CONSUMER.INFO.{name}")
@@ -214,9 +245,9 @@ class NatsLog:
             "durable_name": CONSUMER,
             "filter_subject": self._subjects.pattern(Kind.COMMAND),
             "ack_policy": "none",
-            "max_waiting": 8,
+            "max_waiting": 2 * _REQUESTS,
             "metadata": {_DATABASE: owner},
-            **self._start(opening.cursor),
+            **self._start(cursor),
         }
         body = {"stream_name": self._stream, "config": config, "action": "create"}
         await self._request(f"CONSUMER.DURABLE.CREATE.{name}", body, seconds=_WRITE_SECONDS)
@@ -236,7 +267,7 @@ class NatsLog:
     async def _listen(self) -> None:
         client = self._connection.client
         self._inbox = client.new_inbox()
-        self._pull, self._received, self._delivery, self._is_large = None, 0, 0, False
+        self._pull, self._requests, self._delivery, self._is_large, self._is_cut = None, 0, 0, False, False
         self._inbox_bytes = self._inbox.encode()
         self._interest = await client.subscribe_many(f"{self._inbox}.*", self._receive)
 
@@ -244,29 +275,56 @@ class NatsLog:
         """Forget what was received. What is still on its way belongs to another inbox."""
         self._broken = "it is being opened"
         self._buffer.clear()
-        if self._interest is not None and self._connection.client.is_connected:
-            await self._interest.unsubscribe()
-        self._interest = None
+        self._buffered = 0
+        await self._close_inbox()
 
-    async def _keep_pulling(self, limit: int, most_bytes: int) -> None:
-        """Ask for messages if none are asked for and less than a batch is buffered. So two batches are the most."""
+    async def _close_inbox(self) -> None:
+        """End the subscription. Otherwise the client would renew it after an outage."""
+        interest, self._interest = self._interest, None
+        if interest is not None:
+            try:
+                await interest.unsubscribe()
+            except _ERRORS as error:
+                log.debug("the inbox of the command log is still open", extra={"reason": error_text(error)})
+
+    async def _resume(self) -> None:
+        """Create the consumer again behind the last command that has arrived, and listen at another inbox."""
+        try:
+            await self._close_inbox()
+            sequence = self._sequence or self._opened_at.sequence
+            await self._create_consumer(self._opened_at._replace(sequence=sequence), self._owner)
+            await self._listen()
+        except _ERRORS as error:
+            self._break(self._text(error))
+
+    async def _keep_pulling(self, most_bytes: int) -> None:
+        """Ask for the bytes of a batch if nothing is asked for and less than a batch is buffered.
+
+        So at most two batches are in memory. While others publish, the server is slow to begin a pull, so each asks for
+        many messages.
+        """
         if self._pull is not None:
             if time.monotonic() > self._pull.until:
                 self._break("the broker does not answer")
             return
-        if len(self._buffer) >= limit or sum(each.size for each in self._buffer) >= most_bytes:
+        if self._buffered >= most_bytes:
             return
-        wanted = 1 if self._is_large else limit
-        ask: dict[str, int] = {"batch": wanted, "expires": _PULL_SECONDS * 1_000_000_000}
+        now = time.monotonic()
+        is_single = now < self._single_until
+        requests = _REQUESTS if is_single and not self._is_large else 1
+        batch = 1 if is_single or self._is_large else _PULL_MESSAGES
+        ask: dict[str, int] = {"batch": batch, "expires": _PULL_SECONDS * 1_000_000_000}
         if not self._is_large:
-            ask["max_bytes"] = most_bytes
+            ask["max_bytes"] = self._left = most_bytes // requests
         self._pulls += 1
-        self._received = 0
-        until = time.monotonic() + _PULL_SECONDS + _LATE_SECONDS
-        self._pull = _Pull(f"{self._inbox}.{self._pulls}", wanted, until)
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}"
+        self._requests += requests
+        self._received = self._ended = 0
+        until = now + _PULL_SECONDS + _LATE_SECONDS
+        self._pull = _Pull(f"{self._inbox}.{self._pulls}", requests * batch, until, requests)
+        subject, body = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}", json.dumps(ask).encode()
         try:
-            await self._connection.client.publish(subject, json.dumps(ask).encode(), reply=self._pull.inbox)
+            for _ in range(requests):
+                await self._connection.client.publish(subject, body, reply=self._pull.inbox)
         except nats.errors.Error as error:
             self._break(self._text(error))
 
@@ -274,6 +332,7 @@ class NatsLog:
         sizes = accumulate(each.size for each in self._buffer)
         count = max(1, sum(size <= most_bytes for size, _ in zip(sizes, range(limit), strict=False)))
         taken = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
+        self._buffered -= sum(each.size for each in taken)
         return LogBatch(taken, self._behind + len(self._buffer))
 
     def _receive(self, messages: Sequence[ReadMessage]) -> None:
@@ -293,7 +352,13 @@ class NatsLog:
                 return
             self._delivery += 1
             self._received += 1
+            self._sequence = sequence
+            if not (block or body):
+                self._receive_empty()
             headers = Headers(block) if block else _NO_HEADERS
+            size = len(subject) + len(body) + len(block)
+            self._buffered += size
+            self._left -= size + len(reply)
             source, address = _read_subject(subject)
             self._buffer.append(
                 RawCommand(  # without the names of the fields, because this is called for each command
@@ -302,27 +367,40 @@ class NatsLog:
                     body,
                     headers,
                     Position(self._epoch, sequence),
-                    len(subject) + len(body) + len(block),
+                    size,
                     stored_at,
                 )
             )
         if behind is not None:
             self._behind, self._is_large = behind, False
-        if self._pull is not None and self._received >= self._pull.wanted:
-            self._pull = None
+        self._end_pull()
         self._arrived.set()
+
+    def _receive_empty(self) -> None:
+        self._single_until = time.monotonic() + _SINGLE_SECONDS
+        if self._pull is not None and self._pull.requests == 1 and self._received < self._pull.wanted:
+            self._is_cut = True
+
+    def _end_pull(self) -> None:
+        """Forget the pull if nothing more can arrive for it."""
+        if self._pull is not None:
+            given_up = self._ended * self._pull.wanted // self._pull.requests
+            is_full = self._pull.requests == 1 and self._left == 0
+            if self._received + given_up >= self._pull.wanted or is_full:
+                self._pull = None
 
     def _receive_status(self, subject: str, headers: RawHeaders) -> None:
         code, description = headers.get("Status") or "", headers.get("Description") or ""
-        if self._pull is None or subject != self._pull.inbox or code == "100":
+        if self._pull is None or subject != self._pull.inbox or code == "100" or description == _COMPLETED:
             return
         self._arrived.set()
         if code in _ENDS or _TOO_LARGE in description:
             missing = int(headers.get("Nats-Pending-Messages") or 0)
-            if missing and self._received < self._pull.wanted - missing:
+            if self._pull.requests == 1 and missing and self._received < self._pull.wanted - missing:
                 self._break("the end of an answer is missing")
             self._is_large = _TOO_LARGE in description and self._received == 0
-            self._pull = None
+            self._ended += 1
+            self._end_pull()
         else:
             self._break(f"{code} {description}".strip())
 
@@ -331,6 +409,7 @@ class NatsLog:
         if self._broken is None:
             self._broken = reason
             self._buffer.clear()
+            self._buffered = 0
         self._arrived.set()
 
     async def _request(

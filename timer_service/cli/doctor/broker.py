@@ -43,7 +43,7 @@ _SYNC = Finding(
 async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding]:
     """Connect, and check the server, the permissions, the streams, the consumer and the clock.
 
-    `syncs`: the server is known to sync to disk before it acknowledges. `runs`: a service that should consume commands
+    `syncs`: the server is known to sync to disk before it acknowledges. `runs`: a service that should read commands
     answers on its own page.
     """
     errors: list[str] = []

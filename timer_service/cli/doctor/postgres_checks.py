@@ -96,7 +96,7 @@ def check_durability(settings: Mapping[str, Setting], server: Server) -> Iterato
             "Set full_page_writes = on in the server's configuration, unless its file system writes pages atomically.",
         ),
         "synchronous_commit": (
-            "a crash loses the last commits, and the commands in them were already acknowledged to the broker",
+            "a crash loses the last commits: their events are published twice, and reports of workers in them are lost",
             commit,
         ),
     }

@@ -26,7 +26,7 @@ WHERE tenant_id = :tenant_id AND event_id = :event_id
 
 -- name: buried_page
 -- The next buried events of a tenant, oldest first, with the start of each body: a body may have 1 MiB.
-SELECT tenant_id, event_id, SUBSTR(body, 1, 4000) AS head, added_at, attempt, last_error
+SELECT tenant_id, event_id, SUBSTR(body, 1, 4000) AS head, headers, added_at, attempt, last_error
 FROM outbox
 WHERE tenant_id = :tenant_id AND state = 'Buried' AND (added_at, event_id) > (:added_at, :event_id)
 ORDER BY added_at, event_id

@@ -45,15 +45,22 @@ class Done(NamedTuple):
 class LeftTooLateError(Exception):
     """A handler has left a command, and a later one of the same tenant was applied. The transaction must not commit."""
 
-    def __init__(self, ends: Mapping[str, int]) -> None:
+    def __init__(self, applied: Mapping[str, int]) -> None:
+        """`applied`: how many commands were applied of each tenant of which one was left."""
         super().__init__()
-        self._ends = ends
+        self._applied = applied
 
     def kept(self, decoded: Sequence[Decoded]) -> list[Decoded]:
-        """Return the commands that another transaction may apply: none that is behind a command that was left."""
-        return [
-            each for number, each in enumerate(decoded) if number < self._ends.get(each[0].address.tenant, len(decoded))
-        ]
+        """Return the commands that another transaction may apply: of each tenant the first ones, as many as fitted."""
+        left = dict(self._applied)
+        kept: list[Decoded] = []
+        for each in decoded:
+            tenant = each[0].address.tenant
+            if tenant in left:
+                left[tenant] -= 1
+            if left.get(tenant, 0) >= 0:
+                kept.append(each)
+        return kept
 
 
 class Handlers:
@@ -88,6 +95,8 @@ class Handlers:
             if route in numbers
         }
         ends = _first_left(decoded, numbers, results)
+        if ends:
+            _check_order(decoded, numbers, results, ends)
         applied = [_applied(route, decoded, numbers[route], found, ends) for route, found in results.items()]
         rejected = [
             outcome
@@ -96,7 +105,6 @@ class Handlers:
             and isinstance(outcome, Rejected)
             and number < ends.get(raw.address.tenant, len(decoded))
         ]
-        left = [raw for number, (raw, _) in enumerate(decoded) if number >= ends.get(raw.address.tenant, len(decoded))]
         if rejected:
             kept = {each.raw.position for each in rejected}
             await outbox.add_dead_letters(
@@ -129,6 +137,25 @@ def _first_left(
     return ends
 
 
+def _check_order(
+    decoded: Sequence[Decoded],
+    numbers: Mapping[Route, Sequence[int]],
+    results: Mapping[Route, Sequence[CommandResult | None]],
+    ends: Mapping[str, int],
+) -> None:
+    """Raise `LeftTooLateError` if a command was applied behind one of its tenant that was left."""
+    applied = dict.fromkeys(ends, 0)
+    is_late = False
+    for route, found in results.items():
+        for number, result in zip(numbers[route], found, strict=True):
+            tenant = decoded[number][0].address.tenant
+            if result is not None and tenant in ends:
+                applied[tenant] += 1
+                is_late = is_late or number > ends[tenant]
+    if is_late:
+        raise LeftTooLateError(applied)
+
+
 def _applied(
     route: Route,
     decoded: Sequence[Decoded],
@@ -140,8 +167,6 @@ def _applied(
     for number, result in zip(numbers, results, strict=True):
         raw, command = decoded[number]
         if ends and number >= ends.get(raw.address.tenant, len(decoded)):
-            if result is not None:
-                raise LeftTooLateError(ends)
             continue
         applied.raws.append(raw)
         applied.commands.append(command)  # type: ignore[arg-type]

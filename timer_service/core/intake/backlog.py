@@ -26,10 +26,12 @@ class Backlog:
         self._broker = broker
         self._database = database
         self._end: LogCursor | None = None
+        self._epoch: int | None = None
+        """The epoch of the log when it was first looked how far it was read."""
 
     async def begin(self) -> bool:
         """Look where the log ends now. Return False if the broker does not say it."""
-        self._end = None
+        self._end = self._epoch = None
         try:
             self._end = await self._broker.log.end()
         except LogUnavailableError as error:
@@ -53,6 +55,10 @@ class Backlog:
         if self._end.sequence == 0:
             return Position(0, 0)
         reached = await cursor.find(self._database.reader)
+        if reached is not None and reached.epoch != (self._epoch or reached.epoch):  # the end was that of another log
+            await self.begin()
+            return None
+        self._epoch = None if reached is None else reached.epoch
         if reached is None or reached.log != self._end.log or reached.sequence < self._end.sequence:
             return None
         return Position(reached.epoch, self._end.sequence)
@@ -69,7 +75,7 @@ class BacklogGate:
         self._waits_for: int | None = None
         """The outages for whose commands the gate waits; None: it does not wait."""
         self._waited_ms = 0
-        """How long the gate has waited for these, while the broker could be used."""
+        """How long the gate has waited since it was last open, while the broker could be used."""
         self._looked_at: int | None = None
 
     async def is_open(self, now: int) -> bool:
@@ -83,12 +89,12 @@ class BacklogGate:
         if self._waits_for != outages:
             if not await self._backlog.begin():
                 return False
-            self._waits_for, self._waited_ms, self._looked_at = outages, 0, None
+            self._waits_for, self._looked_at = outages, None
         self._waited_ms += 0 if self._looked_at is None else max(now - self._looked_at, 0)  # it may have been set back
         self._looked_at = now
         if self._waited_ms >= LONGEST_WAIT_MS:
             log.warning("commands from before the start or an outage are not handled; going on without them")
         elif not await self._backlog.is_applied(now):
             return False
-        self._outages, self._waits_for, self._looked_at = outages, None, None
+        self._outages, self._waits_for, self._waited_ms, self._looked_at = outages, None, 0, None
         return True

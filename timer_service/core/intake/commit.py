@@ -1,5 +1,6 @@
 """Commits: the transactions of the intake. Each applies commands, stores those that wait, and moves the cursor."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -25,6 +26,8 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.dead_letter import printable
 from timer_service.core.values.message import Message
 from timer_service.core.values.raw_command import RawCommand
+
+log = logging.getLogger(__name__)
 
 _LONGEST_ID = 200
 _NAME = attrgetter("name")
@@ -154,8 +157,11 @@ class Commits:
             self.waiting.added(new.tenant, len(new.commands), new.size, 0)
         for row, number in written.taken:
             self.waiting.applied(row.tenant, number, row.size if number == len(row.commands) else 0)
-        await self._finish(written.done)
-        self._on_done(written.done, began)
+        try:  # the commands are applied, so no error may let them be applied again
+            await self._finish(written.done)
+            self._on_done(written.done, began)
+        except Exception:
+            log.exception("the work after a commit failed; replies may be missing")
         return written.done
 
     async def _write_in_order(self, decoded: Sequence[Decoded], write: Callable[..., Awaitable[_Written]]) -> _Written:
@@ -230,8 +236,8 @@ class Commits:
 
     def _write_audit(self, group: Applied) -> None:
         for command, result in zip(group.commands, group.results, strict=True):
-            if result.name == OVER_QUOTA or command.payload.is_operator_action:
-                line = REFUSED if result.name == OVER_QUOTA else OPERATOR_ACTION
+            lines = [REFUSED] if result.name == OVER_QUOTA else []
+            for line in [*lines, OPERATOR_ACTION] if command.payload.is_operator_action else lines:
                 about = {"command_id": command.id, "type": command.payload.type, "outcome": str(result.name)}
                 self._audit.record(line, command.tenant, **about, sequence=command.position.sequence)
 

@@ -53,7 +53,7 @@ class Taken(NamedTuple):
 async def take(database: Database, reader: str, now: int) -> Taken | None:
     """Make a process the reader. Return None if another one reads."""
     rows = [] if database.exclusive else await database.reader.fetch(_SQL["find"])
-    if any(row["reader"] not in {None, reader} and row["reads_until"] >= now for row in rows):
+    if any(row["reader"] not in {None, reader} and now <= row["reads_until"] <= now + 2 * LEASE_MS for row in rows):
         return None
     return await in_transaction(database, lambda tx: _take(tx, reader, now, alone=database.exclusive))
 
@@ -63,7 +63,13 @@ async def _take(tx: Transaction, reader: str, now: int, *, alone: bool) -> Taken
     await tx.execute(_SQL["create_installation"], {"database_id": secrets.token_hex(16)})
     (before,) = await tx.fetch(_SQL["find"])
     over = before["reads_until"] + 1 if alone else now  # without another process, nobody else reads
-    values = {"reader": reader, "until": now + LEASE_MS, "now": over, "revision": before["revision"]}
+    values = {
+        "reader": reader,
+        "until": now + LEASE_MS,
+        "now": over,
+        "latest": now + 2 * LEASE_MS,
+        "revision": before["revision"],
+    }
     if not await tx.execute(_SQL["take"], values):
         return None
     (row,) = await tx.fetch(_SQL["find"])

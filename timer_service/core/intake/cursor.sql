@@ -18,12 +18,12 @@ SELECT database_id FROM installation
 SELECT log, epoch, sequence, stored_at, revision, reader, reads_until, tried, deaths FROM command_log
 
 -- name: take
--- Makes a process the reader, if there is none or its time is over. A reader that has not stopped has died: if it was applying one
+-- Makes a process the reader, if there is none, or its time is over or from a clock that was ahead. A reader that has not stopped has died: if it was applying one
 -- command alone, the death is counted.
 UPDATE command_log
 SET reader = :reader, reads_until = :until, revision = revision + 1,
     deaths = deaths + CASE WHEN reader <> :reader AND tried = 1 THEN 1 ELSE 0 END
-WHERE partition_number = 0 AND revision = :revision AND (reader IS NULL OR reader = :reader OR reads_until < :now)
+WHERE partition_number = 0 AND revision = :revision AND (reader IS NULL OR reader = :reader OR reads_until < :now OR reads_until > :latest)
 
 -- name: move
 -- Moves the cursor, if no other process has written the row since it was read.

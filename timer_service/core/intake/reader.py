@@ -158,7 +158,7 @@ class LogReader:
                 self._set_health(Health.down(str(error)))
                 await self._pause(_PAUSE_SECONDS)
             except Exception as error:  # `blame` knows every error
-                if blame(error) in OF_ENVIRONMENT:
+                if blame(error) is not Blame.COMMAND:
                     self._trouble.record_outage(error)
                 else:
                     log.exception("commands were not applied; trying again")
@@ -247,8 +247,7 @@ class LogReader:
             self._kept_at = time.monotonic()
 
     def _is_turn_of_waiting(self, batch: LogBatch) -> bool:
-        next_at = self._waiting.next_at()
-        if next_at is None or next_at > self._clock.now():
+        if not self._waiting.has_ready(self._clock.now()):
             return False
         is_far = batch.behind > FAR_BEHIND and not self._is_full
         return not is_far or time.monotonic() - self._turn_ended > _TURN_SECONDS
@@ -287,7 +286,7 @@ class LogReader:
             try:
                 done = await self._commits.of_log(decoded, later, piece[-1])
             except Exception as error:
-                if not self._may_divide(error):
+                if not self._may_divide(error) or not decoded:
                     raise
                 if len(piece) > 1:
                     size = max(1, len(piece) // 2)
@@ -318,16 +317,14 @@ class LogReader:
     async def _set_aside(self, failed: Decoded, error: Exception) -> None:
         """Store a command of the log that failed alone. It is tried again after a delay."""
         raw, command = failed
-        attempt = self._count(command, error, 0)
+        attempt = 0
+        if blame(error) is not Blame.COMMAND or isinstance(command, Rejected):  # a lock is not its fault
+            self._trouble.record_blocked(raw, error)
+        else:
+            attempt = 1
+            self._trouble.is_given_up(self._handlers.route_of(command), command, error, attempt)
         available_at = self._clock.now() + self._trouble.delay(raw.position)
         await self._commits.set_aside(raw, available_at, attempt, error_text(error))
-
-    def _count(self, command: Command | Rejected, error: Exception, attempts: int) -> int:
-        """Return how often a command has failed. A lock, or another transaction, is not its fault."""
-        if blame(error) is not Blame.COMMAND or isinstance(command, Rejected):
-            return attempts
-        self._trouble.is_given_up(self._handlers.route_of(command), command, error, attempts + 1)
-        return attempts + 1
 
     def _record(self, done: Done) -> None:
         if self._trouble.record_applied(group.route for group in done.applied):
@@ -336,13 +333,12 @@ class LogReader:
     async def _apply_waiting(self) -> None:
         """Apply commands of the tenants whose turn it is, in one transaction or more."""
         self._working_since = time.monotonic()
-        tenants = self._waiting.next_tenants(self._clock.now(), self._batch_size)
+        tenants = self._waiting.next_tenants(self._clock.now(), self._batch_size, self._budget.part)
         rows = await find_first(self._database.reader, tenants)
         if not rows:  # another process has applied them
             raise LostCursorError
         chosen = await self._care.choose(self._fitting(rows))
-        await self._apply_rows(chosen)
-        self._waiting.end_turn(row.tenant for row in chosen)
+        self._waiting.end_turn(await self._apply_rows(chosen))
         self._commits.waits_briefly = False
         self._turn_ended = time.monotonic()
         self._working_since = None
@@ -364,30 +360,37 @@ class LogReader:
             chosen.append(row)
         return chosen
 
-    async def _apply_rows(self, rows: Sequence[WaitingRow]) -> None:
-        """Apply commands of rows in one transaction. If it fails, fewer, until one command alone has failed."""
+    async def _apply_rows(self, rows: Sequence[WaitingRow]) -> list[str]:
+        """Apply commands of rows in one transaction. If it fails, fewer, until one command alone has failed.
+
+        Return the tenants that have had their turn: their next command was applied, or it has failed.
+        """
         if self._care.gives_up(rows[0]):
             decoded = [_killed(rows[0].commands[0])]
         else:
             decoded = await self._decode([raw for row in rows for raw in row.next])
         while True:
             try:
-                self._record(await self._commits.of_waiting(rows, decoded))
+                done = await self._commits.of_waiting(rows, decoded)
             except Exception as error:
                 if not self._may_divide(error):
                     raise
                 if len(decoded) == 1:
                     await self._postpone(rows[0], decoded[0][1], error)
-                    return
+                    return [rows[0].tenant]
                 decoded = decoded[: len(decoded) // 2]
             else:
-                return
+                self._record(done)
+                applied = {raw.position for raw, _ in decoded} - {raw.position for raw in done.left}
+                return [row.tenant for row in rows if row.next[0].position in applied]
 
     async def _postpone(self, row: WaitingRow, command: Command | Rejected, error: Exception) -> None:
         """Let a tenant wait whose next command failed alone, or make the command a dead letter."""
         raw = row.commands[0]
         attempt = row.attempt
-        if blame(error) is Blame.COMMAND and isinstance(command, Command):
+        if blame(error) is not Blame.COMMAND or isinstance(command, Rejected):
+            self._trouble.record_blocked(raw, error)
+        else:
             attempt += 1
             if self._trouble.is_given_up(self._handlers.route_of(command), command, error, attempt):
                 rejection = Rejection(Code.INTERNAL, f"failed {attempt} times: {error_text(error)}")

@@ -10,6 +10,7 @@ from timer_service.core.ports.health import Health, OutageLog, RecentFailure
 from timer_service.core.values.delays import Delays
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Command, Position, kebab
+from timer_service.core.values.raw_command import RawCommand
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +32,20 @@ class Trouble:
         self._evidence = Evidence()
         self._delays = Delays()
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
-        self._failing: dict[Route, frozenset[str]] = {}
+        self._failing: dict[Route | Blame, str] = {}
+        """The handlers that fail for every command, and the reasons; `BLOCKED` if every command waits for a lock."""
 
     @property
     def health(self) -> Health:
         """Down with the reason while commands cannot be applied for a reason outside the commands."""
-        return self._failure.health
+        reason = next(iter(self._failing.values()), None)
+        return self._failure.health if reason is None else Health.down(reason)
 
     @property
     def stopped(self) -> frozenset[str]:
         """The names of the messages whose handler fails for every command. These wait, and are tried one by one."""
-        return frozenset().union(*self._failing.values()) if self._failing else frozenset()
+        routes = [each for each in self._failing if isinstance(each, Route)]
+        return frozenset(kebab(payload.type) for route in routes for payload in route.payloads)
 
     def record_outage(self, error: Exception) -> None:
         """Record that nothing can be applied now."""
@@ -52,7 +56,9 @@ class Trouble:
     def record_applied(self, routes: Iterable[Route]) -> bool:
         """Record a transaction that succeeded. Return whether a handler works again that failed for every command."""
         self._outages.record_success(part="commands")
-        worked = set(routes)
+        worked: set[Route | Blame] = {*routes}
+        if worked:
+            worked.add(Blame.BLOCKED)
         self._evidence.record(worked, ())
         again = worked & self._failing.keys()
         for route in again:
@@ -67,6 +73,14 @@ class Trouble:
         """Forget a command that has ended."""
         self._delays.forget(position)
 
+    def record_blocked(self, raw: RawCommand, error: Exception) -> None:
+        """Record that a command alone was blocked. That is not its fault, and it is tried until it succeeds."""
+        self._evidence.record((), [(Blame.BLOCKED, raw.position)])
+        about = {"tenant": raw.address.tenant, "message_id": raw.message_id, "sequence": raw.position.sequence}
+        log.warning("command blocked; its tenant waits", extra={**about, "reason": error_text(error)})
+        if self._evidence.is_environment(Blame.BLOCKED):
+            self._failing[Blame.BLOCKED] = f"every command waits for a lock or a slow statement: {error_text(error)}"
+
     def is_given_up(self, route: Route, command: Command, error: Exception, attempt: int) -> bool:
         """Record that a command has failed alone for the `attempt`-th time. Return whether it becomes a dead letter.
 
@@ -80,9 +94,5 @@ class Trouble:
         if all_fail:
             reason = f"every command fails: {error_text(error)}"
             self._outages.record_failure(reason, part="commands")
-            self._failure.record(reason)
-            self._failing[route] = frozenset(kebab(payload.type) for payload in route.payloads)
-        if attempt < (_MOST_ATTEMPTS_IF_ALL_FAIL if all_fail else _MOST_ATTEMPTS):
-            return False
-        self._evidence.forget(route, position)
-        return True
+            self._failing[route] = reason
+        return attempt >= (_MOST_ATTEMPTS_IF_ALL_FAIL if all_fail else _MOST_ATTEMPTS)

@@ -14,7 +14,7 @@ from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.dead_letter import UNREADABLE
 from timer_service.core.values.headers import Headers
-from timer_service.core.values.message import TENANT_PATTERN, Address, Kind, Position
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Address, Kind, Position
 from timer_service.core.values.raw_command import RawCommand
 
 _SQL = load_sql("timer_service.core.intake", "waiting.sql")
@@ -216,6 +216,8 @@ class Waiting:
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
         """In the order in which they have their turns."""
+        self.number = self.size = 0
+        """How many commands wait, and their bytes. Those of a row count until all of them are applied."""
 
     async def load(self, reader: Reader) -> None:
         """Read which tenants have waiting commands."""
@@ -223,6 +225,8 @@ class Waiting:
         self._tenants = {
             row["tenant_id"]: _Tenant(int(row["number"]), int(row["size"]), row["available_at"]) for row in rows
         }
+        self.number = sum(each.number for each in self._tenants.values())
+        self.size = sum(each.size for each in self._tenants.values())
 
     def __contains__(self, tenant: object) -> bool:
         return tenant in self._tenants
@@ -233,29 +237,24 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    @property
-    def number(self) -> int:
-        """How many commands wait."""
-        return sum(each.number for each in self._tenants.values())
-
-    @property
-    def size(self) -> int:
-        """The bytes of the commands that wait. Those of a row count until all of them are applied."""
-        return sum(each.size for each in self._tenants.values())
+    def has_ready(self, now: int) -> bool:
+        """Return whether a command may be applied now."""
+        return any(each.available_at <= now for each in self._tenants.values())
 
     def next_at(self) -> int | None:
         """Return when the next commands may be applied; None if none wait."""
         return min((each.available_at for each in self._tenants.values()), default=None)
 
-    def next_tenants(self, now: int, limit: int) -> list[str]:
-        """Return the tenants whose turn it is, until they have `limit` commands; at least one if one is ready."""
+    def next_tenants(self, now: int, limit: int, most_bytes: int) -> list[str]:
+        """Return the tenants whose turn it is, until their oldest rows have so many commands or bytes; at least one."""
         chosen: list[str] = []
-        number = 0
+        number = size = 0
         for tenant, each in self._tenants.items():
             if each.available_at <= now:
                 chosen.append(tenant)
                 number += min(each.number, ROW_COMMANDS)
-                if number >= limit:
+                size += min(each.size, MAX_MESSAGE_BYTES)
+                if number >= limit or size >= most_bytes:
                     break
         return chosen
 
@@ -267,6 +266,7 @@ class Waiting:
 
     def added(self, tenant: str, number: int, size: int, available_at: int) -> None:
         """Record rows that were committed."""
+        self.number, self.size = self.number + number, self.size + size
         before = self._tenants.get(tenant)
         if before is None:
             self._tenants[tenant] = _Tenant(number, size, available_at)
@@ -275,6 +275,7 @@ class Waiting:
 
     def applied(self, tenant: str, number: int, size: int) -> None:
         """Record that commands were applied, and rows of `size` bytes deleted."""
+        self.number, self.size = self.number - number, self.size - size
         before = self._tenants[tenant]
         left = before._replace(number=before.number - number, size=before.size - size, available_at=0)
         if left.number > 0:

@@ -18,7 +18,10 @@ class LogCursor(NamedTuple):
     epoch: int
     """Another log, or one that was rolled back, has a greater epoch than the log before."""
     sequence: int = 0
-    """The last command that was read. Sequences rise, but need not follow each other without gaps. 0: none."""
+    """The last command that was read, or removed before the log was first opened. 0: none.
+
+    Sequences rise, but need not follow each other without gaps.
+    """
     stored_at: int = 0
     """When the broker stored the last command that was read, in nanoseconds of the broker's clock; 0 if none was.
 

@@ -1,0 +1,332 @@
+"""The command log on a real nats-server: hostile commands, lost connections, other readers, and the owner."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+
+from tests.harness.fence import CONFIG, PASSWORDS
+from tests.harness.hostile import KINDS
+from tests.harness.log_caller import OWNER, PATIENCE_SECONDS, LogCaller
+from tests.harness.processes import NatsServer
+from tests.harness.raw_nats import RawMessage, RawNats, header_block
+from tests.harness.tcp_proxy import DRIPPING, GOOD, TcpProxy
+from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats import log as log_module
+from timer_service.adapters.nats.login import Login
+from timer_service.core.ports.log import LogUnavailableError
+from timer_service.core.values.errors import StartError
+
+SUBJECT = b"timer.cmd.v1.tenant-a.schedule-timer"
+EMPTY = RawMessage(SUBJECT)
+CONSUMER = ("TIMER_CMD", "timer-service")
+
+
+@asynccontextmanager
+async def connected(url: str, login: Login | None = None) -> AsyncIterator[NatsBroker]:
+    broker = await NatsBroker.connect(url, "timer", login=login or Login(), reply_prefix="_INBOX.", manage_streams=True)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+@pytest.fixture
+async def broker(server: NatsServer) -> AsyncIterator[NatsBroker]:
+    async with connected(server.url) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def caller(broker: NatsBroker) -> LogCaller:
+    """Return a caller that has opened the empty log."""
+    caller = LogCaller(broker.log)
+    await caller.open()
+    return caller
+
+
+@pytest.fixture
+async def js(server: NatsServer, broker: NatsBroker) -> AsyncIterator[JetStreamContext]:
+    """Yield the operator's access to the streams."""
+    async with await nats.connect(server.url) as operator:
+        yield operator.jetstream()
+
+
+async def publish(server: NatsServer, *bodies: str) -> None:
+    async with RawNats.connect(server.port) as user:
+        await user.publish(RawMessage(SUBJECT, body.encode()) for body in bodies)
+
+
+def numbers(count: int, start: int = 0) -> list[str]:
+    return [f"{number:05}" for number in range(start, start + count)]
+
+
+# Hostile commands
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+async def test_hostile_commands(server: NatsServer, caller: LogCaller, js: JetStreamContext, limit: int) -> None:
+    """Commands with any subject, headers and body are read, in order, and none hides another one."""
+    async with RawNats.connect(server.port) as user:
+        for number, kind in enumerate(KINDS.values()):
+            await user.publish([kind(number), EMPTY, RawMessage(SUBJECT, b"x", header_block(b"Status: 408"))])
+        await user.publish([RawMessage(SUBJECT, b"last")])
+    await caller.read_until("last", limit)
+    stored = (await js.stream_info("TIMER_CMD")).state.messages
+    assert stored > 2 * len(KINDS)
+    assert [each.position.sequence for each in caller.commands] == list(range(1, stored + 1))
+    assert len(caller.openings) == 1
+    for command in caller.commands[:: stored // 10]:
+        assert command.body == ((await js.get_msg("TIMER_CMD", command.position.sequence)).data or b"")
+
+
+async def test_names_that_are_not_utf8(server: NatsServer, caller: LogCaller) -> None:
+    """Bytes of a subject that are not UTF-8 become escapes. Headers keep their bytes."""
+    async with RawNats.connect(server.port) as user:
+        await user.publish([RawMessage(b"timer.cmd.v1.\xff.a", b"\xfe", header_block(b"X: \xff"))])
+    await caller.read()
+    (command,) = caller.commands
+    assert (command.address.tenant, command.source, command.body) == (r"\xff", r"timer.cmd.v1.\xff.a", b"\xfe")
+    assert command.headers.block == header_block(b"X: \xff")
+
+
+async def test_messages_in_the_inbox_of_the_log(server: NatsServer, caller: LogCaller, broker: NatsBroker) -> None:
+    """What a user sends to the inbox of the log is no command, and hides none."""
+    inboxes = [each.subject for each in broker._client._subs.values() if each.subject.startswith("_INBOX.")]
+    async with RawNats.connect(server.port) as user:
+        for inbox in inboxes:
+            for to in (inbox.replace("*", "1").encode(), inbox.replace("*", "x").encode()):
+                reply = b"$JS.ACK.TIMER_CMD.timer-service.1.1.1.1.0"
+                await user.publish([RawMessage(to, b"x"), RawMessage(to, b"x", None, reply), RawMessage(to)])
+                await user.publish([RawMessage(to, b"", header_block(b"Status: 404"))])
+        await user.publish([RawMessage(SUBJECT, b"a"), RawMessage(SUBJECT, b"b")])
+    assert await caller.read_until("b") == ["a", "b"]
+    assert [each.position.sequence for each in caller.commands] == [1, 2]
+
+
+# Empty commands. Between two accounts, the server takes one for the end of an answer and drops the rest.
+
+
+async def fenced(stack: AsyncExitStack, folder: Path) -> tuple[RawNats, LogCaller]:
+    """Start a server with deploy/nats.conf. Return a connection of a tenant, and a caller with the service's login."""
+    config = CONFIG.replace("sync_interval: always", "")  # a sync for each command takes seconds on a busy disk
+    server = await stack.enter_async_context(NatsServer(folder / "fence", config=config, **PASSWORDS))
+    login = Login(user="timer-service", password=PASSWORDS["TIMER_SERVICE_PASSWORD"])
+    caller = LogCaller((await stack.enter_async_context(connected(server.url, login))).log)
+    await caller.open()
+    user = {"user": "tenant-a", "pass": PASSWORDS["TENANT_A_PASSWORD"]}
+    return await stack.enter_async_context(RawNats.connect(server.port, **user)), caller
+
+
+@pytest.mark.parametrize("limit", [3, 200])
+async def test_empty_commands_from_another_account(tmp_path: Path, limit: int) -> None:
+    """Empty commands anywhere among 2,000 others hide none of them, and the order stays."""
+    async with AsyncExitStack() as stack:
+        tenant, caller = await fenced(stack, tmp_path)
+        messages = [RawMessage(SUBJECT, body.encode()) for body in numbers(2_000)]
+        for place in (1_990, 1_500, 907, 300, 299, 0):
+            messages.insert(place, EMPTY)
+        await tenant.publish([*messages, RawMessage(SUBJECT, b"last")])
+        await caller.read_until("last", limit)
+    assert caller.bodies == [*(each.body.decode() for each in messages), "last"]
+    assert [each.position.sequence for each in caller.commands] == list(range(1, 2_008))
+
+
+async def test_empty_commands_while_a_read_waits(tmp_path: Path) -> None:
+    """The same holds for commands that come one by one, while the log waits for them."""
+    async with AsyncExitStack() as stack:
+        tenant, caller = await fenced(stack, tmp_path)
+        reading = asyncio.create_task(caller.read_until("last"))
+        bodies = ["" if number % 20 == 0 else f"{number}" for number in range(60)]
+        for body in bodies:
+            await tenant.publish([RawMessage(SUBJECT, body.encode())])
+        await tenant.publish([RawMessage(SUBJECT, b"last")])
+        assert await reading == [*bodies, "last"]
+
+
+async def test_large_commands_behind_an_empty_one(tmp_path: Path) -> None:
+    """The same holds if the commands behind an empty one are larger than a batch."""
+    async with AsyncExitStack() as stack:
+        tenant, caller = await fenced(stack, tmp_path)
+        sizes = [0, 10, 300_000, 0, 300_000, 10, 0]
+        await tenant.publish([*(RawMessage(SUBJECT, b"x" * size) for size in sizes), RawMessage(SUBJECT, b"last")])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while "last" not in caller.bodies:
+                try:
+                    await caller.read(100, 100_000)
+                except LogUnavailableError:
+                    await caller.open()
+    assert [len(each.body) for each in caller.commands] == [*sizes, 4]
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["same log", "another log"])
+async def test_another_inbox_after_many_requests(
+    server: NatsServer, caller: LogCaller, monkeypatch: pytest.MonkeyPatch, *, is_other: bool
+) -> None:
+    """The log changes its inbox from time to time. It reads on where it was, also if it has read nothing since."""
+    monkeypatch.setattr(log_module, "_MOST_REQUESTS", 1)
+    monkeypatch.setattr(log_module, "_PULL_SECONDS", 1)
+    await publish(server, "before 1", "before 2")
+    await caller.read_until("before 2")
+    assert caller.cursor is not None
+    cursor = caller.cursor
+    if is_other:  # its commands are older than the overlap
+        cursor = cursor._replace(log="another", stored_at=cursor.stored_at + 120 * 10**9)
+    async with connected(server.url) as broker:
+        later = LogCaller(broker.log, cursor)
+        assert (await later.open()).is_other == is_other
+        assert not (await later.read(seconds=2.2)).commands
+        if not is_other:
+            await publish(server, "a")
+            assert await later.read_until("a") == ["a"]
+            assert not (await later.read(seconds=2.2)).commands
+            await publish(server, "b")
+            assert await later.read_until("b") == ["b"]
+
+
+# The connection is lost
+
+
+async def flood(server: NatsServer, bodies: Sequence[str], done: asyncio.Event) -> None:
+    """Publish in small parts while the log is read."""
+    async with RawNats.connect(server.port) as user:
+        for start in range(0, len(bodies), 50):
+            await user.publish(RawMessage(SUBJECT, body.encode()) for body in bodies[start : start + 50])
+            await asyncio.sleep(0)
+    done.set()
+
+
+FAULTS: dict[str, Callable[[TcpProxy], object]] = {
+    "cut": lambda proxy: proxy.cut(),
+    "reset": lambda proxy: proxy.cut(reset=True),
+    "half-closed": lambda proxy: proxy.half_close(),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("dripping", [False, True], ids=["fast", "slow"])
+async def test_connection_is_lost_in_a_pull(server: NatsServer, fault: str, *, dripping: bool) -> None:
+    """Wherever the connection is lost, each command is read once, in order."""
+    bodies = numbers(3_000)
+    async with TcpProxy(server.port) as proxy, connected(f"nats://127.0.0.1:{proxy.port}") as broker:
+        caller = LogCaller(broker.log)
+        await caller.open()
+        sent = asyncio.Event()
+        async with asyncio.timeout(2 * PATIENCE_SECONDS), asyncio.TaskGroup() as group:
+            group.create_task(flood(server, bodies, sent))
+            for number in range(1, 11):
+                if dripping:
+                    proxy.set_link(DRIPPING)
+                await caller.read_until(bodies[number * 100], limit=17)
+                FAULTS[fault](proxy)
+            proxy.set_link(GOOD)
+            await caller.read_until(bodies[-1])
+    assert caller.bodies == bodies
+    assert len(caller.openings) > 1
+    assert not any(each.is_other or each.removed for each in caller.openings)
+
+
+@pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
+async def test_server_ends_in_a_pull(server: NatsServer, *, kill: bool) -> None:
+    """The same holds if the server is killed or stopped, and started again."""
+    bodies = numbers(2_000)
+    async with connected(server.url) as broker:
+        caller = LogCaller(broker.log)
+        await caller.open()
+        async with await nats.connect(server.url, allow_reconnect=False) as user:
+            js = user.jetstream()
+            sent = [await js.publish_async(SUBJECT.decode(), body.encode()) for body in bodies[:1_000]]
+            await asyncio.gather(*sent)
+        await caller.read(300)
+        await (server.kill() if kill else server.terminate())
+        await server.start()
+        await publish(server, *bodies[1_000:])
+        await caller.read_until(bodies[-1])
+    assert caller.bodies == bodies
+    assert not any(each.is_other or each.removed for each in caller.openings)
+
+
+async def test_outages_leave_no_subscription(server: NatsServer) -> None:
+    """However often the log is opened, also in vain during an outage, it has one subscription at the server."""
+    async with connected(server.url) as broker:
+        caller = LogCaller(broker.log)
+        await caller.open()
+        before = len(broker._client._subs)
+        for number in range(3):
+            await server.terminate()
+            with pytest.raises(LogUnavailableError):
+                await caller.log.read(1, 1000, PATIENCE_SECONDS)
+            with pytest.raises(LogUnavailableError):
+                await caller.log.open(caller.cursor, OWNER)
+            await server.start()
+            await publish(server, f"{number}")
+            await caller.read_until(f"{number}")
+        assert len(broker._client._subs) == before
+    assert caller.bodies == ["0", "1", "2"]
+
+
+# What an operator, or another service, does with the consumer
+
+
+async def test_consumer_that_was_deleted(server: NatsServer, caller: LogCaller, js: JetStreamContext) -> None:
+    """If an operator deletes the consumer, nothing is read twice."""
+    await publish(server, "a", "b")
+    await caller.read_until("b")
+    await js.delete_consumer(*CONSUMER)
+    await publish(server, "c")
+    await caller.read_until("c")
+    assert caller.bodies == ["a", "b", "c"]
+
+
+async def test_consumer_that_was_changed(server: NatsServer, caller: LogCaller, js: JetStreamContext) -> None:
+    """What an operator has changed in the consumer does not last: it is created again when the log is opened."""
+    await js.add_consumer("TIMER_CMD", (await js.consumer_info(*CONSUMER)).config.evolve(headers_only=True))
+    await publish(server, "a")
+    await caller.open()
+    await caller.read_until("a")
+    assert caller.bodies == ["a"]
+
+
+async def test_another_owner(server: NatsServer, caller: LogCaller, js: JetStreamContext) -> None:
+    """A service with another database is refused, and the message says what to do. The first one reads on."""
+    async with connected(server.url) as other:
+        with pytest.raises(StartError, match=r"another database.*TIMER_SUBJECT_PREFIX.*nats consumer rm TIMER_CMD"):
+            await other.log.open(None, "theirs")
+        refused = other.log.health
+        await publish(server, "a")
+        assert await caller.read_until("a") == ["a"]
+        await js.delete_consumer(*CONSUMER)
+        theirs = LogCaller(other.log)
+        await other.log.open(None, "theirs")
+        assert [each.body for each in (await other.log.read(10, 1000, PATIENCE_SECONDS)).commands] == [b"a"]
+        assert (len(theirs.commands), refused.usable) == (0, False)
+    with pytest.raises(StartError, match="another database"):
+        await caller.log.open(caller.cursor, OWNER)
+
+
+async def test_consumer_without_an_owner(caller: LogCaller, js: JetStreamContext) -> None:
+    """A consumer that an operator created under the name has no owner. The service replaces it."""
+    await caller.log.close()
+    config = (await js.consumer_info(*CONSUMER)).config
+    await js.delete_consumer(*CONSUMER)
+    await js.add_consumer("TIMER_CMD", config.evolve(metadata={}))
+    assert not (await caller.open()).is_other
+    assert ((await js.consumer_info(*CONSUMER)).config.metadata or {})["timer-service.database"] == OWNER
+
+
+async def test_reader_that_has_lost_its_consumer(server: NatsServer, caller: LogCaller) -> None:
+    """A reader whose consumer was replaced by another process gets none of the commands of that process."""
+    await publish(server, *numbers(10))
+    await caller.read(5)
+    async with connected(server.url) as broker:
+        other = LogCaller(broker.log, caller.cursor)
+        assert other.cursor is not None
+        other.cursor = other.cursor._replace(sequence=8, stored_at=0)  # behind commands that the first has not read
+        await other.log.open(other.cursor, OWNER)
+        await publish(server, "last")
+        await caller.read_until("last")
+    assert caller.bodies == [*numbers(10), "last"]

@@ -1,0 +1,398 @@
+"""The tables of the intake, on each store: the cursor with its reader, and the waiting commands."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import NOW
+from tests.harness.raw_nats import header_block
+from timer_service.core.intake import cursor, waiting
+from timer_service.core.intake.cursor import LEASE_MS, LostCursorError, Place, Taken
+from timer_service.core.intake.waiting import ROW_BYTES, ROW_COMMANDS, Waiting, WaitingRow, rows_of
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.log import LogCursor
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.headers import Headers
+from timer_service.core.values.message import Address, Kind, Position
+from timer_service.core.values.raw_command import RawCommand
+
+READ = LogCursor("a log", 7, 40, 1_800_000_000_123_456_789)
+LARGE = LogCursor("2026-11-22T09:00:00.123456789Z", 2**50, 2**60, 2**62)
+
+
+async def take(store: Database, reader: str, now: int = NOW) -> Taken:
+    taken = await cursor.take(store, reader, now)
+    assert taken is not None
+    return taken
+
+
+async def move(store: Database, place: Place, now: int = NOW, **changes: Any) -> Place:
+    return await in_transaction(store, lambda tx: cursor.move(tx, place._replace(**changes), now))
+
+
+# The cursor
+
+
+async def test_new_database(store: Database) -> None:
+    """A database that has read nothing has no cursor. It gets an identity, which stays."""
+    before = await cursor.find(store.reader)
+    taken = await take(store, "one")
+    again = await take(store, "one")
+    assert (before, await cursor.find(store.reader)) == (None, None)
+    assert (taken.place.cursor, taken.place.tried, taken.place.deaths) == (LogCursor("", 0), 0, 0)
+    assert (taken.is_new, taken.after_crash, again.is_new, again.after_crash) == (True, False, True, False)
+    assert len(taken.database_id) == 32
+    assert again.database_id == taken.database_id
+
+
+@pytest.mark.parametrize("place", [READ, LARGE])
+async def test_cursor_is_kept(store: Database, place: LogCursor) -> None:
+    """What one process has written, the next one finds, to the nanosecond."""
+    taken = await take(store, "one")
+    moved = await move(store, taken.place, cursor=place, tried=3, deaths=1)
+    await cursor.release(store, "other")  # it is not the reader, so this changes nothing
+    found = await take(store, "one")
+    assert (found.place.cursor, found.place.tried, found.place.deaths) == (place, 3, 1)
+    assert await cursor.find(store.reader) == place
+    assert found.place.position == Position(place.epoch, place.sequence)
+    assert (found.is_new, found.after_crash) == (False, False)
+    assert taken.place.revision < moved.revision < found.place.revision
+
+
+async def test_one_reader(store: Database) -> None:
+    """A second process reads when the lease is over, which each transaction extends. Then the first has died.
+
+    A database that only one process can use needs no lease: a process that takes it knows that no other one reads.
+    """
+    taken = await take(store, "one")
+    await move(store, taken.place, NOW + 1000, cursor=READ)
+    found = [await cursor.take(store, "two", NOW + after) for after in (0, 1000, 1000 + LEASE_MS)]
+    if store.exclusive:
+        assert None not in found
+        return
+    assert found == [None, None, None]
+    second = await take(store, "two", NOW + 1001 + LEASE_MS)
+    assert (second.place.cursor, second.after_crash, second.is_new) == (READ, True, False)
+    assert second.database_id == taken.database_id
+    assert await cursor.take(store, "one", NOW + 1001 + LEASE_MS) is None
+
+
+async def test_after_an_orderly_stop(store: Database) -> None:
+    """After a release, another process reads at once, and without care."""
+    taken = await take(store, "one")
+    await move(store, taken.place, cursor=READ, tried=1, deaths=1)
+    await cursor.release(store, "one")
+    second = await take(store, "two")
+    assert (second.after_crash, second.place.cursor) == (False, READ)
+    assert (second.place.tried, second.place.deaths) == (0, 0)
+
+
+async def test_lease_from_a_clock_that_was_ahead(store: Database) -> None:
+    """If a reader whose clock was an hour ahead has died, nobody waits for an hour."""
+    await take(store, "one", NOW + 3_600_000)
+    second = await take(store, "two", NOW)
+    assert second.after_crash
+
+
+@pytest.mark.parametrize(("tried", "deaths"), [(0, 1), (1, 2), (2, 1)])
+async def test_deaths_are_counted(store: Database, tried: int, deaths: int) -> None:
+    """A process that dies while it applies one marked command counts. One that takes its own lease again does not."""
+    taken = await take(store, "one")
+    await move(store, taken.place, cursor=READ, tried=tried, deaths=1)
+    same = await take(store, "one", NOW + 1)
+    other = await take(store, "two", NOW + 2 * LEASE_MS)
+    assert (same.place.tried, same.place.deaths, same.after_crash) == (tried, 1, False)
+    assert (other.place.tried, other.place.deaths, other.after_crash) == (tried, deaths, True)
+
+
+async def test_processes_that_begin_at_once(store: Database) -> None:
+    """Of several processes that begin at the same time, the last one to take a database has it, and only that one."""
+    found = await asyncio.gather(*(cursor.take(store, f"{number}", NOW) for number in range(5)))
+    taken = [each for each in found if each is not None]
+    assert len({each.database_id for each in taken}) == 1
+    assert len(taken) == (5 if store.exclusive else 1)
+    newest = max(taken, key=lambda each: each.place.revision)
+    for each in taken:
+        if each is newest:
+            await move(store, each.place, cursor=READ)
+        else:
+            with pytest.raises(LostCursorError):
+                await move(store, each.place, cursor=LARGE)
+    assert await cursor.find(store.reader) == READ
+
+
+async def write_and_move(tx: Transaction, place: Place, sequence: int) -> Place:
+    """Store a command, and move the cursor last."""
+    await waiting.add(tx, rows_of([raw(sequence)]), NOW)
+    return await cursor.move(tx, place, NOW)
+
+
+async def test_lost_cursor(store: Database) -> None:
+    """A process that has lost the cursor commits nothing, whatever its transaction has written before."""
+    first = await take(store, "one")
+    await take(store, "two", NOW + 2 * LEASE_MS)
+    moved = first.place._replace(cursor=READ)
+    with pytest.raises(LostCursorError):
+        await in_transaction(store, lambda tx: write_and_move(tx, moved, 1), accepting=True)
+    assert await first_rows(store, "acme") == []
+    assert await cursor.find(store.reader) is None
+
+
+async def test_transactions_at_the_same_place(store: Database) -> None:
+    """Of several transactions that begin at the same place, exactly one commits."""
+    place = (await take(store, "one")).place._replace(cursor=READ)
+
+    async def commit(sequence: int) -> object:
+        return await in_transaction(store, lambda tx: write_and_move(tx, place, sequence), accepting=True)
+
+    done = await asyncio.gather(*map(commit, range(3)), return_exceptions=True)
+    (row,) = await first_rows(store, "acme")
+    committed = [number for number, each in enumerate(done) if isinstance(each, Place)]
+    assert [each.position.sequence for each in row.commands] == committed
+    assert [type(each) for each in done].count(LostCursorError) == 2
+
+
+async def test_released_cursor_is_lost(store: Database) -> None:
+    """A transaction that is still on its way when its process gives the cursor up commits nothing."""
+    taken = await take(store, "one")
+    await cursor.release(store, "one")
+    with pytest.raises(LostCursorError):
+        await move(store, taken.place, cursor=READ)
+
+
+# Waiting commands
+
+
+def raw(
+    sequence: int,
+    tenant: str = "acme",
+    *,
+    body: bytes = b"body",
+    block: bytes = b"",
+    message: str = "schedule-timer",
+    epoch: int = 1,
+    size: int | None = None,
+) -> RawCommand:
+    """Return a command of the log."""
+    source = f"timer.cmd.v1.{tenant}.{message}"
+    headers = Headers(block)
+    found = len(source.encode()) + len(body) + len(block) if size is None else size
+    position, stored_at = Position(epoch, sequence), NOW * 1_000_000 + sequence % 10**9
+    return RawCommand(Address(Kind.COMMAND, tenant, message), source, body, headers, position, found, stored_at)
+
+
+def parts(command: RawCommand) -> tuple[object, ...]:
+    """Return all fields of a command. It compares as an object otherwise."""
+    return (
+        command.address,
+        command.source,
+        command.body,
+        command.headers.block,
+        command.position,
+        command.size,
+        command.stored_at,
+    )
+
+
+async def store_waiting(store: Database, *commands: RawCommand, available_at: int = NOW) -> None:
+    await in_transaction(store, lambda tx: waiting.add(tx, rows_of(commands), available_at))
+
+
+async def first_rows(store: Database, *tenants: str) -> list[WaitingRow]:
+    return await waiting.find_first(store.reader, tenants)
+
+
+async def first_row(store: Database, tenant: str = "acme") -> WaitingRow:
+    (row,) = await first_rows(store, tenant)
+    return row
+
+
+async def advance(store: Database, row: WaitingRow, number: int) -> None:
+    await in_transaction(store, lambda tx: waiting.advance(tx, row, number))
+
+
+async def read_all(store: Database, tenant: str) -> list[RawCommand]:
+    """Take the commands of a tenant out of the table, row by row."""
+    commands: list[RawCommand] = []
+    while rows := await first_rows(store, tenant):
+        commands += rows[0].commands
+        await advance(store, rows[0], len(rows[0].commands))
+    return commands
+
+
+HOSTILE = [
+    raw(1, body=bytes(range(256))),
+    raw(2, body=b"", block=header_block(b"X: \xff\x00", b": no name", b"no colon", "ä: ü".encode())),
+    raw(3, block=b"NATS/1.0\r\n" + b"n:\r\n" * 10_000),
+    raw(4, body=b"x" * 1_000_000),
+    raw(5, message=r"\xff ü *"),
+    raw(2**60, body=b"", size=0),
+]
+
+
+async def test_commands_come_back(store: Database) -> None:
+    """Whatever bytes a command has, it comes back as it was, in the order of the log."""
+    await store_waiting(store, *HOSTILE)
+    assert [parts(each) for each in await read_all(store, "acme")] == [parts(each) for each in HOSTILE]
+
+
+async def test_tenants_that_are_none(store: Database) -> None:
+    """Commands of texts that are no tenants wait together, under one name and in their order. Their texts stay."""
+    texts = ["", "Ä!", "\x00", r"\xff", "x" * 4000, "acme\n", "a.b", "~unreadable", "acme "]
+    commands = [raw(number, tenant) for number, tenant in enumerate(texts)]
+    await store_waiting(store, raw(100), *commands)
+    found = await read_all(store, waiting.waiting_name("Ä!"))
+    assert [parts(each) for each in found] == [parts(each) for each in commands]
+    assert [each.position.sequence for each in await read_all(store, "acme")] == [100]
+
+
+async def test_order_of_rows(store: Database) -> None:
+    """The rows of a tenant are found in the order of the log, however they were stored."""
+    positions = [(2, 1), (1, 9), (1, 10), (3, 5), (1, 2**40), (2, 100)]
+    for epoch, sequence in positions:
+        await store_waiting(store, raw(sequence, epoch=epoch))
+    await store_waiting(store, raw(3, "other"))
+    found = [(each.position.epoch, each.position.sequence) for each in await read_all(store, "acme")]
+    assert found == sorted(positions)
+    assert (await first_row(store, "other")).commands[0].position == Position(1, 3)
+
+
+async def test_rows_of_several_tenants(store: Database) -> None:
+    """The oldest rows of several tenants are found in the order that was asked for. Others have none."""
+    await store_waiting(store, *(raw(number, "abc"[number % 3]) for number in range(9)))
+    rows = await first_rows(store, "c", "nobody", "a")
+    assert [(row.tenant, [each.position.sequence for each in row.commands]) for row in rows] == [
+        ("c", [2, 5, 8]),
+        ("a", [0, 3, 6]),
+    ]
+    assert await waiting.find_tenants(store.reader, ["b", "nobody", "c", "b"]) == {"b", "c"}
+    assert await first_rows(store) == []
+
+
+async def test_rows_are_bounded(store: Database) -> None:
+    """A row has commands of one tenant and epoch, up to a number and to a size. A larger command has a row alone."""
+    body = ROW_BYTES // 4
+    commands = [
+        *(raw(number, body=b"") for number in range(ROW_COMMANDS + 1)),
+        *(raw(2_000 + number, body=b"x" * body) for number in range(5)),
+        raw(3_000, body=b"x" * (ROW_BYTES + 1)),
+        raw(3_001),
+        raw(1, epoch=2),
+    ]
+    rows = rows_of(commands)
+    assert [len(row.commands) for row in rows] == [ROW_COMMANDS, 4, 2, 1, 1, 1]
+    assert all(row.size == sum(each.size for each in row.commands) for row in rows)
+    assert all(row.size <= ROW_BYTES or len(row.commands) == 1 for row in rows)
+    await store_waiting(store, *commands)
+    assert [each.position for each in await read_all(store, "acme")] == [each.position for each in commands]
+
+
+async def test_partial_progress(store: Database) -> None:
+    """A row of which some commands were applied has the others. It is gone when all were."""
+    await store_waiting(store, *(raw(number) for number in range(1, 6)))
+    row = await first_row(store)
+    await in_transaction(store, lambda tx: waiting.postpone(tx, row, NOW + 5, 2, "broken"))
+    await in_transaction(store, lambda tx: waiting.mark(tx, row._replace(deaths=1), 1))
+    found = []
+    for number in (0, 2, 1, 2):
+        await advance(store, await first_row(store), number)
+        rows = await first_rows(store, "acme")
+        found += [([each.position.sequence for each in row.commands], row.done, row.attempt) for row in rows]
+    assert found == [([1, 2, 3, 4, 5], 0, 2), ([3, 4, 5], 2, 0), ([4, 5], 3, 0)]
+    assert await waiting.find_tenants(store.reader, ["acme"]) == set()
+
+
+async def test_command_that_has_failed(store: Database) -> None:
+    """What is known of the next command stays until it is applied: attempts, marks and deaths."""
+    (new,) = rows_of([raw(1), raw(2)])
+    await in_transaction(store, lambda tx: waiting.add(tx, [new], NOW, 1, "broken"))
+    first = await first_row(store)
+    await in_transaction(store, lambda tx: waiting.mark(tx, first._replace(deaths=1), 2))
+    marked = await first_row(store)
+    await in_transaction(store, lambda tx: waiting.postpone(tx, marked, NOW + 60_000, 4, "still broken"))
+    postponed = await first_row(store)
+    await advance(store, postponed, 1)
+    after = await first_row(store)
+    found = [(row.attempt, row.tried, row.deaths) for row in (first, marked, postponed, after)]
+    assert found == [(1, 0, 0), (1, 2, 1), (4, 0, 0), (0, 0, 0)]
+
+
+async def test_row_limit(store: Database) -> None:
+    """One transaction applies as many commands as the limit of a row says."""
+    await store_waiting(store, *(raw(number) for number in range(5)))
+    row = (await first_row(store))._replace(limit=2)
+    assert [each.position.sequence for each in row.next] == [0, 1]
+    await advance(store, row, len(row.next))
+    assert [each.position.sequence for each in (await first_row(store)).next] == [2, 3, 4]
+
+
+async def test_commands_before_a_position_that_are_ready(store: Database) -> None:
+    """A command waits that may be applied now if it is up to a position and its tenant's first command is not held."""
+    await store_waiting(store, raw(10, "a"), raw(20, "b"))
+    await store_waiting(store, raw(5, "later"), available_at=NOW + 1)
+
+    async def ready(epoch: int, sequence: int, now: int = NOW) -> bool:
+        return await waiting.is_ready(store.reader, Position(epoch, sequence), now)
+
+    found = [await ready(*each) for each in ((0, 99), (1, 4), (1, 9), (1, 10), (1, 20), (2, 0))]
+    assert found == [False, False, False, True, True, True]
+    assert await ready(1, 9, NOW + 1)
+
+
+async def state(store: Database) -> Waiting:
+    """Return what a new process reads of the waiting commands."""
+    known = Waiting()
+    await known.load(store.reader)
+    return known
+
+
+def summary(known: Waiting, now: Sequence[int]) -> object:
+    ready = [set(known.next_tenants(at, 10**9, 10**12)) for at in now]
+    return set(known), len(known), known.number, known.size, known.next_at(), ready
+
+
+async def test_a_process_knows_what_waits(store: Database) -> None:
+    """What the reader keeps in memory is what another process reads from the table, after each step."""
+    known = await state(store)
+    times = [NOW - 1, NOW, NOW + 4_999, NOW + 5_000]
+    for tenant, count in (("a", 3), ("b", 2)):
+        rows = rows_of([raw(number, tenant) for number in range(count)])
+        await in_transaction(store, lambda tx, rows=rows: waiting.add(tx, rows, NOW))  # type: ignore[misc]
+        known.added(tenant, count, rows[0].size, NOW)
+        assert summary(known, times) == summary(await state(store), times)
+    row = await first_row(store, "b")
+    await in_transaction(store, lambda tx: waiting.postpone(tx, row, NOW + 5_000, 1, "broken"))
+    known.postponed("b", NOW + 5_000)
+    assert summary(known, times) == summary(await state(store), times)
+    assert (known.number, "b" in known, known.has_ready(NOW), known.next_tenants(NOW, 1, 1)) == (5, True, True, ["a"])
+    for number, gone in ((1, 0), (2, row.size)):
+        first = await first_row(store, "b" if number == 2 else "a")
+        await advance(store, first, number)
+        known.applied(first.tenant, number, gone)
+        assert (known.number, known.size, set(known)) == (
+            (found := await state(store)).number,
+            found.size,
+            set(found),
+        )
+    assert (list(known), known.number) == (["a"], 2)
+
+
+def test_tenants_take_turns() -> None:
+    """Tenants have their turns in a fixed order. One that has had its turn, or is new, is behind the others."""
+    known = Waiting()
+    for tenant in "abc":
+        known.added(tenant, 10, 1_000, NOW)
+    turns = []
+    for number in range(5):
+        (tenant,) = known.next_tenants(NOW, 1, 10**9)
+        turns.append(tenant)
+        known.end_turn([tenant])
+        if number == 1:
+            known.added("d", 1, 1, NOW)
+    assert turns == ["a", "b", "c", "a", "b"]
+    assert list(known) == ["d", "c", "a", "b"]
+    assert known.next_tenants(NOW, 21, 10**9) == ["d", "c", "a"]
+    assert known.next_tenants(NOW, 10**9, 1_001) == ["d", "c"]
+    assert known.next_tenants(NOW - 1, 1, 1) == []

@@ -1,0 +1,506 @@
+"""The command log, on each broker: it is read in order from a cursor, and no command is skipped."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from tests.harness.brokers import BrokerHarness
+from tests.harness.builders import command_address
+from tests.harness.log_caller import MOST_BYTES, OWNER, PATIENCE_SECONDS, LogCaller, since
+from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError
+from timer_service.core.values.message import Address, Kind, Position
+
+
+async def send(harness: BrokerHarness, *bodies: str, tenant: str = "acme") -> None:
+    for body in bodies:
+        await harness.send(command_address(tenant), body.encode(), {}, f"id-{body}")
+
+
+async def opened(harness: BrokerHarness, overlap: timedelta = timedelta(0)) -> LogCaller:
+    """Open the log at its beginning."""
+    caller = LogCaller(await harness.open_log(overlap))
+    await caller.open()
+    return caller
+
+
+async def continued(harness: BrokerHarness, caller: LogCaller, overlap: timedelta = timedelta(0)) -> LogCaller:
+    """Open the log as another process does, at the cursor of a caller."""
+    other = LogCaller(await harness.open_log(overlap), caller.cursor)
+    await other.open()
+    return other
+
+
+async def test_a_command_is_complete(harness: BrokerHarness) -> None:
+    """A command is read as it was sent, with its source, its position, and when it was stored."""
+    caller = await opened(harness)
+    await harness.send(command_address("tenant_1-A"), b"\x00 body\r\n", {"Timer-Reply-To": "_INBOX.a"}, "my-id")
+    await harness.send(command_address("acme", "cancel-timer"), b"", {}, "second")
+    while len(caller.commands) < 2:
+        await caller.read()
+    first, second = caller.commands
+    assert (first.address, second.address.message) == (command_address("tenant_1-A"), "cancel-timer")
+    assert (first.message_id, first.body, second.body) == ("my-id", b"\x00 body\r\n", b"")
+    assert first.headers.get("Timer-Reply-To") == "_INBOX.a"
+    assert "tenant_1-A" in first.source
+    assert first.size >= len(first.source) + len(first.body) + len("_INBOX.a") + len("my-id")
+    assert 0 < first.stored_at < second.stored_at
+    assert first.position.epoch == second.position.epoch == caller.openings[0].cursor.epoch
+    assert 0 < first.position.sequence < second.position.sequence
+
+
+@pytest.mark.parametrize("limit", [1, 10, 1000])
+async def test_batches_keep_order_and_limit(harness: BrokerHarness, limit: int) -> None:
+    """Commands are read in their order. No batch has more than its limit, and each knows what is behind it."""
+    bodies = [f"{number:02}" for number in range(25)]
+    await send(harness, *bodies)
+    caller = await opened(harness)
+    behind = []
+    while len(caller.commands) < 25:
+        batch = await caller.read(limit)
+        behind.append(batch.behind)
+        assert 1 <= len(batch.commands) <= limit
+        assert batch.behind >= 25 - len(caller.commands)
+    assert (caller.bodies, behind[-1]) == (bodies, 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "headers"), [(900_000, {}), (0, {f"{number:04}": "" for number in range(5_000)})], ids=["body", "headers"]
+)
+async def test_batches_are_bounded_by_bytes(harness: BrokerHarness, size: int, headers: dict[str, str]) -> None:
+    """A batch never has more bytes than its limit, also if the limit in commands is high. All commands are read."""
+    most = 2 * max(size, 45_000) + 1_000
+    for number in range(20):
+        await harness.send(command_address("acme"), b"x" * size, headers, f"id-{number}")
+    caller = await opened(harness)
+    while len(caller.commands) < 20:
+        batch = await caller.read(500, most)
+        assert 0 < sum(each.size for each in batch.commands) <= most
+    assert [each.message_id for each in caller.commands] == [f"id-{number}" for number in range(20)]
+
+
+async def test_commands_larger_than_a_batch(harness: BrokerHarness) -> None:
+    """A command that is larger than a batch is read alone. The order stays."""
+    sizes = [10, 20_000, 10, 10, 10_001, 30_000, 10]
+    for number, size in enumerate(sizes):
+        await harness.send(command_address("acme"), b"x" * size, {}, f"id-{number}")
+    caller = await opened(harness)
+    while len(caller.commands) < len(sizes):
+        batch = await caller.read(500, 10_000)
+        assert len(batch.commands) == 1 or sum(each.size for each in batch.commands) <= 10_000
+    assert [len(each.body) for each in caller.commands] == sizes
+
+
+async def test_limits_that_change(harness: BrokerHarness) -> None:
+    """Each read has its own limits, also if the one before has fetched more."""
+    bodies = [f"{number:03}" for number in range(400)]
+    await send(harness, *bodies)
+    caller = await opened(harness)
+    fits = [len((await caller.read(limit)).commands) <= limit for limit in (100, 1, 7, 100, 100)]
+    size = caller.commands[0].size
+    alone = await caller.read(100, size)
+    await caller.read_until("399")
+    assert (fits, len(alone.commands), caller.bodies) == ([True] * 5, 1, bodies)
+
+
+async def test_read_waits_for_a_command(harness: BrokerHarness) -> None:
+    """A read waits for the first command, and returns no commands after its time."""
+    caller = await opened(harness)
+    nothing = await caller.read(seconds=0.05)
+    waiting = asyncio.create_task(caller.read())
+    await asyncio.sleep(0)
+    await send(harness, "a")
+    batch = await waiting
+    assert (nothing, batch.behind, caller.bodies) == (LogBatch((), 0), 0, ["a"])
+
+
+async def test_closing_ends_the_wait(harness: BrokerHarness) -> None:
+    """A read that waits when the log is closed returns no commands, and so does each later read."""
+    caller = await opened(harness)
+    waiting = asyncio.create_task(caller.read())
+    await asyncio.sleep(0)
+    await caller.log.close()
+    async with asyncio.timeout(PATIENCE_SECONDS / 2):
+        first = await waiting
+    await send(harness, "a")
+    second = await caller.read()
+    assert [*first.commands, *second.commands] == []
+
+
+async def test_a_closed_log_goes_on_elsewhere(harness: BrokerHarness) -> None:
+    """What a log had fetched when it was closed is read by the next process, at the cursor."""
+    await send(harness, "a", "b", "c")
+    caller = await opened(harness)
+    await caller.read(1)
+    await caller.log.close()
+    other = await continued(harness, caller)
+    assert await other.read_until("c") == ["b", "c"]
+
+
+async def test_health(harness: BrokerHarness) -> None:
+    """A log is down until it was opened."""
+    log = await harness.open_log()
+    before = log.health
+    await log.open(None, OWNER)
+    assert (before.usable, bool(before.reason)) == (False, True)
+    assert log.health.usable
+
+
+# The end of the log, and its tenants
+
+
+async def test_end(harness: BrokerHarness) -> None:
+    """The end is the last command, also before the log was opened. Its epoch is 0."""
+    log = await harness.open_log()
+    empty = await log.end()
+    await send(harness, "a", "b", "c")
+    end = await log.end()
+    caller = LogCaller(log)
+    opening = await caller.open()
+    await caller.read_until("c")
+    last = caller.commands[-1]
+    assert empty == LogCursor(opening.cursor.log, 0, 0, 0)
+    assert end == LogCursor(opening.cursor.log, 0, last.position.sequence, last.stored_at)
+    assert await log.end() == end
+
+
+async def test_opened_at_the_end(harness: BrokerHarness) -> None:
+    """A log that is opened at its end is read from the next command."""
+    await send(harness, "before")
+    first = await opened(harness)
+    end = (await first.log.end())._replace(epoch=first.openings[0].cursor.epoch)
+    caller = LogCaller(await harness.open_log(), end)
+    opening = await caller.open()
+    await send(harness, "after")
+    assert await caller.read_until("after") == ["after"]
+    assert (opening.cursor, opening.is_other, opening.removed, opening.unread) == (end, False, 0, 0)
+
+
+async def test_other_tenants(harness: BrokerHarness) -> None:
+    """The log knows whether it has commands of other tenants, handled or not."""
+    caller = await opened(harness)
+    found = [await caller.log.has_others("a")]
+    await send(harness, "1", "2", tenant="a")
+    found += [await caller.log.has_others("a"), await caller.log.has_others("b")]
+    await send(harness, "3", tenant="b")
+    found += [await caller.log.has_others("a"), await caller.log.has_others("b")]
+    assert found == [False, False, True, True, True]
+
+
+# The cursor
+
+
+async def test_opened_behind_a_cursor(harness: BrokerHarness) -> None:
+    """Another process goes on behind the cursor, with the same positions. It learns how much there is."""
+    await send(harness, "a", "b", "c", "d")
+    caller = await opened(harness)
+    await caller.read(2)
+    other = await continued(harness, caller)
+    await send(harness, "e")
+    assert await other.read_until("e") == ["c", "d", "e"][3 - len(other.commands) :]
+    assert caller.openings[0].unread == 4
+    (opening,) = other.openings
+    assert (opening.cursor, opening.is_other, opening.removed, opening.unread) == (caller.cursor, False, 0, 2)
+    positions = [each.position for each in (*caller.commands, *other.commands)]
+    assert positions == sorted(set(positions))
+    assert {each.epoch for each in positions} == {caller.openings[0].cursor.epoch}
+
+
+async def test_opened_again_at_the_beginning(harness: BrokerHarness) -> None:
+    """A cursor of a log that had no commands leads to its first command."""
+    caller = await opened(harness)
+    await send(harness, "a", "b")
+    other = await continued(harness, caller)
+    assert await other.read_until("b") == ["a", "b"]
+    assert (other.openings[0].is_other, other.openings[0].removed, other.openings[0].unread) == (False, 0, 2)
+
+
+async def test_opened_in_between(harness: BrokerHarness) -> None:
+    """A log that is opened again at an earlier cursor reads the same commands at the same positions."""
+    await send(harness, *"abcdef")
+    caller = await opened(harness)
+    await caller.read_until("f")
+    third = caller.commands[2]
+    assert caller.cursor is not None
+    caller.cursor = caller.cursor._replace(sequence=third.position.sequence, stored_at=third.stored_at)
+    opening = await caller.open()
+    assert (opening.is_other, opening.unread) == (False, 3)
+    assert await caller.read_until("f") == ["d", "e", "f"]
+    assert [each.position for each in caller.commands[6:]] == [each.position for each in caller.commands[3:6]]
+
+
+# Commands that were removed
+
+
+async def test_purged_log(harness: BrokerHarness) -> None:
+    """A log whose commands were removed after they were read is the same log. Nothing is missing."""
+    await send(harness, "a", "b")
+    caller = await opened(harness)
+    await caller.read_until("b")
+    await harness.remove_commands(before=3)
+    other = await continued(harness, caller)
+    await send(harness, "c")
+    assert await other.read_until("c") == ["c"]
+    (opening,) = other.openings
+    assert (opening.cursor, opening.is_other, opening.removed, opening.unread) == (caller.cursor, False, 0, 0)
+
+
+@pytest.mark.parametrize("read", [0, 2])
+async def test_commands_removed_unread(harness: BrokerHarness, read: int) -> None:
+    """If commands were removed before they were read, the log says how many. The others are read."""
+    caller = await opened(harness)
+    await send(harness, *"abcdef")
+    if read:
+        await caller.read(read)
+    await harness.remove_commands(before=6)
+    other = await continued(harness, caller)
+    assert await other.read_until("f") == ["f"]
+    assert (other.openings[0].is_other, other.openings[0].removed, other.openings[0].unread) == (False, 5 - read, 1)
+
+
+@pytest.mark.parametrize("read", [0, 2])
+async def test_all_commands_removed_unread(harness: BrokerHarness, read: int) -> None:
+    """The same is true if nothing is left."""
+    caller = await opened(harness)
+    await send(harness, *"abcd")
+    if read:
+        await caller.read(read)
+    await harness.remove_commands(before=5)
+    other = await continued(harness, caller)
+    assert (other.openings[0].is_other, other.openings[0].removed, other.openings[0].unread) == (False, 4 - read, 0)
+    await send(harness, "e")
+    assert await other.read_until("e") == ["e"]
+
+
+async def test_commands_from_before_the_first_opening(harness: BrokerHarness) -> None:
+    """Commands that were removed before a new database opened the log do not count as removed, then and later."""
+    await send(harness, *"abc")
+    await harness.remove_commands(before=3)
+    caller = await opened(harness)
+    other = await continued(harness, caller)
+    assert await other.read_until("c") == ["c"]
+    assert [(each.is_other, each.removed, each.unread) for each in (*caller.openings, *other.openings)] == [
+        (False, 0, 1)
+    ] * 2
+
+
+# Another log
+
+
+def assert_behind(later: LogCaller, earlier: LogCaller) -> None:
+    """Check that all commands of a caller have a later position than those of an earlier one."""
+    assert later.openings[-1].is_other
+    assert min(each.position for each in later.commands) > max(each.position for each in earlier.commands)
+    assert later.openings[-1].cursor.log != ""
+
+
+async def test_recreated_log(harness: BrokerHarness) -> None:
+    """All commands of a log that was recreated are read, in a new epoch."""
+    await send(harness, "a", "b", "c")
+    caller = await opened(harness)
+    await caller.read_until("c")
+    await harness.recreate_log()
+    await send(harness, *"defghi")
+    other = await continued(harness, caller)
+    assert await other.read_until("i") == list("defghi")
+    assert (other.openings[0].unread, other.openings[0].removed) == (6, 0)
+    assert other.openings[0].cursor.log != caller.openings[0].cursor.log
+    assert_behind(other, caller)
+
+
+async def test_recreated_twice(harness: BrokerHarness) -> None:
+    """Each recreated log has a greater epoch, also if nothing of the one before was read."""
+    await send(harness, "a")
+    callers = [await opened(harness)]
+    await callers[0].read_until("a")
+    for body in ("", "c"):
+        await harness.recreate_log()
+        await send(harness, *body)
+        callers.append(await continued(harness, callers[-1]))
+    assert await callers[-1].read_until("c") == ["c"]
+    epochs = [each.openings[0].cursor.epoch for each in callers]
+    assert epochs == sorted(set(epochs))
+
+
+async def test_recreated_while_it_is_read(harness: BrokerHarness) -> None:
+    """A log that is recreated while it is open cannot be read until it is opened again. Then nothing is skipped."""
+    await send(harness, "a", "b", "c")
+    caller = await opened(harness)
+    await caller.read(1)
+    before = list(caller.commands)
+    await harness.recreate_log()
+    await send(harness, "d", "e")
+    assert (await caller.read_until("e"))[-2:] == ["d", "e"]
+    later = [each.position for each in caller.commands if each.body in {b"d", b"e"}]
+    assert caller.openings[-1].is_other
+    assert min(later) > max(each.position for each in before)
+
+
+async def test_recreated_before_anything_was_read(harness: BrokerHarness) -> None:
+    """A log that was recreated is another one, also if nothing of the first one was read."""
+    caller = await opened(harness)
+    await harness.recreate_log()
+    await send(harness, "a")
+    other = await continued(harness, caller)
+    assert await other.read_until("a") == ["a"]
+    assert other.openings[0].is_other
+    assert other.openings[0].cursor.epoch > caller.openings[0].cursor.epoch
+
+
+@pytest.mark.parametrize("new", [1, 3, 6])
+async def test_log_that_was_rolled_back(harness: BrokerHarness, new: int) -> None:
+    """A log that was restored from an older backup is another one, whether it is shorter, as long, or longer now.
+
+    The new commands are read, in a new epoch. Those of the backup are not read again if the overlap is short.
+    """
+    await send(harness, "a", "b", "c")
+    await harness.save_log()
+    await send(harness, "lost 1", "lost 2", "lost 3")
+    caller = await opened(harness)
+    await caller.read_until("lost 3")
+    await harness.restore_log()
+    bodies = [f"new {number}" for number in range(new)]
+    await send(harness, *bodies)
+    other = await continued(harness, caller)
+    assert await other.read_until(bodies[-1]) == bodies
+    assert_behind(other, caller)
+
+
+@pytest.mark.parametrize("again", [1, 2, 4])
+async def test_overlap(harness: BrokerHarness, again: int) -> None:
+    """Another log is read from a time before that of the cursor. Exactly the commands stored since are read again."""
+    bodies = [f"old {number}" for number in range(4)]
+    await send(harness, *bodies)
+    await harness.save_log()
+    await send(harness, "lost")
+    caller = await opened(harness)
+    await caller.read_until("lost")
+    await harness.restore_log()
+    await send(harness, "new")
+    other = await continued(harness, caller, overlap=since(caller.commands[-1 - again], caller.commands[-1]))
+    assert await other.read_until("new") == [*bodies[-again:], "new"]
+    assert_behind(other, caller)
+
+
+async def test_another_log_that_is_opened_again_before_it_was_read(harness: BrokerHarness) -> None:
+    """A cursor of another log of which nothing was read leads to the same commands, in the same epoch."""
+    await send(harness, "a", "b", "c")
+    await harness.save_log()
+    await send(harness, "lost")
+    caller = await opened(harness)
+    await caller.read_until("lost")
+    overlap = since(caller.commands[2], caller.commands[3])
+    await harness.restore_log()
+    await send(harness, "new")
+    first = await continued(harness, caller, overlap)
+    second = await continued(harness, first, overlap)
+    assert await second.read_until("new") == ["c", "new"]
+    assert (first.openings[0].is_other, second.openings[0].is_other) == (True, False)
+    assert (second.openings[0].cursor, second.openings[0].removed) == (first.openings[0].cursor, 0)
+
+
+async def test_moved_log(harness: BrokerHarness) -> None:
+    """A log that was moved to another broker with all its commands is read on where it was, in the same epoch."""
+    await send(harness, *"abcd")
+    caller = await opened(harness)
+    await caller.read(2)
+    await harness.save_log()
+    await harness.restore_log()
+    other = await continued(harness, caller, timedelta(hours=1))
+    assert await other.read_until("d") == ["c", "d"]
+    assert (other.openings[0].is_other, other.openings[0].unread) == (False, 2)
+    assert other.openings[0].cursor.epoch == caller.openings[0].cursor.epoch
+    assert other.openings[0].cursor.log != caller.openings[0].cursor.log
+    again = await continued(harness, other)
+    assert (again.openings[0].is_other, again.openings[0].cursor) == (False, other.cursor)
+
+
+async def test_log_of_a_broker_whose_clock_is_behind(harness: BrokerHarness) -> None:
+    """Commands of another log are read if the clock of its broker is behind by less than the overlap."""
+    await send(harness, "a")
+    caller = await opened(harness)
+    await caller.read_until("a")
+    assert caller.cursor is not None
+    caller.cursor = caller.cursor._replace(stored_at=caller.cursor.stored_at + 10_000_000_000)
+    await harness.recreate_log()
+    await send(harness, "b", "c")
+    skipping = await continued(harness, caller, timedelta(seconds=5))
+    assert skipping.openings[0].unread == 2
+    other = await continued(harness, caller, timedelta(seconds=11))
+    assert await other.read_until("c") == ["b", "c"]
+
+
+# Outages and other readers
+
+
+@pytest.mark.parametrize("read", [0, 2])
+async def test_outage(harness: BrokerHarness, read: int) -> None:
+    """While the broker is away, nothing can be read. Afterwards each command is read exactly once, in order."""
+    bodies = [f"{number:02}" for number in range(20)]
+    await send(harness, *bodies)
+    caller = await opened(harness)
+    if read:
+        await caller.read(read)
+    await harness.stop()
+    with pytest.raises(LogUnavailableError):
+        await LogCaller(caller.log, caller.cursor).log.open(caller.cursor, OWNER)
+    with pytest.raises(LogUnavailableError):
+        await caller.log.end()
+    with pytest.raises(LogUnavailableError):
+        await caller.log.read(1, MOST_BYTES, 1)
+    assert await caller.log.has_others("acme")
+    await harness.start()
+    await send(harness, "later")
+    await caller.read_until("later", limit=3)
+    assert caller.bodies == [*bodies, "later"]
+    assert not caller.openings[-1].is_other
+
+
+async def test_outage_while_a_read_waits(harness: BrokerHarness) -> None:
+    """A read that waits when the broker goes away raises an error soon."""
+    caller = await opened(harness)
+    waiting = asyncio.create_task(caller.read())
+    await asyncio.sleep(0)
+    await harness.stop()
+    async with asyncio.timeout(PATIENCE_SECONDS / 2):
+        with pytest.raises(LogUnavailableError):
+            await waiting
+    await harness.start()
+    await send(harness, "a")
+    assert await caller.read_until("a") == ["a"]
+
+
+@pytest.mark.parametrize("limits", [(1, 1), (3, 7), (1000, 2)])
+async def test_two_readers(harness: BrokerHarness, limits: Sequence[int]) -> None:
+    """Two processes that read at the same time may disturb each other, but each reads every command once, in order."""
+    bodies = [f"{number:03}" for number in range(40)]
+    await send(harness, *bodies[:20])
+    callers = [await opened(harness) for _ in limits]
+
+    async def read(caller: LogCaller, limit: int) -> None:
+        while len(caller.commands) < len(bodies):
+            try:
+                await caller.read(limit, seconds=0.05)
+            except LogUnavailableError:
+                await caller.open()
+
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
+        for caller, limit in zip(callers, limits, strict=True):
+            group.create_task(read(caller, limit))
+        await send(harness, *bodies[20:])
+    assert [caller.bodies for caller in callers] == [bodies, bodies]
+    assert callers[0].commands[-1].position == callers[1].commands[-1].position
+
+
+async def test_positions_and_names_are_those_of_the_broker(harness: BrokerHarness) -> None:
+    """Positions do not depend on the process that reads, and neither does the name of the log."""
+    await send(harness, "a", "b")
+    callers = [await opened(harness) for _ in range(2)]
+    for caller in callers:
+        await caller.open()
+        await caller.read_until("b")
+    assert callers[0].cursor == callers[1].cursor
+    assert [each.position for each in callers[0].commands] == [each.position for each in callers[1].commands]
+    assert all(isinstance(each.position, Position) for each in callers[0].commands)
+    assert callers[0].commands[0].address == Address(Kind.COMMAND, "acme", "schedule-timer")

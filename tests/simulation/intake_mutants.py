@@ -1,0 +1,159 @@
+"""Mutants of the intake that each simulation with faults must find."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from timer_service.core.events import outbox
+from timer_service.core.intake import apply, commit, crash_care, cursor, reader, shares, trouble, waiting
+from timer_service.core.intake.commit import Commits
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.message import Message
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def _replace(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, old: str, new: str = "") -> None:
+    assert old in statements[name]
+    patch.setitem(statements, name, statements[name].replace(old, new))
+
+
+def cursor_moved_before_the_effects(patch: pytest.MonkeyPatch) -> None:
+    """The cursor is moved in an own transaction, before the commands are applied."""
+    of_log = Commits.of_log
+
+    async def move_and_apply(self: Any, decoded: Any, later: Any, last: Any) -> Any:
+        await self.keep(self._behind(last))
+        return await of_log(self, decoded, later, last)
+
+    patch.setattr(Commits, "of_log", move_and_apply)
+
+
+def cursor_moved_after_the_effects(patch: pytest.MonkeyPatch) -> None:
+    """The cursor is moved in an own transaction, after the commands are applied."""
+    of_log, move = Commits.of_log, cursor.move
+
+    async def stay(tx: Any, place: Any, now: int) -> Any:
+        kept = place._replace(cursor=place.cursor._replace(sequence=0))
+        return (await move(tx, kept, now))._replace(cursor=place.cursor)
+
+    async def apply_and_move(self: Any, decoded: Any, later: Any, last: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(cursor, "move", stay)
+            done = await of_log(self, decoded, later, last)
+        await self.keep(self.place)
+        return done
+
+    patch.setattr(Commits, "of_log", apply_and_move)
+
+
+def cursor_compared_with_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A reader does not notice that another one has moved the cursor."""
+    _replace(patch, cursor._SQL, "move", " AND revision = :revision")
+
+
+def waiting_tenant_applied_directly(patch: pytest.MonkeyPatch) -> None:
+    """Commands of a tenant whose older commands wait are applied at once."""
+    divide = shares.divide
+    patch.setattr(reader, "divide", lambda batch, _waiting, *rest: divide(batch, (), *rest))
+
+
+def stored_in_reverse(patch: pytest.MonkeyPatch) -> None:
+    """The commands of a batch that wait are stored newest first."""
+    patch.setattr(commit, "rows_of", lambda raws: waiting.rows_of(list(raws)[::-1]))
+
+
+def waiting_rows_ordered_by_time(patch: pytest.MonkeyPatch) -> None:
+    """The row that may be applied first comes first, also if an older one of its tenant is tried later."""
+    _replace(patch, waiting._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY available_at, first_sequence")
+    _replace(patch, waiting._SQL, "tenants", "MAX(available_at)", "MIN(available_at)")
+
+
+def waiting_rows_ordered_without_epoch(patch: pytest.MonkeyPatch) -> None:
+    """Commands of a new log come before those of the old one, whose sequences are greater."""
+    _replace(patch, waiting._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY first_sequence")
+
+
+def given_up_after_one_failure(patch: pytest.MonkeyPatch) -> None:
+    """A command that has failed alone once becomes a dead letter."""
+    patch.setattr(trouble, "_MOST_ATTEMPTS", 1)
+
+
+def given_up_after_one_death(patch: pytest.MonkeyPatch) -> None:
+    """A command that was being applied when the process died is not tried again."""
+    patch.setattr(crash_care, "_MOST_DEATHS", 1)
+
+
+def dead_letter_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    """Dead letters are stored in an own transaction, after that of the cursor."""
+    held: list[Message] = []
+
+    async def hold(_tx: Transaction, letters: Sequence[Message], _now: int) -> None:
+        held.extend(letters)
+
+    write = Commits._write_in_order
+
+    async def write_and_add(self: Any, *arguments: Any) -> Any:
+        held.clear()
+        written = await write(self, *arguments)
+        await in_transaction(self._database, lambda tx: outbox.add_dead_letters(tx, held, self._clock.now()))
+        return written
+
+    patch.setattr(apply, "outbox", SimpleNamespace(add=outbox.add, add_dead_letters=hold))
+    patch.setattr(Commits, "_write_in_order", write_and_add)
+
+
+def waiting_row_deleted_in_own_transaction(patch: pytest.MonkeyPatch) -> None:
+    """Commands that waited are applied in one transaction, and their rows deleted in the next one."""
+    of_waiting, advance = Commits.of_waiting, waiting.advance
+    taken: list[tuple[Any, int]] = []
+
+    async def remember(_tx: Transaction, row: Any, number: int) -> None:
+        taken.append((row, number))
+
+    async def apply_and_delete(self: Any, rows: Any, decoded: Any) -> Any:
+        taken.clear()
+        done = await of_waiting(self, rows, decoded)
+
+        async def delete(tx: Transaction) -> None:
+            for row, number in taken:
+                await advance(tx, row, number)
+
+        await in_transaction(self._database, delete)
+        return done
+
+    patch.setattr(commit, "waiting", SimpleNamespace(**{**vars(waiting), "advance": remember}))
+    patch.setattr(Commits, "of_waiting", apply_and_delete)
+
+
+def other_log_read_from_its_end(patch: pytest.MonkeyPatch) -> None:
+    """After the log was replaced, reading goes on at its end."""
+    open_log = reader.LogReader._open_log
+
+    async def open_at_the_end(self: Any, taken: Any) -> None:
+        await open_log(self, taken)
+        if self._commits.place.cursor.epoch != taken.place.cursor.epoch and not taken.is_new:
+            end = (await self._log.end())._replace(epoch=self._commits.place.cursor.epoch)
+            await self._commits.keep(self._commits.place._replace(cursor=end))
+            await self._log.open(end, taken.database_id)
+
+    patch.setattr(reader.LogReader, "_open_log", open_at_the_end)
+
+
+INTAKE_MUTANTS: Sequence[Mutate] = (
+    cursor_moved_before_the_effects,
+    cursor_moved_after_the_effects,
+    cursor_compared_with_nothing,
+    waiting_tenant_applied_directly,
+    stored_in_reverse,
+    waiting_rows_ordered_by_time,
+    waiting_rows_ordered_without_epoch,
+    given_up_after_one_failure,
+    given_up_after_one_death,
+    dead_letter_outside_the_transaction,
+    waiting_row_deleted_in_own_transaction,
+    other_log_read_from_its_end,
+)

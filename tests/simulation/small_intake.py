@@ -1,0 +1,28 @@
+"""Small limits of the intake, so that many commands of a short history wait, and a time that a test moves."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from timer_service.core.intake import crash_care, reader, shares, waiting
+
+
+@contextmanager
+def small_intake(monotonic: Callable[[], float], *, most_bytes: int = waiting.MOST_BYTES) -> Iterator[None]:
+    """Let a tenant have at most half of a batch if more than two commands are behind it, and a row two commands.
+
+    `monotonic` returns the seconds that the reader measures. `most_bytes`: when the waiting commands are too many.
+    """
+    time = SimpleNamespace(monotonic=monotonic)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (reader, crash_care):
+            patch.setattr(module, "time", time)
+        for module in (reader, shares):
+            patch.setattr(module, "FAR_BEHIND", 2)
+        patch.setattr(shares, "_PART", 2)
+        patch.setattr(waiting, "ROW_COMMANDS", 2)
+        patch.setattr(reader, "MOST_BYTES", most_bytes)
+        patch.setattr(crash_care, "_GROUP", 2)
+        yield

@@ -1,0 +1,182 @@
+"""When the gate opens after a start and after an outage."""
+
+import pytest
+
+from tests.harness.builders import command_address
+from tests.harness.clock import ManualClock
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.wiring import make_parts
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.intake import waiting
+from timer_service.core.intake.backlog import LONGEST_WAIT_MS, RECHECK_MS, Backlog, BacklogGate
+from timer_service.core.intake.waiting import find_first, rows_of
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.raw_command import RawCommand
+
+
+async def wake_nothing() -> None:
+    """Wake no loop."""
+
+
+class Site:
+    """A gate, a reader that handles one command in each turn, and a clock that the test moves."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self.database = database
+        self.broker = MemoryBroker()
+        self.gate = BacklogGate(self.broker, database)
+        self.clock = ManualClock()
+        parts = make_parts(database, self.broker, self.clock, RecordingMetrics(), batch_size=1)
+        self.reader = parts.reader([], wake_nothing)
+
+    def send(self, number: int = 1) -> None:
+        """Store commands in the log. They are invalid, so to handle them is to reject them."""
+        for _ in range(number):
+            self.broker.send(command_address(), b"")
+
+    async def handle(self, number: int = 1) -> None:
+        """Handle commands of the log."""
+        for _ in range(number):
+            await self.reader.turn()
+
+    async def is_open(self, *, after_ms: int = 0) -> bool:
+        self.clock.advance(milliseconds=after_ms)
+        return await self.gate.is_open(self.clock.now())
+
+    async def wait(self) -> int:
+        """Ask until the gate is open. Return how long that took, in ms."""
+        began = self.clock.now()
+        while not await self.is_open():
+            self.clock.advance(milliseconds=RECHECK_MS)
+        return self.clock.now() - began
+
+    def lose_the_broker(self) -> None:
+        self.broker.health = Health.down("away")
+
+
+@pytest.fixture
+async def site(sqlite: SqliteDatabase) -> Site:
+    """Return a gate of a process that has just begun to read."""
+    site = Site(sqlite)
+    assert await site.reader.begin()
+    return site
+
+
+async def test_commands_from_before_the_start(site: Site) -> None:
+    """The gate opens when these are handled. Commands that arrive meanwhile do not keep it closed."""
+    site.send(2)
+    found = [await site.is_open()]
+    site.send(2)
+    await site.handle()
+    found.append(await site.is_open())
+    await site.handle()
+    found.append(await site.is_open())
+    assert found == [False, False, True]
+
+
+async def test_an_empty_log(site: Site) -> None:
+    """If no command was stored before the start, the gate is open at once, also if nobody reads."""
+    assert await BacklogGate(site.broker, site.database).is_open(0)
+
+
+async def test_a_log_that_nobody_reads(sqlite: SqliteDatabase) -> None:
+    """A database that has never read the log has handled no command of it."""
+    site = Site(sqlite)
+    site.send()
+    assert not await site.is_open()
+
+
+async def test_an_open_gate_asks_nothing(site: Site) -> None:
+    """Without another outage the gate stays open, whatever waits and even if the log cannot be read."""
+    found = [await site.is_open()]
+    site.send()
+    site.broker.stored.away = "no leader"
+    assert [*found, await site.is_open(after_ms=LONGEST_WAIT_MS)] == [True, True]
+
+
+async def test_a_log_that_cannot_be_read(site: Site) -> None:
+    """While the end of the log is not known, the gate is closed. This does not count as waiting."""
+    site.send()
+    site.broker.stored.away = "no leader"
+    found = [await site.is_open(), await site.is_open(after_ms=LONGEST_WAIT_MS)]
+    site.broker.stored.away = None
+    assert [*found, await site.wait()] == [False, False, LONGEST_WAIT_MS]
+
+
+async def test_each_outage_begins_another_wait(site: Site) -> None:
+    """The gate closes with the connection, and waits for the commands that were stored until it was restored."""
+    found = [await site.is_open()]
+    site.lose_the_broker()
+    site.send()
+    found.append(await site.is_open(after_ms=RECHECK_MS))
+    site.broker.health = HEALTHY
+    found.append(await site.is_open(after_ms=RECHECK_MS))
+    await site.handle()
+    found.append(await site.is_open(after_ms=RECHECK_MS))
+    assert found == [True, False, False, True]
+
+
+async def test_the_longest_wait(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """The gate opens after a minute, although a command is never handled, and stays open until the next outage."""
+    site.send()
+    waited = [await site.wait(), await site.wait()]
+    site.lose_the_broker()
+    site.broker.health = HEALTHY
+    assert [*waited, await site.wait()] == [LONGEST_WAIT_MS, 0, LONGEST_WAIT_MS]
+    assert [line.levelname for line in caplog.records if "going on without" in line.message] == ["WARNING"] * 2
+
+
+async def test_an_outage_does_not_count_as_waiting(site: Site) -> None:
+    """The commands get the whole longest wait after the broker was away, however long that took."""
+    site.send()
+    found = [await site.is_open()]
+    site.lose_the_broker()
+    found.append(await site.is_open(after_ms=RECHECK_MS))
+    site.broker.health = HEALTHY
+    found.append(await site.is_open(after_ms=LONGEST_WAIT_MS))
+    assert [*found, await site.wait()] == [False, False, False, LONGEST_WAIT_MS]
+
+
+async def test_a_clock_that_is_set_back(site: Site) -> None:
+    """The gate waits no longer because the clock was set back."""
+    site.send()
+    found = [await site.is_open(), await site.is_open(after_ms=LONGEST_WAIT_MS - 1)]
+    site.clock.advance(milliseconds=-10 * LONGEST_WAIT_MS)
+    found.append(await site.is_open())
+    assert [*found, await site.is_open(after_ms=1)] == [False, False, False, True]
+
+
+async def store_waiting(site: Site, raws: list[RawCommand], available_at: int) -> None:
+    async with site.database.transaction() as tx:
+        await waiting.add(tx, rows_of(raws), available_at)
+
+
+async def test_waiting_commands(site: Site) -> None:
+    """The gate waits for waiting commands, unless they failed or are locked. `is_read` does not wait for them."""
+    site.send(2)
+    first, second = site.broker.stored.commands
+    backlog = Backlog(site.broker, site.database)
+    assert await backlog.begin()
+    await site.handle(2)
+    now = site.clock.now()
+    assert (await backlog.is_read(), await backlog.is_applied(now)) == (True, True)
+    await store_waiting(site, [first], now + 1)
+    await store_waiting(site, [second], now)  # it is behind the first one
+    found = [await backlog.is_read(), await backlog.is_applied(now), await backlog.is_applied(now + 1)]
+    async with site.database.transaction() as tx:
+        for _ in range(2):
+            (row,) = await find_first(tx, ["acme"])
+            await waiting.advance(tx, row, 1)
+    assert [*found, await backlog.is_applied(now + 1)] == [True, True, False, True]
+
+
+async def test_waiting_commands_from_after_the_start(site: Site) -> None:
+    """Waiting commands that were stored later do not keep the gate closed."""
+    site.send()
+    backlog = Backlog(site.broker, site.database)
+    assert await backlog.begin()
+    await site.handle()
+    site.send()
+    await store_waiting(site, site.broker.stored.commands[1:], 0)
+    assert await backlog.is_applied(site.clock.now())
