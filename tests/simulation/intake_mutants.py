@@ -36,11 +36,12 @@ def cursor_moved_after_the_effects(patch: pytest.MonkeyPatch) -> None:
     """The cursor is moved in an own transaction, after the commands are applied."""
     of_log, move = Commits.of_log, cursor.move
 
-    async def stay(tx: Any, place: Any, now: int) -> Any:
-        kept = place._replace(cursor=place.cursor._replace(sequence=0))
-        return (await move(tx, kept, now))._replace(cursor=place.cursor)
-
     async def apply_and_move(self: Any, decoded: Any, later: Any, last: Any) -> Any:
+        before = self.place.cursor
+
+        async def stay(tx: Any, place: Any, now: int) -> Any:
+            return (await move(tx, place._replace(cursor=before), now))._replace(cursor=place.cursor)
+
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(cursor, "move", stay)
             done = await of_log(self, decoded, later, last)

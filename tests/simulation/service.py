@@ -208,15 +208,22 @@ class Instance:
     async def read(self) -> bool:
         """Begin if necessary, and take one turn. Return whether there was anything to do."""
         try:
-            if not self._begun:
-                if not await self._reader.begin():
-                    return False
-                self._begun = True
-                self._service.reader_began(self._reader)
+            if not self._begun and not await self._begin():
+                return False
             return await self._reader.turn()
         except EXPECTED_ERRORS:
             self._begun = False
             raise
+
+    async def _begin(self) -> bool:
+        another_reads = False
+        try:
+            self._begun = await self._reader.begin()
+            another_reads = not self._begun
+        finally:
+            if not another_reads:  # after an error it may be the reader too
+                self._service.reader_began(self._reader)
+        return self._begun
 
     async def stop_reader(self) -> None:
         """Stop the reader in order, and start another one."""

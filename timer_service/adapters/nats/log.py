@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import re
+import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,8 @@ class NatsLog:
         self._buffered = 0
         """The bytes of the buffered commands."""
         self._interest: Subscription | None = None
+        self._group = ""
+        """A name of the consumer that only this process knows."""
         self._inbox = ""
         self._inbox_bytes = b""
         self._pull: _Pull | None = None
@@ -241,12 +244,16 @@ class NatsLog:
                     "then this service handles every command that the stream still has"
                 )
             await self._request(f"CONSUMER.DELETE.{name}")
+        self._group = secrets.token_hex(8)
         config = {
             "durable_name": CONSUMER,
             "filter_subject": self._subjects.pattern(Kind.COMMAND),
             "ack_policy": "none",
             "max_waiting": 2 * _REQUESTS,
             "metadata": {_DATABASE: owner},
+            # A pull for the consumer of another process, which has the same name, is refused.
+            "priority_groups": [self._group],
+            "priority_policy": "overflow",
             **self._start(cursor),
         }
         body = {"stream_name": self._stream, "config": config, "action": "create"}
@@ -313,7 +320,7 @@ class NatsLog:
         is_single = now < self._single_until
         requests = _REQUESTS if is_single and not self._is_large else 1
         batch = 1 if is_single or self._is_large else _PULL_MESSAGES
-        ask: dict[str, int] = {"batch": batch, "expires": _PULL_SECONDS * 1_000_000_000}
+        ask: dict[str, Any] = {"batch": batch, "expires": _PULL_SECONDS * 1_000_000_000, "group": self._group}
         if not self._is_large:
             ask["max_bytes"] = self._left = most_bytes // requests
         self._pulls += 1

@@ -86,10 +86,8 @@ class BacklogGate:
         outages = self._broker.outages
         if outages == self._outages:
             return True
-        if self._waits_for != outages:
-            if not await self._backlog.begin():
-                return False
-            self._waits_for, self._looked_at = outages, None
+        if self._waits_for != outages and await self._backlog.begin():
+            self._waits_for = outages
         self._waited_ms += 0 if self._looked_at is None else max(now - self._looked_at, 0)  # it may have been set back
         self._looked_at = now
         if self._waited_ms >= LONGEST_WAIT_MS:
