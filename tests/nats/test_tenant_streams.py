@@ -13,11 +13,12 @@ from nats.js.errors import NoStreamResponseError
 
 from tests.harness.clock import NOW
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
-from timer_service.adapters.nats import NatsBroker, set_up, tenant_streams
+from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.streams import StreamInfo
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.adapters.nats.tenant_streams import separate_tenants
+from timer_service.cli.tenant_streams import commands, set_up
+from timer_service.cli.tenant_streams.commands import separate_tenants
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind
@@ -273,7 +274,7 @@ async def test_operators_add_other_tenants(server: NatsServer, monkeypatch: pyte
                 await separate_tenants(client, SUBJECTS, [names.pop()])
             return await create(*arguments)
 
-        monkeypatch.setattr(tenant_streams, "create", create_late)
+        monkeypatch.setattr(commands, "create", create_late)
         await separate_tenants(client, SUBJECTS, ["c"])
         for tenant in ("a", "b", "c"):
             await publish(client, tenant, tenant)

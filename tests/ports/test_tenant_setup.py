@@ -6,7 +6,7 @@ import nats
 import pytest
 
 from tests.harness.processes import NatsServer
-from timer_service.app.tenant_streams import separate_tenants, stream_events
+from timer_service.cli.tenant_streams.operator import separate_tenants, stream_events
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 

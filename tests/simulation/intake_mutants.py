@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from timer_service.core.events import outbox
-from timer_service.core.intake import apply, commit, crash_care, cursor, reader, shares, trouble, waiting
+from timer_service.core.intake import apply, commit, crash_care, cursor, reader, shares, waiting
 from timer_service.core.intake.commit import Commits
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
@@ -76,11 +76,6 @@ def waiting_rows_ordered_by_time(patch: pytest.MonkeyPatch) -> None:
 def waiting_rows_ordered_without_epoch(patch: pytest.MonkeyPatch) -> None:
     """Commands of a new log come before those of the old one, whose sequences are greater."""
     _replace(patch, waiting._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY first_sequence")
-
-
-def given_up_after_one_failure(patch: pytest.MonkeyPatch) -> None:
-    """A command that has failed alone once becomes a dead letter."""
-    patch.setattr(trouble, "_MOST_ATTEMPTS", 1)
 
 
 def given_up_after_one_death(patch: pytest.MonkeyPatch) -> None:
@@ -152,8 +147,6 @@ INTAKE_MUTANTS: Sequence[Mutate] = (
     stored_in_reverse,
     waiting_rows_ordered_by_time,
     waiting_rows_ordered_without_epoch,
-    given_up_after_one_failure,
-    given_up_after_one_death,
     dead_letter_outside_the_transaction,
     waiting_row_deleted_in_own_transaction,
     other_log_read_from_its_end,

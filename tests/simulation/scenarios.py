@@ -116,6 +116,22 @@ def runs_in_guaranteed_order(service: Service, draw: Draw) -> None:
     checker.finish()
 
 
+def runs_read_late(service: Service, draw: Draw) -> None:
+    """Jobs become stale while reports are in the log, or wait in the database behind one that fails."""
+    history = draw(run_commands())
+    failing = draw(st.integers(0, 2 * len(history)))
+    checker = Checker(service)
+    _begin(service, draw)
+    for number, sent in enumerate(history):
+        checker.send([sent._replace(fails=number == failing)])
+        for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
+            service.read()
+        service.clock.advance(seconds=draw(st.sampled_from([0, 1, 61])))
+        if draw(st.booleans()):
+            service.settle("sweep")
+    checker.finish()
+
+
 def one_reader_with_faults(service: Service, draw: Draw) -> None:
     """A crash or an error can happen at any await."""
     checker = Checker(service)
@@ -190,6 +206,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         many_signals_in_batches,
         odd_orders_with_repeats,
         runs_in_guaranteed_order,
+        runs_read_late,
         one_reader_with_faults,
         two_readers_with_faults,
         schedules_one_by_one,

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.simulation.draws import Scenario
-from tests.simulation.intake_mutants import INTAKE_MUTANTS
+from tests.simulation.intake_mutants import INTAKE_MUTANTS, given_up_after_one_death
 from tests.simulation.scenarios import (
     many_signals_in_batches,
     odd_orders_with_repeats,
@@ -19,6 +19,7 @@ from tests.simulation.scenarios import (
     runs_in_batches,
     runs_in_guaranteed_order,
     runs_one_by_one,
+    runs_read_late,
     signals_in_batches,
     signals_one_by_one,
     two_readers_with_faults,
@@ -137,14 +138,14 @@ _SIGNALS = [signals_one_by_one, signals_in_batches, many_signals_in_batches, odd
 MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     r1_count_of_a_group_not_written: _RUNS,
     r2_limit_checked_after_filtering: _SIGNALS,
-    r3_stale_before_the_backlog: _FAULTS,
-    stale_before_waiting_reports: _FAULTS,
+    r3_stale_before_the_backlog: [runs_read_late],
+    stale_before_waiting_reports: [runs_read_late],
     r8_unknown_dropped_jobs_not_kept: _RUNS,
     r10_firing_id_without_creation_of_signal: [signals_one_by_one],
     r13_ready_after_end: _RUNS,
     pending_commands_unsorted: [odd_orders_with_repeats, runs_in_guaranteed_order],
     cancelled_upstream_does_not_skip: _RUNS,
-    **dict.fromkeys(INTAKE_MUTANTS, _FAULTS),
+    **dict.fromkeys((*INTAKE_MUTANTS, given_up_after_one_death), _FAULTS),
     **SCHEDULE_MUTANTS,
     **WORKFLOW_MUTANTS,
 }

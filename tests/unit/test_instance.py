@@ -108,6 +108,7 @@ async def test_disabled_workflows(new: NewInstance) -> None:
     async with instance.running():
         reply = await instance.broker.request("poll-tasks", "acme", b"{}")
         running = set(task_names())
+        await until(lambda: "catch-up" not in task_names())
         status, _ = await instance.page("/readyz")
     assert (reply.code, status) == ("BUSY", 200)
     assert running.isdisjoint({"requests", "polls", "tasks", "workflow-workers", "workflow-deadlines"})

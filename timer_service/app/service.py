@@ -21,7 +21,7 @@ from timer_service.config import Config
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.loop import Loop, Worker
 from timer_service.core.due.wakeups import Wakeups
-from timer_service.core.intake.backlog import RECHECK_MS, BacklogGate
+from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.commit import ignore_done
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _UPKEEP_INTERVAL = timedelta(seconds=5)
 _STREAMS = "streams"
+_LOOK_SECONDS = 0.05
 _CATCHING_UP = Health.down("nothing fires until the commands are handled that were stored before the start")
 
 
@@ -199,7 +200,7 @@ class App:
         """
         gate = BacklogGate(self._broker, self._database)
         while not await self._is_open(gate):  # noqa: ASYNC110 - nothing says when it opens
-            await asyncio.sleep(RECHECK_MS / 1000)
+            await asyncio.sleep(_LOOK_SECONDS)
         self._caught_up.set()
 
     async def _is_open(self, gate: BacklogGate) -> bool:

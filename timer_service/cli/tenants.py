@@ -38,7 +38,7 @@ def separate(tenants: Tenants, server: Server = None) -> None:
     Then a flood of commands of one tenant does not delay the others. A tenant without such a stream can publish no
     command afterwards. Run it again for new tenants.
     """
-    from timer_service.app.tenant_streams import separate_tenants  # noqa: PLC0415 - `usage` needs no adapter
+    from timer_service.cli.tenant_streams.operator import separate_tenants  # noqa: PLC0415 - `usage` needs no adapter
 
     new = run_async(separate_tenants(client_config(server), tenants))
     if new:
@@ -53,7 +53,7 @@ def events(tenants: Readers, server: Server = None) -> None:
 
     Each stream takes the events of its tenant from the stream of events, and keeps each one until it is acknowledged.
     """
-    from timer_service.app.tenant_streams import stream_events  # noqa: PLC0415 - `usage` needs no adapter
+    from timer_service.cli.tenant_streams.operator import stream_events  # noqa: PLC0415 - `usage` needs no adapter
 
     for tenant, stream in run_async(stream_events(client_config(server), tenants)).items():
         typer.echo(f"{tenant}: reads the stream {stream} with the consumer {tenant}")

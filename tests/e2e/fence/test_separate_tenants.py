@@ -13,7 +13,7 @@ from tests.harness.attacks.attack import LONG_AFTER
 from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
 from tests.harness.processes import NatsServer, Service
 from tests.harness.raw_nats import RawMessage, RawNats
-from timer_service.app.tenant_streams import separate_tenants as set_up
+from timer_service.cli.tenant_streams.operator import separate_tenants as set_up
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 

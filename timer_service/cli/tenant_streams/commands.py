@@ -14,9 +14,9 @@ from nats.aio.client import Client
 
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.log import nanoseconds
-from timer_service.adapters.nats.set_up import SECONDS, create, create_consumer, find, find_info, start_errors
 from timer_service.adapters.nats.streams import TENANT_CONSUMER, StreamInfo, wanted_stream
 from timer_service.adapters.nats.subjects import Subjects, covers
+from timer_service.cli.tenant_streams.set_up import SECONDS, create, create_consumer, find, find_info, start_errors
 from timer_service.core.values.message import Kind
 
 _WINDOW = 16

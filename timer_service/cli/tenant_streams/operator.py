@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from timer_service.adapters.nats.connect import connect
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.adapters.nats.tenant_events import stream_events as stream
-from timer_service.adapters.nats.tenant_streams import separate_tenants as separate
 from timer_service.app.login import nats_login
+from timer_service.cli.tenant_streams.commands import separate_tenants as separate
+from timer_service.cli.tenant_streams.events import stream_events as stream
 from timer_service.config import Config
 
 _UNSENT_BYTES = 1024 * 1024

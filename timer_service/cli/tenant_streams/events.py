@@ -10,9 +10,9 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from timer_service.adapters.nats.set_up import create, create_consumer, find, find_info, start_errors
 from timer_service.adapters.nats.streams import StreamInfo, wanted_stream
 from timer_service.adapters.nats.subjects import Subjects
+from timer_service.cli.tenant_streams.set_up import create, create_consumer, find, find_info, start_errors
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind
 

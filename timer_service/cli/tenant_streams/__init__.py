@@ -1,0 +1,1 @@
+"""Streams of their own for tenants, which the operator sets up."""
