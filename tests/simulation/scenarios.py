@@ -30,7 +30,7 @@ from tests.simulation.run_histories import run_commands
 from tests.simulation.run_model import RunsModel
 from tests.simulation.schedule_scenarios import schedules_one_by_one, schedules_read_late, schedules_with_faults
 from tests.simulation.service import INSTANCES, Row, SentCommand, Service
-from tests.simulation.signal_histories import many_signals, signal_commands
+from tests.simulation.signal_histories import many_signals, recreated_signals, signal_commands
 from tests.simulation.workflow_scenarios import (
     workflows_one_by_one,
     workflows_with_faults,
@@ -73,6 +73,11 @@ def runs_in_batches(service: Service, draw: Draw) -> None:
     assert _run_tables(service.snapshot()) == _run_tables(rows)
     assert _event_bodies(service).items() <= events.items()
     checker.check_retention()
+
+
+def signals_created_again(service: Service, draw: Draw) -> None:
+    """Signals end and are created again, and transitions have few event ids."""
+    play_one_by_one(service, draw(recreated_signals()))
 
 
 def signals_in_batches(service: Service, draw: Draw) -> None:
@@ -150,6 +155,19 @@ def one_reader_with_faults(service: Service, draw: Draw) -> None:
     checker.finish()
 
 
+def one_reader_that_crashes(service: Service, draw: Draw) -> None:
+    """The process dies again and again while it reads."""
+    checker = Checker(service)
+    history = draw(mixed_commands())
+    _begin(service, draw)
+    for size in draw(splits(len(history))):
+        checker.send(history[:size])
+        del history[:size]
+        for fault in draw(st.lists(crashes(Point), max_size=5)):
+            service.read(fault=fault)
+    checker.finish()
+
+
 def two_readers_with_faults(service: Service, draw: Draw) -> None:
     """Two readers, any fault at any await, leases that run out, and changes of the log."""
     checker = Checker(service)
@@ -201,6 +219,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     for scenario in (
         runs_one_by_one,
         signals_one_by_one,
+        signals_created_again,
         runs_in_batches,
         signals_in_batches,
         many_signals_in_batches,
@@ -208,6 +227,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         runs_in_guaranteed_order,
         runs_read_late,
         one_reader_with_faults,
+        one_reader_that_crashes,
         two_readers_with_faults,
         schedules_one_by_one,
         schedules_read_late,

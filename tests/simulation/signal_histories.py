@@ -61,6 +61,19 @@ def signal_commands(draw: st.DrawFn, most: int = 10) -> list[SentCommand]:
     return history
 
 
+@st.composite
+def recreated_signals(draw: st.DrawFn) -> list[SentCommand]:
+    """Draw commands that create one signal, move its work item, and end the signal, two or three times."""
+    history: list[SentCommand] = []
+    for _ in range(draw(st.integers(2, 3))):
+        item, ends = {"workItemId": draw(_items)}, draw(st.sampled_from(["Resolve", "Resolve", "Cancel"]))
+        moved = {**item, "eventId": f"e{draw(st.integers(1, 2))}", "to": "blocked"}
+        history.append(SentCommand("CreateWorkSignal", "acme", {"signalId": "s00", **item, **_TRIGGERS[0]}))
+        history.append(SentCommand("TransitionWorkItem", "acme", moved))
+        history.append(SentCommand(f"{ends}WorkSignal", "acme", {"signalId": "s00"}))
+    return history
+
+
 def many_signals() -> list[SentCommand]:
     """Return the commands that create more signals of one work item than a transition evaluates inline."""
     return [
