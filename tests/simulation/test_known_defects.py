@@ -7,6 +7,7 @@ import pytest
 
 from tests.harness.clock import after, iso
 from tests.simulation.checker import Checker
+from tests.simulation.faults import Point, crash
 from tests.simulation.log_ledger import LogChange
 from tests.simulation.service import SentCommand, Service, running_service
 from tests.simulation.signal_histories import many_signals
@@ -167,6 +168,23 @@ def test_sweep_goes_on_after_the_log_was_replaced(service: Service) -> None:
     service.change_log(LogChange.RECREATED)
     checker.finish()
     assert [event["payload"]["status"] for event in service.events() if event["type"] == "RunCompleted"] == ["failed"]
+
+
+def test_commands_that_wait_come_before_slots_although_their_log_is_lost(service: Service) -> None:
+    """After a restart, no slot fires before a Pause that waits in the database, also if the log is another one now."""
+    checker = Checker(service, [_schedule("Put", every="PT1M")])
+    service.catch_up()
+    service.is_crowded, service.most_commands = True, 2
+    checker.send([_schedule("Pause"), *[_cancel()] * 4])
+    service.read(fault=crash(Point.BEFORE_COMMIT, 2))  # the first two commands are stored, and not applied
+    assert service.rows("waiting_commands")
+    service.change_log(LogChange.RECREATED)
+    service.clock.advance(seconds=59.5)
+    service.tick("schedules")
+    service.clock.advance(seconds=1)
+    service.tick("schedules")
+    checker.finish()
+    assert service.events() == []
 
 
 _PAST = iso(after(minutes=-1))

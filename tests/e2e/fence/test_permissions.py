@@ -110,8 +110,10 @@ async def test_reply_subject_of_the_service_deletes_no_stream(
     assert await service.terminate() == 0  # its pulls would take the commands
     peer = await connect(broker, "timer-service")
     pull = "$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service"
-    none = b'{"batch": 1, "no_wait": true}'
     streams = operator.connection.jetstream()
+    consumer = await peer.request("$JS.API.CONSUMER.INFO.TIMER_CMD.timer-service")
+    (group,) = consumer["config"]["priority_groups"]
+    none = json.dumps({"batch": 1, "no_wait": True, "group": group}).encode()
     for stream in STREAMS:
         (replies,) = await peer.subscribe(f"TIMERS.API.STREAM.DELETE.{stream}")
         for prefix in ("$JS.API", "TIMERS.API"):

@@ -28,10 +28,12 @@ class Backlog:
         self._end: LogCursor | None = None
         self._epoch: int | None = None
         """The epoch of the log when it was first looked how far it was read."""
+        self._until: Position | None = None
+        """How far the log was read when it was first seen that these commands were."""
 
     async def begin(self) -> bool:
         """Look where the log ends now. Return False if the broker does not say it."""
-        self._end = self._epoch = None
+        self._end = self._epoch = self._until = None
         try:
             self._end = await self._broker.log.end()
         except LogUnavailableError as error:
@@ -48,20 +50,26 @@ class Backlog:
         return until is not None and not await waiting.is_ready(self._database.reader, until, now)
 
     async def _read_until(self) -> Position | None:
-        """Return the position of the last of these commands if the log was read so far."""
+        """Return a position behind which none of these commands is, if the log was read so far.
+
+        Commands of an older log may wait in the database, also if the log has none.
+        """
         if self._end is None and not await self.begin():
             return None
         assert self._end is not None  # noqa: S101 - `begin` has set it
-        if self._end.sequence == 0:
-            return Position(0, 0)
+        if self._until is not None:
+            return self._until
         reached = await cursor.find(self._database.reader)
-        if reached is not None and reached.epoch != (self._epoch or reached.epoch):  # the end was that of another log
+        if reached is None:
+            return None if self._end.sequence else Position(0, 0)
+        if reached.epoch != (self._epoch or reached.epoch):  # the end was that of another log
             await self.begin()
             return None
-        self._epoch = None if reached is None else reached.epoch
-        if reached is None or reached.log != self._end.log or reached.sequence < self._end.sequence:
+        self._epoch = reached.epoch
+        if self._end.sequence and (reached.log != self._end.log or reached.sequence < self._end.sequence):
             return None
-        return Position(reached.epoch, self._end.sequence)
+        self._until = Position(reached.epoch, reached.sequence)
+        return self._until
 
 
 class BacklogGate:
