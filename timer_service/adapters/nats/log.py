@@ -51,6 +51,7 @@ CONSUMER = "timer-service"
 _DATABASE = "timer-service.database"
 _PULL_SECONDS = 5
 _PULL_MESSAGES = 10_000
+_PULL_BATCHES = 2
 _LATE_SECONDS = 3
 """How long after the end of a pull its status may arrive."""
 _WRITE_SECONDS = 5
@@ -305,10 +306,10 @@ class NatsLog:
             self._break(self._text(error))
 
     async def _keep_pulling(self, most_bytes: int) -> None:
-        """Ask for the bytes of a batch if nothing is asked for and less than a batch is buffered.
+        """Ask for the bytes of two batches if nothing is asked for and less than a batch is buffered.
 
-        So at most two batches are in memory. While others publish, the server is slow to begin a pull, so each asks for
-        many messages.
+        So at most three batches are in memory. While others publish, the server is slow to begin a pull, so each asks
+        for many messages.
         """
         if self._pull is not None:
             if time.monotonic() > self._pull.until:
@@ -322,7 +323,7 @@ class NatsLog:
         batch = 1 if is_single or self._is_large else _PULL_MESSAGES
         ask: dict[str, Any] = {"batch": batch, "expires": _PULL_SECONDS * 1_000_000_000, "group": self._group}
         if not self._is_large:
-            ask["max_bytes"] = self._left = most_bytes // requests
+            ask["max_bytes"] = self._left = _PULL_BATCHES * most_bytes // requests
         self._pulls += 1
         self._requests += requests
         self._received = self._ended = 0

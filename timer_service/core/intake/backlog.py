@@ -63,8 +63,8 @@ class Backlog:
         if reached is None:
             return None if self._end.sequence else Position(0, 0)
         if reached.epoch != (self._epoch or reached.epoch):  # the end was that of another log
-            await self.begin()
-            return None
+            self._end = None
+            return await self._read_until()
         self._epoch = reached.epoch
         if self._end.sequence and (reached.log != self._end.log or reached.sequence < self._end.sequence):
             return None

@@ -75,15 +75,19 @@ def reject(raw: RawCommand, rejection: Rejection) -> Rejected:
 
 
 def parts(batch: Sequence[RawCommand], most_bytes: int) -> Iterator[list[RawCommand]]:
-    """Yield parts of a batch, each of at most `most_bytes`. A single command may have more."""
+    """Yield parts of a batch, each of at most `most_bytes`. A single command may have more.
+
+    Large commands do not count: unless they come alone, they are stored without being decoded.
+    """
     part: list[RawCommand] = []
     size = 0
     for raw in batch:
-        if part and size + raw.size > most_bytes:
+        counted = raw.size if raw.size <= LARGE_BYTES else 0
+        if part and size + counted > most_bytes:
             yield part
             part, size = [], 0
         part.append(raw)
-        size += raw.size
+        size += counted
     if part:
         yield part
 

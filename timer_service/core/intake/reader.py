@@ -53,8 +53,8 @@ _LOOK_SECONDS = 0.4
 _KEEP_SECONDS = 1.0
 """How often the reader of a shared database says that it lives."""
 _IDLE_SECONDS = 5.0
-_TURN_SECONDS = 0.25
-"""How often waiting commands have a turn while the log is far ahead."""
+_LOG_SHARE = 3
+"""While the log has more commands, it has so many times as much time as the waiting commands."""
 _LONE_SECONDS = 0.5
 _NOTHING = LogBatch((), 0)
 
@@ -108,7 +108,8 @@ class LogReader:
         self._stopping = asyncio.Event()
         self._health = Health.down("the command log was not opened yet")
         self._working_since: float | None = None
-        self._turn_ended = 0.0
+        self._turn_ended = self._turn_took = 0.0
+        """When the last turn of the waiting commands ended, and how long it took."""
         self._kept_at = 0.0
         self._lone: tuple[str, float, bool] | None = None
         """A tenant, until when this is valid, and whether the log has only its commands."""
@@ -249,8 +250,9 @@ class LogReader:
     def _is_turn_of_waiting(self, batch: LogBatch) -> bool:
         if not self._waiting.has_ready(self._clock.now()):
             return False
-        is_far = batch.behind > FAR_BEHIND and not self._is_full
-        return not is_far or time.monotonic() - self._turn_ended > _TURN_SECONDS
+        if batch.behind == 0 or self._is_full:
+            return True
+        return time.monotonic() - self._turn_ended >= _LOG_SHARE * self._turn_took
 
     async def _apply_batch(self, batch: LogBatch) -> None:
         left = len(batch.commands)
@@ -332,7 +334,7 @@ class LogReader:
 
     async def _apply_waiting(self) -> None:
         """Apply commands of the tenants whose turn it is, in one transaction or more."""
-        self._working_since = time.monotonic()
+        self._working_since = began = time.monotonic()
         tenants = self._waiting.next_tenants(self._clock.now(), self._batch_size, self._budget.part)
         rows = await find_first(self._database.reader, tenants)
         if not rows:  # another process has applied them
@@ -341,6 +343,7 @@ class LogReader:
         self._waiting.end_turn(await self._apply_rows(chosen))
         self._commits.waits_briefly = False
         self._turn_ended = time.monotonic()
+        self._turn_took = self._turn_ended - began
         self._working_since = None
 
     def _fitting(self, rows: Sequence[WaitingRow]) -> list[WaitingRow]:

@@ -34,7 +34,7 @@ def divide(batch: Sequence[RawCommand], waiting: Collection[str], behind: int, s
     if not waiting and not stopped and behind <= FAR_BEHIND and all(each.size <= LARGE_BYTES for each in batch):
         return Shares(list(batch), [])
     heavy = _with_too_many(batch) if behind > FAR_BEHIND else frozenset()
-    alone = behind == 0 and len({each.address.tenant for each in batch}) == 1
+    alone = behind == 0 and len(batch) == 1
     shares = Shares([], [])
     stored: set[str] = set()
     for each in batch:
