@@ -43,7 +43,7 @@ HOUR = 3600
             storage._REFUSED_SECONDS,
             120,
         ],  # a refusal counts until the next attempt
-        [0.1, reader._TURN_SECONDS, reader._PAUSE_SECONDS, trouble._UNHEALTHY_SECONDS, 60],
+        [0.1, reader._LONE_SECONDS, reader._PAUSE_SECONDS, trouble._UNHEALTHY_SECONDS, 60],
         [reader._PAUSE_SECONDS, reader._SLOW_SECONDS, reader._LONGEST_SECONDS, HOUR],
         [0.1, reader._LOOK_SECONDS, reader._KEEP_SECONDS, LEASE / 2],  # a slow transaction costs no lease
         [LEASE + reader._LOOK_SECONDS, 5],  # a fleet goes on so soon after its reader was killed

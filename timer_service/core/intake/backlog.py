@@ -66,10 +66,19 @@ class Backlog:
             self._end = None
             return await self._read_until()
         self._epoch = reached.epoch
-        if self._end.sequence and (reached.log != self._end.log or reached.sequence < self._end.sequence):
+        if self._end.sequence and not await self._is_read_until(reached, self._end):
             return None
         self._until = Position(reached.epoch, reached.sequence)
         return self._until
+
+    async def _is_read_until(self, reached: LogCursor, end: LogCursor) -> bool:
+        """Return whether a cursor is at the end of the log or behind it."""
+        if reached.log != end.log or reached.sequence < end.sequence:
+            return False
+        if reached.stored_at >= end.stored_at:
+            return True
+        # The log was rolled back and has other commands now, or the clock of the broker was set back.
+        return await self.begin() and self._end is not None and self._end[2:] == reached[2:]
 
 
 class BacklogGate:
