@@ -170,6 +170,17 @@ def test_sweep_goes_on_after_the_log_was_replaced(service: Service) -> None:
     assert [event["payload"]["status"] for event in service.events() if event["type"] == "RunCompleted"] == ["failed"]
 
 
+def test_sweep_goes_on_after_the_log_was_rolled_back(service: Service) -> None:
+    """A job ends as stale although the end of the log is a command that was read before it was rolled back."""
+    checker = Checker(service, [_start({"name": "a", "staleAfterSeconds": 60}), *[_report("b", "running")] * 2])
+    service.catch_up()
+    service.change_log(LogChange.ROLLED_BACK)
+    service.catch_up()
+    service.crash()
+    checker.finish()
+    assert [event["payload"]["status"] for event in service.events() if event["type"] == "RunCompleted"] == ["failed"]
+
+
 def test_commands_that_wait_come_before_slots_although_their_log_is_lost(service: Service) -> None:
     """After a restart, no slot fires before a Pause that waits in the database, also if the log is another one now."""
     checker = Checker(service, [_schedule("Put", every="PT1M")])

@@ -73,6 +73,8 @@ class Backlog:
 
     async def _is_read_until(self, reached: LogCursor, end: LogCursor) -> bool:
         """Return whether a cursor is at the end of the log or behind it."""
+        if reached.log == end.log and reached.sequence == 0:  # older commands were read from another log
+            return reached.stored_at >= end.stored_at
         if reached.log != end.log or reached.sequence < end.sequence:
             return False
         if reached.stored_at >= end.stored_at:
