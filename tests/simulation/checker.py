@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tests.simulation import run_check, signal_check
 from tests.simulation.run_model import RunsModel
 from tests.simulation.schedule_check import SchedulesChecker
-from tests.simulation.service import INSTANCES, CommitObserver, Handled, SentCommand, Service
+from tests.simulation.service import INSTANCES, VISIBILITY_TIMEOUT, CommitObserver, Handled, SentCommand, Service
 from tests.simulation.signal_model import SignalsModel
 from tests.simulation.timer_check import TimersChecker
 from timer_service.app.slices import SLICES
@@ -102,6 +102,9 @@ class Checker(CommitObserver):
         for each in list(self.service.disabled):
             self.toggle(each)
         self.read_all()
+        if self.service.has_crashed:
+            self.service.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds() + 1)
+            self._settle()
         self._check_idle()
         for _ in range(_INSTANTS_AT_END):
             if (at := self.service.next_at()) is None or at >= self.service.clock.now() + _FAR_MS:

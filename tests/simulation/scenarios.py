@@ -228,6 +228,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         runs_read_late,
         one_reader_with_faults,
         one_reader_that_crashes,
+        two_readers_with_faults,
         schedules_one_by_one,
         schedules_read_late,
         schedules_with_faults,

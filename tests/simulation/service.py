@@ -301,6 +301,8 @@ class Service(BrokerObserver):
         self.postponed: set[str] = set()
         """The tenants of which a command was tried later, because it had failed or was blocked."""
         self.most_commands, self.is_crowded = BrokerObserver.most_commands, False
+        self.has_crashed = False
+        """Whether a process has ended in this history. Rows that it had claimed are available after their leases."""
         self._errors_before = self.counts[FaultKind.ERROR]
         self._last_reader: object = None
         """The reader that has begun last, unless it has stopped."""
@@ -328,6 +330,7 @@ class Service(BrokerObserver):
 
     def crash(self) -> None:
         """Crash the process and start a new one."""
+        self.has_crashed = True
         self._process.end()
         for each in self._tasks():
             each.gate.resume()

@@ -170,6 +170,19 @@ def test_sweep_goes_on_after_the_log_was_replaced(service: Service) -> None:
     assert [event["payload"]["status"] for event in service.events() if event["type"] == "RunCompleted"] == ["failed"]
 
 
+def test_sweep_goes_on_without_a_command_that_was_lost(service: Service) -> None:
+    """A job ends as stale although the command was lost that was the last one of the log when the sweep looked."""
+    checker = Checker(service, [_start({"name": "a", "staleAfterSeconds": 60})])
+    service.catch_up()
+    service.crash()
+    checker.send([_cancel()])
+    service.clock.advance(minutes=2)
+    service.tick("sweep")
+    service.change_log(LogChange.ROLLED_BACK)
+    checker.finish()
+    assert [event["payload"]["status"] for event in service.events() if event["type"] == "RunCompleted"] == ["failed"]
+
+
 def test_sweep_goes_on_after_the_log_was_rolled_back(service: Service) -> None:
     """A job ends as stale although the end of the log is a command that was read before it was rolled back."""
     checker = Checker(service, [_start({"name": "a", "staleAfterSeconds": 60}), *[_report("b", "running")] * 2])

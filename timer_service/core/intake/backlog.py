@@ -26,18 +26,13 @@ class Backlog:
         self._broker = broker
         self._database = database
         self._end: LogCursor | None = None
-        self._epoch: int | None = None
-        """The epoch of the log when it was first looked how far it was read."""
         self._until: Position | None = None
         """How far the log was read when it was first seen that these commands were."""
 
     async def begin(self) -> bool:
         """Look where the log ends now. Return False if the broker does not say it."""
-        self._end = self._epoch = self._until = None
-        try:
-            self._end = await self._broker.log.end()
-        except LogUnavailableError as error:
-            log.debug("the end of the command log is not known", extra={"reason": str(error)})
+        self._until = None
+        self._end = await self._find_end()
         return self._end is not None
 
     async def is_read(self) -> bool:
@@ -54,33 +49,43 @@ class Backlog:
 
         Commands of an older log may wait in the database, also if the log has none.
         """
-        if self._end is None and not await self.begin():
-            return None
-        assert self._end is not None  # noqa: S101 - `begin` has set it
-        if self._until is not None:
-            return self._until
-        reached = await cursor.find(self._database.reader)
-        if reached is None:
-            return None if self._end.sequence else Position(0, 0)
-        if reached.epoch != (self._epoch or reached.epoch):  # the end was that of another log
-            self._end = None
-            return await self._read_until()
-        self._epoch = reached.epoch
-        if self._end.sequence and not await self._is_read_until(reached, self._end):
-            return None
-        self._until = Position(reached.epoch, reached.sequence)
+        if self._until is None and (self._end is not None or await self.begin()):
+            assert self._end is not None  # noqa: S101 - `begin` has set it
+            reached = await cursor.find(self._database.reader)
+            if _is_at_end(reached, self._end) or await self._is_at_new_end(reached, self._end):
+                self._until = Position(0, 0) if reached is None else Position(reached.epoch, reached.sequence)
         return self._until
 
-    async def _is_read_until(self, reached: LogCursor, end: LogCursor) -> bool:
-        """Return whether a cursor is at the end of the log or behind it."""
-        if reached.log == end.log and reached.sequence == 0:  # older commands were read from another log
-            return reached.stored_at >= end.stored_at
-        if reached.log != end.log or reached.sequence < end.sequence:
+    async def _is_at_new_end(self, reached: LogCursor | None, end: LogCursor) -> bool:
+        """Look again where the log ends, which may be another one now. Return whether it was read so far."""
+        found = await self._find_end()
+        if found is None:
             return False
-        if reached.stored_at >= end.stored_at:
-            return True
-        # The log was rolled back and has other commands now, or the clock of the broker was set back.
-        return await self.begin() and self._end is not None and self._end[2:] == reached[2:]
+        is_replaced = found.log != end.log or found.sequence < end.sequence
+        is_doubtful = reached is not None and reached.log == end.log and reached.sequence >= end.sequence
+        if not (is_replaced or is_doubtful):
+            return False
+        self._end = found
+        return _is_at_end(reached, found)
+
+    async def _find_end(self) -> LogCursor | None:
+        try:
+            return await self._broker.log.end()
+        except LogUnavailableError as error:
+            log.debug("the end of the command log is not known", extra={"reason": str(error)})
+            return None
+
+
+def _is_at_end(reached: LogCursor | None, end: LogCursor) -> bool:
+    """Return whether a log was read to an end. If the times do not fit, it was rolled back and has other commands."""
+    if end.sequence == 0:
+        return True
+    if reached is None or reached.log != end.log:
+        return False
+    if reached.sequence == end.sequence:
+        return reached.stored_at == end.stored_at
+    is_behind = reached.sequence > end.sequence or reached.sequence == 0  # 0: older commands were read from another log
+    return is_behind and reached.stored_at >= end.stored_at
 
 
 class BacklogGate:
