@@ -40,9 +40,14 @@ class LogCaller:
                     return opening
 
     async def read(self, limit: int = 100, most_bytes: int = MOST_BYTES, seconds: float = PATIENCE_SECONDS) -> LogBatch:
-        """Read a batch, and move the cursor behind it."""
+        """Read a batch with all bodies, and move the cursor behind it."""
         assert self.cursor is not None
         batch = await self.log.read(limit, most_bytes, seconds)
+        for each in batch.commands:
+            if each.left_bytes:
+                body = await self.log.body(each)
+                assert body is not None
+                each.body, each.left_bytes = body, 0
         if batch.commands:
             last = batch.commands[-1]
             self.cursor = self.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)

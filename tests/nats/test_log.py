@@ -16,7 +16,6 @@ from tests.harness.processes import NatsServer
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
 from tests.harness.tcp_proxy import DRIPPING, GOOD, TcpProxy
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats import log as log_module
 from timer_service.adapters.nats.login import Login
 from timer_service.core.ports.log import LogUnavailableError
 from timer_service.core.values.errors import StartError
@@ -163,29 +162,29 @@ async def test_large_commands_behind_an_empty_one(tmp_path: Path) -> None:
     assert [len(each.body) for each in caller.commands] == [*sizes, 4]
 
 
-@pytest.mark.parametrize("is_other", [False, True], ids=["same log", "another log"])
-async def test_another_inbox_after_many_requests(
-    server: NatsServer, caller: LogCaller, monkeypatch: pytest.MonkeyPatch, *, is_other: bool
-) -> None:
-    """The log changes its inbox from time to time. It reads on where it was, also if it has read nothing since."""
-    monkeypatch.setattr(log_module, "_MOST_REQUESTS", 1)
-    monkeypatch.setattr(log_module, "_PULL_SECONDS", 1)
-    await publish(server, "before 1", "before 2")
-    await caller.read_until("before 2")
-    assert caller.cursor is not None
-    cursor = caller.cursor
-    if is_other:  # its commands are older than the overlap
-        cursor = cursor._replace(log="another", stored_at=cursor.stored_at + 120 * 10**9)
-    async with connected(server.url) as broker:
-        later = LogCaller(broker.log, cursor)
-        assert (await later.open()).is_other == is_other
-        assert not (await later.read(seconds=2.2)).commands
-        if not is_other:
-            await publish(server, "a")
-            assert await later.read_until("a") == ["a"]
-            assert not (await later.read(seconds=2.2)).commands
-            await publish(server, "b")
-            assert await later.read_until("b") == ["b"]
+async def test_many_large_commands(server: NatsServer, caller: LogCaller) -> None:
+    """The bodies of many large commands are left in the stream, and can be read later. Small ones are complete."""
+    sizes = [100_000, 10] * 400
+    await publish(server, *("x" * size for size in sizes))
+    left = 0
+    while len(caller.commands) < len(sizes):
+        batch = await caller.log.read(100, 1_000_000, PATIENCE_SECONDS)
+        left += sum(each.left_bytes == 100_000 for each in batch.commands)
+        assert all(len(each.body) + each.left_bytes in {10, 100_000} for each in batch.commands)
+        caller.commands += batch.commands
+    bodies = [await caller.log.body(each) if each.left_bytes else each.body for each in caller.commands]
+    assert [len(each or b"") for each in bodies] == sizes
+    assert left > 300
+
+
+async def test_body_of_a_command_that_was_removed(server: NatsServer, caller: LogCaller, js: JetStreamContext) -> None:
+    """There is no body if the broker has removed the command, or if the stream was recreated and has another one."""
+    await publish(server, "x" * 600_000)
+    (command,) = (await caller.log.read(100, 200_000, PATIENCE_SECONDS)).commands
+    assert len(await caller.log.body(command) or b"") == 600_000
+    await js.purge_stream("TIMER_CMD")
+    assert await caller.log.body(command) is None
+    assert command.left_bytes == 600_000
 
 
 # The connection is lost

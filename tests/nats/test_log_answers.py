@@ -161,14 +161,15 @@ async def test_pull_that_ends(site: Site) -> None:
 
 
 async def test_command_that_is_larger_than_a_batch(site: Site) -> None:
-    """If the next command is larger than a batch, it is asked for alone, without a limit."""
+    """If the next command is larger than a batch, bodies are left in the stream from then on."""
     await site.end(b"409 Message Size Exceeds MaxBytes")
     reading = asyncio.create_task(site.read())
     await site.until_pulled(2)
     await site.deliver(1, 1)
     assert await reading == ["1"]
-    asked = [(ask["batch"], "max_bytes" in ask) for _, ask in site.pulls]
-    assert asked[1] == (1, False)
+    written = [json.loads(body) for subject, _, body in site.peer.published if ".CONSUMER.DURABLE.CREATE." in subject]
+    asked = [(each["action"], each["config"]["headers_only"]) for each in written]
+    assert asked == [("create", False), ("update", True)]
 
 
 async def test_pull_without_an_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

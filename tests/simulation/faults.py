@@ -31,6 +31,7 @@ from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import CommandLog, LogBatch, LogCursor, LogUnavailableError, Opening
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.values.message import Message
+from timer_service.core.values.raw_command import RawCommand
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
@@ -453,6 +454,10 @@ class FaultyLog:
     async def read(self, limit: int, most_bytes: int, seconds: float) -> LogBatch:
         async with self._call():
             return await self._inner.read(min(limit, self._observer.most_commands), most_bytes, seconds)
+
+    async def body(self, raw: RawCommand) -> bytes | None:
+        async with self._call():
+            return await self._inner.body(raw)
 
     async def end(self) -> LogCursor:
         async with self._call():

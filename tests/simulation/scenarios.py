@@ -141,6 +141,7 @@ def one_reader_with_faults(service: Service, draw: Draw) -> None:
     """A crash or an error can happen at any await."""
     checker = Checker(service)
     history = draw(mixed_commands())
+    service.broker.stored.leaves = draw(st.sampled_from([None, 0, 150]))
     _begin(service, draw)
     faults = st.one_of(st.none(), crashes(Point), reader_errors)
     for size in draw(splits(len(history))):
@@ -159,6 +160,7 @@ def one_reader_that_crashes(service: Service, draw: Draw) -> None:
     """The process dies again and again while it reads."""
     checker = Checker(service)
     history = draw(mixed_commands())
+    service.broker.stored.leaves = draw(st.sampled_from([None, 0, 150]))
     _begin(service, draw)
     for size in draw(splits(len(history))):
         checker.send(history[:size])

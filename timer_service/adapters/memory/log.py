@@ -26,6 +26,8 @@ class StoredLog:
     """Why the log cannot be read; None: it can."""
     replaced: int = 0
     """How often the log was recreated or rolled back. Readers must open it again then."""
+    leaves: int | None = None
+    """Bodies with more bytes are left in the log; None: none are."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when commands were stored, or the log is another one."""
 
@@ -112,6 +114,12 @@ class MemoryLog:
         except TimeoutError:
             return LogBatch((), 0)
 
+    async def body(self, raw: RawCommand) -> bytes | None:
+        """Return the body of a command that was left in the log."""
+        self._check()
+        found = self._stored.find(raw.position.sequence)
+        return found.body if found is not None and found.stored_at == raw.stored_at else None
+
     async def end(self) -> LogCursor:
         """Return a cursor at the last command."""
         self._check()
@@ -156,14 +164,20 @@ class MemoryLog:
             raise LogUnavailableError("the log is another one")
         earliest = cursor.stored_at - self._overlap_ns if cursor.sequence == 0 else -1
         later = [
-            replace(each, position=Position(cursor.epoch, each.position.sequence))
+            self._read(each, Position(cursor.epoch, each.position.sequence))
             for each in self._stored.commands
             if each.position.sequence > cursor.sequence and each.stored_at >= earliest
         ]
-        sizes = list(accumulate(each.size for each in later[:limit]))
+        sizes = list(accumulate(each.held_bytes for each in later[:limit]))
         count = max(1, sum(size <= most_bytes for size in sizes))
         taken = later[:count]
         if taken:
             last = taken[-1]
             self._cursor = cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
         return LogBatch(taken, len(later) - len(taken))
+
+    def _read(self, stored: RawCommand, position: Position) -> RawCommand:
+        """Return a stored command as it is read."""
+        if (leaves := self._stored.leaves) is None or len(stored.body) <= leaves:
+            return replace(stored, position=position)
+        return replace(stored, position=position, body=b"", left_bytes=len(stored.body))

@@ -6,10 +6,13 @@ metadata names the database of the service, so that a service with another datab
 What is on its way when a connection is lost counts as delivered for the server. The reply subject of each message has
 the number of the delivery, so a gap shows, and the log must be opened again.
 
+Usually commands arrive whole. The consumer leaves their bodies in the stream for some time (`headers_only`) if many
+large ones follow, so that the others behind them are found sooner, and if one is larger than a pull. Then small bodies
+are read one by one, and the reader asks for a large one when it handles the command.
+
 If the service and the stream are in different accounts, the server takes a command without headers and body for the end
-of the answer to a pull, and drops the rest. Then the consumer is created again behind that command, and for some time
-each request asks for a single command. The server also remembers each request for minutes, or until the inbox is
-closed.
+of the answer to a pull, and drops the rest. Then the consumer is created again behind that command, and leaves bodies
+in the stream too: every message has a header then.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ import logging
 import re
 import secrets
 import time
+from base64 import b64decode
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -56,11 +60,17 @@ _LATE_SECONDS = 3
 """How long after the end of a pull its status may arrive."""
 _WRITE_SECONDS = 5
 _FRACTION = re.compile(r"\.(\d{1,9})")
-_REQUESTS = 32
-"""How many requests for a single command are open at a time."""
-_MOST_REQUESTS = 5_000
-"""How many requests one inbox gets."""
-_SINGLE_SECONDS = 10
+_LEAVING_SECONDS = 10
+"""How long bodies are left in the stream after a command that cannot be read otherwise."""
+_FAR_BEHIND_BYTES = 32 * 1024 * 1024
+"""If the commands behind a batch have about so many bytes, large bodies are left in the stream."""
+_LARGE_BYTES = 32 * 1024
+_BODIES_AT_ONCE = 32
+_END_OF_HEADERS = b"\r\n\r\n"
+_NO_LINES = b"NATS/1.0" + _END_OF_HEADERS
+_SIZE_HEADER = re.compile(rb"\r\nNats-Msg-Size: (\d{1,8})\r\n\r\n\Z")
+"""The last header of a message whose body was left in the stream. A publisher may have written it too; then reading the
+body gives none."""
 _ENDS = {"404", "408"}
 """The status of a pull that ended with fewer messages than it asked for."""
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
@@ -71,14 +81,11 @@ _ERRORS = (nats.errors.Error, JetStreamError, OSError, *UNREADABLE_ANSWER)
 
 
 class _Pull(NamedTuple):
-    """One request for messages or several, that have not all ended."""
+    """A request for messages that has not ended."""
 
     inbox: str
-    wanted: int
     until: float
     """When its end must have arrived, as monotonic seconds."""
-    requests: int
-    """How many requests it has. If several, each asks for a single message."""
 
 
 class NatsLog:
@@ -95,24 +102,22 @@ class NatsLog:
         self._buffered = 0
         """The bytes of the buffered commands."""
         self._interest: Subscription | None = None
-        self._group = ""
-        """A name of the consumer that only this process knows."""
+        self._config: Mapping[str, Any] = {}
+        """The settings of the consumer. Its priority group is a name that only this process knows."""
         self._inbox = ""
         self._inbox_bytes = b""
         self._pull: _Pull | None = None
         self._pulls = 0
-        self._requests = 0
-        """How many requests the inbox was named in."""
         self._received = 0
         """How many messages of the pull have arrived."""
         self._left = 0
         """How many bytes may still arrive for the pull, as the server counts them. At 0 it ends without a status."""
-        self._ended = 0
-        """How many requests of the pull have ended without all their messages."""
         self._is_cut = False
         """Whether the server may have dropped the rest of an answer."""
-        self._single_until = 0.0
-        """Until when each request asks for a single message, as monotonic seconds."""
+        self._leaves = False
+        """Whether the consumer leaves bodies in the stream."""
+        self._leaves_until = 0.0
+        """Until when it shall, as monotonic seconds."""
         self._opened_at = LogCursor("", 0)
         self._sequence = 0
         """The last command that has arrived since; 0: none."""
@@ -121,8 +126,6 @@ class NatsLog:
         """The number of the last delivery."""
         self._behind = 0
         self._epoch = 0
-        self._is_large = False
-        """Whether the next message is larger than a batch."""
         self._broken: str | None = "it was not opened yet"
         self._closed = False
         connection.on_lost.append(lambda: self._break("the connection to the broker was lost"))
@@ -153,13 +156,13 @@ class NatsLog:
         while not self._closed:
             if self._broken is not None:
                 raise LogUnavailableError(self._broken)
-            if self._is_cut or (self._requests >= _MOST_REQUESTS and self._pull is None):
+            if self._is_cut:
                 await self._resume()
             await self._keep_pulling(most_bytes)
             if self._buffer:
                 batch = self._take(limit, most_bytes)
                 await self._keep_pulling(most_bytes)
-                return batch
+                return await self._with_small_bodies(batch)
             if (left := until - time.monotonic()) <= 0:
                 break
             self._arrived.clear()
@@ -169,6 +172,16 @@ class NatsLog:
             except TimeoutError:
                 pass
         return LogBatch((), 0)
+
+    async def body(self, raw: RawCommand) -> bytes | None:
+        """Return the body of a command that was left in the stream. See `CommandLog`."""
+        try:
+            found = await self._message({"seq": raw.position.sequence})
+        except _ERRORS as error:
+            raise LogUnavailableError(self._text(error)) from error
+        if found is None or nanoseconds(found["time"]) != raw.stored_at:
+            return None
+        return b64decode(found.get("data") or "")
 
     async def end(self) -> LogCursor:
         """Return a cursor at the last command. See `CommandLog`."""
@@ -245,20 +258,25 @@ class NatsLog:
                     "then this service handles every command that the stream still has"
                 )
             await self._request(f"CONSUMER.DELETE.{name}")
-        self._group = secrets.token_hex(8)
-        config = {
+        self._config = {
             "durable_name": CONSUMER,
             "filter_subject": self._subjects.pattern(Kind.COMMAND),
             "ack_policy": "none",
-            "max_waiting": 2 * _REQUESTS,
             "metadata": {_DATABASE: owner},
             # A pull for the consumer of another process, which has the same name, is refused.
-            "priority_groups": [self._group],
+            "priority_groups": [secrets.token_hex(8)],
             "priority_policy": "overflow",
             **self._start(cursor),
         }
-        body = {"stream_name": self._stream, "config": config, "action": "create"}
-        await self._request(f"CONSUMER.DURABLE.CREATE.{name}", body, seconds=_WRITE_SECONDS)
+        await self._write_consumer("create")
+
+    async def _write_consumer(self, action: str) -> None:
+        """Create or update the consumer. It leaves bodies in the stream if it shall."""
+        self._leaves = time.monotonic() < self._leaves_until
+        config = {**self._config, "headers_only": self._leaves}
+        body = {"stream_name": self._stream, "config": config, "action": action}
+        name = f"CONSUMER.DURABLE.CREATE.{self._stream}.{CONSUMER}"
+        await self._request(name, body, seconds=_WRITE_SECONDS)
 
     def _start(self, cursor: LogCursor) -> Mapping[str, Any]:
         """Return the settings of a consumer that begins behind a cursor.
@@ -275,7 +293,7 @@ class NatsLog:
     async def _listen(self) -> None:
         client = self._connection.client
         self._inbox = client.new_inbox()
-        self._pull, self._requests, self._delivery, self._is_large, self._is_cut = None, 0, 0, False, False
+        self._pull, self._delivery, self._is_cut = None, 0, False
         self._inbox_bytes = self._inbox.encode()
         self._interest = await client.subscribe_many(f"{self._inbox}.*", self._receive)
 
@@ -317,38 +335,51 @@ class NatsLog:
             return
         if self._buffered >= most_bytes:
             return
-        now = time.monotonic()
-        is_single = now < self._single_until
-        requests = _REQUESTS if is_single and not self._is_large else 1
-        batch = 1 if is_single or self._is_large else _PULL_MESSAGES
-        ask: dict[str, Any] = {"batch": batch, "expires": _PULL_SECONDS * 1_000_000_000, "group": self._group}
-        if not self._is_large:
-            ask["max_bytes"] = self._left = _PULL_BATCHES * most_bytes // requests
+        self._left = _PULL_BATCHES * most_bytes
+        ask = {
+            "batch": _PULL_MESSAGES,
+            "max_bytes": self._left,
+            "expires": _PULL_SECONDS * 1_000_000_000,
+            "group": self._config["priority_groups"][0],
+        }
         self._pulls += 1
-        self._requests += requests
-        self._received = self._ended = 0
-        until = now + _PULL_SECONDS + _LATE_SECONDS
-        self._pull = _Pull(f"{self._inbox}.{self._pulls}", requests * batch, until, requests)
+        self._received = 0
+        self._pull = _Pull(f"{self._inbox}.{self._pulls}", time.monotonic() + _PULL_SECONDS + _LATE_SECONDS)
         subject, body = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}", json.dumps(ask).encode()
         try:
-            for _ in range(requests):
-                await self._connection.client.publish(subject, body, reply=self._pull.inbox)
-        except nats.errors.Error as error:
+            if self._leaves != (time.monotonic() < self._leaves_until):
+                await self._write_consumer("update")
+            await self._connection.client.publish(subject, body, reply=self._pull.inbox)
+        except _ERRORS as error:
             self._break(self._text(error))
 
     def _take(self, limit: int, most_bytes: int) -> LogBatch:
-        sizes = accumulate(each.size for each in self._buffer)
+        sizes = accumulate(each.size if each.size <= _LARGE_BYTES else each.held_bytes for each in self._buffer)
         count = max(1, sum(size <= most_bytes for size, _ in zip(sizes, range(limit), strict=False)))
         taken = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
-        self._buffered -= sum(each.size for each in taken)
-        return LogBatch(taken, self._behind + len(self._buffer))
+        self._buffered -= sum(each.held_bytes for each in taken)
+        behind = self._behind + len(self._buffer)
+        average = sum(each.size for each in taken) // len(taken)
+        if average > _LARGE_BYTES and average * behind > _FAR_BEHIND_BYTES:
+            self._leaves_until = max(self._leaves_until, time.monotonic() + 1)
+        return LogBatch(taken, behind)
+
+    async def _with_small_bodies(self, batch: LogBatch) -> LogBatch:
+        """Read the small bodies of a batch that were left in the stream, and put them into their commands."""
+        small = [each for each in batch.commands if each.left_bytes and each.size <= _LARGE_BYTES]
+        for at in range(0, len(small), _BODIES_AT_ONCE):
+            commands = small[at : at + _BODIES_AT_ONCE]
+            for command, body in zip(commands, await asyncio.gather(*map(self.body, commands)), strict=True):
+                if body is not None:
+                    command.body, command.left_bytes = body, 0
+        return batch
 
     def _receive(self, messages: Sequence[ReadMessage]) -> None:
         """Take messages of the inbox. Only the server can send one with the subject of a command there."""
         behind = None
-        for subject, reply, block, body in messages:
+        for subject, reply, headers, body in messages:
             if subject.startswith(self._inbox_bytes):
-                self._receive_status(decode_text(subject), RawHeaders(block))
+                self._receive_status(decode_text(subject), RawHeaders(headers))
                 continue
             try:  # $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<attempt>.<sequence>.<delivery>.<time>.<behind>
                 sequence, delivery, stored_at, behind = map(int, reply.split(b".")[-4:])
@@ -361,54 +392,53 @@ class NatsLog:
             self._delivery += 1
             self._received += 1
             self._sequence = sequence
-            if not (block or body):
+            self._left -= len(subject) + len(reply) + len(headers) + len(body)
+            block, left = (headers, 0) if body else _left_bytes(headers)
+            if not (body or block or left):
                 self._receive_empty()
-            headers = Headers(block) if block else _NO_HEADERS
-            size = len(subject) + len(body) + len(block)
+            size = len(subject) + len(block) + len(body)
             self._buffered += size
-            self._left -= size + len(reply)
             source, address = _read_subject(subject)
             self._buffer.append(
                 RawCommand(  # without the names of the fields, because this is called for each command
                     address,
                     source,
                     body,
-                    headers,
+                    Headers(block) if block else _NO_HEADERS,
                     Position(self._epoch, sequence),
-                    size,
+                    size + left,
                     stored_at,
+                    left,
                 )
             )
         if behind is not None:
-            self._behind, self._is_large = behind, False
+            self._behind = behind
         self._end_pull()
         self._arrived.set()
 
     def _receive_empty(self) -> None:
-        self._single_until = time.monotonic() + _SINGLE_SECONDS
-        if self._pull is not None and self._pull.requests == 1 and self._received < self._pull.wanted:
-            self._is_cut = True
+        """Take a command that ends the answer to the pull if it comes from another account."""
+        self._leaves_until = time.monotonic() + _LEAVING_SECONDS
+        self._is_cut = self._pull is not None and not self._leaves
 
     def _end_pull(self) -> None:
         """Forget the pull if nothing more can arrive for it."""
-        if self._pull is not None:
-            given_up = self._ended * self._pull.wanted // self._pull.requests
-            is_full = self._pull.requests == 1 and self._left == 0
-            if self._received + given_up >= self._pull.wanted or is_full:
-                self._pull = None
+        if self._received >= _PULL_MESSAGES or self._left == 0:
+            self._pull = None
 
     def _receive_status(self, subject: str, headers: RawHeaders) -> None:
         code, description = headers.get("Status") or "", headers.get("Description") or ""
         if self._pull is None or subject != self._pull.inbox or code == "100" or description == _COMPLETED:
             return
         self._arrived.set()
-        if code in _ENDS or _TOO_LARGE in description:
+        is_too_large = _TOO_LARGE in description
+        if code in _ENDS or is_too_large:
             missing = int(headers.get("Nats-Pending-Messages") or 0)
-            if self._pull.requests == 1 and missing and self._received < self._pull.wanted - missing:
+            if missing and self._received < _PULL_MESSAGES - missing:
                 self._break("the end of an answer is missing")
-            self._is_large = _TOO_LARGE in description and self._received == 0
-            self._ended += 1
-            self._end_pull()
+            if is_too_large and self._received == 0:
+                self._leaves_until = time.monotonic() + _LEAVING_SECONDS
+            self._pull = None
         else:
             self._break(f"{code} {description}".strip())
 
@@ -431,6 +461,14 @@ class NatsLog:
         if isinstance(error, nats.errors.TimeoutError):
             return "JetStream does not answer; `timer-service doctor` names every missing permission"
         return error_text(error) if isinstance(error, Exception) else str(error)
+
+
+def _left_bytes(block: bytes) -> tuple[bytes, int]:
+    """Return the headers of a message as they were published, and how many bytes of its body are in the stream."""
+    if (found := _SIZE_HEADER.search(block)) is None:
+        return block, 0
+    published = block[: found.start()] + _END_OF_HEADERS
+    return b"" if published == _NO_LINES else published, int(found[1])
 
 
 @lru_cache(maxsize=1024)

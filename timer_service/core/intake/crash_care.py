@@ -65,7 +65,7 @@ class CrashCare:
         if (alone := self._alone_in_row.get(row.tenant)) is None:  # so the mark is that of a process that has died
             alone = row.tried
             row = row._replace(deaths=row.deaths + (row.tried == 1))
-        row = row._replace(limit=1 if alone > 0 or len(row.commands) <= _GROUP else _GROUP)
+        row = row._replace(limit=1 if alone > 0 or len(row.next) <= _GROUP else _GROUP)
         self._alone_in_row[row.tenant] = max(alone - len(row.next), 0)
         await self._commits.mark_row(row, len(row.next))
         return [row]

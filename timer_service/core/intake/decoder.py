@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.codec import decode_command, decode_envelope, decode_usual_command
-from timer_service.core.values.errors import Rejection
+from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Command, Envelope, TenantPayload, kebab
 from timer_service.core.values.raw_command import RawCommand
 
@@ -62,6 +62,8 @@ def _decode(
 
 def _decode_in_steps(raw: RawCommand, payloads: Mapping[str, type[TenantPayload]]) -> Command | Rejected:
     envelope: Envelope | None = None
+    if raw.left_bytes:
+        return Rejected(raw, Rejection(Code.INTERNAL, "the broker removed this command before it was handled"), None)
     try:
         envelope = decode_envelope(raw.body)
         return decode_command(raw, envelope, payloads)

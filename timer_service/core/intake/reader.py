@@ -355,9 +355,9 @@ class LogReader:
             return [rows[0]._replace(limit=1)]
         chosen: list[WaitingRow] = []
         number = size = 0
-        for row in (row for row in rows if not row.attempt):
-            number += len(row.commands)
-            size += sum(raw.size for raw in row.commands)
+        for row in (row.limited(self._budget.part) for row in rows if not row.attempt):
+            number += len(row.next)
+            size += sum(raw.size for raw in row.next)
             if chosen and (number > self._batch_size or size > self._budget.part):
                 break
             chosen.append(row)
@@ -368,6 +368,9 @@ class LogReader:
 
         Return the tenants that have had their turn: their next command was applied, or it has failed.
         """
+        for raw in (raw for row in rows for raw in row.next if raw.left_bytes):
+            if (body := await self._log.body(raw)) is not None:
+                raw.body, raw.left_bytes = body, 0
         if self._care.gives_up(rows[0]):
             decoded = [_killed(rows[0].commands[0])]
         else:

@@ -31,7 +31,7 @@ def divide(batch: Sequence[RawCommand], waiting: Collection[str], behind: int, s
 
     `stopped`: the names of the messages whose handler fails for every command.
     """
-    if not waiting and not stopped and behind <= FAR_BEHIND and all(each.size <= LARGE_BYTES for each in batch):
+    if not waiting and not stopped and behind <= FAR_BEHIND and not any(map(_is_costly, batch)):
         return Shares(list(batch), [])
     heavy = _with_too_many(batch) if behind > FAR_BEHIND else frozenset()
     alone = behind == 0 and len(batch) == 1
@@ -43,13 +43,18 @@ def divide(batch: Sequence[RawCommand], waiting: Collection[str], behind: int, s
             tenant in stored
             or tenant in heavy
             or message in stopped
-            or (each.size > LARGE_BYTES and not alone)
+            or (_is_costly(each) and not alone)
+            or each.left_bytes > 0
             or waiting_name(tenant) in waiting
         )
         if waits:
             stored.add(tenant)
         (shares.later if waits else shares.now).append(each)
     return shares
+
+
+def _is_costly(command: RawCommand) -> bool:
+    return command.size > LARGE_BYTES or command.left_bytes > 0
 
 
 def _with_too_many(batch: Sequence[RawCommand]) -> frozenset[str]:

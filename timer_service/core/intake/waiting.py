@@ -22,10 +22,11 @@ _SQL = load_sql("timer_service.core.intake", "waiting.sql")
 ROW_COMMANDS = 1000
 """The most commands of one row."""
 ROW_BYTES = 256 * 1024
-"""The most bytes of the commands of one row. A single command may have more."""
+"""The most bytes of the commands of one row, without bodies that were left in the log. A single command may have more.
+"""
 MOST_BYTES = 1024 * 1024 * 1024
 """The log is not read while the waiting commands have more."""
-_NUMBERS = struct.Struct("<QQQIIIII")
+_NUMBERS = struct.Struct("<QQQQIIIII")
 _KEY = ("tenant_id", "epoch", "first_sequence")
 
 
@@ -71,12 +72,12 @@ def _divide(tenant: str, commands: Sequence[RawCommand]) -> Iterator[NewRow]:
     part: list[RawCommand] = []
     size = 0
     for command in commands:
-        is_full = len(part) == ROW_COMMANDS or size + command.size > ROW_BYTES
+        is_full = len(part) == ROW_COMMANDS or size + command.held_bytes > ROW_BYTES
         if part and (is_full or command.position.epoch != part[0].position.epoch):
             yield NewRow(tenant, part, size)
             part, size = [], 0
         part.append(command)
-        size += command.size
+        size += command.held_bytes
     if part:
         yield NewRow(tenant, part, size)
 
@@ -85,7 +86,7 @@ def _dump(command: RawCommand) -> bytes:
     """Return a command as it is stored: the numbers and lengths, and the parts."""
     tenant, message, source = (part.encode() for part in (*command.address[1:], command.source))
     parts = (tenant, message, source, command.headers.block, command.body)
-    numbers = (command.position.sequence, command.stored_at, command.size, *map(len, parts))
+    numbers = (command.position.sequence, command.stored_at, command.size, command.left_bytes, *map(len, parts))
     return b"".join((_NUMBERS.pack(*numbers), *parts))
 
 
@@ -94,7 +95,7 @@ def _load(epoch: int, stored: bytes, skipped: int) -> list[RawCommand]:
     commands: list[RawCommand] = []
     at = 0
     while at < len(stored):
-        sequence, stored_at, size, *lengths = _NUMBERS.unpack_from(stored, at)
+        sequence, stored_at, size, left, *lengths = _NUMBERS.unpack_from(stored, at)
         ends = list(accumulate(lengths, initial=at + _NUMBERS.size))
         at = ends[-1]
         if skipped > 0:
@@ -102,7 +103,7 @@ def _load(epoch: int, stored: bytes, skipped: int) -> list[RawCommand]:
             continue
         source, address = _read_names(stored[ends[0] : ends[3]], lengths[0], lengths[1])
         headers, body = Headers(stored[ends[3] : ends[4]]), stored[ends[4] : at]
-        commands.append(RawCommand(address, source, body, headers, Position(epoch, sequence), size, stored_at))
+        commands.append(RawCommand(address, source, body, headers, Position(epoch, sequence), size, stored_at, left))
     return commands
 
 
@@ -123,7 +124,7 @@ class WaitingRow(NamedTuple):
     done: int
     """How many of its commands are applied."""
     size: int
-    """The bytes of all its commands."""
+    """The bytes of all its commands, without bodies that were left in the log."""
     commands: Sequence[RawCommand]
     """The others."""
     attempt: int
@@ -139,6 +140,11 @@ class WaitingRow(NamedTuple):
     def next(self) -> Sequence[RawCommand]:
         """The commands that one transaction may apply."""
         return self.commands[: self.limit]
+
+    def limited(self, most_bytes: int) -> "WaitingRow":
+        """Return the row with a limit, so that the next commands have at most so many bytes; at least one."""
+        fitting = sum(size <= most_bytes for size in accumulate(raw.size for raw in self.commands))
+        return self._replace(limit=max(1, fitting))
 
     @property
     def key(self) -> dict[str, Any]:

@@ -79,6 +79,16 @@ class CommandLog(Protocol):
 
         Waits up to `seconds` for the first one, and returns no commands if there is none. Raises `LogUnavailableError`
         if a command could be missing or the connection was lost. Then the log must be opened again.
+
+        The body of a large command may be left in the log (`RawCommand.left_bytes`), so that the commands behind it are
+        read sooner.
+        """
+        ...
+
+    async def body(self, raw: RawCommand) -> bytes | None:
+        """Return the body of a command that was left in the log; None if the log does not have the command any more.
+
+        Raises `LogUnavailableError`.
         """
         ...
 

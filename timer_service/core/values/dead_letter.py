@@ -39,7 +39,7 @@ def dead_letter(raw: RawCommand, rejection: Rejection, max_bytes: int) -> Messag
     reasons = _reasons(raw, rejection)
     originals = _original_headers(raw.headers)
     headers = {HEADERS_OMITTED: "true", **reasons} if originals is None else {**originals, **reasons}
-    if len(raw.body) + _size(headers.items()) > max_bytes:
+    if raw.left_bytes or len(raw.body) + _size(headers.items()) > max_bytes:
         return _message(raw, b"", {**headers, BODY_OMITTED: "true"})
     return _message(raw, raw.body, headers)
 

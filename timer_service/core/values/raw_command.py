@@ -25,6 +25,13 @@ class RawCommand:
     """The bytes of subject, headers and body. Every limit in bytes counts them."""
     stored_at: int = 0
     """When the broker stored it, in nanoseconds of the broker's clock; 0 if not known."""
+    left_bytes: int = 0
+    """The bytes of the body if it is empty here because it was left in the log. `CommandLog.body` returns it."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of the command are here."""
+        return self.size - self.left_bytes
 
     @property
     def message_id(self) -> str:
