@@ -17,8 +17,7 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES, Workers, routes
 from timer_service.config import Config
 from timer_service.core.due.lease import Lease, LeasedTable
-from timer_service.core.due.loop import Loop
-from timer_service.core.due.wakeups import Wakeups
+from timer_service.core.due.loop import Loop, Wakeups
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.limits.quotas import Quotas
 from timer_service.metrics import Metrics

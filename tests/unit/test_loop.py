@@ -13,7 +13,7 @@ from timer_service.core.due.loop import Loop, Pass
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.transaction_end import TransactionEnd
+from timer_service.core.ports.transactions import TransactionEnd
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 
 POLL = 5000

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.errors import translate_errors
+from timer_service.adapters.sqlite.statements import translate_errors
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError

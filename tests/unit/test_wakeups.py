@@ -6,8 +6,7 @@ import pytest
 from tests.harness.clock import LoopClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.due.loop import Loop, Pass
-from timer_service.core.due.wakeups import Wakeups
+from timer_service.core.due.loop import Loop, Pass, Wakeups
 
 POLL = timedelta(seconds=5)
 

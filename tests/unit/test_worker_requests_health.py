@@ -15,7 +15,7 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app import worker_requests as module
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.config import Config
-from timer_service.core.due.wakeups import Wakeups
+from timer_service.core.due.loop import Wakeups
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.metrics import Metrics

@@ -19,8 +19,7 @@ from timer_service.app.tasks import KeptTask, finish
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.config import Config
 from timer_service.core.due.lanes import Lane
-from timer_service.core.due.loop import Loop, Worker
-from timer_service.core.due.wakeups import Wakeups
+from timer_service.core.due.loop import Loop, Wakeups, Worker
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.commit import ignore_done
 from timer_service.core.limits.audit import AuditLog

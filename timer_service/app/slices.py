@@ -1,6 +1,6 @@
 """The slices of one instance: the routes of their commands, their queries, and the loops of their workers."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -11,10 +11,9 @@ from timer_service.config import Config
 from timer_service.core.due.handover import Handover, Receiver
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease
-from timer_service.core.due.loop import Loop, Worker
+from timer_service.core.due.loop import Loop, Wakeups, Worker
 from timer_service.core.due.recovery import take_over_claims
 from timer_service.core.due.row_counts import RowCounts
-from timer_service.core.due.wakeups import Wakeups
 from timer_service.core.intake.route import Handle, Route
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
@@ -62,21 +61,12 @@ def routes(
         Route(
             each.commands,
             handler(each, enabled, quotas),
-            _waker(wakeups, each),
+            partial(wakeups.wake_slice, each.wakes),
             offer,
             [handovers[loop] for loop in each.hands_over if loop in handovers],
         )
         for each in SLICES
     ]
-
-
-def _waker(wakeups: Wakeups, slice_: Slice) -> Callable[[int, str | None], Awaitable[None]]:
-    """Return what wakes the loops of a slice, or one of them."""
-
-    async def wake(at: int, loop: str | None) -> None:
-        await wakeups.wake(slice_.wakes if loop is None else (loop,), at)
-
-    return wake
 
 
 def handler(slice_: Slice, enabled: Collection[str], quotas: Quotas) -> Handle:

@@ -8,8 +8,7 @@ from functools import partial
 from timer_service.app.tasks import KeptTask
 from timer_service.config import Config
 from timer_service.core.due.lanes import Lane
-from timer_service.core.due.loop import Loop, Worker
-from timer_service.core.due.wakeups import Wakeups
+from timer_service.core.due.loop import Loop, Wakeups, Worker
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import Broker, QueryReply, Request, RequestSubscription
 from timer_service.core.ports.database import Transaction

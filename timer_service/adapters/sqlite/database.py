@@ -15,18 +15,13 @@ from typing import Any, TypeVar
 
 import aiosqlite
 
-from timer_service.adapters.sqlite.bulk_insert import insert
-from timer_service.adapters.sqlite.errors import translate_errors
-from timer_service.adapters.sqlite.files import create_if_missing, warn_if_shared
-from timer_service.adapters.sqlite.lock_file import open_lock_file
-from timer_service.adapters.sqlite.open_files import OpenFiles
+from timer_service.adapters.sqlite.files import OpenFiles, create_if_missing, open_lock_file, warn_if_shared
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
-from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each
+from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each, insert, translate_errors
 from timer_service.adapters.sqlite.whole_transaction import run_whole
-from timer_service.core.ports.cancellation import run_to_completion
 from timer_service.core.ports.database import Parameters, Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
-from timer_service.core.ports.transaction_end import TransactionEnd
+from timer_service.core.ports.transactions import TransactionEnd, run_to_completion
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 _T = TypeVar("_T")

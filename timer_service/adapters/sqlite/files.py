@@ -1,6 +1,7 @@
-"""Files of SQLite databases: whole copies, private new files, and changes that survive a power cut."""
+"""Files of SQLite databases: whole copies, private new files, the lock, and whether an open file is still there."""
 
 import errno
+import fcntl
 import logging
 import os
 import sqlite3
@@ -10,7 +11,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from timer_service.core.values.errors import StartError
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 log = logging.getLogger(__name__)
 
@@ -160,3 +162,73 @@ def _link(draft: Path, path: Path) -> None:
 
 def _exists(path: Path) -> StartError:
     return StartError(f"{path} exists already: give another name. Nothing was written")
+
+
+class DatabaseInUseError(StartError):
+    """Another process has the lock of the database."""
+
+
+def open_lock_file(path: Path) -> int:
+    """Lock the database at `path`, and return the file whose `os.close` releases it.
+
+    Raises `DatabaseInUseError`, or `StartError` if the file cannot be created.
+    """
+    path = path.resolve()  # a second name of the file has the same lock
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        create_if_missing(Path(f"{path}.lock"))
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise StartError(f"cannot create {path}.lock (TIMER_DB_PATH): {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise DatabaseInUseError(
+            f"another instance uses the database {path} (TIMER_DB_PATH). "
+            "Stop it, or use PostgreSQL (TIMER_DATABASE_URL) for several instances"
+        ) from error
+    return lock
+
+
+class OpenFiles:
+    """The database file and its `-wal` file, as they were when they were opened."""
+
+    def __init__(self, path: Path) -> None:
+        """Remember the files. Call it when the database is open."""
+        self._paths = (path, Path(f"{path.resolve()}-wal"))
+        self._opened = [_identify(each) for each in self._paths]
+        self.health = HEALTHY
+        """The result of the last check."""
+
+    def check(self) -> None:
+        """Raise `DatabaseUnavailableError` if a file was deleted or replaced: its new content ends with the process."""
+        for number, path in enumerate(self._paths):
+            try:
+                found = _identify(path)
+            except OSError as error:
+                self.health = Health.down(f"the file {path} (TIMER_DB_PATH) cannot be looked at: {error}")
+                raise DatabaseUnavailableError(self.health.reason) from error
+            self._opened[number] = self._opened[number] or found  # SQLite creates the `-wal` file when it needs it
+            if found != self._opened[number]:
+                self.health = Health.down(_lost(path))
+                raise DatabaseUnavailableError(self.health.reason)
+        self.health = HEALTHY
+
+
+def _identify(path: Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _lost(path: Path) -> str:
+    return (
+        f"the file {path} was deleted or replaced while the service uses it (TIMER_DB_PATH). Its data is only in this "
+        f"process (pid {os.getpid()}), and `timer-service backup` cannot read it. Do not stop the process before you "
+        'have copied its open files: see "If the database file was deleted" in docs/operations.md. Until then commands '
+        "wait in the broker"
+    )

@@ -22,8 +22,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from timer_service.adapters.sqlite.files import create_if_missing, create_private_file, empty_wal, is_readable, sync
-from timer_service.adapters.sqlite.lock_file import DatabaseInUseError, open_lock_file
+from timer_service.adapters.sqlite.files import (
+    DatabaseInUseError,
+    create_if_missing,
+    create_private_file,
+    empty_wal,
+    is_readable,
+    open_lock_file,
+    sync,
+)
 from timer_service.core.values.errors import StartError
 
 

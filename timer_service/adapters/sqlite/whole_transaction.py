@@ -8,11 +8,9 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from timer_service.adapters.sqlite.bulk_insert import insert
-from timer_service.adapters.sqlite.errors import translate_errors
-from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each
+from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each, insert, translate_errors
 from timer_service.core.ports.database import Parameters, Row, Transaction
-from timer_service.core.ports.transaction_end import TransactionEnd
+from timer_service.core.ports.transactions import TransactionEnd
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}

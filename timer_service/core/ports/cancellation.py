@@ -1,23 +1,8 @@
-"""Steps that a cancellation must not interrupt, and libraries that swallow one."""
+"""Libraries that swallow a cancellation."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
-
-_T = TypeVar("_T")
-
-
-async def run_to_completion(step: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
-    """Finish `step` even if the current task is cancelled, once or more, then re-raise. Return its result."""
-    task = asyncio.ensure_future(step)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        raise
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 @contextmanager

@@ -1,11 +1,12 @@
-"""Transactions that are retried after a conflict with another instance."""
+"""Transactions that are retried after a conflict with another instance, and what the adapters of databases share."""
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.errors import ConflictError, DuplicateError
@@ -47,3 +48,37 @@ async def retry_on_conflict(work: Callable[[], Awaitable[_T]]) -> _T:
             log.info("conflict with another instance; retrying the transaction", extra={"reason": str(error)})
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - jitter, not a secret
     return await work()
+
+
+class TransactionEnd(ExitStack):
+    """What a transaction calls at its end. If this is closed before `committed`, the transaction was rolled back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._then: list[Callable[[], None]] = []
+
+    def on_commit(self, then: Callable[[], None]) -> None:
+        """See `Transaction.on_commit`."""
+        self._then.append(then)
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        """See `Transaction.on_rollback`."""
+        self.callback(undo)
+
+    def committed(self) -> None:
+        """Call what waits for the commit, and forget what waits for a rollback."""
+        self.pop_all()
+        for then in self._then:
+            then()
+
+
+async def run_to_completion(step: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
+    """Finish `step` even if the current task is cancelled, once or more, then re-raise. Return its result."""
+    task = asyncio.ensure_future(step)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
