@@ -8,9 +8,10 @@ import pytest
 
 from tests.harness.clock import NOW
 from tests.harness.raw_nats import header_block
-from timer_service.core.intake import cursor, waiting
+from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.cursor import LEASE_MS, LostCursorError, Place, Taken
-from timer_service.core.intake.waiting import ROW_BYTES, ROW_COMMANDS, Waiting, WaitingRow, rows_of
+from timer_service.core.intake.waiting import Waiting
+from timer_service.core.intake.waiting_rows import ROW_BYTES, ROW_COMMANDS, WaitingRow, rows_of
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.log import LogCursor
 from timer_service.core.ports.transactions import in_transaction
@@ -125,7 +126,7 @@ async def test_processes_that_begin_at_once(store: Database) -> None:
 
 async def write_and_move(tx: Transaction, place: Place, sequence: int) -> Place:
     """Store a command, and move the cursor last."""
-    await waiting.add(tx, rows_of([raw(sequence)]), NOW)
+    await waiting_rows.add(tx, rows_of([raw(sequence)]), NOW)
     return await cursor.move(tx, place, NOW)
 
 
@@ -197,11 +198,11 @@ def parts(command: RawCommand) -> tuple[object, ...]:
 
 
 async def store_waiting(store: Database, *commands: RawCommand, available_at: int = NOW) -> None:
-    await in_transaction(store, lambda tx: waiting.add(tx, rows_of(commands), available_at))
+    await in_transaction(store, lambda tx: waiting_rows.add(tx, rows_of(commands), available_at))
 
 
 async def first_rows(store: Database, *tenants: str) -> list[WaitingRow]:
-    return await waiting.find_first(store.reader, tenants)
+    return await waiting_rows.find_first(store.reader, tenants)
 
 
 async def first_row(store: Database, tenant: str = "acme") -> WaitingRow:
@@ -210,7 +211,7 @@ async def first_row(store: Database, tenant: str = "acme") -> WaitingRow:
 
 
 async def advance(store: Database, row: WaitingRow, number: int) -> None:
-    await in_transaction(store, lambda tx: waiting.advance(tx, row, number))
+    await in_transaction(store, lambda tx: waiting_rows.advance(tx, row, number))
 
 
 async def read_all(store: Database, tenant: str) -> list[RawCommand]:
@@ -243,7 +244,7 @@ async def test_tenants_that_are_none(store: Database) -> None:
     texts = ["", "Ä!", "\x00", r"\xff", "x" * 4000, "acme\n", "a.b", "~unreadable", "acme "]
     commands = [raw(number, tenant) for number, tenant in enumerate(texts)]
     await store_waiting(store, raw(100), *commands)
-    found = await read_all(store, waiting.waiting_name("Ä!"))
+    found = await read_all(store, waiting_rows.waiting_name("Ä!"))
     assert [parts(each) for each in found] == [parts(each) for each in commands]
     assert [each.position.sequence for each in await read_all(store, "acme")] == [100]
 
@@ -267,7 +268,7 @@ async def test_rows_of_several_tenants(store: Database) -> None:
         ("c", [2, 5, 8]),
         ("a", [0, 3, 6]),
     ]
-    assert await waiting.find_tenants(store.reader, ["b", "nobody", "c", "b"]) == {"b", "c"}
+    assert await waiting_rows.find_tenants(store.reader, ["b", "nobody", "c", "b"]) == {"b", "c"}
     assert await first_rows(store) == []
 
 
@@ -293,25 +294,25 @@ async def test_partial_progress(store: Database) -> None:
     """A row of which some commands were applied has the others. It is gone when all were."""
     await store_waiting(store, *(raw(number) for number in range(1, 6)))
     row = await first_row(store)
-    await in_transaction(store, lambda tx: waiting.postpone(tx, row, NOW + 5, 2, "broken"))
-    await in_transaction(store, lambda tx: waiting.mark(tx, row._replace(deaths=1), 1))
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5, 2, "broken"))
+    await in_transaction(store, lambda tx: waiting_rows.mark(tx, row._replace(deaths=1), 1))
     found = []
     for number in (0, 2, 1, 2):
         await advance(store, await first_row(store), number)
         rows = await first_rows(store, "acme")
         found += [([each.position.sequence for each in row.commands], row.done, row.attempt) for row in rows]
     assert found == [([1, 2, 3, 4, 5], 0, 2), ([3, 4, 5], 2, 0), ([4, 5], 3, 0)]
-    assert await waiting.find_tenants(store.reader, ["acme"]) == set()
+    assert await waiting_rows.find_tenants(store.reader, ["acme"]) == set()
 
 
 async def test_command_that_has_failed(store: Database) -> None:
     """What is known of the next command stays until it is applied: attempts, marks and deaths."""
     (new,) = rows_of([raw(1), raw(2)])
-    await in_transaction(store, lambda tx: waiting.add(tx, [new], NOW, 1, "broken"))
+    await in_transaction(store, lambda tx: waiting_rows.add(tx, [new], NOW, 1, "broken"))
     first = await first_row(store)
-    await in_transaction(store, lambda tx: waiting.mark(tx, first._replace(deaths=1), 2))
+    await in_transaction(store, lambda tx: waiting_rows.mark(tx, first._replace(deaths=1), 2))
     marked = await first_row(store)
-    await in_transaction(store, lambda tx: waiting.postpone(tx, marked, NOW + 60_000, 4, "still broken"))
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, marked, NOW + 60_000, 4, "still broken"))
     postponed = await first_row(store)
     await advance(store, postponed, 1)
     after = await first_row(store)
@@ -334,7 +335,7 @@ async def test_commands_before_a_position_that_are_ready(store: Database) -> Non
     await store_waiting(store, raw(5, "later"), available_at=NOW + 1)
 
     async def ready(epoch: int, sequence: int, now: int = NOW) -> bool:
-        return await waiting.is_ready(store.reader, Position(epoch, sequence), now)
+        return await waiting_rows.is_ready(store.reader, Position(epoch, sequence), now)
 
     found = [await ready(*each) for each in ((0, 99), (1, 4), (1, 9), (1, 10), (1, 20), (2, 0))]
     assert found == [False, False, False, True, True, True]
@@ -344,7 +345,7 @@ async def test_commands_before_a_position_that_are_ready(store: Database) -> Non
 async def state(store: Database) -> Waiting:
     """Return what a new process reads of the waiting commands."""
     known = Waiting()
-    await known.load(store.reader)
+    known.load(await waiting_rows.find_all(store.reader))
     return known
 
 
@@ -359,11 +360,11 @@ async def test_a_process_knows_what_waits(store: Database) -> None:
     times = [NOW - 1, NOW, NOW + 4_999, NOW + 5_000]
     for tenant, count in (("a", 3), ("b", 2)):
         rows = rows_of([raw(number, tenant) for number in range(count)])
-        await in_transaction(store, lambda tx, rows=rows: waiting.add(tx, rows, NOW))  # type: ignore[misc]
+        await in_transaction(store, lambda tx, rows=rows: waiting_rows.add(tx, rows, NOW))  # type: ignore[misc]
         known.added(tenant, count, rows[0].size, NOW)
         assert summary(known, times) == summary(await state(store), times)
     row = await first_row(store, "b")
-    await in_transaction(store, lambda tx: waiting.postpone(tx, row, NOW + 5_000, 1, "broken"))
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5_000, 1, "broken"))
     known.postponed("b", NOW + 5_000)
     assert summary(known, times) == summary(await state(store), times)
     assert (known.number, "b" in known, known.has_ready(NOW), known.next_tenants(NOW, 1, 1)) == (5, True, True, ["a"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from timer_service.core.events import outbox
-from timer_service.core.intake import apply, commit, crash_care, cursor, reader, shares, waiting
+from timer_service.core.intake import apply, commit, crash_care, cursor, reader, waiting, waiting_rows
 from timer_service.core.intake.commit import Commits
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
@@ -58,24 +58,26 @@ def cursor_compared_with_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_tenant_applied_directly(patch: pytest.MonkeyPatch) -> None:
     """Commands of a tenant whose older commands wait are applied at once."""
-    divide = shares.divide
+    divide = waiting.divide
     patch.setattr(reader, "divide", lambda batch, _waiting, *rest: divide(batch, (), *rest))
 
 
 def stored_in_reverse(patch: pytest.MonkeyPatch) -> None:
     """The commands of a batch that wait are stored newest first."""
-    patch.setattr(commit, "rows_of", lambda raws: waiting.rows_of(list(raws)[::-1]))
+    patch.setattr(commit, "rows_of", lambda raws: waiting_rows.rows_of(list(raws)[::-1]))
 
 
 def waiting_rows_ordered_by_time(patch: pytest.MonkeyPatch) -> None:
     """The row that may be applied first comes first, also if an older one of its tenant is tried later."""
-    _replace(patch, waiting._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY available_at, first_sequence")
-    _replace(patch, waiting._SQL, "tenants", "MAX(available_at)", "MIN(available_at)")
+    _replace(
+        patch, waiting_rows._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY available_at, first_sequence"
+    )
+    _replace(patch, waiting_rows._SQL, "tenants", "MAX(available_at)", "MIN(available_at)")
 
 
 def waiting_rows_ordered_without_epoch(patch: pytest.MonkeyPatch) -> None:
     """Commands of a new log come before those of the old one, whose sequences are greater."""
-    _replace(patch, waiting._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY first_sequence")
+    _replace(patch, waiting_rows._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY first_sequence")
 
 
 def given_up_after_one_death(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,7 @@ def dead_letter_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_row_deleted_in_own_transaction(patch: pytest.MonkeyPatch) -> None:
     """Commands that waited are applied in one transaction, and their rows deleted in the next one."""
-    of_waiting, advance = Commits.of_waiting, waiting.advance
+    of_waiting, advance = Commits.of_waiting, waiting_rows.advance
     taken: list[tuple[Any, int]] = []
 
     async def remember(_tx: Transaction, row: Any, number: int) -> None:
@@ -121,7 +123,7 @@ def waiting_row_deleted_in_own_transaction(patch: pytest.MonkeyPatch) -> None:
         await in_transaction(self._database, delete)
         return done
 
-    patch.setattr(commit, "waiting", SimpleNamespace(**{**vars(waiting), "advance": remember}))
+    patch.setattr(commit, "waiting_rows", SimpleNamespace(**{**vars(waiting_rows), "advance": remember}))
     patch.setattr(Commits, "of_waiting", apply_and_delete)
 
 

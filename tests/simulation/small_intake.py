@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from timer_service.core.intake import crash_care, reader, shares, waiting
+from timer_service.core.intake import crash_care, reader, waiting, waiting_rows
 
 
 @contextmanager
@@ -19,10 +19,10 @@ def small_intake(monotonic: Callable[[], float], *, most_bytes: int = waiting.MO
     with pytest.MonkeyPatch.context() as patch:
         for module in (reader, crash_care):
             patch.setattr(module, "time", time)
-        for module in (reader, shares):
+        for module in (reader, waiting):
             patch.setattr(module, "FAR_BEHIND", 2)
-        patch.setattr(shares, "_PART", 2)
-        patch.setattr(waiting, "ROW_COMMANDS", 2)
+        patch.setattr(waiting, "_PART", 2)
+        patch.setattr(waiting_rows, "ROW_COMMANDS", 2)
         patch.setattr(reader, "MOST_BYTES", most_bytes)
         patch.setattr(crash_care, "_GROUP", 2)
         yield

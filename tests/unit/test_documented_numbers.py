@@ -13,7 +13,7 @@ from timer_service.cli import process
 from timer_service.config import Config
 from timer_service.core.due import lease, loop, row_counts
 from timer_service.core.events import pause, relay
-from timer_service.core.intake import backlog, cursor, trouble, waiting
+from timer_service.core.intake import backlog, cursor, trouble, waiting, waiting_rows
 from timer_service.core.limits import audit, quotas
 from timer_service.core.ports import clock, turns
 from timer_service.core.requests import query, query_queue, refusals
@@ -48,7 +48,7 @@ NUMBERS = {
         f"by what the other instances add in {word(quotas._VALID_SECONDS)} seconds",
     ],
     "performance.md": [
-        f"A row has {waiting.ROW_BYTES // 1024} KiB or {waiting.ROW_COMMANDS:,} commands",
+        f"A row has {waiting_rows.ROW_BYTES // 1024} KiB or {waiting_rows.ROW_COMMANDS:,} commands",
         f"take long to compute ends after {turns._TRANSACTION_SECONDS * 1000:.0f} ms",
         f"published in chunks of about {relay._CHUNK_BYTES // MIB} MiB",
         f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",

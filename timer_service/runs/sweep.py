@@ -15,7 +15,7 @@ from timer_service.core.due.due_rows import may_be_damaged
 from timer_service.core.due.loop import PASS_SECONDS, Pass
 from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.intake.backlog import Backlog
-from timer_service.core.intake.waiting import find_tenants
+from timer_service.core.intake.waiting_rows import find_tenants
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction

@@ -8,9 +8,9 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake import waiting
+from timer_service.core.intake import waiting_rows
 from timer_service.core.intake.backlog import LONGEST_WAIT_MS, RECHECK_MS, Backlog, BacklogGate
-from timer_service.core.intake.waiting import find_first, rows_of
+from timer_service.core.intake.waiting_rows import find_first, rows_of
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.raw_command import RawCommand
 
@@ -147,7 +147,7 @@ async def test_a_clock_that_is_set_back(site: Site) -> None:
 
 async def store_waiting(site: Site, raws: list[RawCommand], available_at: int) -> None:
     async with site.database.transaction() as tx:
-        await waiting.add(tx, rows_of(raws), available_at)
+        await waiting_rows.add(tx, rows_of(raws), available_at)
 
 
 async def test_waiting_commands(site: Site) -> None:
@@ -165,7 +165,7 @@ async def test_waiting_commands(site: Site) -> None:
     async with site.database.transaction() as tx:
         for _ in range(2):
             (row,) = await find_first(tx, ["acme"])
-            await waiting.advance(tx, row, 1)
+            await waiting_rows.advance(tx, row, 1)
     assert [*found, await backlog.is_applied(now + 1)] == [True, True, False, True]
 
 

@@ -11,10 +11,10 @@ from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake import cursor, waiting
+from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import CommandResult, Route
-from timer_service.core.intake.waiting import rows_of
+from timer_service.core.intake.waiting_rows import rows_of
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Command
@@ -54,7 +54,7 @@ class Processes:
         assert await reader.begin()
         raws = self.broker.stored.commands
         async with self.database.transaction() as tx:
-            await waiting.add(tx, rows_of(raws), 0)
+            await waiting_rows.add(tx, rows_of(raws), 0)
             last = raws[-1]
             end = {"sequence": last.position.sequence, "stored_at": last.stored_at}
             await tx.execute("UPDATE command_log SET sequence = :sequence, stored_at = :stored_at", end)

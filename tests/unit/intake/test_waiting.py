@@ -4,8 +4,9 @@ import pytest
 
 from tests.harness.builders import command_address, raw_command
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake import waiting as rows
-from timer_service.core.intake.waiting import ROW_BYTES, ROW_COMMANDS, Waiting, rows_of
+from timer_service.core.intake import waiting_rows as rows
+from timer_service.core.intake.waiting import Waiting
+from timer_service.core.intake.waiting_rows import ROW_BYTES, ROW_COMMANDS, rows_of
 from timer_service.core.values.dead_letter import UNREADABLE
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Position
 from timer_service.core.values.raw_command import RawCommand
@@ -162,7 +163,7 @@ async def test_known_after_a_start(sqlite: SqliteDatabase) -> None:
     before.applied("a", 1, 0)
     before.postponed("b", 9 * NOW)
     after = Waiting()
-    await after.load(sqlite.reader)
+    after.load(await rows.find_all(sqlite.reader))
     for each in (before, after):
         assert (sorted(each), each.number, each.size) == (["a", "b"], 3, before.size)
         assert [each.next_tenants(at, MANY, MANY) for at in (NOW, 9 * NOW)] == [["a"], ["a", "b"]]

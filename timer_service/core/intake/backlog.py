@@ -5,7 +5,7 @@ A command that was sent while the service or the broker was away shall count bef
 
 import logging
 
-from timer_service.core.intake import cursor, waiting
+from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.log import LogCursor, LogUnavailableError
@@ -42,7 +42,7 @@ class Backlog:
     async def is_applied(self, now: int) -> bool:
         """Return whether all these commands are applied, but for those behind a command that failed or is locked."""
         until = await self._read_until()
-        return until is not None and not await waiting.is_ready(self._database.reader, until, now)
+        return until is not None and not await waiting_rows.is_ready(self._database.reader, until, now)
 
     async def _read_until(self) -> Position | None:
         """Return a position behind which none of these commands is, if the log was read so far.

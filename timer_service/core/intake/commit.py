@@ -8,14 +8,15 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from timer_service.core.intake import cursor, waiting
+from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.apply import Applied, Decoded, Done, Handlers, LeftTooLateError, build_letters, wake
 from timer_service.core.intake.cursor import Place
 from timer_service.core.intake.newest_rejections import NewestRejections
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.replies import inbox_of, send_replies
 from timer_service.core.intake.route import CommandResult
-from timer_service.core.intake.waiting import NewRow, Waiting, WaitingRow, rows_of
+from timer_service.core.intake.waiting import Waiting
+from timer_service.core.intake.waiting_rows import NewRow, WaitingRow, rows_of
 from timer_service.core.limits.audit import OPERATOR_ACTION, REFUSED, REJECTED, AuditLog
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.ports.broker import Broker, Reply
@@ -100,7 +101,7 @@ class Commits:
 
         async def write(tx: Transaction) -> Place:
             place = await cursor.move(tx, self._behind(raw), self._clock.now())
-            await waiting.add(tx, [row], available_at, attempt, error)
+            await waiting_rows.add(tx, [row], available_at, attempt, error)
             return place
 
         self.place = await self._in_transaction(write)
@@ -111,7 +112,7 @@ class Commits:
 
         async def write(tx: Transaction) -> Place:
             place = await cursor.move(tx, self.place, self._clock.now())
-            await waiting.postpone(tx, row, available_at, attempt, error)
+            await waiting_rows.postpone(tx, row, available_at, attempt, error)
             return place
 
         self.place = await self._in_transaction(write)
@@ -126,7 +127,7 @@ class Commits:
 
         async def write(tx: Transaction) -> Place:
             place = await cursor.move(tx, self.place, self._clock.now())
-            await waiting.mark(tx, row, tried)
+            await waiting_rows.mark(tx, row, tried)
             return place
 
         self.place = await self._in_transaction(write)
@@ -200,11 +201,11 @@ class Commits:
         if last is None:
             taken = _taken(rows, len(decoded) + len(left), done.left)
             for row, number in taken:
-                await waiting.advance(tx, row, number)
+                await waiting_rows.advance(tx, row, number)
             return _Written(place, done, (), taken)
         stored = rows_of(sorted([*done.left, *later], key=lambda raw: raw.position)) if done.left or later else ()
         if stored:
-            await waiting.add(tx, stored, now)
+            await waiting_rows.add(tx, stored, now)
         return _Written(place, done, stored, ())
 
     async def _finish(self, done: Done) -> None:

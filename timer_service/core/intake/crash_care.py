@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from timer_service.core.intake.commit import Commits
-from timer_service.core.intake.waiting import WaitingRow
+from timer_service.core.intake.waiting_rows import WaitingRow
 from timer_service.core.values.raw_command import RawCommand
 
 _GROUP = 32
@@ -21,26 +21,21 @@ _ROWS_SECONDS = 30
 
 
 class CrashCare:
-    """What this process knows about the crash before it. After an orderly stop it changes nothing."""
+    """What a process that began after a crash knows about it. It is not needed after an orderly stop."""
 
-    def __init__(self, commits: Commits) -> None:
-        self._commits = commits
-        self._left = 0
-        """How many commands of the log are still applied in small groups."""
-        self._alone = 0
-        """How many of these are applied one by one."""
-        self._rows_until = 0.0
-        self._alone_in_row: dict[str, int] = {}
-        """How many waiting commands are applied one by one, by tenant."""
-
-    def begin(self, tried: int, batch_size: int) -> None:
-        """Begin after a crash. `tried`: how many commands were marked then.
+    def __init__(self, commits: Commits, tried: int, batch_size: int) -> None:
+        """`tried`: how many commands were marked when the process before died.
 
         `batch_size`: how many commands the transaction had at most that was not survived.
         """
-        self._left, self._alone = batch_size, tried
+        self._commits = commits
+        self._left = batch_size
+        """How many commands of the log are still applied in small groups."""
+        self._alone = tried
+        """How many of these are applied one by one."""
         self._rows_until = time.monotonic() + _ROWS_SECONDS
-        self._alone_in_row = {}
+        self._alone_in_row: dict[str, int] = {}
+        """How many waiting commands are applied one by one, by tenant."""
 
     async def limit(self, rest: Sequence[RawCommand], size: int) -> int:
         """Return how many of the next commands of the log one transaction may have. Mark them, if that is few."""

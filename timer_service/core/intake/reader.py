@@ -2,7 +2,7 @@
 
 It takes turns between the log and the commands that wait. One transaction follows the other:
 
-- Of the log: a part of a batch. Most commands are applied at once; `shares` decides which ones wait.
+- Of the log: a part of a batch. Most commands are applied at once; `waiting` decides which ones wait.
 - Of the waiting commands: those of the tenants whose turn it is.
 
 A transaction that fails is repeated with half of its commands, until a single one fails. That one is set aside, and its
@@ -27,9 +27,9 @@ from timer_service.core.intake.decoder import decode, parts, reject
 from timer_service.core.intake.newest_rejections import NewestRejections
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import Route
-from timer_service.core.intake.shares import FAR_BEHIND, divide
 from timer_service.core.intake.trouble import OF_ENVIRONMENT, Trouble
-from timer_service.core.intake.waiting import MOST_BYTES, WaitingRow, find_first
+from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, divide
+from timer_service.core.intake.waiting_rows import WaitingRow, find_all, find_first
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.clock import Clock
@@ -103,7 +103,8 @@ class LogReader:
             on_done=on_done,
         )
         self._waiting = self._commits.waiting
-        self._care = CrashCare(self._commits)
+        self._care: CrashCare | None = None
+        """None after an orderly stop."""
         self._begun = False
         self._stopping = asyncio.Event()
         self._health = Health.down("the command log was not opened yet")
@@ -183,7 +184,7 @@ class LogReader:
         if taken is None:
             return False
         self._commits.place = taken.place
-        await self._waiting.load(self._database.reader)
+        self._waiting.load(await find_all(self._database.reader))
         await self._open_log(taken)
         self._set_health(Health())
         self._begun = True
@@ -206,7 +207,7 @@ class LogReader:
     async def _take(self) -> Taken | None:
         taken = await cursor.take(self._database, self._name, self._clock.now())
         if taken is not None and taken.after_crash:
-            self._care.begin(taken.place.tried, self._batch_size)
+            self._care = CrashCare(self._commits, taken.place.tried, self._batch_size)
         return taken
 
     async def _open_log(self, taken: Taken) -> None:
@@ -279,10 +280,11 @@ class LogReader:
         size = len(rest)
         while rest and not self._stopping.is_set():
             self._working_since = time.monotonic()
-            size = await self._care.limit(rest, size)
+            if self._care is not None:
+                size = await self._care.limit(rest, size)
             piece = rest[:size]
             shares = divide(piece, self._waiting, behind + len(rest) - size, self._trouble.stopped)
-            gives_up = self._care.gives_up_next and bool(shares.now)
+            gives_up = self._care is not None and self._care.gives_up_next and bool(shares.now)
             decoded = [_killed(piece[0])] if gives_up else await self._decode(shares.now)
             later = [*(raw for raw in shares.now[len(decoded) :]), *shares.later]
             try:
@@ -339,7 +341,9 @@ class LogReader:
         rows = await find_first(self._database.reader, tenants)
         if not rows:  # another process has applied them
             raise LostCursorError
-        chosen = await self._care.choose(self._fitting(rows))
+        chosen = self._fitting(rows)
+        if self._care is not None:
+            chosen = await self._care.choose(chosen)
         self._waiting.end_turn(await self._apply_rows(chosen))
         self._commits.waits_briefly = False
         self._turn_ended = time.monotonic()
@@ -371,7 +375,7 @@ class LogReader:
         for raw in (raw for row in rows for raw in row.next if raw.left_bytes):
             if (body := await self._log.body(raw)) is not None:
                 raw.body, raw.left_bytes = body, 0
-        if self._care.gives_up(rows[0]):
+        if CrashCare.gives_up(rows[0]):
             decoded = [_killed(rows[0].commands[0])]
         else:
             decoded = await self._decode([raw for row in rows for raw in row.next])

@@ -1,0 +1,222 @@
+"""The rows of waiting commands: commands that were read from the log, and are applied later."""
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.dead_letter import UNREADABLE
+from timer_service.core.values.headers import Headers
+from timer_service.core.values.message import TENANT_PATTERN, Address, Kind, Position
+from timer_service.core.values.raw_command import RawCommand
+
+_SQL = load_sql("timer_service.core.intake", "waiting_rows.sql")
+
+ROW_COMMANDS = 1000
+"""The most commands of one row."""
+ROW_BYTES = 256 * 1024
+"""The most bytes of the commands of one row, without bodies that were left in the log. A single command may have more.
+"""
+_NUMBERS = struct.Struct("<QQQQIIIII")
+_KEY = ("tenant_id", "epoch", "first_sequence")
+
+
+@lru_cache(maxsize=4096)
+def waiting_name(tenant: str) -> str:
+    """Return the name under which the commands of a tenant wait: its own, or one for all texts that name no tenant."""
+    return tenant if re.fullmatch(TENANT_PATTERN, tenant) else UNREADABLE
+
+
+class NewRow(NamedTuple):
+    """Commands of one tenant that follow each other, to be stored as one row."""
+
+    tenant: str
+    commands: Sequence[RawCommand]
+    size: int
+
+    def parameters(self, available_at: int, attempt: int, error: str | None) -> dict[str, Any]:
+        """Return the parameters of the statement that adds the row."""
+        first, last = self.commands[0].position, self.commands[-1].position
+        return {
+            "tenant_id": self.tenant,
+            "epoch": first.epoch,
+            "first_sequence": first.sequence,
+            "last_sequence": last.sequence,
+            "number": len(self.commands),
+            "size": self.size,
+            "commands": b"".join(map(_dump, self.commands)),
+            "available_at": available_at,
+            "attempt": attempt,
+            "last_error": error,
+        }
+
+
+def rows_of(commands: Iterable[RawCommand]) -> list[NewRow]:
+    """Divide commands into rows. The commands of each tenant stay in their order."""
+    of_tenants: dict[str, list[RawCommand]] = {}
+    for command in commands:
+        of_tenants.setdefault(waiting_name(command.address.tenant), []).append(command)
+    return [row for tenant, own in of_tenants.items() for row in _divide(tenant, own)]
+
+
+def _divide(tenant: str, commands: Sequence[RawCommand]) -> Iterator[NewRow]:
+    part: list[RawCommand] = []
+    size = 0
+    for command in commands:
+        is_full = len(part) == ROW_COMMANDS or size + command.held_bytes > ROW_BYTES
+        if part and (is_full or command.position.epoch != part[0].position.epoch):
+            yield NewRow(tenant, part, size)
+            part, size = [], 0
+        part.append(command)
+        size += command.held_bytes
+    if part:
+        yield NewRow(tenant, part, size)
+
+
+def _dump(command: RawCommand) -> bytes:
+    """Return a command as it is stored: the numbers and lengths, and the parts."""
+    tenant, message, source = (part.encode() for part in (*command.address[1:], command.source))
+    parts = (tenant, message, source, command.headers.block, command.body)
+    numbers = (command.position.sequence, command.stored_at, command.size, command.left_bytes, *map(len, parts))
+    return b"".join((_NUMBERS.pack(*numbers), *parts))
+
+
+def _load(epoch: int, stored: bytes, skipped: int) -> list[RawCommand]:
+    """Return the stored commands, without the first ones."""
+    commands: list[RawCommand] = []
+    at = 0
+    while at < len(stored):
+        sequence, stored_at, size, left, *lengths = _NUMBERS.unpack_from(stored, at)
+        ends = list(accumulate(lengths, initial=at + _NUMBERS.size))
+        at = ends[-1]
+        if skipped > 0:
+            skipped -= 1
+            continue
+        source, address = _read_names(stored[ends[0] : ends[3]], lengths[0], lengths[1])
+        headers, body = Headers(stored[ends[3] : ends[4]]), stored[ends[4] : at]
+        commands.append(RawCommand(address, source, body, headers, Position(epoch, sequence), size, stored_at, left))
+    return commands
+
+
+@lru_cache(maxsize=1024)
+def _read_names(names: bytes, tenant: int, message: int) -> tuple[str, Address]:
+    """Return the source and the address, which are stored behind each other. `tenant`, `message`: their lengths."""
+    text = (names[:tenant], names[tenant : tenant + message], names[tenant + message :])
+    tenant_id, message_type, source = (part.decode() for part in text)
+    return source, Address(Kind.COMMAND, tenant_id, message_type)
+
+
+class WaitingRow(NamedTuple):
+    """One row: commands of a tenant that follow each other, without those that are applied."""
+
+    tenant: str
+    epoch: int
+    first_sequence: int
+    done: int
+    """How many of its commands are applied."""
+    size: int
+    """The bytes of all its commands, without bodies that were left in the log."""
+    commands: Sequence[RawCommand]
+    """The others."""
+    attempt: int
+    """How often the next command has failed alone."""
+    tried: int
+    """How many commands were being applied after a crash."""
+    deaths: int
+    """How many processes have ended while they applied only the next command."""
+    limit: int = ROW_COMMANDS
+    """How many commands one transaction may apply."""
+
+    @property
+    def next(self) -> Sequence[RawCommand]:
+        """The commands that one transaction may apply."""
+        return self.commands[: self.limit]
+
+    def limited(self, most_bytes: int) -> "WaitingRow":
+        """Return the row with a limit, so that the next commands have at most so many bytes; at least one."""
+        fitting = sum(size <= most_bytes for size in accumulate(raw.size for raw in self.commands))
+        return self._replace(limit=max(1, fitting))
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The key of the row, as parameters."""
+        return dict(zip(_KEY, (self.tenant, self.epoch, self.first_sequence), strict=True))
+
+
+async def add(
+    tx: Transaction, rows: Iterable[NewRow], available_at: int, attempt: int = 0, error: str | None = None
+) -> None:
+    """Store rows. `attempt` and `error`: how often the first command has failed alone, and why."""
+    await tx.executemany(_SQL["add"], [row.parameters(available_at, attempt, error) for row in rows])
+
+
+async def find_first(reader: Reader, tenants: Sequence[str]) -> list[WaitingRow]:
+    """Return the oldest row of each tenant."""
+    rows = await reader.fetch_each(_SQL["first"], [{"tenant_id": tenant} for tenant in tenants])
+    found = {row["tenant_id"]: _read(row) for row in rows}
+    return [found[tenant] for tenant in tenants if tenant in found]
+
+
+def _read(row: Row) -> WaitingRow:
+    return WaitingRow(
+        row["tenant_id"],
+        row["epoch"],
+        row["first_sequence"],
+        row["done"],
+        row["size"],
+        _load(row["epoch"], row["commands"], row["done"]),
+        row["attempt"],
+        row["tried"],
+        row["deaths"],
+    )
+
+
+async def advance(tx: Transaction, row: WaitingRow, number: int) -> None:
+    """Record that the first commands of a row are applied."""
+    if number == len(row.commands):
+        await tx.execute(_SQL["delete"], row.key)
+    elif number:
+        await tx.execute(_SQL["advance"], {**row.key, "done": row.done + number})
+
+
+async def postpone(tx: Transaction, row: WaitingRow, available_at: int, attempt: int, error: str) -> None:
+    """Record that the next command of a row could not be applied."""
+    values = {"available_at": available_at, "attempt": attempt, "last_error": error}
+    await tx.execute(_SQL["postpone"], {**row.key, **values})
+
+
+async def mark(tx: Transaction, row: WaitingRow, tried: int) -> None:
+    """Mark the first commands of a row, which are about to be applied after a crash."""
+    await tx.execute(_SQL["try"], {**row.key, "tried": tried, "deaths": row.deaths})
+
+
+async def find_tenants(reader: Reader, tenants: Iterable[str]) -> set[str]:
+    """Return the tenants that have waiting commands."""
+    each = [{"tenant_id": tenant} for tenant in sorted(set(tenants))]
+    return {row["tenant_id"] for row in await reader.fetch_each(_SQL["find_tenant"], each)}
+
+
+async def is_ready(reader: Reader, until: Position, now: int) -> bool:
+    """Return whether a command up to a position waits that may be applied now."""
+    return bool(await reader.fetch(_SQL["ready_before"], {**until._asdict(), "now": now}))
+
+
+class TenantWaits(NamedTuple):
+    """What waits of one tenant."""
+
+    number: int
+    """How many commands."""
+    size: int
+    """Their bytes. Those of a row count until all of its commands are applied."""
+    available_at: int
+    """When the first of them may be applied."""
+
+
+async def find_all(reader: Reader) -> dict[str, TenantWaits]:
+    """Return what waits, by tenant."""
+    rows = await reader.fetch(_SQL["tenants"])
+    return {row["tenant_id"]: TenantWaits(int(row["number"]), int(row["size"]), row["available_at"]) for row in rows}
