@@ -18,10 +18,10 @@ from timer_service.core.values.budget import MIB
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Event
 from timer_service.schedules import store
-from timer_service.schedules.events import ended_events, fired_events
+from timer_service.schedules.events import ended_event, fired_events
 from timer_service.schedules.firing import Decision, decide_in_steps
 from timer_service.schedules.left_to_others import Left, LeftToOthers
-from timer_service.schedules.messages import SkipReason
+from timer_service.schedules.messages import SkipReason, Status
 from timer_service.schedules.pass_order import PassOrder, has_rest
 from timer_service.schedules.schedule import Key, Schedule, fail
 from timer_service.schedules.starts import has_start, settle, slot_starts
@@ -162,9 +162,9 @@ async def fire(
         else:
             done.firings.append(firing)
     events += await _start_all(tx, done, starts, start, now)
-    for firing in done.firings:
-        events += ended_events(firing.before, firing.decision.schedule, now)
-    await store.advance(tx, [*(each.decision.schedule for each in done.firings), *done.failed])
+    after = [firing.decision.schedule for firing in done.firings]
+    events += [ended_event(each, now) for each in after if each.status is Status.ENDED]
+    await store.advance(tx, [*after, *done.failed])
     await store.postpone(tx, done.unreadable, now)
     await outbox.add(tx, events, now)
     return done

@@ -50,14 +50,13 @@ def trigger_start(schedule: Schedule, command: Command, data: str | None) -> Wor
     """Return the workflow that a TriggerSchedule starts. `data` is the input."""
     position = command.position
     name = f"{position.epoch}-{position.sequence}"
-    start = _start(
+    return _start(
         *(schedule.key, name, data),
         spec=_spec(schedule),
         position=position,
         cause=cause_of(command),
         created_at=command.stored_at,
     )
-    return start._replace(is_command=True)
 
 
 def backfill_starts(backfill: Backfill, slots: Sequence[int], data: str | None) -> list[WorkflowStart]:
