@@ -78,11 +78,6 @@ TIMED = (
 """The schedules that wait for their next slot, or for the next attempt."""
 
 
-async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Schedule]:
-    """Return the schedules that exist among `keys`, tombstones included."""
-    return _by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
-
-
 class Shown(NamedTuple):
     """A schedule as a query shows it, without what cannot be read."""
 
@@ -98,8 +93,12 @@ async def find_shown(reader: Reader, key: Key) -> Shown | None:
 
 
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Schedule]:
-    """Like `find`, but lock the rows, in the order of their keys, until the transaction ends."""
-    return _by_key(await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)]))
+    """Return the schedules and tombstones that exist among `keys`, and lock them until the transaction ends.
+
+    They are locked in the order of their keys.
+    """
+    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
+    return {schedule.key: schedule for schedule in (read_schedule(row, row["data"]) for row in rows)}
 
 
 async def save(tx: Transaction, before: Mapping[Key, Schedule], after: Mapping[Key, Schedule]) -> None:
@@ -182,10 +181,6 @@ def _show(row: Row) -> Shown:
     except (ValueError, TypeError):
         return Shown(read_schedule({**{name: row[name] for name in _COLUMNS}, "start": None}, row["data"]), ["start"])
     return Shown(read_schedule(row, row["data"]))
-
-
-def _by_key(rows: Sequence[Row]) -> dict[Key, Schedule]:
-    return {schedule.key: schedule for schedule in (read_schedule(row, row["data"]) for row in rows)}
 
 
 def key_of(row: Row) -> Key:
