@@ -9,7 +9,8 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, Statistics, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import overdue_sql
-from timer_service.schedules import backfill_store, store
+from timer_service.schedules import store
+from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import COUNTED, LIVE, SCHEDULES, TIMED
 

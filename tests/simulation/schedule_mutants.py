@@ -14,20 +14,13 @@ from timer_service.core.events import outbox
 from timer_service.core.intake import backlog
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.message import Event
-from timer_service.schedules import (
-    backfill_store,
-    backfill_worker,
-    backfills,
-    cron,
-    events,
-    firing,
-    firing_pass,
-    firing_worker,
-    handler,
-    recurrence,
-    rules,
-    schedule,
-)
+from timer_service.schedules import backfills, events, handler, rules, schedule
+from timer_service.schedules import decision as firing
+from timer_service.schedules.backfill import store as backfill_store
+from timer_service.schedules.backfill import worker as backfill_worker
+from timer_service.schedules.calendar import cron, recurrence
+from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules.firing import worker as firing_worker
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 

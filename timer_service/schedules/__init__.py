@@ -24,9 +24,10 @@ from functools import partial
 
 from timer_service.core.service.slice import Slice
 from timer_service.core.service.workflow_start import StartWorkflows
-from timer_service.schedules import backfill_store, backfills
-from timer_service.schedules.backfill_worker import BackfillWorker
-from timer_service.schedules.firing_worker import LOOP, FiringWorker
+from timer_service.schedules import backfills
+from timer_service.schedules.backfill import store as backfill_store
+from timer_service.schedules.backfill.worker import BackfillWorker
+from timer_service.schedules.firing.worker import LOOP, FiringWorker
 from timer_service.schedules.handler import handle
 from timer_service.schedules.messages import (
     BackfillSchedule,

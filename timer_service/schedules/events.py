@@ -10,7 +10,7 @@ from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import Command, Event
 from timer_service.core.values.stored_json import RawJson, read_stored, write_object
 from timer_service.schedules.backfills import Backfill
-from timer_service.schedules.firing import Decision
+from timer_service.schedules.decision import Decision
 from timer_service.schedules.messages import (
     BackfillEnd,
     FiringCause,

@@ -14,7 +14,8 @@ from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.service.workflow_start import Started, StartResult, StartWorkflows, WorkflowStart
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Event
-from timer_service.schedules import backfill_store, rules, store
+from timer_service.schedules import rules, store
+from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.backfills import LOOP, Backfill, new_backfill
 from timer_service.schedules.events import Skipped, ended_event, skipped_event, trigger_event
 from timer_service.schedules.messages import FiringCause, SkipReason, TriggerSchedule

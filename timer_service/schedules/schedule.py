@@ -6,8 +6,8 @@ from timer_service.core.events.cause import Cause
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Position
+from timer_service.schedules.calendar.recurrence import Recurrence, due_of, next_slot
 from timer_service.schedules.messages import EndReason, Policy, SkipReason, Status
-from timer_service.schedules.recurrence import Recurrence, due_of, next_slot
 
 RETRY_MS = 60_000
 """How long a schedule waits whose next slot cannot be computed or fired."""

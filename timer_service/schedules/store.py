@@ -14,8 +14,8 @@ from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Position
+from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.messages import EndReason, Policy, ShownStatus, SkipReason, Status
-from timer_service.schedules.recurrence import Recurrence
 from timer_service.schedules.schedule import CLOCKS_APART_MS, RETRY_MS, Definition, Key, Schedule
 
 _KEY = ("tenant_id", "schedule_id")

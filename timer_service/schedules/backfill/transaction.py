@@ -16,13 +16,12 @@ from timer_service.core.service.workflow_start import Started, WorkflowStart
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Event
-from timer_service.schedules import backfill_store as store
+from timer_service.schedules.backfill import store
 from timer_service.schedules.backfills import Backfill, BackfillKey
 from timer_service.schedules.events import Skipped, backfill_events, backfilled_event, skipped_event
-from timer_service.schedules.firing_pass import Start
 from timer_service.schedules.messages import BackfillEnd, FiringCause, SkipReason
 from timer_service.schedules.schedule import Key
-from timer_service.schedules.starts import backfill_starts, reason_of
+from timer_service.schedules.starts import Start, backfill_starts, reason_of
 
 MOST_SLOTS = 250
 MOST_DATA = 2 * MIB

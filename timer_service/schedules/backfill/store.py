@@ -13,7 +13,7 @@ from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
 from timer_service.schedules.backfills import Backfill, BackfillKey, OpenBackfill
-from timer_service.schedules.recurrence import Recurrence
+from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import dump_spec, read_spec
 
@@ -31,7 +31,7 @@ _WITHOUT_DATA = (
 )
 _COLUMNS = (*_WITHOUT_DATA, "data")
 
-_SQL = load_sql("timer_service.schedules", "backfill_store.sql")
+_SQL = load_sql("timer_service.schedules.backfill", "store.sql")
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
 _SQL |= statements_of(TABLE, _WITHOUT_DATA)
 
