@@ -1,5 +1,5 @@
--- Schedules. A row is one schedule or a tombstone: a schedule that was deleted, or commands that are remembered for a schedule that
--- does not exist. See docs/schedules.md.
+-- Schedules. A row is one schedule or a tombstone: what is remembered of a schedule that was deleted, or the pause of one that does not
+-- exist yet. See docs/schedules.md.
 CREATE TABLE schedules (
     tenant_id TEXT NOT NULL,
     schedule_id TEXT NOT NULL,
@@ -16,7 +16,6 @@ CREATE TABLE schedules (
     catch_up_limit INTEGER CHECK (catch_up_limit > 0),
     data TEXT,
     data_size INTEGER NOT NULL,  -- the number of characters of `data`, which a pass does not read
-    defined_at BIGINT NOT NULL,
     after_at BIGINT NOT NULL,  -- the cursor: each slot up to this instant has been fired or skipped
     slot_at BIGINT,
     available_at BIGINT,
@@ -34,16 +33,11 @@ CREATE TABLE schedules (
     causation_id TEXT,
     traceparent TEXT,
     tracestate TEXT,
-    -- The positions of the last PutSchedule or DeleteSchedule, of the PutSchedule that started the schedule, of the last
-    -- DeleteSchedule, and of the last PauseSchedule or ResumeSchedule.
+    -- The positions of the PutSchedule that created the schedule, and of the last one.
+    created_epoch BIGINT NOT NULL,
+    created_sequence BIGINT NOT NULL,
     defined_epoch BIGINT NOT NULL,
     defined_sequence BIGINT NOT NULL,
-    started_epoch BIGINT NOT NULL,
-    started_sequence BIGINT NOT NULL,
-    deleted_epoch BIGINT NOT NULL,
-    deleted_sequence BIGINT NOT NULL,
-    paused_epoch BIGINT NOT NULL,
-    paused_sequence BIGINT NOT NULL,
     PRIMARY KEY (tenant_id, schedule_id),
     -- A schedule fires if and only if it is active.
     CHECK (CASE status
@@ -82,5 +76,5 @@ CREATE INDEX schedules_by_status ON schedules (tenant_id, status, schedule_id);
 -- Used by the gauge that counts schedules whose next slot cannot be computed.
 CREATE INDEX schedules_failing ON schedules (tenant_id, schedule_id) WHERE last_error IS NOT NULL;
 
--- Used by `delete_settled`. Retention counts from the end of a schedule, or from the newest command that found it ended.
+-- Used by `delete_settled`. Retention counts from the end of a schedule, or from the newest Put or Pause that found it ended.
 CREATE INDEX schedules_ended ON schedules (COALESCE(confirmed_at, ended_at)) WHERE ended_at IS NOT NULL;

@@ -12,8 +12,8 @@ from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
 from timer_service.core.ports.database import Database
-from timer_service.schedules.backfill_worker import BackfillWorker
-from timer_service.schedules.firing_worker import FiringWorker
+from timer_service.schedules.backfill.worker import BackfillWorker
+from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows.slot_start import start_workflows
 
 

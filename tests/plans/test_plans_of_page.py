@@ -50,11 +50,11 @@ SELECT 'tenant-' || (n % 50), 'run-' || n, 'running', '', 20000, n, n, 1, n FROM
 SCHEDULES = """
 INSERT INTO schedules (
     tenant_id, schedule_id, status, every_ms, zone, jitter_ms, catch_up, late_by_ms, catch_up_limit, data_size,
-    defined_at, after_at, slot_at, available_at, fired_count, is_paused, created_at, defined_epoch, defined_sequence,
-    started_epoch, started_sequence, deleted_epoch, deleted_sequence, paused_epoch, paused_sequence, last_error
+    after_at, slot_at, available_at, fired_count, is_paused, created_at, created_epoch, created_sequence, defined_epoch,
+    defined_sequence, last_error
 )
-SELECT 'tenant-' || (n % 50), 'schedule-' || n, 'active', 60000, 'UTC', 0, 'last', 60000, 100, 0, 0,
-    n, n + 1, n + 1, 0, 0, n, 1, n, 1, n, 0, 0, 0, 0, CASE WHEN n % 9 = 0 THEN 'no zone' END
+SELECT 'tenant-' || (n % 50), 'schedule-' || n, 'active', 60000, 'UTC', 0, 'last', 60000, 100, 0,
+    n, n + 1, n + 1, 0, 0, n, 1, n, 1, n, CASE WHEN n % 9 = 0 THEN 'no zone' END
 FROM generate_series(1, $1::bigint) AS n
 """
 WORKFLOWS = f"""

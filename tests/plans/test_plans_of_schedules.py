@@ -9,47 +9,40 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, Statistics, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import overdue_sql
-from timer_service.schedules import backfill_store, store, trigger_store
+from timer_service.schedules import store
+from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.messages import ShownStatus
-from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED
-from timer_service.schedules.usage import OPEN_BACKFILLS
-from timer_service.schedules.usage import SCHEDULES as LIMIT
+from timer_service.schedules.store import COUNTED, LIVE, SCHEDULES, TIMED
 
 ACTIVE = """
 INSERT INTO schedules (
     tenant_id, schedule_id, status, every_ms, zone, jitter_ms, catch_up, late_by_ms, catch_up_limit, data_size,
-    defined_at, after_at, slot_at, available_at, fired_count, is_paused, created_at, defined_epoch, defined_sequence,
-    started_epoch, started_sequence, deleted_epoch, deleted_sequence, paused_epoch, paused_sequence
+    after_at, slot_at, available_at, fired_count, is_paused, created_at, created_epoch, created_sequence, defined_epoch,
+    defined_sequence
 )
-SELECT 'tenant-' || n % 100, 'schedule-' || n, 'active', 60000, 'UTC', 0, 'last', 60000, 100, 0, 0,
-    n, n + 1, n + 1, 0, 0, n, 1, n, 1, n, 0, 0, 0, 0
+SELECT 'tenant-' || n % 100, 'schedule-' || n, 'active', 60000, 'UTC', 0, 'last', 60000, 100, 0,
+    n, n + 1, n + 1, 0, 0, n, 1, n, 1, n
 FROM generate_series(1, $1::bigint) AS n
 """
 WAITING = """
 INSERT INTO schedules (
     tenant_id, schedule_id, status, every_ms, zone, jitter_ms, catch_up, late_by_ms, catch_up_limit, data_size,
-    defined_at, after_at, slot_at, available_at, fired_count, is_paused, created_at, defined_epoch, defined_sequence,
-    started_epoch, started_sequence, deleted_epoch, deleted_sequence, paused_epoch, paused_sequence
+    after_at, slot_at, available_at, fired_count, is_paused, created_at, created_epoch, created_sequence, defined_epoch,
+    defined_sequence
 )
 SELECT CASE WHEN n % 10 = 0 THEN 'tenant-2' ELSE 'tenant-1' END, 'waiting-' || n, 'active', 60000, 'UTC', 86400000,
     'last', 60000, 100, 0,
-    0, 0, 1, CASE WHEN n % 10 = 0 THEN 400 ELSE 86400000 + n END, 0, 0, n, 1, n, 1, n, 0, 0, 0, 0
+    0, 1, CASE WHEN n % 10 = 0 THEN 400 ELSE 86400000 + n END, 0, 0, n, 1, n, 1, n
 FROM generate_series(1, $1::bigint) AS n
 """
 """Many schedules of one tenant that wait for their jitter, and a tenth as many due ones of another tenant."""
 ENDED = """
 INSERT INTO schedules (
-    tenant_id, schedule_id, status, data_size, defined_at, after_at, fired_count, is_paused, created_at, ended_at,
-    defined_epoch, defined_sequence, started_epoch, started_sequence, deleted_epoch, deleted_sequence, paused_epoch,
-    paused_sequence
+    tenant_id, schedule_id, status, data_size, after_at, fired_count, is_paused, created_at, ended_at, created_epoch,
+    created_sequence, defined_epoch, defined_sequence
 )
-SELECT 'tenant-' || n % 100, 'deleted-' || n, 'deleted', 0, 0, n, 0, 0, n, n, 1, n, 0, 0, 1, n, 0, 0
+SELECT 'tenant-' || n % 100, 'deleted-' || n, 'deleted', 0, n, 0, 0, n, n, 1, n, 0, 0
 FROM generate_series(1, $1::bigint) AS n
-"""
-
-TRIGGERS = """
-INSERT INTO handled_triggers (position_epoch, position_sequence, handled_at)
-SELECT 1, n, n FROM generate_series(1, $1::bigint) AS n
 """
 
 BACKFILLS = """
@@ -72,7 +65,6 @@ PARTIAL = ("SCAN schedules USING COVERING INDEX schedules_available", "SCAN sche
 PLANS = {
     "a schedule, locked": (store._FIND_LOCKED, ["LockRows", KEY]),
     "the data of a schedule": (store._SQL["load_data"], [KEY]),
-    "a handled trigger": (trigger_store._SQL["find"], ["Index Only Scan handled_triggers_pkey"]),
     "a changed schedule": (store._SQL["update"], [KEY]),
     "a schedule whose workflow is locked": (store._SQL["defer"], [KEY]),
     "a fired schedule": (store._SQL["advance"], [KEY]),
@@ -85,7 +77,7 @@ PLANS = {
     "a page": (store._SQL["page"].format(status=ShownStatus.ACTIVE), ["Index Scan schedules_by_status"]),
     "active schedules, counted": (COUNTED[0].sql, ["Index Only Scan schedules_available"]),
     "failing schedules, counted": (COUNTED[1].sql, ["Index Only Scan schedules_failing"]),
-    "the schedules of a tenant, counted": (LIMIT.sql, ["Index Only Scan schedules_by_status"]),
+    "the schedules of a tenant, counted": (LIVE.sql, ["Index Only Scan schedules_by_status"]),
     "the end of a page of the clock repair": (TIMED[0].sql("page_end"), ["Index Only Scan schedules_available"]),
     "rows with a wrong instant": (TIMED[0].sql("find_wrong"), [DUE]),
     "a row with a wrong instant": (TIMED[0].sql("repair"), [KEY]),
@@ -94,7 +86,7 @@ PLANS = {
         backfill_store._SQL["next_available"],
         ["Index Only Scan schedule_backfills_available"],
     ),
-    "the last Delete": (backfill_store._SQL["find_deletes"], [KEY]),
+    "who created a schedule": (backfill_store._SQL["find_created"], [KEY]),
     "the data of a backfill": (backfill_store._SQL["load_data"], [BACKFILL]),
     "a backfill after a portion": (backfill_store._SQL["save"], [BACKFILL]),
     "a backfill that failed": (backfill_store._SQL["postpone"], [BACKFILL]),
@@ -103,7 +95,7 @@ PLANS = {
         backfill_store._SQL["of_schedule"],
         ["Index Scan schedule_backfills_of_schedule"],
     ),
-    "the backfills of a tenant, counted": (OPEN_BACKFILLS.sql, ["Index Only Scan schedule_backfills_of_schedule"]),
+    "the backfills of a tenant, counted": (backfill_store.OPEN.sql, ["Index Only Scan schedule_backfills_of_schedule"]),
     "backfills with a wrong instant": (
         backfill_store.TIMED.sql("find_wrong"),
         ["Index Scan schedule_backfills_available"],
@@ -114,7 +106,7 @@ PLANS = {
 @pytest.fixture(scope="module", params=STATISTICS)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many active and deleted schedules."""
-    with filled_database(databases, [ACTIVE, ENDED, TRIGGERS, BACKFILLS], (20_000, request.param)) as database:
+    with filled_database(databases, [ACTIVE, ENDED, BACKFILLS], (20_000, request.param)) as database:
         yield database
 
 
@@ -141,19 +133,12 @@ def test_tenants_and_retention_on_postgres(filled: FilledDatabase) -> None:
         tenants = filled.plan(SCHEDULES.sql("due_tenants"), mode)
         retention = filled.plan(store._SQL["delete_settled"], mode)
         assert {node for node in tenants if "schedules" in node} == {"Index Only Scan schedules_due"}
-        triggers = filled.plan(trigger_store._SQL["delete_old"], mode)
         assert {node for node in retention if "schedules" in node} == {"Index Scan schedules_ended", KEY}
-        assert {node for node in triggers if "triggers" in node} == {
-            "Index Scan handled_triggers_by_time",
-            "Index Scan handled_triggers_pkey",
-        }
         backfilling = filled.plan(backfill_store.DUE_TENANTS, mode)
         read = {node for node in backfilling if "backfills" in node}
         assert TURNS in read
         assert read <= {TURNS, "Index Scan schedule_backfills_pkey", "Index Only Scan schedule_backfills_pkey"}
-        assert not [
-            node for node in (*backfilling, *tenants, *retention, *triggers) if "Seq Scan" in node or node == "Sort"
-        ]
+        assert not [node for node in (*backfilling, *tenants, *retention) if "Seq Scan" in node or node == "Sort"]
 
 
 async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
@@ -175,12 +160,9 @@ async def test_retention_and_tenants_on_sqlite(sqlite: SqliteDatabase) -> None:
         (SCHEDULES.sql("due_tenants"), "schedules_due"),
         (backfill_store.DUE_TENANTS, "schedule_backfills_turns"),
         (store._SQL["delete_settled"], "schedules_ended"),
-        (trigger_store._SQL["delete_old"], "handled_triggers_by_time"),
     ):
         parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
         async with sqlite.transaction() as tx:
             steps = [row["detail"] for row in await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
         assert [step for step in steps if " USING" in step and index in step], steps
-        assert not [
-            step for step in steps if step.startswith(("SCAN schedule", "SCAN handled")) or "TEMP B-TREE" in step
-        ], steps
+        assert not [step for step in steps if step.startswith("SCAN schedule") or "TEMP B-TREE" in step], steps

@@ -46,7 +46,7 @@ class Checker(CommitObserver):
             self._check_outcome(each, now)
         self.runs.commit()
         if any(_SLICE_OF[each.command.payload.type] == "schedules" for each in handled):
-            self.schedules.committed()
+            self.schedules.check()
         self._check()
 
     def _check_outcome(self, handled: Handled, now: int) -> None:
@@ -67,10 +67,10 @@ class Checker(CommitObserver):
         match worker:
             case "schedules":
                 self.schedules.pass_committed(began_at)
-                self.schedules.committed()
+                self.schedules.check()
             case "backfills":
                 self.schedules.portions_committed(began_at)
-                self.schedules.committed()
+                self.schedules.check()
             case "sweep":
                 run_check.follow_sweep(self.runs, self.service, now)
             case "timers":

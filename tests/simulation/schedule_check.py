@@ -38,10 +38,6 @@ class SchedulesChecker:
         self._schedules: dict[ScheduleName, ScheduleModel] = {}
         self._expected: dict[str, list[ExpectedEvent]] = {}
         """The events that must be published, by their ids. Of a slot that was also backfilled, one of several."""
-        self._ended: dict[ScheduleName, Position] = {}
-        """The schedules that had ended at the last commit, and which PutSchedule had started them."""
-        self._handled: set[Position] = set()
-        """The triggers and the backfills that were handled."""
         self._fired: set[str] = set()
         """The ids of the slots that have fired, without backfills."""
         self._backfills: dict[Position, BackfillModel] = {}
@@ -56,16 +52,22 @@ class SchedulesChecker:
     def command(self, sent: SentCommand, command: Command, now: int, sent_at: int) -> str:
         """Apply one command to the model and return its outcome."""
         name, position = ScheduleName(sent.tenant, sent.fields["scheduleId"]), command.position
-        if sent.type in {"TriggerSchedule", "BackfillSchedule"}:
-            if position in self._handled:
-                return "unchanged"
-            self._handled.add(position)
-            if sent.type == "BackfillSchedule":
-                return self._backfill(name, sent, command, sent_at)
+        if sent.type == "BackfillSchedule":
+            return self._backfill(name, sent, command, sent_at)
+        if sent.type == "TriggerSchedule":
             return self._trigger(name, sent, position, now, sent_at)
         schedule = self._schedules.setdefault(name, ScheduleModel(name))
         definition = read_definition(sent.payload) if sent.type == "PutSchedule" else None
-        return schedule.command(Seen(position, sent.type, sent_at, definition))
+        starts, ended = schedule.starts, schedule.status == "ended"
+        outcome = schedule.command(Seen(position, sent.type, sent_at, definition))
+        if schedule.status == "ended" and not (ended and schedule.starts == starts):
+            self._expect_end(schedule)
+        return outcome
+
+    def _expect_end(self, schedule: ScheduleModel) -> None:
+        name = schedule.name
+        payload = {"tenantId": name.tenant, "scheduleId": name.schedule, "reason": schedule.progress.end}
+        self._expect(_event_id(name, "ended", *schedule.facts.defined_by), "ScheduleEnded", payload)
 
     def _trigger(self, name: ScheduleName, sent: SentCommand, position: Position, now: int, sent_at: int) -> str:
         definition = self._schedules[name].facts.definition if name in self._schedules else None
@@ -78,8 +80,6 @@ class SchedulesChecker:
 
     def _backfill(self, name: ScheduleName, sent: SentCommand, command: Command, sent_at: int) -> str:
         facts = self._schedules[name].facts if name in self._schedules else Facts()
-        if facts.deleted_by > command.position:
-            return "ignored_stale"
         if facts.definition is None:
             return "not_found"
         since, until = parse_instant(sent.fields["from"]), min(parse_instant(sent.fields["to"]), sent_at)
@@ -122,7 +122,8 @@ class SchedulesChecker:
         self._expect(_event_id(backfill.name, "backfilled", *backfill.position), "ScheduleBackfilled", payload)
 
     def _is_deleted(self, backfill: BackfillModel) -> bool:
-        return self._schedules[backfill.name].facts.deleted_by > backfill.position
+        facts = self._schedules[backfill.name].facts
+        return facts.definition is None or facts.created_by > backfill.position
 
     def _expect_backfilled(self, backfill: BackfillModel, slots: Sequence[int], now: int) -> None:
         assert not slots or not self._is_held_back(now), f"{slots} fired before older commands were handled"
@@ -133,7 +134,7 @@ class SchedulesChecker:
     def pass_committed(self, began_at: int) -> None:
         """Apply a pass that began at an instant. Assert that the policy fires what it fired."""
         rows = self._rows()
-        for name, schedule in self._schedules.items():
+        for name, schedule in self._remembered().items():
             if rows[name]["after_at"] != schedule.progress.after:
                 self._apply_firing(schedule, rows[name], began_at)
 
@@ -146,6 +147,8 @@ class SchedulesChecker:
         )
         self._expect_slots(schedule, firing, now)
         schedule.fire(firing)
+        if schedule.status == "ended":
+            self._expect_end(schedule)
 
     def _expect_slots(self, schedule: ScheduleModel, firing: Firing, now: int) -> None:
         assert schedule.facts.definition is not None
@@ -159,18 +162,6 @@ class SchedulesChecker:
                 payload["missedSince"] = iso(missed_since)
             self._expect(event_id, "ScheduleFired", payload)
             missed_since = None
-
-    def committed(self) -> None:
-        """End a transaction: expect an event of each schedule that has ended in it, and compare the table."""
-        ended = {name: each for name, each in self._schedules.items() if each.status == "ended"}
-        for name, schedule in ended.items():
-            if self._ended.get(name) != schedule.progress.started_by:
-                event_id = _event_id(name, "ended", *schedule.facts.defined_by)
-                payload = {"tenantId": name.tenant, "scheduleId": name.schedule, "reason": schedule.progress.end}
-                if event_id not in self._expected:
-                    self._expect(event_id, "ScheduleEnded", payload)
-        self._ended = {name: schedule.progress.started_by for name, schedule in ended.items()}
-        self.check()
 
     # The backlog
 
@@ -194,8 +185,8 @@ class SchedulesChecker:
     def check(self) -> None:
         """Assert that the tables equal the model."""
         rows = self._rows()
-        assert rows.keys() == self._schedules.keys()
-        for name, schedule in self._schedules.items():
+        assert rows.keys() == self._remembered().keys()
+        for name, schedule in self._remembered().items():
             _check_facts(schedule.facts, rows[name])
             assert rows[name]["status"] == schedule.status, (
                 f"{schedule} is {rows[name]['status']}, not {schedule.status}"
@@ -237,6 +228,9 @@ class SchedulesChecker:
         live = {name for name, each in self._schedules.items() if each.status in {"active", "paused"}}
         assert self._rows().keys() == live
 
+    def _remembered(self) -> dict[ScheduleName, ScheduleModel]:
+        return {name: each for name, each in self._schedules.items() if each.is_known}
+
     def _rows(self) -> dict[ScheduleName, Row]:
         return {ScheduleName(row["tenant_id"], row["schedule_id"]): row for row in self._service.rows("schedules")}
 
@@ -258,7 +252,7 @@ def _check_facts(facts: Facts, row: Row) -> None:
     ]
     assert found == list(wanted), f"the definition is {found}, not {wanted}"
     assert bool(row["is_paused"]) == facts.is_paused, f"is_paused is {row['is_paused']}: {facts}"
-    for name, position in (("defined", facts.defined_by), ("deleted", facts.deleted_by)):
+    for name, position in (("created", facts.created_by), ("defined", facts.defined_by)):
         assert Position(row[f"{name}_epoch"], row[f"{name}_sequence"]) == position, f"{name} is wrong: {facts}"
 
 

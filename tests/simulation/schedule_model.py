@@ -1,16 +1,14 @@
-"""A plain model of schedules. It keeps every handled command, sorts them, and computes every due slot.
+"""A plain model of schedules. It computes every due slot.
 
-- The definition and the pause follow from the handled commands in stream order, whatever the order of their delivery.
-- If, in stream order, a PutSchedule started the schedule later than its last start here, it starts again here. Its
-  cursor moves to the command time of its definition.
-- A Resume moves the cursor if it is the newest command on the pause and finds the schedule paused.
+- A PutSchedule of other slots starts the schedule. Its cursor moves to the command time.
+- A Resume moves the cursor if it finds the schedule paused.
 - A pass may fire any first part of the slots that the policy fires. The rest stays due, and the next pass decides
   again.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -48,7 +46,7 @@ class Definition(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A handled command. `definition` is None unless it is a PutSchedule."""
+    """A command that was applied. `definition` is None unless it is a PutSchedule."""
 
     position: Position
     kind: str
@@ -58,14 +56,12 @@ class Seen(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The facts that follow from a set of commands: the definition, the pause, and what decided them."""
+    """The definition, the pause, and which PutSchedules were the first and the last one."""
 
     definition: Definition | None = None
+    created_by: Position = NOWHERE
+    """The first one since the schedule was deleted, if it ever was put."""
     defined_by: Position = NOWHERE
-    defined_at: int = 0
-    started_by: Position = NOWHERE
-    deleted_by: Position = NOWHERE
-    paused_by: Position = NOWHERE
     is_paused: bool = False
 
 
@@ -80,7 +76,6 @@ class Progress(NamedTuple):
     last_fired: int | None = None
     end: str | None = None
     """The reason of the end; None if the schedule has not ended."""
-    started_by: Position = NOWHERE
 
 
 class Firing(NamedTuple):
@@ -120,21 +115,17 @@ def read_duration(value: str | int) -> int:
     return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([DHMS])", value))
 
 
-def decide_facts(seen: Iterable[Seen]) -> Facts:
-    """Return the facts that follow from commands in stream order."""
-    facts = Facts()
-    for position, kind, at, definition in sorted(seen):
-        match kind:
-            case "PutSchedule":
-                assert definition is not None
-                starts = facts.definition is None or facts.definition.slots != definition.slots
-                started_by = position if starts else facts.started_by
-                facts = facts._replace(definition=definition, defined_by=position, defined_at=at, started_by=started_by)
-            case "DeleteSchedule":
-                facts = Facts(defined_by=position, deleted_by=position, paused_by=facts.paused_by)
-            case _:
-                facts = facts._replace(is_paused=kind == "PauseSchedule", paused_by=position)
-    return facts
+def decide_facts(before: Facts, sent: Seen) -> Facts:
+    """Return the facts after a command."""
+    match sent.kind:
+        case "PutSchedule":
+            assert sent.definition is not None
+            created_by = sent.position if before.definition is None else before.created_by
+            return before._replace(definition=sent.definition, defined_by=sent.position, created_by=created_by)
+        case "DeleteSchedule":
+            return Facts(created_by=before.created_by)
+        case kind:
+            return before._replace(is_paused=kind == "PauseSchedule")
 
 
 @dataclass(slots=True)
@@ -142,7 +133,10 @@ class ScheduleModel:
     """One schedule, or what is remembered for its id."""
 
     name: ScheduleName
-    seen: dict[Position, Seen] = field(default_factory=dict)
+    starts: int = 0
+    """How many PutSchedules have started it."""
+    is_known: bool = False
+    """Whether it has a row: it was put or paused."""
     facts: Facts = field(default_factory=Facts)
     progress: Progress = field(default_factory=Progress)
 
@@ -172,22 +166,33 @@ class ScheduleModel:
     # Commands
 
     def command(self, new: Seen) -> str:
-        """Apply a command that is no TriggerSchedule. Return its outcome."""
+        """Apply a command on the definition or the pause. Return its outcome."""
         before, status = self.facts, self.status
-        self.seen[new.position] = new
-        self.facts = decide_facts(self.seen.values())
-        if self.facts.definition is None:
+        self.facts = decide_facts(before, new)
+        self.is_known |= self.facts != Facts()
+        starts = _starts(before.definition, new.definition)
+        if starts:
+            cursor = max(self.progress.after, new.at)
+            self.progress = self.progress._replace(after=cursor, fired_count=0, missed_since=None, end=None)
+            self.starts += 1
+        elif self.facts.definition is None:
             self.progress = Progress(after=self.progress.after)
-        elif self.facts.started_by > self.progress.started_by:
-            cursor = max(self.progress.after, self.facts.defined_at)
-            kept = self.progress._replace(after=cursor, fired_count=0, missed_since=None, end=None)
-            self.progress = kept._replace(started_by=self.facts.defined_by)
-        if new.kind == "ResumeSchedule" and new.position >= before.paused_by and before.is_paused:
+        if new.kind == "ResumeSchedule" and before.is_paused:
             self.progress = self.progress._replace(after=max(self.progress.after, new.at))
         self._end_if_over()
-        if new.kind in {"PutSchedule", "DeleteSchedule"}:
-            return self._outcome_of_definition(new, before, status)
-        return _outcome_of_pause(new, before, status)
+        match new.kind:
+            case "PutSchedule" if new.definition == before.definition:
+                return "unchanged"
+            case "PutSchedule" if starts and self.status == "ended":
+                return "ended"
+            case "PutSchedule":
+                return "created" if status == "deleted" else "updated"
+            case "DeleteSchedule" if status == "deleted":
+                return "not_found" if before.created_by == NOWHERE else "unchanged"
+            case "DeleteSchedule":
+                return "deleted"
+            case _:
+                return _outcome_of_pause(new, before, status)
 
     def _end_if_over(self) -> None:
         definition, progress = self.facts.definition, self.progress
@@ -197,20 +202,6 @@ class ScheduleModel:
             self.progress = progress._replace(end="max_count")
         elif next_slot(definition.recurrence, progress.after) is None:
             self.progress = progress._replace(end="end_at")
-
-    def _outcome_of_definition(self, new: Seen, before: Facts, status: str) -> str:
-        if new.position < before.defined_by:
-            return "ignored_stale"
-        if new.position == before.defined_by:
-            return "unchanged"
-        if new.definition is None:
-            never = before.defined_by == NOWHERE
-            return ("not_found" if never else "unchanged") if status == "deleted" else "deleted"
-        if new.definition == before.definition:
-            return "unchanged"
-        if self.facts.started_by == new.position and self.status == "ended":
-            return "ended"
-        return "created" if status == "deleted" else "updated"
 
     # Passes
 
@@ -252,10 +243,13 @@ class ScheduleModel:
         return newest[:left]
 
 
+def _starts(before: Definition | None, put: Definition | None) -> bool:
+    """Return whether a PutSchedule starts the schedule. `put`: its definition; None if it is another command."""
+    return put is not None and (before is None or before.slots != put.slots)
+
+
 def _outcome_of_pause(new: Seen, before: Facts, status: str) -> str:
     pauses = new.kind == "PauseSchedule"
-    if new.position < max(before.paused_by, before.deleted_by):
-        return "ignored_stale"
     if status in {"deleted", "ended"}:
         return {"deleted": "not_found", "ended": "already_ended"}[status]
     if before.is_paused == pauses:

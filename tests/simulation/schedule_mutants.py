@@ -14,20 +14,13 @@ from timer_service.core.events import outbox
 from timer_service.core.intake import backlog
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.message import Event
-from timer_service.schedules import (
-    backfill_store,
-    backfill_worker,
-    backfills,
-    cron,
-    events,
-    firing,
-    firing_pass,
-    firing_worker,
-    handler,
-    recurrence,
-    rules,
-    schedule,
-)
+from timer_service.schedules import backfills, events, handler, rules, schedule
+from timer_service.schedules import decision as firing
+from timer_service.schedules.backfill import store as backfill_store
+from timer_service.schedules.backfill import worker as backfill_worker
+from timer_service.schedules.calendar import cron, recurrence
+from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules.firing import worker as firing_worker
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -110,10 +103,10 @@ def count_kept_after_a_new_start(patch: pytest.MonkeyPatch) -> None:
     """A PutSchedule that starts the schedule again keeps the count of fired slots, unless it has ended."""
     start = schedule.start
 
-    def start_and_count_on(before: Any, now: int) -> Any:
+    def start_and_count_on(before: Any, put_at: int, now: int) -> Any:
         most = None if before.definition is None else before.definition.max_count
         kept = before.fired_count if most is None else min(before.fired_count, most - 1)
-        return start(before, now)._replace(fired_count=kept)
+        return start(before, put_at, now)._replace(fired_count=kept)
 
     patch.setattr(rules, "start", start_and_count_on)
 
@@ -172,10 +165,10 @@ def backfill_cursor_one_slot_behind(patch: pytest.MonkeyPatch) -> None:
 def backfill_after_a_delete(patch: pytest.MonkeyPatch) -> None:
     """A DeleteSchedule does not end a backfill."""
 
-    async def find_deletes(_tx: Any, keys: Any) -> Any:
+    async def find_created(_tx: Any, keys: Any) -> Any:
         return dict.fromkeys(keys, schedule.NEVER)
 
-    patch.setattr(backfill_store, "find_deletes", find_deletes)
+    patch.setattr(backfill_store, "find_created", find_created)
 
 
 def backfill_into_the_future(patch: pytest.MonkeyPatch) -> None:

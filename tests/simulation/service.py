@@ -63,7 +63,8 @@ from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Command, kebab
 from timer_service.runs import job_events
-from timer_service.schedules import backfill_pass, firing_pass
+from timer_service.schedules.backfill import transaction as backfill_pass
+from timer_service.schedules.firing import transaction as firing_pass
 from timer_service.signals import evaluation
 from timer_service.workflows import dispatcher
 from timer_service.workflows.requests import POLL_TASKS

@@ -20,7 +20,7 @@ from timer_service.core.values.errors import DamagedDataError, DatabaseSetupErro
 from timer_service.core.values.message import Envelope
 from timer_service.core.values.stored_json import check_stored
 from timer_service.logs import configure_logs
-from timer_service.schedules.errors import RecurrenceError
+from timer_service.schedules.calendar.errors import RecurrenceError
 
 SECRET = "4711-secret"
 

@@ -16,11 +16,11 @@ from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.events.settlement import Settlement
 from timer_service.core.ports.database import Parameters, Row
 from timer_service.core.values.message import Event, Position, Trace
-from timer_service.schedules import backfill_store as backfills
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
+from timer_service.schedules.backfill import store as backfills
 from timer_service.schedules.backfills import Backfill, BackfillKey
-from timer_service.schedules.recurrence import Recurrence
+from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.schedule import Schedule
 from timer_service.schedules.store import SCHEDULES
 from timer_service.signals import firing_store

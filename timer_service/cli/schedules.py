@@ -64,7 +64,6 @@ _EXPLANATIONS = {
     "unchanged": "already in that state",
     "not_found": "there is no such schedule",
     "already_ended": "it has ended",
-    "ignored_stale": "a newer command was handled earlier",
     "skipped_busy": "another open workflow has its concurrency key",
     "exists": "there is another workflow with the id of this trigger",
 }

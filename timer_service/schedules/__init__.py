@@ -2,7 +2,7 @@
 
 With `start`, each slot starts a workflow instead. The slice gets the function that starts it (docs/decisions/0050).
 
-The states of a schedule. A tombstone (`deleted`) only remembers positions, the pause and the cursor::
+The states of a schedule. A tombstone (`deleted`) only remembers the pause and the cursor::
 
                  put                      the last slot fires or is skipped
     none, deleted --> active or paused ------------------------------------> ended
@@ -17,8 +17,6 @@ What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` th
 - in a pass, after its commit: the events are in the outbox (test_kill_around_the_commit)
 - after an event was published, before its row is deleted: it is published again, under the same id
   (test_kill_around_publishing)
-- between the commit of a command and its acknowledgement: redelivered, it is `unchanged`
-  (test_kill_before_the_acknowledgement)
 - in a backfill: it goes on behind the last portion that was committed (test_kill_in_a_backfill)
 """
 
@@ -26,9 +24,10 @@ from functools import partial
 
 from timer_service.core.service.slice import Slice
 from timer_service.core.service.workflow_start import StartWorkflows
-from timer_service.schedules import backfill_store, backfills
-from timer_service.schedules.backfill_worker import BackfillWorker
-from timer_service.schedules.firing_worker import LOOP, FiringWorker
+from timer_service.schedules import backfills
+from timer_service.schedules.backfill import store as backfill_store
+from timer_service.schedules.backfill.worker import BackfillWorker
+from timer_service.schedules.firing.worker import LOOP, FiringWorker
 from timer_service.schedules.handler import handle
 from timer_service.schedules.messages import (
     BackfillSchedule,
@@ -44,8 +43,7 @@ from timer_service.schedules.messages import (
 )
 from timer_service.schedules.queries import QUERIES
 from timer_service.schedules.rules import Outcome
-from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED, delete_settled
-from timer_service.schedules.usage import USAGES
+from timer_service.schedules.store import COUNTED, LIVE, SCHEDULES, TIMED, delete_settled
 from timer_service.schedules.views import ScheduleView
 
 
@@ -66,6 +64,6 @@ def build_slice(start: StartWorkflows) -> Slice:
         timed=(*TIMED, backfill_store.TIMED),
         events=(ScheduleFired, ScheduleSkipped, ScheduleEnded, ScheduleBackfilled),
         views={"schedule": ScheduleView},
-        usages=USAGES,
+        usages=(LIVE, backfill_store.OPEN),
         delete_settled=delete_settled,
     )

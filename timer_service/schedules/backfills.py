@@ -1,6 +1,6 @@
 """Backfills: past slots of a schedule that fire again, or for the first time. Pure functions and values.
 
-The command stores one row. `backfill_worker` then fires the slots, portion by portion. See docs/decisions/0065.
+The command stores one row. `backfill/worker.py` then fires the slots, portion by portion. See docs/decisions/0065.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,8 @@ from typing import NamedTuple
 from timer_service.core.events.cause import Cause, cause_of
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.message import Command, Position
+from timer_service.schedules.calendar.recurrence import Recurrence, due_of, slots_between
 from timer_service.schedules.messages import BackfillEnd, BackfillSchedule
-from timer_service.schedules.recurrence import Recurrence, due_of, slots_between
 from timer_service.schedules.schedule import Key, Schedule
 
 LOOP = "backfills"

@@ -10,7 +10,7 @@ from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import Command, Event
 from timer_service.core.values.stored_json import RawJson, read_stored, write_object
 from timer_service.schedules.backfills import Backfill
-from timer_service.schedules.firing import Decision
+from timer_service.schedules.decision import Decision
 from timer_service.schedules.messages import (
     BackfillEnd,
     FiringCause,
@@ -19,7 +19,6 @@ from timer_service.schedules.messages import (
     ScheduleFired,
     ScheduleSkipped,
     SkipReason,
-    Status,
 )
 from timer_service.schedules.schedule import Key, Schedule
 
@@ -102,13 +101,11 @@ def skipped_event(key: Key, skipped: Skipped, start: WorkflowStart, now: int) ->
     return _event(ScheduleSkipped.type, key, about, payload, cause=start.cause, at=now)
 
 
-def ended_events(before: Schedule | None, after: Schedule, now: int) -> list[Event]:
-    """Return the ScheduleEnded of a schedule whose status becomes `ended`, also if it started again in between."""
-    had_ended = before is not None and before.status is Status.ENDED and before.started_by == after.started_by
-    if after.status is not Status.ENDED or had_ended:
-        return []
-    payload = write_object({**_names(after.key), "reason": after.end_reason}, {})
-    return [_event(ScheduleEnded.type, after.key, ("ended", *after.defined_by), payload, cause=after.cause, at=now)]
+def ended_event(schedule: Schedule, now: int) -> Event:
+    """Return the ScheduleEnded of a schedule whose status becomes `ended`."""
+    payload = write_object({**_names(schedule.key), "reason": schedule.end_reason}, {})
+    about = ("ended", *schedule.defined_by)
+    return _event(ScheduleEnded.type, schedule.key, about, payload, cause=schedule.cause, at=now)
 
 
 def _fired(

@@ -1,4 +1,4 @@
-"""The handler of schedule commands: it loads, applies and saves in the consumer's transaction."""
+"""The handler of schedule commands: it loads, applies and saves in the transaction of the intake."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,26 +8,24 @@ from typing import Any, NamedTuple
 from timer_service.core.due.portions import MOST_DATA, load_in_portions
 from timer_service.core.events import outbox
 from timer_service.core.intake.route import CommandResult
-from timer_service.core.limits.quotas import Admission, Excess, Quotas
+from timer_service.core.limits.quotas import Amounts, Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.service.workflow_start import Started, StartResult, StartWorkflows, WorkflowStart
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Event
-from timer_service.schedules import backfill_store, rules, store, trigger_store
+from timer_service.schedules import rules, store
+from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.backfills import LOOP, Backfill, new_backfill
-from timer_service.schedules.events import Skipped, ended_events, skipped_event, trigger_event
-from timer_service.schedules.messages import BackfillSchedule, DeleteSchedule, FiringCause, SkipReason, TriggerSchedule
+from timer_service.schedules.events import Skipped, ended_event, skipped_event, trigger_event
+from timer_service.schedules.messages import FiringCause, SkipReason, TriggerSchedule
 from timer_service.schedules.queries import schedule_view
 from timer_service.schedules.rules import Outcome
-from timer_service.schedules.schedule import Schedule
+from timer_service.schedules.schedule import Schedule, tombstone
 from timer_service.schedules.starts import has_start, reason_of, trigger_start
-from timer_service.schedules.usage import growth
 
-_FIRE = BackfillSchedule | TriggerSchedule
-"""The commands that fire slots or events, and change nothing of the schedule."""
 _FIRING = {Outcome.TRIGGERED, Outcome.BACKFILLING}
-"""Their outcomes with an effect."""
+"""The outcomes of the commands that fire slots or events, and change nothing of the schedule."""
 
 
 async def handle(
@@ -42,15 +40,12 @@ async def handle(
     """Apply commands in order. Each command sees the effects of the earlier ones.
 
     A trigger fires here: this transaction adds its event, or starts its workflow. A backfill is stored for its worker.
-    If one of both is delivered again, it does nothing. A command that would exceed a limit of its tenant has no effect.
     If the schedules, the triggers or the backfills have much data, the commands on some schedules are deferred. After
     50 ms the rest is deferred: computing the next slot of a rare cron expression takes 4 ms.
     """
     keys = [rules.key_of(command) for command in commands]
     before, not_read = await load_in_portions(set(keys), partial(store.load, tx), _characters)
     deferred = set(not_read)
-    fires = {command.position for command in commands if isinstance(command.payload, _FIRE)}
-    handled = await trigger_store.find_handled(tx, fires)
     admission = quotas.admission(tx, now)
     after = dict(before)
     firing = _Firing()
@@ -60,24 +55,23 @@ async def handle(
         if key in deferred or not await transaction_time.is_left():
             results.append(None)
             continue
-        applied = rules.apply(after.get(key), key, command, now)
-        if command.position in handled:
-            applied = applied._replace(outcome=Outcome.UNCHANGED)
+        found = after.get(key) or tombstone(key, now)
+        applied = rules.apply(found, command, now)
         if not firing.has_room(applied, command):
             deferred.add(key)
             results.append(None)
             continue
-        if admission and (excess := await _exceeded(admission, after.get(key), applied, command)):
+        if admission and (excess := await admission.exceeds(key.tenant_id, _growth(found, applied))):
             results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
             continue
-        if not isinstance(command.payload, _FIRE):
+        if applied.schedule != found:
             after[key] = applied.schedule
-        elif applied.outcome in _FIRING:
+        if applied.ends(found):
+            firing.events.append(ended_event(applied.schedule, now))
+        if applied.outcome in _FIRING:
             firing.add(len(results), applied, command, now)
         results.append(_result(applied, now, wants_view=command.reply_to is not None))
     await store.save(tx, before, after)
-    decided = {command.position for command, result in zip(commands, results, strict=True) if result is not None}
-    await trigger_store.add_handled(tx, fires & decided - handled, now)
     if firing.backfills:
         await backfill_store.add(tx, firing.backfills)
     starting = firing.starting
@@ -85,18 +79,16 @@ async def handle(
     for (number, each), result in zip(starting.items(), started, strict=True):
         results[number] = _start_result(each, result, now)
         firing.events += _skipped_events(each, result, now)
-    ended = [event for key, schedule in after.items() for event in ended_events(before.get(key), schedule, now)]
-    await outbox.add(tx, [*firing.events, *ended], now)
+    await outbox.add(tx, firing.events, now)
     return results
 
 
-async def _exceeded(
-    admission: Admission, before: Schedule | None, applied: rules.Applied, command: Command
-) -> Excess | None:
-    """Return the limit that a command exceeds. A Delete exceeds none, also if a late one starts the next definition."""
-    added = growth(before, applied)
-    excess = await admission.exceeds(applied.schedule.key.tenant_id, added)
-    return None if isinstance(command.payload, DeleteSchedule) else excess
+def _growth(before: Schedule, applied: rules.Applied) -> Amounts:
+    """Return how much more a tenant has after a command on one of its schedules than before."""
+    return {
+        store.LIVE: applied.schedule.is_live - before.is_live,
+        backfill_store.OPEN: int(applied.outcome is Outcome.BACKFILLING),
+    }
 
 
 class _Starting(NamedTuple):
@@ -118,11 +110,8 @@ class _Firing:
         self._room = MOST_DATA
 
     def has_room(self, applied: rules.Applied, command: Command) -> bool:
-        """Return whether the data of a trigger or a backfill fit in this transaction. The first one always fits."""
-        is_first = not (self.events or self.starting or self.backfills)
-        return (
-            applied.outcome not in _FIRING or is_first or len(_data_of(command, applied.schedule) or "") <= self._room
-        )
+        """Return whether the data of a trigger or a backfill fit in this transaction. Those of the first one do."""
+        return applied.outcome not in _FIRING or len(_data_of(command, applied.schedule) or "") <= self._room
 
     def add(self, number: int, applied: rules.Applied, command: Command, now: int) -> None:
         """Add a trigger or a backfill."""
@@ -140,7 +129,6 @@ class _Firing:
 _OUTCOMES = {
     StartResult.BUSY: Outcome.SKIPPED_BUSY,
     StartResult.EXISTS: Outcome.EXISTS,
-    StartResult.CANCELLED: Outcome.IGNORED_STALE,
     StartResult.OVER_QUOTA: Outcome.OVER_QUOTA,
 }
 

@@ -12,8 +12,8 @@ from timer_service.core.values.data import check_fits
 from timer_service.core.values.duration import DAY, SECOND, WRITE_DURATION, Duration, parse_between, schema_between
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, TenantPayload
-from timer_service.schedules.errors import RecurrenceError
-from timer_service.schedules.recurrence import MAX_EVERY, MIN_EVERY, Recurrence, parse_recurrence
+from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.schedules.calendar.recurrence import MAX_EVERY, MIN_EVERY, Recurrence, parse_recurrence
 
 MAX_ID_WITH_START = 150
 """The most characters in the id of a schedule that starts workflows."""

@@ -13,11 +13,12 @@ from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import format_instant, format_optional
 from timer_service.core.values.paging import read_cursor, read_page
 from timer_service.core.values.stored_json import RawJson, write_view
-from timer_service.schedules import backfill_store, store
+from timer_service.schedules import store
+from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.backfills import OpenBackfill
-from timer_service.schedules.errors import RecurrenceError
+from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.schedules.calendar.recurrence import Recurrence, next_slot
 from timer_service.schedules.messages import ShownStatus
-from timer_service.schedules.recurrence import Recurrence, next_slot
 from timer_service.schedules.schedule import Key, Schedule
 from timer_service.schedules.store import Shown
 from timer_service.schedules.views import (

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from timer_service.core.events.cause import cause_of
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import Command, Position
+from timer_service.core.values.message import Command
 from timer_service.schedules.messages import (
     BackfillSchedule,
     CatchUp,
@@ -37,7 +37,6 @@ class Outcome(StrEnum):
     UNCHANGED = "unchanged"
     NOT_FOUND = "not_found"
     ALREADY_ENDED = "already_ended"
-    IGNORED_STALE = "ignored_stale"
     OVER_QUOTA = OVER_QUOTA
 
 
@@ -47,6 +46,11 @@ class Applied(NamedTuple):
     schedule: Schedule
     outcome: Outcome
 
+    def ends(self, before: Schedule) -> bool:
+        """Return whether the schedule ends with the command, also if a Put starts it again without a slot."""
+        is_ended = self.schedule.status is Status.ENDED
+        return is_ended and (before.status is not Status.ENDED or self.outcome is Outcome.ENDED)
+
 
 def key_of(command: Command) -> Key:
     """Return the key of the schedule that a command names."""
@@ -55,9 +59,8 @@ def key_of(command: Command) -> Key:
     return Key(payload.tenant_id, payload.schedule_id)
 
 
-def apply(found: Schedule | None, key: Key, command: Command, now: int) -> Applied:
-    """Apply a command to the schedule with `key`. docs/schedules.md has the table of outcomes."""
-    before = found or tombstone(key, now)
+def apply(before: Schedule, command: Command, now: int) -> Applied:
+    """Apply a command to a schedule or a tombstone. docs/schedules.md has the table of outcomes."""
     match command.payload:
         case TriggerSchedule():
             return Applied(before, Outcome.NOT_FOUND if before.definition is None else Outcome.TRIGGERED)
@@ -66,15 +69,13 @@ def apply(found: Schedule | None, key: Key, command: Command, now: int) -> Appli
         case PutSchedule() as payload:
             applied = _put(before, command, payload, now)
         case DeleteSchedule():
-            applied = _delete(before, command.position, now)
+            applied = _delete(before, now)
         case payload:
             applied = _pause(before, command, now, pauses=isinstance(payload, PauseSchedule))
     return applied._replace(schedule=_confirm(before, applied.schedule, now))
 
 
 def _backfill_outcome(before: Schedule, command: Command, payload: BackfillSchedule) -> Outcome:
-    if command.position < before.deleted_by:
-        return Outcome.IGNORED_STALE
     if before.definition is None:
         return Outcome.NOT_FOUND
     return Outcome.NOTHING_DUE if payload.from_ >= command.stored_at else Outcome.BACKFILLING
@@ -83,61 +84,32 @@ def _backfill_outcome(before: Schedule, command: Command, payload: BackfillSched
 def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> Applied:
     definition = _definition(payload)
     known = before.definition
-    if command.position < before.defined_by:
-        starts_again = known is not None and definition.slots != known.slots
-        return Applied(_apply_late(before, command.position, now, starts_again=starts_again), Outcome.IGNORED_STALE)
-    if command.position == before.defined_by:
-        return Applied(before, Outcome.UNCHANGED)
-    positioned = before._replace(defined_by=command.position, defined_at=command.stored_at)
+    named = before._replace(defined_by=command.position)
     if definition == known:
-        return Applied(positioned, Outcome.UNCHANGED)
-    put = positioned._replace(definition=definition, cause=cause_of(command))
+        return Applied(named, Outcome.UNCHANGED)
+    put = named._replace(definition=definition, cause=cause_of(command))
     if known is not None and definition.slots == known.slots:
         return Applied(aim(put, now), Outcome.UPDATED)
     if known is None:
-        put = put._replace(created_at=now)
-    started = start(put, now)
+        put = put._replace(created_at=now, created_by=command.position)
+    started = start(put, command.stored_at, now)
     if started.status is Status.ENDED:
         return Applied(started, Outcome.ENDED)
     return Applied(started, Outcome.CREATED if known is None else Outcome.UPDATED)
 
 
-def _apply_late(before: Schedule, position: Position, now: int, *, starts_again: bool) -> Schedule:
-    """Apply a Put or a Delete that is older than the definition.
-
-    If it came between the start of the schedule and its definition, the definition starts the schedule again, as it
-    would have done if the commands had been delivered in order.
-    """
-    if starts_again and before.started_by < position:
-        return start(before, now)
-    return before
-
-
-def _delete(before: Schedule, position: Position, now: int) -> Applied:
-    if position <= before.deleted_by:
-        return Applied(before, Outcome.UNCHANGED if position == before.defined_by else Outcome.IGNORED_STALE)
-    deleted = before._replace(deleted_by=position, is_paused=before.is_paused and before.paused_by > position)
-    if position < before.defined_by:
-        resumed = aim(deleted, now) if deleted.is_paused != before.is_paused else deleted
-        return Applied(_apply_late(resumed, position, now, starts_again=True), Outcome.IGNORED_STALE)
+def _delete(before: Schedule, now: int) -> Applied:
     if before.definition is None:
-        outcome = Outcome.NOT_FOUND if before.deleted_by == NEVER else Outcome.UNCHANGED
-        return Applied(deleted._replace(defined_by=position), outcome)
+        outcome = Outcome.NOT_FOUND if before.created_by == NEVER else Outcome.UNCHANGED
+        return Applied(before._replace(is_paused=False), outcome)
     gone = tombstone(before.key, now)._replace(
-        created_at=before.created_at,
-        defined_by=position,
-        deleted_by=position,
-        paused_by=before.paused_by,
-        is_paused=deleted.is_paused,
-        after_at=before.after_at,
+        created_at=before.created_at, created_by=before.created_by, after_at=before.after_at
     )
     return Applied(gone, Outcome.DELETED)
 
 
 def _pause(before: Schedule, command: Command, now: int, *, pauses: bool) -> Applied:
-    if command.position < max(before.paused_by, before.deleted_by):
-        return Applied(before, Outcome.IGNORED_STALE)
-    after = before._replace(paused_by=command.position, is_paused=pauses)
+    after = before._replace(is_paused=pauses)
     if before.is_paused and not pauses:
         after = after._replace(after_at=max(cursor(before, now), command.stored_at))
     if before.definition is None:
@@ -152,7 +124,7 @@ def _pause(before: Schedule, command: Command, now: int, *, pauses: bool) -> App
 def _confirm(before: Schedule, after: Schedule, now: int) -> Schedule:
     """Return the schedule after a command. If it has ended or is deleted, its retention time starts again.
 
-    The row must outlast every older command that the broker still has.
+    So a Put that repeats the definition from time to time does not start an ended schedule again.
     """
     return after if after == before else after._replace(confirmed_at=None if after.ended_at is None else now)
 

@@ -1,4 +1,4 @@
-"""The values of a schedule: its definition, its cursor and the positions of its facts. Pure."""
+"""The values of a schedule: its definition and its cursor. Pure."""
 
 from typing import NamedTuple
 
@@ -6,15 +6,15 @@ from timer_service.core.events.cause import Cause
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Position
+from timer_service.schedules.calendar.recurrence import Recurrence, due_of, next_slot
 from timer_service.schedules.messages import EndReason, Policy, SkipReason, Status
-from timer_service.schedules.recurrence import Recurrence, due_of, next_slot
 
 RETRY_MS = 60_000
 """How long a schedule waits whose next slot cannot be computed or fired."""
 CLOCKS_APART_MS = 3_600_000
 """How far the broker's clock may be ahead of the service's. A cursor further ahead shows that a clock was wrong."""
 NEVER = Position(0, 0)
-"""The position of a fact that no command has decided."""
+"""The position of no command."""
 
 
 class Key(NamedTuple):
@@ -47,20 +47,17 @@ class Definition(NamedTuple):
 class Schedule(NamedTuple):
     """A schedule, or a tombstone if `definition` is None.
 
-    Three facts have their own positions: the definition (`defined_by`, the last Put or Delete), the pause (`paused_by`,
-    the last Pause or Resume) and the last Delete (`deleted_by`). `started_by` is the Put that started the schedule.
+    A tombstone keeps the cursor of a deleted schedule, or the pause of one that may be put later.
     """
 
     key: Key
     created_at: int
     definition: Definition | None = None
-    defined_at: int = 0
-    """The command time of the definition."""
     cause: Cause = Cause()
+    created_by: Position = NEVER
+    """The Put before which there was no schedule, or a deleted one."""
     defined_by: Position = NEVER
-    started_by: Position = NEVER
-    deleted_by: Position = NEVER
-    paused_by: Position = NEVER
+    """The last Put."""
     is_paused: bool = False
     """The pause belongs to the id: it is kept while the schedule has ended, and for a schedule that is put later."""
     after_at: int = 0
@@ -80,7 +77,7 @@ class Schedule(NamedTuple):
     ended_at: int | None = None
     end_reason: EndReason | None = None
     confirmed_at: int | None = None
-    """When the newest command was handled that found the schedule ended or deleted. Retention counts from then."""
+    """When a Put or a Pause last changed a schedule that has ended or is deleted. Retention counts from then."""
 
     @property
     def status(self) -> Status:
@@ -114,16 +111,15 @@ def cursor(schedule: Schedule, now: int) -> int:
 
 
 def tombstone(key: Key, now: int) -> Schedule:
-    """Return the tombstone of a schedule that no command has named yet."""
+    """Return the tombstone of a schedule of which nothing is known."""
     return Schedule(key, now, ended_at=now)
 
 
-def start(schedule: Schedule, now: int) -> Schedule:
-    """Return a schedule after its definition has started it: the count is 0, and no slot up to its time is left."""
+def start(schedule: Schedule, put_at: int, now: int) -> Schedule:
+    """Return a schedule that a Put has started: the count is 0, and no slot up to its command time is left."""
     return aim(
         schedule._replace(
-            started_by=schedule.defined_by,
-            after_at=max(cursor(schedule, now), schedule.defined_at),
+            after_at=max(cursor(schedule, now), put_at),
             fired_count=0,
             missed_since=None,
             ended_at=None,

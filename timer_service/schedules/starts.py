@@ -1,18 +1,19 @@
 """Schedules with `start`: which workflows their slots and triggers start, and how each slot ends. Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from timer_service.core.events.cause import Cause, cause_of
+from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, StartResult, WorkflowSpec, WorkflowStart
 from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import Command, Event, Position
 from timer_service.core.values.stored_json import check_stored
 from timer_service.schedules.backfills import Backfill
+from timer_service.schedules.decision import Decision
 from timer_service.schedules.events import Skipped, skipped_event
-from timer_service.schedules.firing import Decision
 from timer_service.schedules.messages import FiringCause, SkipReason
 from timer_service.schedules.schedule import Key, Schedule, aim
 
@@ -22,6 +23,10 @@ _REASONS = {
     StartResult.CANCELLED: SkipReason.CANCELLED,
     StartResult.OVER_QUOTA: SkipReason.OVER_QUOTA,
 }
+
+
+Start = Callable[[Transaction, Sequence[WorkflowStart], int], Awaitable[Sequence[Started]]]
+"""Starts workflows in a transaction."""
 
 
 class Settled(NamedTuple):
@@ -50,14 +55,13 @@ def trigger_start(schedule: Schedule, command: Command, data: str | None) -> Wor
     """Return the workflow that a TriggerSchedule starts. `data` is the input."""
     position = command.position
     name = f"{position.epoch}-{position.sequence}"
-    start = _start(
+    return _start(
         *(schedule.key, name, data),
         spec=_spec(schedule),
         position=position,
         cause=cause_of(command),
         created_at=command.stored_at,
     )
-    return start._replace(is_command=True)
 
 
 def backfill_starts(backfill: Backfill, slots: Sequence[int], data: str | None) -> list[WorkflowStart]:

@@ -7,16 +7,15 @@ from typing import Any, NamedTuple
 from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.limits.quotas import Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.errors import ConflictError
 from timer_service.core.values.message import Position
-from timer_service.schedules import trigger_store
+from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.messages import EndReason, Policy, ShownStatus, SkipReason, Status
-from timer_service.schedules.recurrence import Recurrence
 from timer_service.schedules.schedule import CLOCKS_APART_MS, RETRY_MS, Definition, Key, Schedule
 
 _KEY = ("tenant_id", "schedule_id")
@@ -29,9 +28,9 @@ _DEFINITION = (
     *("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
     *("catch_up", "late_by_ms", "catch_up_limit", "start", "data_size"),
 )
-_FACTS = ("defined", "started", "deleted", "paused")
+_FACTS = ("created", "defined")
 _OTHERS = (
-    *("defined_at", "is_paused", "created_at", "confirmed_at"),
+    *("is_paused", "created_at", "confirmed_at"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
     *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
 )
@@ -49,6 +48,9 @@ for _name in ("find", "page"):  # not `*`: a new column would break the prepared
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
 SCHEDULES = DueTable(name="schedules", key=_KEY, columns=_WITHOUT_DATA)
+
+LIVE = Usage("schedules", _SQL["count_live"])
+"""The active and paused schedules of a tenant, which may be limited."""
 
 COUNTED = (
     CountedRows(SCHEDULES.name, Status.ACTIVE, "available_at IS NOT NULL"),
@@ -76,11 +78,6 @@ TIMED = (
 """The schedules that wait for their next slot, or for the next attempt."""
 
 
-async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Schedule]:
-    """Return the schedules that exist among `keys`, tombstones included."""
-    return _by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
-
-
 class Shown(NamedTuple):
     """A schedule as a query shows it, without what cannot be read."""
 
@@ -96,19 +93,18 @@ async def find_shown(reader: Reader, key: Key) -> Shown | None:
 
 
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Schedule]:
-    """Like `find`, but lock the rows, in the order of their keys, until the transaction ends."""
-    return _by_key(await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)]))
+    """Return the schedules and tombstones that exist among `keys`, and lock them until the transaction ends.
+
+    They are locked in the order of their keys.
+    """
+    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
+    return {schedule.key: schedule for schedule in (read_schedule(row, row["data"]) for row in rows)}
 
 
 async def save(tx: Transaction, before: Mapping[Key, Schedule], after: Mapping[Key, Schedule]) -> None:
-    """Write the schedules of `after` that differ from `before`. `load` locked the rows of `before`.
-
-    Raises `ConflictError` if another instance has inserted one of the schedules since `load`.
-    """
+    """Write the schedules of `after` that differ from `before`. `load` locked the rows of `before`."""
     changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
-    new = [_parameters(each) for each in changed if each.key not in before]
-    if await tx.executemany(_SQL["insert"], new) < len(new):
-        raise ConflictError("another instance inserted some of the same schedules")
+    await tx.executemany(_SQL["insert"], [_parameters(each) for each in changed if each.key not in before])
     await tx.executemany(_SQL["update"], [_parameters(each) for each in changed if each.key in before])
 
 
@@ -146,12 +142,8 @@ async def page(
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete what is older than the instant `before`, up to `limit` rows of each kind; return how many.
-
-    These are schedules that ended and were last confirmed before it, and handled triggers.
-    """
-    schedules = await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
-    return schedules + await trigger_store.delete_old(tx, before, limit)
+    """Delete up to `limit` schedules that ended and were last confirmed before an instant; return how many."""
+    return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
 
 
 def read_schedule(row: Row, data: str | None = None) -> Schedule:
@@ -163,12 +155,9 @@ def read_schedule(row: Row, data: str | None = None) -> Schedule:
         key=key_of(row),
         created_at=row["created_at"],
         definition=None if row["zone"] is None else _definition(row, data),
-        defined_at=row["defined_at"],
         cause=read_cause(row),
+        created_by=Position(row["created_epoch"], row["created_sequence"]),
         defined_by=Position(row["defined_epoch"], row["defined_sequence"]),
-        started_by=Position(row["started_epoch"], row["started_sequence"]),
-        deleted_by=Position(row["deleted_epoch"], row["deleted_sequence"]),
-        paused_by=Position(row["paused_epoch"], row["paused_sequence"]),
         is_paused=row["is_paused"] == 1,
         after_at=row["after_at"],
         slot_at=row["slot_at"],
@@ -192,10 +181,6 @@ def _show(row: Row) -> Shown:
     except (ValueError, TypeError):
         return Shown(read_schedule({**{name: row[name] for name in _COLUMNS}, "start": None}, row["data"]), ["start"])
     return Shown(read_schedule(row, row["data"]))
-
-
-def _by_key(rows: Sequence[Row]) -> dict[Key, Schedule]:
-    return {schedule.key: schedule for schedule in (read_schedule(row, row["data"]) for row in rows)}
 
 
 def key_of(row: Row) -> Key:
@@ -236,7 +221,6 @@ def _parameters(schedule: Schedule) -> Mapping[str, Any]:
         **schedule.key._asdict(),
         **_advance_parameters(schedule),
         **_definition_parameters(schedule.definition),
-        "defined_at": schedule.defined_at,
         "is_paused": int(schedule.is_paused),
         "created_at": schedule.created_at,
         "confirmed_at": schedule.confirmed_at,

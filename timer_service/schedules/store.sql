@@ -5,9 +5,8 @@ FROM /* each of many */ schedules
 WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
 
 -- name: insert
--- Inserts a schedule, unless another instance has just inserted it.
+-- Inserts a schedule.
 INSERT INTO schedules ({columns}) VALUES ({values})
-ON CONFLICT (tenant_id, schedule_id) DO NOTHING
 
 -- name: update
 -- Writes a locked schedule.
@@ -40,8 +39,14 @@ WHERE tenant_id = :tenant_id AND status = '{status}' AND schedule_id > :after
 ORDER BY schedule_id
 LIMIT :limit
 
+-- name: count_live
+-- Counts the active and paused schedules of a tenant, at most `most`.
+SELECT COUNT(*) AS used FROM (
+    SELECT 1 AS one FROM schedules WHERE tenant_id = :tenant_id AND status IN ('active', 'paused') LIMIT :most
+) AS counted
+
 -- name: delete_settled
--- Deletes ended schedules and tombstones whose end and newest command are older than an instant, oldest first.
+-- Deletes ended schedules and tombstones that ended and were confirmed before an instant, oldest first.
 DELETE FROM schedules
 WHERE (tenant_id, schedule_id) IN (
     WITH picked AS MATERIALIZED (  -- locked, so that a schedule that a command has just put again is not deleted

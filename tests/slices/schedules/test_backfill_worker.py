@@ -25,8 +25,10 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.clock_repair import ClockRepair
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Event
-from timer_service.schedules import backfill_pass, backfill_store, backfill_worker
-from timer_service.schedules.backfill_store import COUNTED, TIMED
+from timer_service.schedules.backfill import store as backfill_store
+from timer_service.schedules.backfill import transaction as backfill_pass
+from timer_service.schedules.backfill import worker as backfill_worker
+from timer_service.schedules.backfill.store import COUNTED, TIMED
 
 RECHECK_MS = 250
 SECONDS = 1200

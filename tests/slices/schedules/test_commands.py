@@ -6,8 +6,6 @@ from typing import Any
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
 from tests.harness.schedules import Schedules
-from timer_service.core.values.message import Position
-from timer_service.schedules.store import delete_settled
 
 BERLIN = {"cron": "30 2 * * *", "zone": "Europe/Berlin"}
 EVERYTHING: dict[str, Any] = {
@@ -111,16 +109,6 @@ async def test_trigger_of_an_ended_schedule(schedules: Schedules) -> None:
     assert len(await schedules.events_of("ScheduleFired")) == 2
 
 
-async def test_handled_triggers_are_forgotten(schedules: Schedules) -> None:
-    """Retention forgets triggers that were handled before an instant, with its limit."""
-    await schedules.put()
-    for _ in range(3):
-        await schedules.about("Trigger")
-    async with schedules.database.transaction() as tx:
-        assert await delete_settled(tx, schedules.clock.now(), 2) == 0
-        assert [await delete_settled(tx, schedules.clock.now() + 1, 2) for _ in range(2)] == [2, 1]
-
-
 async def test_ended_event(schedules: Schedules) -> None:
     """ScheduleEnded says once why a schedule ended, under an id of its definition."""
     await schedules.put("count", maxCount=1, envelope={"id": "put-1", "correlationId": "corr"})
@@ -142,13 +130,17 @@ async def test_ended_event(schedules: Schedules) -> None:
     assert (view["status"], view["endReason"], view["endedAt"]) == ("ended", "max_count", iso(after(minutes=7)))
 
 
-async def test_no_event_for_an_end_that_the_batch_undoes(schedules: Schedules) -> None:
-    """A schedule that ends and starts again in one batch has not ended."""
+async def test_each_end_of_a_batch_has_an_event(schedules: Schedules) -> None:
+    """A schedule that ends in a batch has an event, also if a later command of the batch starts or deletes it."""
     await schedules.put()
     schedules.send("PutSchedule", every="PT1M", endAt=iso(NOW))
+    schedules.send("PutSchedule", every="PT1M", endAt=iso(NOW), data=1)
+    schedules.send("PutSchedule", every="PT1H", endAt=iso(NOW))
     schedules.send("PutSchedule", every="PT1H")
+    schedules.send("DeleteSchedule")
     await schedules.consume()
-    assert await schedules.events_of("ScheduleEnded") == []
+    ended = await schedules.events_of("ScheduleEnded")
+    assert len({each["id"] for each in ended}) == len(ended) == 2
 
 
 async def test_null_is_the_default(schedules: Schedules) -> None:
@@ -211,11 +203,10 @@ async def test_rejections(schedules: Schedules) -> None:
             assert (len(others), await schedules.all_rows()) == (number, [])
 
 
-async def test_old_position_in_another_epoch(schedules: Schedules) -> None:
-    """Commands of a recreated log are newer than all commands before."""
-    await schedules.put()
-    schedules.broker.stored.recreate(2)
-    schedules.clock.advance(milliseconds=1)
-    assert await schedules.about("Pause") == "paused"
-    row = await schedules.row()
-    assert Position(row["paused_epoch"], row["paused_sequence"]) == Position(2, 1)
+async def test_commands_without_effect_leave_no_row(schedules: Schedules) -> None:
+    """A command on an unknown schedule leaves a row only if it is a Pause."""
+    for verb in ("Resume", "Delete", "Trigger"):
+        assert await schedules.about(verb) == "not_found"
+    assert await schedules.all_rows() == []
+    assert await schedules.about("Pause") == "not_found"
+    assert (await schedules.row())["is_paused"] == 1

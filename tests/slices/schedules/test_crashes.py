@@ -14,7 +14,7 @@ from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database
-from timer_service.schedules import backfill_pass
+from timer_service.schedules.backfill import transaction as backfill_pass
 
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)
 HOLD_MS = 30_000

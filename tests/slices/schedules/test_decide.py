@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.harness.cases import case
 from tests.harness.clock import NOW
 from timer_service.core.values.instant import LATEST
-from timer_service.schedules.firing import Decision, decide_in_steps
+from timer_service.schedules.calendar.recurrence import Recurrence, due_of, slots_between
+from timer_service.schedules.decision import Decision, decide_in_steps
 from timer_service.schedules.messages import EndReason, Policy, Status
-from timer_service.schedules.recurrence import Recurrence, due_of, slots_between
 from timer_service.schedules.schedule import Definition, Key, Schedule, aim
 
 KEY = Key("acme", "daily")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.schedules import Schedules
 from timer_service.core.due.due_rows import DueRows
-from timer_service.schedules import firing_pass
+from timer_service.schedules.firing import transaction as firing_pass
 from timer_service.schedules.store import SCHEDULES
 
 PASS = 1000

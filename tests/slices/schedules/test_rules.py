@@ -1,11 +1,8 @@
-"""What each command does to a schedule, also if commands are delivered in another order."""
+"""What each command does to a schedule."""
 
-from itertools import permutations
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
@@ -22,7 +19,7 @@ from timer_service.schedules.messages import (
     TriggerSchedule,
 )
 from timer_service.schedules.rules import Outcome
-from timer_service.schedules.schedule import Key, Schedule
+from timer_service.schedules.schedule import Key, Schedule, tombstone
 
 KEY = Key("acme", "daily")
 MINUTE = 60_000
@@ -60,7 +57,7 @@ def put(place: int, **fields: Any) -> Sent:
 def apply(schedule: Schedule | None, sent: Sent, *, minutes: float = 0) -> tuple[Schedule, Outcome]:
     """Apply a command so many minutes after it was stored."""
     now = NOW + sent.place * MINUTE + round(minutes * MINUTE)
-    schedule, outcome = rules.apply(schedule, KEY, sent.command, now)
+    schedule, outcome = rules.apply(schedule or tombstone(KEY, now), sent.command, now)
     is_active = schedule.status is Status.ACTIVE
     assert (schedule.slot_at is not None, schedule.available_at is not None) == (is_active, is_active)
     return schedule, outcome
@@ -117,14 +114,6 @@ OUTCOMES: dict[str, tuple[tuple[Sent, ...], Sent, Outcome, Status]] = {
     "trigger, active": (ACTIVE, Sent(9, "trigger"), Outcome.TRIGGERED, Status.ACTIVE),
     "trigger, paused": (PAUSED, Sent(9, "trigger"), Outcome.TRIGGERED, Status.PAUSED),
     "trigger, ended": (ENDED, Sent(9, "trigger"), Outcome.TRIGGERED, Status.ENDED),
-    "old put": ((put(10),), put(9, **HOURLY), Outcome.IGNORED_STALE, Status.ACTIVE),
-    "old put, deleted": ((Sent(10, "delete"),), put(9), Outcome.IGNORED_STALE, Status.DELETED),
-    "old delete": ((put(10),), Sent(9, "delete"), Outcome.IGNORED_STALE, Status.ACTIVE),
-    "old pause, resumed": ((put(1), Sent(10, "resume")), Sent(9, "pause"), Outcome.IGNORED_STALE, Status.ACTIVE),
-    "old pause, deleted": ((Sent(10, "delete"),), Sent(9, "pause"), Outcome.IGNORED_STALE, Status.DELETED),
-    "old resume": ((put(1), Sent(10, "pause")), Sent(9, "resume"), Outcome.IGNORED_STALE, Status.PAUSED),
-    "old pause, new put": ((put(10),), Sent(9, "pause"), Outcome.PAUSED, Status.PAUSED),
-    "old trigger": ((put(10),), Sent(9, "trigger"), Outcome.TRIGGERED, Status.ACTIVE),
 }
 
 
@@ -140,18 +129,15 @@ def test_outcomes() -> None:
             assert (found, schedule.status) == (outcome, status)
 
 
-AGAIN = {Outcome.NOT_FOUND, Outcome.ALREADY_ENDED, Outcome.IGNORED_STALE, Outcome.TRIGGERED}
-
-
-def test_redelivery_changes_nothing() -> None:
-    """A command that is delivered again changes nothing. It ends as `unchanged`, or as before."""
+def test_command_that_is_published_again() -> None:
+    """It ends as `unchanged` or as before, and changes neither the definition, the pause nor the slots."""
+    again = {Outcome.NOT_FOUND, Outcome.ALREADY_ENDED, Outcome.TRIGGERED}
     for name, (history, sent, outcome, _) in OUTCOMES.items():
         with case(name):
             once, _ = apply(before(history), sent)
-            twice, found = apply(once, sent, minutes=5)
-            assert twice == once
-            deleted_nothing = outcome is Outcome.NOT_FOUND and sent.verb == "delete"
-            assert found is (outcome if outcome in AGAIN and not deleted_nothing else Outcome.UNCHANGED)
+            twice, found = apply(once, sent._replace(place=sent.place + 1))
+            assert twice._replace(defined_by=once.defined_by, confirmed_at=once.confirmed_at) == once
+            assert found is (outcome if outcome in again else Outcome.UNCHANGED)
 
 
 def test_put_starts_at_its_command_time() -> None:
@@ -242,67 +228,12 @@ def test_delete_ends_the_pause() -> None:
     assert after_all(put(1), Sent(3, "delete"), Sent(4, "pause"), put(5)).status is Status.PAUSED
 
 
-def test_retention_restarts_with_each_command() -> None:
-    """A row that is settled outlives each command that changed its positions."""
+def test_retention_restarts_with_a_put_or_a_pause() -> None:
+    """An ended schedule that is put again and again stays, and so does a pause that is remembered."""
+    ended = after_all(put(1, **PAST))
+    assert (ended.confirmed_at, apply(ended, put(5, **PAST))[0].confirmed_at) == (after(minutes=1), after(minutes=5))
     deleted = after_all(put(1), Sent(2, "delete"))
     paused, _ = apply(deleted, Sent(5, "pause"))
     assert (deleted.ended_at, deleted.confirmed_at) == (after(minutes=2), after(minutes=2))
     assert (paused.ended_at, paused.confirmed_at) == (after(minutes=2), after(minutes=5))
     assert apply(paused, put(6))[0].confirmed_at is None
-
-
-def facts(schedule: Schedule) -> tuple[object, ...]:
-    """Return what any order of delivery must lead to."""
-    return schedule.definition, schedule.status, schedule.is_paused, schedule.defined_by, schedule.deleted_by
-
-
-HISTORIES = [
-    (put(1), Sent(2, "pause"), Sent(3, "delete"), put(4)),
-    (Sent(1, "pause"), Sent(2, "resume"), put(3), Sent(4, "pause")),
-    (put(1), Sent(2, "delete"), Sent(3, "pause"), put(4, **HOURLY)),
-    (put(1), put(2, **HOURLY), put(3), Sent(4, "resume")),
-    (Sent(1, "pause"), put(2), Sent(3, "delete"), Sent(4, "resume")),
-    (Sent(1, "pause"), Sent(2, "delete"), put(3)),
-]
-
-
-@pytest.mark.parametrize("history", HISTORIES, ids=lambda history: "-".join(each.verb for each in history))
-def test_any_order(history: tuple[Sent, ...]) -> None:
-    """Every order of delivery leads to the same definition and pause."""
-    assert {facts(after_all(*order)) for order in permutations(history)} == {facts(after_all(*history))}
-
-
-@given(st.data())
-def test_generated_orders(data: st.DataObject) -> None:
-    """Any order of any commands, with redeliveries, leads to the same definition and pause."""
-    kinds = st.sampled_from([("put", EVERY), ("put", HOURLY), *((verb, {}) for verb in ("pause", "resume", "delete"))])
-    history = [Sent(place, *kind) for place, kind in enumerate(data.draw(st.lists(kinds, min_size=1, max_size=6)), 1)]
-    order = data.draw(st.permutations(history))
-    again = data.draw(st.lists(st.sampled_from(history), max_size=4))
-    assert facts(after_all(*order, *again)) == facts(after_all(*history))
-
-
-def test_late_delete_starts_an_ended_schedule_again() -> None:
-    """A Delete that is delivered after the Put that followed it starts the schedule again, as in their order."""
-    ended = after_all(put(1, **EVERY, max_count=1))._replace(
-        slot_at=None, available_at=None, fired_count=1, ended_at=NOW, end_reason=EndReason.MAX_COUNT
-    )
-    same, _ = apply(ended, put(6, **EVERY, max_count=1))
-    schedule, outcome = apply(same, Sent(5, "delete"), minutes=30)
-    assert (same.status, outcome, schedule.status) == (Status.ENDED, Outcome.IGNORED_STALE, Status.ACTIVE)
-    assert (schedule.after_at, schedule.fired_count) == (after(minutes=6), 0)
-    twice, _ = apply(schedule._replace(fired_count=1), Sent(5, "delete"), minutes=40)
-    assert twice.fired_count == 1
-
-
-def test_late_put_starts_an_ended_schedule_again() -> None:
-    """So does another recurrence that came between. A Put that would have changed only the data does not."""
-    ended = after_all(put(1, **EVERY, max_count=1))._replace(
-        slot_at=None, available_at=None, fired_count=1, ended_at=NOW, end_reason=EndReason.MAX_COUNT
-    )
-    same, _ = apply(ended, put(6, **EVERY, max_count=1))
-    again, outcome = apply(same, put(5, **HOURLY), minutes=30)
-    data, _ = apply(same, put(5, **EVERY, max_count=1, data=1), minutes=30)
-    assert (outcome, again.status, again.after_at) == (Outcome.IGNORED_STALE, Status.ACTIVE, after(minutes=6))
-    assert data.status is Status.ENDED
-    assert apply(same, put(1, **HOURLY))[0].status is Status.ENDED, "older than the start"

@@ -21,9 +21,10 @@ from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, WorkflowStart
 from timer_service.core.values.errors import DatabaseBlockedError
-from timer_service.schedules import firing_pass, firing_worker
-from timer_service.schedules.firing_worker import FiringWorker
-from timer_service.schedules.locked_parts import LockedParts
+from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules.firing import worker as firing_worker
+from timer_service.schedules.firing.locked_parts import LockedParts
+from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows import store
 from timer_service.workflows.slot_start import start_workflows
 

@@ -20,8 +20,11 @@ from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.requests.computing import Steps
 from timer_service.core.values.zone_data import zone_data
-from timer_service.schedules import firing_pass, firing_worker, left_to_others, recurrence, zones
-from timer_service.schedules.firing import Decision, decide_in_steps
+from timer_service.schedules.calendar import recurrence, zones
+from timer_service.schedules.decision import Decision, decide_in_steps
+from timer_service.schedules.firing import left_to_others
+from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules.firing import worker as firing_worker
 from timer_service.schedules.schedule import Schedule
 
 RECHECK_MS = 250

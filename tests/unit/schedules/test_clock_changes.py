@@ -8,7 +8,7 @@ from zoneinfo import available_timezones
 import pytest
 
 from tests.harness.reference_slots import HOUR, Change, Clock, find_changes
-from timer_service.schedules.recurrence import Recurrence, newest_slots, next_slot, slots_between
+from timer_service.schedules.calendar.recurrence import Recurrence, newest_slots, next_slot, slots_between
 
 ZONES = (
     "Africa/Casablanca",  # four changes a year

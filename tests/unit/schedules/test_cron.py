@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.harness.cron_texts import cron_texts
 from tests.harness.reference_slots import PlainCron
-from timer_service.schedules.cron import first_match, is_fixed, last_match, parse_cron
-from timer_service.schedules.errors import RecurrenceError
+from timer_service.schedules.calendar.cron import first_match, is_fixed, last_match, parse_cron
+from timer_service.schedules.calendar.errors import RecurrenceError
 
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
 LAST = (datetime(9999, 12, 31, 23, 59, 59) - EPOCH) // timedelta(seconds=1)  # noqa: DTZ001

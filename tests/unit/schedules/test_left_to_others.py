@@ -3,7 +3,7 @@
 import pytest
 
 from timer_service.core.ports.database import Row
-from timer_service.schedules.left_to_others import Left, LeftToOthers
+from timer_service.schedules.firing.left_to_others import Left, LeftToOthers
 from timer_service.schedules.store import key_of
 
 MET = 1_000_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from timer_service.schedules.locked_parts import LockedParts
+from timer_service.schedules.firing.locked_parts import LockedParts
 from timer_service.schedules.schedule import Key
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.harness.cron_texts import cron_texts
 from timer_service.core.values.duration import DAY, HOUR, MINUTE
 from timer_service.core.values.instant import LATEST, format_instant, parse_instant
-from timer_service.schedules.errors import RecurrenceError
-from timer_service.schedules.recurrence import (
+from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.schedules.calendar.recurrence import (
     Recurrence,
     check_fires,
     due_of,
@@ -23,7 +23,7 @@ from timer_service.schedules.recurrence import (
     parse_recurrence,
     slots_between,
 )
-from timer_service.schedules.zones import _stretches_of_year
+from timer_service.schedules.calendar.zones import _stretches_of_year
 
 ZONES = ("UTC", "Europe/Berlin", "Australia/Lord_Howe", "Pacific/Apia", "America/Sao_Paulo", "Africa/Casablanca")
 NEW_YEAR = parse_instant("2027-01-01T00:00:00Z")

@@ -56,8 +56,6 @@ class WorkflowStart(NamedTuple):
     cause: Cause
     created_at: int
     """When it counts as created: the same if it is started again after a restore. 0: when it is started."""
-    is_command: bool = False
-    """Whether a command starts it now. A command that is handled again after a restore exceeds no limit."""
     retries_skipped: bool = False
     """Whether it also starts a workflow that an earlier start left as cancelled, because its key was taken then."""
 

@@ -2,11 +2,11 @@
 -- Adds a backfill.
 INSERT INTO schedule_backfills ({columns}) VALUES ({values})
 
--- name: find_deletes
--- Returns the position of the last DeleteSchedule on a schedule.
-SELECT tenant_id, schedule_id, deleted_epoch, deleted_sequence
+-- name: find_created
+-- Returns the position of the PutSchedule that created a schedule, unless it is deleted.
+SELECT tenant_id, schedule_id, created_epoch, created_sequence
 FROM /* each of many */ schedules
-WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
+WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id AND status <> 'deleted'
 
 -- name: load_data
 -- Returns the data of a backfill.
@@ -29,6 +29,12 @@ WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_s
 -- Deletes a locked backfill that has ended.
 DELETE FROM schedule_backfills
 WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_sequence = :position_sequence
+
+-- name: count_open
+-- Counts the backfills of a tenant that have not ended, at most `most`.
+SELECT COUNT(*) AS used FROM (
+    SELECT 1 AS one FROM schedule_backfills WHERE tenant_id = :tenant_id LIMIT :most
+) AS counted
 
 -- name: of_schedule
 -- Returns how far the oldest backfills of a schedule are. It reads no column that must be parsed.

@@ -6,7 +6,7 @@ Schedules with `start` start workflows in it. It raises `DatabaseBlockedError` i
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -18,13 +18,13 @@ from timer_service.core.values.budget import MIB
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Event
 from timer_service.schedules import store
-from timer_service.schedules.events import ended_events, fired_events
-from timer_service.schedules.firing import Decision, decide_in_steps
-from timer_service.schedules.left_to_others import Left, LeftToOthers
-from timer_service.schedules.messages import SkipReason
-from timer_service.schedules.pass_order import PassOrder, has_rest
+from timer_service.schedules.decision import Decision, decide_in_steps
+from timer_service.schedules.events import ended_event, fired_events
+from timer_service.schedules.firing.left_to_others import Left, LeftToOthers
+from timer_service.schedules.firing.pass_order import PassOrder, has_rest
+from timer_service.schedules.messages import SkipReason, Status
 from timer_service.schedules.schedule import Key, Schedule, fail
-from timer_service.schedules.starts import has_start, settle, slot_starts
+from timer_service.schedules.starts import Start, has_start, settle, slot_starts
 
 MOST_SLOTS = 1000
 MOST_SLOTS_OF_SCHEDULE = 100
@@ -129,10 +129,6 @@ class _Room:
             await asyncio.sleep(0)
 
 
-Start = Callable[[Transaction, Sequence[WorkflowStart], int], Awaitable[Sequence[Started]]]
-"""Starts workflows in a transaction."""
-
-
 async def fire(
     tx: Transaction, rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers, *, start: Start, now: int
 ) -> Fired:
@@ -162,9 +158,9 @@ async def fire(
         else:
             done.firings.append(firing)
     events += await _start_all(tx, done, starts, start, now)
-    for firing in done.firings:
-        events += ended_events(firing.before, firing.decision.schedule, now)
-    await store.advance(tx, [*(each.decision.schedule for each in done.firings), *done.failed])
+    after = [firing.decision.schedule for firing in done.firings]
+    events += [ended_event(each, now) for each in after if each.status is Status.ENDED]
+    await store.advance(tx, [*after, *done.failed])
     await store.postpone(tx, done.unreadable, now)
     await outbox.add(tx, events, now)
     return done

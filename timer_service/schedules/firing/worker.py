@@ -20,11 +20,11 @@ from timer_service.core.service.workflow_start import StartWorkflows
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.schedules import store
-from timer_service.schedules.firing_gate import FiringGate
-from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire
-from timer_service.schedules.left_to_others import LeftToOthers
-from timer_service.schedules.locked_parts import LockedParts
-from timer_service.schedules.pass_order import PassOrder
+from timer_service.schedules.firing.left_to_others import LeftToOthers
+from timer_service.schedules.firing.locked_parts import LockedParts
+from timer_service.schedules.firing.pass_order import PassOrder
+from timer_service.schedules.firing.transaction import MOST_SLOTS, Fired, fire
+from timer_service.schedules.gate import FiringGate
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import SCHEDULES
 

@@ -12,7 +12,7 @@ from functools import cache
 
 from cronsim import CronSim
 
-from timer_service.schedules.errors import RecurrenceError
+from timer_service.schedules.calendar.errors import RecurrenceError
 
 MAX_LENGTH = 200
 """The number of characters that an expression may have."""

@@ -4,8 +4,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from timer_service.core.requests.computing import Steps
+from timer_service.schedules.calendar.recurrence import newest_slots, next_slot, slots_between
 from timer_service.schedules.messages import Policy
-from timer_service.schedules.recurrence import newest_slots, next_slot, slots_between
 from timer_service.schedules.schedule import Definition, Schedule, aim
 
 _PIECE = 50

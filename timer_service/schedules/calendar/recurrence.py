@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from timer_service.core.values.duration import DAY, SECOND, parse_duration
 from timer_service.core.values.instant import LATEST
-from timer_service.schedules.cron import first_match, is_fixed, last_match, parse_cron
-from timer_service.schedules.errors import RecurrenceError
-from timer_service.schedules.zones import LAST_SECOND, Stretch, check_zone, stretch_at
+from timer_service.schedules.calendar.cron import first_match, is_fixed, last_match, parse_cron
+from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at
 
 MIN_EVERY = SECOND
 MAX_EVERY = 366 * DAY

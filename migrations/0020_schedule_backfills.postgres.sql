@@ -1,10 +1,11 @@
 -- Backfills of schedules. A row is one BackfillSchedule that has not ended: its range, the definition that the schedule had when the
 -- command was accepted, and how far it is. See timer_service/schedules/backfills.py.
+-- The keys have the collation "C": see 0005_engine.postgres.sql.
 CREATE TABLE schedule_backfills (
-    tenant_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE "C" NOT NULL,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
-    schedule_id TEXT NOT NULL,
+    schedule_id TEXT COLLATE "C" NOT NULL,
     from_at BIGINT NOT NULL,
     to_at BIGINT NOT NULL,
     slot_limit INTEGER NOT NULL CHECK (slot_limit > 0),
@@ -34,12 +35,3 @@ CREATE TABLE schedule_backfills (
     CHECK ((cron IS NULL) <> (every_ms IS NULL)),
     CHECK ((data IS NULL) = (data_size = 0))
 );
-
--- Used by `next_available`, the clock repair and the gauges.
-CREATE INDEX schedule_backfills_available ON schedule_backfills (available_at);
-
--- Used by `lock_due`, and to find the tenants that have backfills.
-CREATE INDEX schedule_backfills_turns ON schedule_backfills (tenant_id, available_at, position_epoch, position_sequence);
-
--- Used by `of_schedule`, which get-schedule asks.
-CREATE INDEX schedule_backfills_of_schedule ON schedule_backfills (tenant_id, schedule_id, position_epoch, position_sequence);

@@ -16,10 +16,10 @@ from timer_service.core.service.slice import Parts
 from timer_service.core.service.workflow_start import StartWorkflows
 from timer_service.core.values.delays import Delays
 from timer_service.core.values.error_text import error_text
-from timer_service.schedules import backfill_store as store
-from timer_service.schedules.backfill_pass import Backfilled, fire_portions
+from timer_service.schedules.backfill import store
+from timer_service.schedules.backfill.transaction import Backfilled, fire_portions
 from timer_service.schedules.backfills import BackfillKey
-from timer_service.schedules.firing_gate import FiringGate
+from timer_service.schedules.gate import FiringGate
 
 log = logging.getLogger(__name__)
 

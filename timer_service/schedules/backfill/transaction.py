@@ -16,13 +16,12 @@ from timer_service.core.service.workflow_start import Started, WorkflowStart
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Event
-from timer_service.schedules import backfill_store as store
+from timer_service.schedules.backfill import store
 from timer_service.schedules.backfills import Backfill, BackfillKey
 from timer_service.schedules.events import Skipped, backfill_events, backfilled_event, skipped_event
-from timer_service.schedules.firing_pass import Start
 from timer_service.schedules.messages import BackfillEnd, FiringCause, SkipReason
 from timer_service.schedules.schedule import Key
-from timer_service.schedules.starts import backfill_starts, reason_of
+from timer_service.schedules.starts import Start, backfill_starts, reason_of
 
 MOST_SLOTS = 250
 MOST_DATA = 2 * MIB
@@ -118,14 +117,14 @@ async def fire_portions(tx: Transaction, rows: Sequence[Row], *, start: Start, n
 async def _find_portions(tx: Transaction, rows: Sequence[Row], done: Backfilled, now: int) -> list[Portion]:
     """Return the portions of the backfills in `rows`, and record those that cannot be read or computed."""
     share = _Share(MOST_SLOTS // len(rows), MOST_DATA // len(rows), MOST_COMPUTING_SECONDS / len(rows))
-    deletes = await store.find_deletes(tx, [Key(row["tenant_id"], row["schedule_id"]) for row in rows])
+    created = await store.find_created(tx, [Key(row["tenant_id"], row["schedule_id"]) for row in rows])
     portions: list[Portion] = []
     for row in rows:
         key = store.key_of(row)
         try:
             backfill = store.read_backfill(row)
-            deleted_by = deletes.get(backfill.schedule)
-            if deleted_by is None or deleted_by > key.position:  # without a row, it was deleted long ago
+            created_by = created.get(backfill.schedule)
+            if created_by is None or created_by > key.position:  # it was deleted, and may be put again
                 portions.append(Portion(backfill, (), None, is_deleted=True))
             else:
                 portions.append(await _next_portion(backfill, share, now))

@@ -6,13 +6,14 @@ from typing import Any
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.due.unfinished_commands import statements_of
 from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.limits.quotas import Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
 from timer_service.schedules.backfills import Backfill, BackfillKey, OpenBackfill
-from timer_service.schedules.recurrence import Recurrence
+from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import dump_spec, read_spec
 
@@ -30,7 +31,7 @@ _WITHOUT_DATA = (
 )
 _COLUMNS = (*_WITHOUT_DATA, "data")
 
-_SQL = load_sql("timer_service.schedules", "backfill_store.sql")
+_SQL = load_sql("timer_service.schedules.backfill", "store.sql")
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
 _SQL |= statements_of(TABLE, _WITHOUT_DATA)
 
@@ -48,12 +49,15 @@ TIMED = TimedRows(
 )
 """The backfills that wait for their next portion."""
 
+OPEN = Usage("open_backfills", _SQL["count_open"])
+"""The backfills of a tenant, which may be limited."""
+
 COUNTED = CountedRows(TABLE, "open", "TRUE")
 """The backfills that the gauges count."""
 
 
 async def add(tx: Transaction, backfills: Collection[Backfill]) -> None:
-    """Add backfills. Raises `DuplicateError` if another instance has just added one of them."""
+    """Add backfills."""
     in_order = sorted(backfills, key=lambda each: each.key)
     await tx.executemany(_SQL["add"], [_parameters(each) for each in in_order])
 
@@ -75,11 +79,11 @@ async def lock_due(tx: Transaction, tenants: Collection[str], now: int) -> list[
     )
 
 
-async def find_deletes(reader: Reader, schedules: Collection[Key]) -> dict[Key, Position]:
-    """Return the position of the last DeleteSchedule on each schedule that exists."""
-    rows = await reader.fetch_each(_SQL["find_deletes"], [key._asdict() for key in sorted(set(schedules))])
+async def find_created(reader: Reader, schedules: Collection[Key]) -> dict[Key, Position]:
+    """Return the position of the PutSchedule that created each schedule that exists."""
+    rows = await reader.fetch_each(_SQL["find_created"], [key._asdict() for key in sorted(set(schedules))])
     return {
-        Key(row["tenant_id"], row["schedule_id"]): Position(row["deleted_epoch"], row["deleted_sequence"])
+        Key(row["tenant_id"], row["schedule_id"]): Position(row["created_epoch"], row["created_sequence"])
         for row in rows
     }
 

@@ -1,0 +1,1 @@
+"""Which slots a recurrence has: cron expressions, time zones and fixed distances. It knows nothing of schedules."""
