@@ -32,6 +32,8 @@ class Trouble:
         self._evidence = Evidence()
         self._delays = Delays()
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
+        self._has_failed = False
+        """Whether a command has failed or was blocked since this process began."""
         self._failing: dict[Route | Blame, str] = {}
         """The handlers that fail for every command, and the reasons; `BLOCKED` if every command waits for a lock."""
 
@@ -56,6 +58,8 @@ class Trouble:
     def record_applied(self, routes: Iterable[Route]) -> bool:
         """Record a transaction that succeeded. Return whether a handler works again that failed for every command."""
         self._outages.record_success(part="commands")
+        if not self._has_failed:
+            return False
         worked: set[Route | Blame] = {*routes}
         if worked:
             worked.add(Blame.BLOCKED)
@@ -75,6 +79,7 @@ class Trouble:
 
     def record_blocked(self, raw: RawCommand, error: Exception) -> None:
         """Record that a command alone was blocked. That is not its fault, and it is tried until it succeeds."""
+        self._has_failed = True
         self._evidence.record((), [(Blame.BLOCKED, raw.position)])
         about = {"tenant": raw.address.tenant, "message_id": raw.message_id, "sequence": raw.position.sequence}
         log.warning("command blocked; its tenant waits", extra={**about, "reason": error_text(error)})
@@ -87,6 +92,7 @@ class Trouble:
         If a handler applies no command any more, the fault is probably not in the commands, so they are tried longer.
         """
         position = command.position
+        self._has_failed = True
         self._evidence.record((), [(route, position)])
         about = {"tenant": command.tenant, "command_id": command.id, "type": command.payload.type, "attempt": attempt}
         log.error("command failed", exc_info=error, extra=about)
