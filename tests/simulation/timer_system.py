@@ -72,7 +72,7 @@ FROM timer_schedules
 _MOST_WAITING_BYTES = 800
 """Some five commands."""
 _LEASE = timedelta(seconds=4)
-_FINISHED = "SELECT position_epoch, position_sequence FROM timer_cancellations WHERE finished_at IS NOT NULL"
+_UNFINISHED = "SELECT position_epoch, position_sequence FROM timer_cancellations"
 _REJECTED = """
 SELECT json_extract(body, '$.payload.commandId') FROM outbox WHERE message = 'command-rejected' AND headers IS NULL
 """
@@ -439,7 +439,8 @@ class TimerSystem(BrokerObserver):
         before, self._rows = self._rows, self._read_rows()
         self.counts["cancelled by prefix"] += before != self._rows
         assert self._reader is not None
-        finished = {Position(*row) for row in self._reader.execute(_FINISHED)}
+        unfinished = {Position(*row) for row in self._reader.execute(_UNFINISHED)}
+        finished = self.model.cancellations.keys() - unfinished
         self.model.apply_cancellation_commit(before, self._rows, finished - self._finished)
         self._finished = finished
 
