@@ -499,15 +499,17 @@ class TimerSystem(BrokerObserver):
                 times.append(at)
         if times:
             self.clock.set(max(self.clock.now(), min(times)))
-        return bool(times) or bool(self.ledger.unapplied)
+        return bool(times)
 
     def _times_of_waiting(self) -> list[int]:
         """Return when the readers can go on that have left commands: after the lease of another one, or a delay."""
         assert self._reader is not None
         now = self.clock.now()
         (at,) = self._reader.execute("SELECT MIN(available_at) FROM waiting_commands").fetchone()
-        times = [int(at)] if at is not None and at > now else []
-        return [*times, now + _LEASE // timedelta(milliseconds=1)] if self.ledger.unapplied else times
+        if at is None and not self.ledger.unapplied:
+            return []
+        lease_ends_at = now + _LEASE // timedelta(milliseconds=1)
+        return [lease_ends_at, int(at)] if at is not None and at > now else [lease_ends_at]
 
     def close(self) -> None:
         """End the process, and close everything, also if a defect keeps the process from ending."""

@@ -78,8 +78,9 @@ async def _add_new(
         for number in [number for number, (values, _) in rows.items() if values[:2] not in keys]:
             results[number] = None
             del rows[number]
+        growth = store.growth_by_rows(rows.values(), now) if admission else {}
     if admission:
-        admission.keep(store.growth_by_rows(rows.values(), now))
+        admission.keep(growth)
     return results, len(inserted)
 
 
@@ -105,9 +106,8 @@ def _first_schedules(commands: Sequence[Command]) -> Collection[int]:
 def _new_timer(command: Command, now: int) -> tuple[NewRow, CommandResult]:
     """Return the row of the timer that a ScheduleTimer adds, and the result of the command."""
     payload = command.payload
-    if (
-        isinstance(payload, PlainTimer) and command.reply_to is None
-    ):  # most are such: a `Timer` would take as long again
+    # Most commands are such. To make a `Timer` first would take as long again.
+    if isinstance(payload, PlainTimer) and command.reply_to is None:
         due_at = rules.due_time(command, payload, now)
         event_id = rules.event_id(payload, due_at, command.position)
         return store.plain_row(command, payload, due_at, event_id, now), CommandResult(Outcome.SCHEDULED, due_at)
