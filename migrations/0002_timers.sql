@@ -1,20 +1,18 @@
--- Timers. A row is one timer or the tombstone of a timer that was cancelled before it was scheduled. Rows are leased through
--- available_at, as timer_service/core describes.
+-- Timers. Rows are leased through available_at, as timer_service/core describes.
 CREATE TABLE timer_schedules (
     tenant_id TEXT NOT NULL,
     service_call_id TEXT NOT NULL,
     state TEXT NOT NULL,
-    due_at BIGINT,
+    due_at BIGINT NOT NULL,
     data TEXT,
     correlation_id TEXT,
     causation_id TEXT,
     traceparent TEXT,
     tracestate TEXT,
-    event_id TEXT,
+    event_id TEXT NOT NULL,
     registered_at BIGINT NOT NULL,
     reached_at BIGINT,
     cancelled_at BIGINT,
-    confirmed_at BIGINT,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
     available_at BIGINT,
@@ -22,15 +20,13 @@ CREATE TABLE timer_schedules (
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     PRIMARY KEY (tenant_id, service_call_id),
-    -- Only the tombstone of a timer that was cancelled before it was scheduled has nothing to fire.
-    CHECK (state = 'Cancelled' OR (due_at IS NOT NULL AND event_id IS NOT NULL)),
     -- The columns that each state sets. A timer can be claimed if and only if it is still to fire. One CASE instead of an
     -- IN: for each row that SQLite writes, it builds the list of an IN again. This took half of the time of a write.
     CHECK (CASE state
-        WHEN 'Scheduled' THEN available_at IS NOT NULL AND COALESCE(reached_at, cancelled_at, confirmed_at) IS NULL
+        WHEN 'Scheduled' THEN available_at IS NOT NULL AND COALESCE(reached_at, cancelled_at) IS NULL
         WHEN 'Reached' THEN reached_at IS NOT NULL AND COALESCE(available_at, cancelled_at) IS NULL
         WHEN 'Cancelled' THEN cancelled_at IS NOT NULL AND COALESCE(available_at, reached_at) IS NULL
-        WHEN 'Failed' THEN COALESCE(available_at, reached_at, cancelled_at, confirmed_at) IS NULL
+        WHEN 'Failed' THEN COALESCE(available_at, reached_at, cancelled_at) IS NULL
         ELSE FALSE
     END),
     CHECK (lease_token IS NULL OR available_at IS NOT NULL),
@@ -53,7 +49,6 @@ CREATE INDEX timer_schedules_reached ON timer_schedules (tenant_id, due_at, serv
 CREATE INDEX timer_schedules_cancelled ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Cancelled';
 CREATE INDEX timer_schedules_failed ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Failed';
 
--- Used by `delete_settled`. Retention counts from the time when a timer was settled, or from the newest later command that found
--- it settled.
-CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(confirmed_at, reached_at, cancelled_at))
-    WHERE reached_at IS NOT NULL OR cancelled_at IS NOT NULL;
+-- Used by `delete_settled`.
+CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(reached_at, cancelled_at))
+    WHERE COALESCE(reached_at, cancelled_at) IS NOT NULL;

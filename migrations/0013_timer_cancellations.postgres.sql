@@ -1,4 +1,3 @@
--- Settings of cancellations for PostgreSQL only: the collation of keys and prefixes. See 0005_engine.postgres.sql.
+-- Settings of cancellations for PostgreSQL only: the collation of keys. See 0005_engine.postgres.sql.
 ALTER TABLE timer_cancellations
-    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
-    ALTER COLUMN prefix TYPE TEXT COLLATE "C";
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C";

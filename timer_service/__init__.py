@@ -11,7 +11,7 @@ available_at  when a row may be claimed (new: due_at; claimed: end of the lease;
 backfill      one row of `schedule_backfills`: a BackfillSchedule that has not ended, and how far it is
 blocked       waiting for a lock of another session, or for a statement that takes too long
 bury          give a row up after too many attempts; it stays in the table with the reason
-cancellation  one row of `timer_cancellations`: a CancelTimers, and how far its passes over the timers are
+cancellation  one row of `timer_cancellations`: a CancelTimers, and how far its pass over the timers is
 catch up      fire slots that are late; the policy of a schedule says which ones
 cause         the command that led to an event: its id, correlation id and trace
 claim         take a batch of available rows under a new lease
@@ -69,7 +69,7 @@ sweep         the worker that checks runs without waiting for a command
 tenant        the owner of a row; the first part of every key and a token of every subject
 task          a claimed workflow as it is sent to a worker of the user; of a signal: the follow-up of a firing
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
-tombstone     a row for a timer, signal, schedule, workflow or run that does not exist; it keeps positions of commands
+tombstone     a row for a signal, schedule, workflow or run that does not exist; it keeps positions of commands
 transition    the change of a work item's status
 waiting       of a command: read from the log, stored, and applied later in turns between the tenants
 wake          tell a loop that it has work at an instant

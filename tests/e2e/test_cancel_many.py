@@ -61,9 +61,9 @@ async def announced(user: User, seconds: float) -> Mapping[str, Any]:
 
 
 def unfinished(path: Path) -> bool:
-    """Return whether a cancellation has begun and is not finished."""
+    """Return whether a cancellation is not finished."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        return connection.execute("SELECT 1 FROM timer_cancellations WHERE finished_at IS NULL").fetchone() is not None
+        return connection.execute("SELECT 1 FROM timer_cancellations").fetchone() is not None
 
 
 def check(timers: Mapping[str, str], event: Mapping[str, Any], left: int) -> None:

@@ -7,11 +7,10 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, SIZES, FilledDatabase, Statistics, filled_database
 from timer_service.core.due.row_counts import overdue_sql
 from timer_service.core.service.clock_repair import leased_rows
-from timer_service.timers import cancellation_store as cancellations
+from timer_service.timers import cancellations
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
-from timer_service.timers.store import TIMERS
-from timer_service.timers.usage import PENDING, STORED_DATA
+from timer_service.timers.store import PENDING, STORED_DATA, TIMERS
 
 ROWS = """
 INSERT INTO timer_schedules (
@@ -36,20 +35,15 @@ SELECT 'tenant', 'call-' || n, 'Scheduled', 1, 'event-' || n, 0, 1, n, 1 FROM ge
 
 CANCELLATIONS = """
 INSERT INTO timer_cancellations (
-    tenant_id, position_epoch, position_sequence, prefix, command_id, added_at, next_call_id, available_at, finished_at
+    tenant_id, position_epoch, position_sequence, prefix, command_id, next_call_id, available_at
 )
-SELECT 'tenant-' || (n % 50), 1, n, 'call-' || n, 'command-' || n, 0, 'call-' || n,
-    CASE WHEN n % 49 = 0 THEN n END, CASE WHEN n % 49 > 0 THEN n END
+SELECT 'tenant-' || (n % 50), 1, n, 'call-' || n, 'command-' || n, 'call-' || n, n
 FROM generate_series(1, $1::bigint) AS n
 """
 
 KEY = "Index Scan timer_schedules_pkey"
 UNFINISHED = "timer_cancellations_unfinished"
-LENGTHS = "timer_cancellations_lengths"
-NEWEST = "timer_cancellations_newest"
-ONE_CANCELLATION = "one cancellation"
-OF_ONE_POSITION = {f"Index Scan {NEWEST}", *(f"Index {only}Scan timer_cancellations_pkey" for only in ("", "Only "))}
-"""Both indexes have the whole position, and no two commands have the same one. So a plan may use either of them."""
+ONE_CANCELLATION = "Index Scan timer_cancellations_pkey"
 AVAILABLE = "timer_schedules_available"
 SCHEDULED = "timer_schedules_scheduled"
 REPAIRED = leased_rows(TIMERS, timedelta(seconds=30))
@@ -71,7 +65,7 @@ STATEMENTS = {
     "release": (TIMERS.sql("release"), [KEY]),
     "find": (timers._SQL["find"], [KEY]),
     "find and lock": (timers._FIND_LOCKED, ["LockRows", KEY]),
-    "confirm": (timers._SQL["confirm"], [KEY]),
+    "move": (timers._SQL["move"], [KEY]),
     "overdue": (overdue_sql(TIMERS), [f"Index Only Scan {AVAILABLE}"]),
     "pending timers of a tenant": (PENDING.sql, [f"Index Only Scan {SCHEDULED}"]),
     "large data of a tenant": (STORED_DATA.sql, ["Index Only Scan timer_schedules_large"]),
@@ -79,16 +73,6 @@ STATEMENTS = {
     "the end of a page of the clock repair": (REPAIRED.sql("page_end"), [f"Index Only Scan {AVAILABLE}"]),
     "rows to repair": (REPAIRED.sql("find_wrong"), [f"Index Scan {AVAILABLE}"]),
     "repair": (REPAIRED.sql("repair"), [KEY]),
-    "any newer cancellation": (cancellations._SQL["any_newer"], [f"Index Only Scan {NEWEST}"]),
-    "lengths of the prefixes of a tenant": (
-        cancellations._SQL["prefix_lengths"],
-        ["CTE Scan", f"Index Scan {LENGTHS}", "WorkTable Scan"],
-    ),
-    "newest cancellation of a prefix": (
-        cancellations._SQL["newest_of_prefix"],
-        [ONE_CANCELLATION, "Index Only Scan"],
-    ),
-    "find a cancellation": (cancellations._SQL["find"], [ONE_CANCELLATION]),
     "next page": (cancellations._SQL["next_available"], ["Index Only Scan timer_cancellations_available"]),
     "due cancellations": (
         cancellations._SQL["lock_due"],
@@ -97,6 +81,7 @@ STATEMENTS = {
     "page of a cancellation": (cancellations._SQL["page"], ["Index Scan timer_schedules_pkey"]),
     "cancel a page": (cancellations._SQL["cancel"], [KEY]),
     "save a cancellation": (cancellations._SQL["save"], [ONE_CANCELLATION]),
+    "delete a cancellation": (cancellations._SQL["delete"], [ONE_CANCELLATION]),
     "delete settled": (
         timers._SQL["delete_settled"],
         ["CTE Scan", "LockRows", "Index Scan timer_schedules_settled", KEY],
@@ -117,9 +102,6 @@ def test_plans(filled: FilledDatabase) -> None:
     """Every frequent statement uses its index and sorts nothing, with any statistics and any plan mode."""
     for mode in MODES:
         found = {name: filled.plan(sql, mode) for name, (sql, _) in STATEMENTS.items()}
-        for name, (_, nodes) in STATEMENTS.items():
-            if ONE_CANCELLATION in nodes:
-                found[name] = [ONE_CANCELLATION if node in OF_ONE_POSITION else node for node in found[name]]
         assert found == {name: nodes for name, (_, nodes) in STATEMENTS.items()}, mode
 
 
@@ -140,7 +122,7 @@ def test_pending_tenants_while_nothing_has_fired(databases: Databases, statistic
 
 
 def test_tenants_of_cancellations(filled: FilledDatabase) -> None:
-    """Each tenant with unfinished cancellations is found by one index lookup."""
+    """Each tenant with cancellations is found by one index lookup."""
     for mode in MODES:
         found = filled.plan(cancellations.DUE_TENANTS, mode)
         assert set(found) == {f"Index Only Scan {UNFINISHED}", "WorkTable Scan", "CTE Scan"}, mode

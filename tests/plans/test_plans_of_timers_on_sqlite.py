@@ -11,17 +11,14 @@ from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from tests.harness.stores import open_sqlite
 from tests.harness.timers import put_timers
-from timer_service.adapters.sqlite.text import join
 from timer_service.core.due.row_counts import CountedRows, overdue_sql
 from timer_service.core.ports.database import Database
 from timer_service.core.service.clock_repair import leased_rows
 from timer_service.core.values.message import Position
-from timer_service.timers import cancellation_store
+from timer_service.timers import cancellations
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
-from timer_service.timers.store import TIMERS
-from timer_service.timers.usage import PENDING as PENDING_TIMERS
-from timer_service.timers.usage import STORED_DATA
+from timer_service.timers.store import STORED_DATA, TIMERS
 
 PENDING = 10_000
 AVAILABLE = "timer_schedules_available"
@@ -152,7 +149,7 @@ async def test_clock_repair(database: Database) -> None:
 
 async def test_commands(database: Database) -> None:
     """A command finds its timer by its key."""
-    for name in ("find", "confirm"):
+    for name in ("find", "move"):
         assert await plan(database, timers._SQL[name]) == [BY_KEY], name
 
 
@@ -212,7 +209,7 @@ async def test_overdue(database: Database) -> None:
 async def test_usage(database: Database) -> None:
     """What counts in a limit is found in the index of the tenant, and nothing is sorted."""
     for usage, step in (
-        (PENDING_TIMERS, f"{SCHEDULED} (tenant_id=? AND due_at>?)"),
+        (timers.PENDING, f"{SCHEDULED} (tenant_id=? AND due_at>?)"),
         (STORED_DATA, "timer_schedules_large (tenant_id=? AND large_data>?)"),
     ):
         search = f"SEARCH timer_schedules USING INDEX {step}"
@@ -242,65 +239,29 @@ CANCELLATION_KEY = f"{CANCELLATION} sqlite_autoindex_timer_cancellations_1"
 ONE_CANCELLATION = "(tenant_id=? AND position_epoch=? AND position_sequence=?)"
 PAGE = "(tenant_id=? AND service_call_id>? AND service_call_id<?)"
 OF_CANCELLATIONS = {
-    "any_newer": [f"{CANCELLATION} timer_cancellations_newest ((position_epoch,position_sequence)>(?,?))"],
-    "prefix_lengths": [
-        "CO-ROUTINE lengths",
-        "SETUP",
-        "CO-ROUTINE shortest",
-        f"{CANCELLATION} timer_cancellations_lengths (tenant_id=?)",
-        "SCAN shortest",
-        "RECURSIVE STEP",
-        "SCAN lengths",
-        "CORRELATED SCALAR SUBQUERY 3",
-        f"{CANCELLATION} timer_cancellations_lengths (tenant_id=? AND <expr>>?)",
-        "SCAN lengths",
-    ],
-    "newest_of_prefix": [
-        f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
-        "SCALAR SUBQUERY 1",
-        f"{CANCELLATION} timer_cancellations_prefix (tenant_id=? AND prefix=?)",
-    ],
-    "find": [f"{CANCELLATION_KEY} {ONE_CANCELLATION}"],
-    "next_available": [f"{CANCELLATION} timer_cancellations_available (available_at>?)"],
+    "next_available": [f"{CANCELLATION} timer_cancellations_available"],
     "lock_due": [
         f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
         "SCALAR SUBQUERY 1",
-        f"{CANCELLATION} timer_cancellations_unfinished (tenant_id=? AND available_at>?)",
+        f"{CANCELLATION} timer_cancellations_unfinished (tenant_id=?)",
     ],
     "page": [f"SEARCH timer_schedules USING INDEX {PRIMARY} {PAGE}"],
     "cancel": [f"SEARCH timer_schedules USING INDEX {PRIMARY} {PAGE}"],
     "save": [f"{CANCELLATION_KEY} {ONE_CANCELLATION}"],
-    "delete_finished": [
-        f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
-        "LIST SUBQUERY 2",
-        "MATERIALIZE picked",
-        f"{CANCELLATION} timer_cancellations_finished (finished_at>? AND finished_at<?)",
-        "SCAN picked",
-    ],
+    "delete": [f"{CANCELLATION_KEY} {ONE_CANCELLATION}"],
 }
 
 
 async def test_cancellations(database: Database) -> None:
     """Every statement on cancellations, and on the timers of a page, uses its index and sorts nothing."""
-    found = {name: await plan(database, cancellation_store._SQL[name]) for name in OF_CANCELLATIONS}
+    found = {name: await plan(database, cancellations._SQL[name]) for name in OF_CANCELLATIONS}
     assert found == OF_CANCELLATIONS
 
 
 async def test_tenants_of_cancellations(database: Database) -> None:
-    """Each tenant with unfinished cancellations is found by one index lookup."""
-    steps = await plan(database, cancellation_store.DUE_TENANTS)
+    """Each tenant with cancellations is found by one index lookup."""
+    steps = await plan(database, cancellations.DUE_TENANTS)
     assert [step for step in steps if "timer_cancellations" in step] == [
         f"{CANCELLATION} timer_cancellations_unfinished ({step})"
-        for step in ("tenant_id>?", "tenant_id>?", *["tenant_id=? AND available_at>?"] * 2)
-    ]
-
-
-async def test_joined_prefixes(database: Database) -> None:
-    """The prefixes of a batch are looked for in one statement, each by one index lookup."""
-    joined = join(cancellation_store._SQL["newest_of_prefix"], [{"tenant_id": "a", "prefix": "a"}])
-    assert joined is not None
-    steps = await plan(database, joined[0].replace("?1", "'[]'"))
-    assert [step for step in steps if "timer_cancellations" in step] == [
-        f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
-        f"{CANCELLATION} timer_cancellations_prefix (tenant_id=? AND prefix=?)",
+        for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?", "tenant_id=?")
     ]

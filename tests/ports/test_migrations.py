@@ -212,13 +212,13 @@ def test_bundled_migrations() -> None:
 
 ROWS = """
 INSERT INTO timer_schedules (
-    tenant_id, service_call_id, state, due_at, event_id, registered_at, reached_at, cancelled_at, confirmed_at,
+    tenant_id, service_call_id, state, due_at, event_id, registered_at, reached_at, cancelled_at,
     position_epoch, position_sequence, available_at, lease_token, attempt, last_error, data, large_data
 ) VALUES
-    ('acme', 'scheduled', 'Scheduled', 5, 'e1', 1, NULL, NULL, NULL, 1, 1, 9, 'token', 2, 'refused', '"x"', 2000),
-    ('acme', 'reached', 'Reached', 5, 'e2', 1, 6, NULL, 7, 1, 2, NULL, NULL, 1, NULL, NULL, NULL),
-    ('acme', 'tombstone', 'Cancelled', NULL, NULL, 1, NULL, 6, NULL, 1, 3, NULL, NULL, 0, NULL, NULL, NULL),
-    ('acme', 'failed', 'Failed', 5, 'e4', 1, NULL, NULL, NULL, 1, 4, NULL, NULL, 3, 'refused', NULL, NULL)
+    ('acme', 'scheduled', 'Scheduled', 5, 'e1', 1, NULL, NULL, 1, 1, 9, 'token', 2, 'refused', '"x"', 2000),
+    ('acme', 'reached', 'Reached', 5, 'e2', 1, 6, NULL, 1, 2, NULL, NULL, 1, NULL, NULL, NULL),
+    ('acme', 'cancelled', 'Cancelled', 5, 'e3', 1, NULL, 6, 1, 3, NULL, NULL, 0, NULL, NULL, NULL),
+    ('acme', 'failed', 'Failed', 5, 'e4', 1, NULL, NULL, 1, 4, NULL, NULL, 3, 'refused', NULL, NULL)
 """
 
 

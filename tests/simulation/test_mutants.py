@@ -19,7 +19,7 @@ from timer_service.core.events.settlement import Settlement
 from timer_service.core.ports.broker import PublishResult, PublishStatus
 from timer_service.core.ports.database import Row
 from timer_service.core.values.message import Message
-from timer_service.timers import cancellation_store, cancellations, events, rules, store
+from timer_service.timers import cancellations, events, rules, store
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Applied, Outcome
 
@@ -78,10 +78,10 @@ def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """A schedule with the same due time is ignored even if its data differs."""
     schedule = rules._schedule
 
-    def schedule_due_times(timer: rules.Timer | None, key: Any, wanted: rules.Schedule, *rest: Any) -> Applied:
-        if timer is not None and timer.schedule is not None and timer.schedule.due_at == wanted.due_at:
+    def schedule_due_times(timer: rules.Timer | None, wanted: rules.Schedule, *rest: Any) -> Applied:
+        if timer is not None and timer.schedule.due_at == wanted.due_at:
             wanted = wanted._replace(data=timer.schedule.data)
-        return schedule(timer, key, wanted, *rest)
+        return schedule(timer, wanted, *rest)
 
     patch.setattr(rules, "_schedule", schedule_due_times)
 
@@ -131,17 +131,28 @@ def cancels_newer_timers(patch: pytest.MonkeyPatch) -> None:
     """A cancellation of many timers also cancels timers of newer commands."""
     guard = """
     AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)"""
-    _replace(patch, cancellation_store._SQL, "cancel", guard)
+    _replace(patch, cancellations._SQL, "cancel", guard)
+
+
+def unchanged_timers_stay_old(patch: pytest.MonkeyPatch) -> None:
+    """A ScheduleTimer that finds its timer as it wants it does not save it from an older CancelTimers."""
+    apply = rules.apply
+
+    def keep_position(timer: rules.Timer | None, *rest: Any) -> Applied:
+        after, outcome = apply(timer, *rest)
+        return Applied(timer if outcome is Outcome.UNCHANGED else after, outcome)
+
+    patch.setattr(rules, "apply", keep_position)
 
 
 def only_one_page(patch: pytest.MonkeyPatch) -> None:
     """A cancellation of many timers ends after its first page."""
-    after_page = cancellations.Cancellation.after_page
-    patch.setattr(
-        cancellations.Cancellation,
-        "after_page",
-        lambda self, page, *rest: after_page(self, page._replace(is_last=True), *rest),
-    )
+    read_page = cancellations.read_page
+
+    async def read_last(*arguments: Any) -> cancellations.CancelledPage:
+        return (await read_page(*arguments))._replace(is_last=True)
+
+    patch.setattr(cancellations, "read_page", read_last)
 
 
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
@@ -205,6 +216,7 @@ MUTANTS = [
     expired_is_final,
     one_id_for_both_events,
     cancels_newer_timers,
+    unchanged_timers_stay_old,
     only_one_page,
     settle_before_publish,
     random_event_id,

@@ -65,7 +65,7 @@ class Scheduled(NamedTuple):
 
 @dataclass(slots=True)
 class Timer:
-    """The expected state of a timer. A tombstone has no due time."""
+    """The expected state of a timer."""
 
     state: str
     position: Position
@@ -115,10 +115,9 @@ class TimersModel:
 
     def _decide(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert timer is None or timer.position < position, f"{sent} came after a newer command"
-        if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
+        if sent.type != "ScheduleTimer" and timer is None:
             return "not_found"
         if timer is not None and timer.state == REACHED:
-            timer.position = timer.position if sent.type == "RetryTimer" else position
             return "ignored_reached" if sent.type == "ScheduleTimer" else "already_reached"
         match sent.type:
             case "ScheduleTimer":
@@ -144,15 +143,12 @@ class TimersModel:
 
     def _cancel(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
-        if timer is None:
-            self.timers[sent.name] = Timer(CANCELLED, position, None)
-            return "not_found"
-        timer.position = position
+        assert timer is not None
         if timer.state == EXPIRED:
             return "already_expired"
         if timer.state == CANCELLED:
             return "unchanged"
-        timer.state = CANCELLED
+        timer.state, timer.position = CANCELLED, position
         self.changed.add(sent.name)
         return "cancelled"
 

@@ -72,7 +72,7 @@ FROM timer_schedules
 _MOST_WAITING_BYTES = 800
 """Some five commands."""
 _LEASE = timedelta(seconds=4)
-_FINISHED = "SELECT position_epoch, position_sequence FROM timer_cancellations WHERE finished_at IS NOT NULL"
+_UNFINISHED = "SELECT position_epoch, position_sequence FROM timer_cancellations"
 _REJECTED = """
 SELECT json_extract(body, '$.payload.commandId') FROM outbox WHERE message = 'command-rejected' AND headers IS NULL
 """
@@ -439,7 +439,8 @@ class TimerSystem(BrokerObserver):
         before, self._rows = self._rows, self._read_rows()
         self.counts["cancelled by prefix"] += before != self._rows
         assert self._reader is not None
-        finished = {Position(*row) for row in self._reader.execute(_FINISHED)}
+        unfinished = {Position(*row) for row in self._reader.execute(_UNFINISHED)}
+        finished = self.model.cancellations.keys() - unfinished
         self.model.apply_cancellation_commit(before, self._rows, finished - self._finished)
         self._finished = finished
 
@@ -498,15 +499,17 @@ class TimerSystem(BrokerObserver):
                 times.append(at)
         if times:
             self.clock.set(max(self.clock.now(), min(times)))
-        return bool(times) or bool(self.ledger.unapplied)
+        return bool(times)
 
     def _times_of_waiting(self) -> list[int]:
         """Return when the readers can go on that have left commands: after the lease of another one, or a delay."""
         assert self._reader is not None
         now = self.clock.now()
         (at,) = self._reader.execute("SELECT MIN(available_at) FROM waiting_commands").fetchone()
-        times = [int(at)] if at is not None and at > now else []
-        return [*times, now + _LEASE // timedelta(milliseconds=1)] if self.ledger.unapplied else times
+        if at is None and not self.ledger.unapplied:
+            return []
+        lease_ends_at = now + _LEASE // timedelta(milliseconds=1)
+        return [lease_ends_at, int(at)] if at is not None and at > now else [lease_ends_at]
 
     def close(self) -> None:
         """End the process, and close everything, also if a defect keeps the process from ending."""

@@ -15,7 +15,7 @@ from timer_service.core.events.cause import Cause
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.events.settlement import Settlement
 from timer_service.core.ports.database import Parameters, Row
-from timer_service.core.values.message import Event, Position, Trace
+from timer_service.core.values.message import Event, Position
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
 from timer_service.schedules.backfill import store as backfills
@@ -28,9 +28,7 @@ from timer_service.signals import store as signals
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.items import ItemKey, WorkItem
 from timer_service.signals.signal import Key
-from timer_service.timers import cancellation_store as cancellations
 from timer_service.timers import store as timers
-from timer_service.timers.cancellations import Cancellation, CancellationKey
 from timer_service.timers.store import TIMERS
 
 HOLD = timedelta(seconds=30)
@@ -136,18 +134,6 @@ async def test_new_timers_are_inserted_in_key_order() -> None:
     made = [scheduled(name, correlation_id=name if name in "ab" else None) for name in IDS]
     await timers.insert_new(tx, [timers.new_row(timer) for timer in made])
     assert [[call for _, call, *_ in statement] for statement in tx.statements] == [sorted(IDS)]
-
-
-async def test_cancellations_are_written_in_key_order() -> None:
-    """Cancellations are added and saved in the order of their keys, after the timers of their batch."""
-    made = [
-        Cancellation(CancellationKey("acme", Position(1, number)), "a", "id", None, Trace(), NOW, "a", NOW)
-        for number in (3, 1, 2)
-    ]
-    tx = Recorder("tenant_id", "position_sequence")
-    await cancellations.add(tx, made)
-    await cancellations.save(tx, made)
-    assert tx.statements == [[("acme", 1), ("acme", 2), ("acme", 3)]] * 2
 
 
 async def test_backfills_are_written_in_key_order() -> None:

@@ -15,8 +15,7 @@ from timer_service.core.values.data import dump_data
 from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import Command, CommandPayload, TenantPayload, kebab
 from timer_service.core.values.raw_command import RawCommand
-from timer_service.timers.messages import ScheduleTimer
-from timer_service.timers.plain_timer import PlainTimer
+from timer_service.timers.messages import PlainTimer, ScheduleTimer
 
 PAYLOADS = {payload.type: payload for each in SLICES for payload in each.commands}
 MODELS = {kebab(name): model for name, model in PAYLOADS.items()}

@@ -71,9 +71,7 @@ DueAfter = Annotated[
 ]
 
 _LIST = ListQuery("list-timers", "timers")
-_WITHOUT_EFFECT = {
-    *("not_found", "already_reached", "already_expired", "ignored_reached", "ignored_stale", "over_quota"),
-}
+_WITHOUT_EFFECT = {"not_found", "already_reached", "already_expired", "ignored_reached", "over_quota"}
 _EXPLANATIONS = {
     "cancelling": "an event TimersCancelled follows",
     "unchanged": "already in that state",
@@ -81,7 +79,6 @@ _EXPLANATIONS = {
     "already_reached": "it has fired",
     "already_expired": "it has expired",
     "ignored_reached": "it has fired and cannot be moved",
-    "ignored_stale": "a newer command was handled earlier",
 }
 
 

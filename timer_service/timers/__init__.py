@@ -1,9 +1,8 @@
 """The timers slice: a `ScheduleTimer` command leads to a `DueTimeReached` event, or to `TimerExpired` if it is late."""
 
 from timer_service.core.service.slice import Slice
-from timer_service.timers import cancellation_store, store
+from timer_service.timers import cancellations, store
 from timer_service.timers.cancellation_worker import CancellationWorker
-from timer_service.timers.cancelling import LOOP
 from timer_service.timers.events import timer_event
 from timer_service.timers.handler import handle
 from timer_service.timers.messages import (
@@ -17,10 +16,8 @@ from timer_service.timers.messages import (
     TimerView,
 )
 from timer_service.timers.queries import QUERIES
-from timer_service.timers.retention import delete_settled
 from timer_service.timers.rules import Outcome
-from timer_service.timers.store import TIMERS
-from timer_service.timers.usage import USAGES
+from timer_service.timers.store import PENDING, STORED_DATA, TIMERS
 
 SLICE = Slice(
     name="timers",
@@ -28,13 +25,13 @@ SLICE = Slice(
     outcomes=Outcome,
     handle=handle,
     queries=QUERIES,
-    workers={"timers": lambda parts: parts.relay(TIMERS, timer_event), LOOP: CancellationWorker},
+    workers={"timers": lambda parts: parts.relay(TIMERS, timer_event), cancellations.LOOP: CancellationWorker},
     wakes=("timers",),
     leased=(TIMERS,),
-    counted=(*store.COUNTED, *cancellation_store.COUNTED),
-    timed=(cancellation_store.TIMED,),
+    counted=(*store.COUNTED, cancellations.COUNTED),
+    timed=(cancellations.TIMED,),
     events=(DueTimeReached, TimerExpired, TimersCancelled),
     views={"timer": TimerView},
-    usages=USAGES,
-    delete_settled=delete_settled,
+    usages=(PENDING, STORED_DATA),
+    delete_settled=store.delete_settled,
 )

@@ -15,7 +15,7 @@ from timer_service.core.service.slice import Parts
 from timer_service.core.values.delays import Delays
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.timers import cancellation_store as store
+from timer_service.timers import cancellations
 from timer_service.timers.cancellations import Cancellation
 
 log = logging.getLogger(__name__)
@@ -32,23 +32,19 @@ _LOCKED_PAUSE_MS = 50
 class CancellationWorker:
     """A worker that handles the next page of the oldest due cancellation of some tenants in each tick.
 
-    Tenants take turns, so many cancellations of one tenant do not delay those of others.
-
-    Other instances may write the same database. One of them may be about to commit the timer of an older ScheduleTimer,
-    which did not see the cancellation, and which the pass does not see. So if the database is shared, there is a second
-    pass a minute later.
+    Tenants take turns, so many cancellations of one tenant do not delay those of others. All older commands of the
+    tenant are committed, because its commands are applied in the order of the log. Timers of newer ones are left alone.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
         self._wake = partial(parts.wake, "outbox")
-        self._passes = 1 if parts.database.exclusive else 2
-        self._turns = TenantTurns(store.DUE_TENANTS)
+        self._turns = TenantTurns(cancellations.DUE_TENANTS)
         self._delays = Delays()
 
     async def tick(self, now: int) -> Pass:
         """Read the next pages, and cancel their timers. Return how many cancellations had a page."""
-        at = await store.next_available(self._database.reader)
+        at = await cancellations.next_available(self._database.reader)
         if at is None or at > now:
             return Pass(0, at)
         tenants = await self._turns.next_due(self._database.reader, now, _TENANTS)
@@ -71,17 +67,18 @@ class CancellationWorker:
 
     async def _handle(self, tx: Transaction, now: int, tenants: Collection[str]) -> tuple[int, int]:
         """Handle one page of each tenant. Return how many had a page, and how many cancellations are finished."""
-        due = await store.lock_due(tx, tenants, now)
-        share = max(_TIMERS // max(len(due), 1), store.LEAST_TIMERS)
-        after: list[Cancellation] = []
+        due = await cancellations.lock_due(tx, tenants, now)
+        share = max(_TIMERS // max(len(due), 1), cancellations.LEAST_TIMERS)
+        unfinished: list[Cancellation] = []
+        finished: list[Cancellation] = []
         for each in due:
-            page = await store.read_page(tx, each, share, MOST_DATA // len(due))
-            cancelled = await store.cancel_page(tx, each, page.calls, now)
-            after.append(each.after_page(page, cancelled, self._passes, now))
-        await store.save(tx, after)
-        finished = [each for each in after if each.finished_at is not None]
+            page = await cancellations.read_page(tx, each, share, MOST_DATA // len(due))
+            cancelled = await cancellations.cancel_page(tx, each, page.calls, now)
+            (finished if page.is_last else unfinished).append(each.after_page(page, cancelled))
+        await cancellations.save(tx, unfinished)
+        await cancellations.delete(tx, finished)
         await outbox.add(tx, [each.event(now) for each in finished], now)
-        return len(after), len(finished)
+        return len(due), len(finished)
 
     async def _handle_each(self, now: int, tenants: Collection[str]) -> int:
         """Handle each tenant in a transaction of its own. A cancellation that fails waits, and holds no other."""
@@ -98,10 +95,10 @@ class CancellationWorker:
 
     async def _postpone(self, tx: Transaction, now: int, tenant: str, reason: str) -> int:
         """Postpone the oldest due cancellation of a tenant, which has failed."""
-        due = await store.lock_due(tx, [tenant], now)
+        due = await cancellations.lock_due(tx, [tenant], now)
         for each in due:
             delay = self._delays.next(each.key)
             about = {"tenant": each.key.tenant_id, "command_id": each.command_id, "seconds": delay.total_seconds()}
             log.warning("cancelling timers failed; trying it later", extra={**about, "reason": reason})
-            await store.save(tx, [each._replace(available_at=now + delay // timedelta(milliseconds=1))])
+            await cancellations.save(tx, [each._replace(available_at=now + delay // timedelta(milliseconds=1))])
         return len(due)

@@ -1,20 +1,27 @@
-"""Cancellations of many timers by the prefix of their ids. Pure functions and values.
+"""Cancellations of many timers by the prefix of their ids: values, and the rows of `timer_cancellations`.
 
-The command stores one row. `cancellation_worker` then cancels the timers. The row is also a tombstone: a ScheduleTimer
-that is older than the cancellation and is handled later has no effect.
+The command adds one row. `cancellation_worker` then cancels the timers, and deletes the row with the last of them.
 """
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.due.unfinished_commands import statements_of
+from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Command, Event, Position, Trace
 from timer_service.timers.messages import CancelTimers, TimersCancelled
-from timer_service.timers.rules import Key
 
-SECOND_PASS_MS = 60_000
-"""How long after the first pass the second one begins."""
+LOOP = "cancellations"
+"""The loop of the worker that cancels the timers."""
+LEAST_TIMERS = 2
+"""A page repeats the last timer of the page before. With room for only one, a pass would not end."""
+_FIRST_READ = 64
+"""How many timers are read first. Then twice as many each time, so that much data is seen after a few timers."""
 _LAST_CHARACTER = "\U0010ffff"
 _SURROGATES = range(0xD800, 0xE000)
 _LONGEST_ID = 200
@@ -37,39 +44,29 @@ class CancelledPage(NamedTuple):
 
 
 class Cancellation(NamedTuple):
-    """One CancelTimers, and how far its passes are."""
+    """One CancelTimers, and how far its pass over the timers is."""
 
     key: CancellationKey
     prefix: str
     command_id: str
     correlation_id: str | None
     trace: Trace
-    added_at: int
     next_call_id: str
     """Where the next page begins."""
-    available_at: int | None
-    """When the pass may begin; None if the cancellation is finished. It stays during a pass, so a pass that has begun
-    remains the oldest of its tenant."""
-    pass_number: int = 1
+    available_at: int
+    """When the pass may begin. It stays during a pass, so a pass that has begun remains the oldest of its tenant."""
     cancelled_count: int = 0
     """How many timers were cancelled."""
-    finished_at: int | None = None
 
     @property
     def end(self) -> str:
         """The smallest text after all ids with the prefix."""
         return prefix_end(self.prefix)
 
-    def after_page(self, page: CancelledPage, cancelled: int, passes: int, now: int) -> "Cancellation":
+    def after_page(self, page: CancelledPage, cancelled: int) -> "Cancellation":
         """Return the cancellation after a page of which some timers were cancelled."""
         counted = self._replace(cancelled_count=self.cancelled_count + cancelled)
-        if not page.is_last:
-            return counted._replace(next_call_id=page.calls[-1])
-        if self.pass_number < passes:
-            return counted._replace(
-                next_call_id=self.prefix, pass_number=self.pass_number + 1, available_at=now + SECOND_PASS_MS
-            )
-        return counted._replace(available_at=None, finished_at=now)
+        return counted if page.is_last else counted._replace(next_call_id=page.calls[-1])
 
     def event(self, now: int) -> Event:
         """Return the event of a finished cancellation. Its id depends on the command, so it is always the same."""
@@ -101,7 +98,6 @@ def new_cancellation(command: Command, payload: CancelTimers, now: int) -> Cance
         command.id,
         command.correlation_id,
         command.trace,
-        added_at=now,
         next_call_id=payload.prefix,
         available_at=now,
     )
@@ -116,24 +112,105 @@ def prefix_end(prefix: str) -> str:
     return kept[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
 
 
-class PrefixPositions:
-    """The newest positions of cancellations, by tenant and prefix."""
+_SQL = load_sql("timer_service.timers", "cancellations.sql")
+_KEY = ("tenant_id", "position_epoch", "position_sequence")
+_PLAIN_COLUMNS = tuple(name for name in Cancellation._fields if name not in {"key", "trace"})
+_COLUMNS = (*_KEY, *Trace._fields, *_PLAIN_COLUMNS)
+_SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
+_SQL |= statements_of("timer_cancellations", _COLUMNS)
+DUE_TENANTS = _SQL["due_tenants"]
+"""The statement that finds the tenants with due cancellations, for `TenantTurns`."""
 
-    def __init__(self, cancellations: Iterable[tuple[CancellationKey, str]] = ()) -> None:
-        self._newest: dict[str, dict[int, dict[str, Position]]] = defaultdict(lambda: defaultdict(dict))
-        """By tenant, by the length of the prefix, and by prefix: an id has few prefixes, and a tenant may have many."""
-        for key, prefix in cancellations:
-            self.add(key, prefix)
+TIMED = TimedRows(
+    table="timer_cancellations",
+    key=_KEY,
+    instant="available_at",
+    is_wrong=f"available_at - {int(LONGEST.total_seconds() * 1000) + SLACK_MS} > :now",
+    repair="available_at = :now",
+)
+"""The cancellations that wait for their next page."""
 
-    def add(self, key: CancellationKey, prefix: str) -> None:
-        """Add a cancellation."""
-        positions = self._newest[key.tenant_id][len(prefix)]
-        positions[prefix] = max(positions.get(prefix, key.position), key.position)
+COUNTED = CountedRows("timer_cancellations", "Waiting", "TRUE")
+"""The cancellations that the gauges count."""
 
-    def cancel_later(self, key: Key, position: Position) -> bool:
-        """Return whether a cancellation that is newer than `position` concerns a timer."""
-        call = key.service_call_id
-        return key.tenant_id in self._newest and any(
-            (newest := positions.get(call[:length])) is not None and newest > position
-            for length, positions in self._newest[key.tenant_id].items()
-        )
+
+async def add(tx: Transaction, cancellations: Collection[Cancellation]) -> None:
+    """Add cancellations."""
+    await tx.executemany(_SQL["add"], [_parameters(each) for each in cancellations])
+
+
+async def next_available(reader: Reader) -> int | None:
+    """Return when the next page of a cancellation may be read, or None."""
+    (row,) = await reader.fetch(_SQL["next_available"])
+    at: int | None = row["at"]
+    return at
+
+
+async def lock_due(tx: Transaction, tenants: Collection[str], now: int) -> list[Cancellation]:
+    """Lock the oldest due cancellation of each tenant, in the order of the tenants.
+
+    A tenant whose oldest one is locked by another instance is skipped.
+    """
+    rows = await tx.fetch_each(_SQL["lock_due"], [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)])
+    return [_cancellation(row) for row in rows]
+
+
+async def read_page(reader: Reader, cancellation: Cancellation, limit: int, most_data: int) -> CancelledPage:
+    """Return the ids of the next timers of a cancellation, whatever their state, up to `limit`, in order.
+
+    The timers to cancel have at most `most_data` characters of data, because they are written with it. A page has at
+    least two timers: the first one may be the last one of the page before.
+    """
+    calls: list[str] = []
+    at_once = _FIRST_READ
+    while len(calls) < limit:
+        begin = calls[-1] if calls else cancellation.next_call_id
+        wanted = min(at_once, limit - len(calls)) + len(calls[-1:])
+        page = {**_key_columns(cancellation.key), "from": begin, "end": cancellation.end, "limit": wanted}
+        rows = await reader.fetch(_SQL["page"], page)
+        before = len(calls)
+        for row in (row for row in rows if row["service_call_id"] not in calls[-1:]):
+            most_data -= row["size"]
+            if most_data < 0 and len(calls) >= LEAST_TIMERS:
+                return CancelledPage(calls, is_last=False)
+            calls.append(row["service_call_id"])
+        if len(rows) < wanted:
+            return CancelledPage(calls, is_last=True)
+        if len(calls) == before:  # SQLite: damaged ids, which are all read as the last one
+            limit += 1
+        at_once *= 2
+    return CancelledPage(calls, is_last=False)
+
+
+async def cancel_page(tx: Transaction, cancellation: Cancellation, calls: Sequence[str], now: int) -> int:
+    """Cancel the timers of a page that are older than the cancellation. Return how many these are."""
+    if not calls:
+        return 0
+    page = {**_key_columns(cancellation.key), "from": calls[0], "to": calls[-1], "now": now}
+    return await tx.execute(_SQL["cancel"], page)
+
+
+async def save(tx: Transaction, cancellations: Collection[Cancellation]) -> None:
+    """Write how far some cancellations are. They are locked."""
+    await tx.executemany(_SQL["save"], [_parameters(each) for each in cancellations])
+
+
+async def delete(tx: Transaction, cancellations: Collection[Cancellation]) -> None:
+    """Delete some cancellations. They are locked."""
+    await tx.executemany(_SQL["delete"], [_key_columns(each.key) for each in cancellations])
+
+
+def _cancellation(row: Row) -> Cancellation:
+    key = CancellationKey(row["tenant_id"], Position(row["position_epoch"], row["position_sequence"]))
+    plain = {name: row[name] for name in _PLAIN_COLUMNS}
+    return Cancellation(key=key, trace=Trace(row["traceparent"], row["tracestate"]), **plain)
+
+
+def _key_columns(key: CancellationKey) -> Mapping[str, Any]:
+    tenant, (epoch, sequence) = key
+    return {"tenant_id": tenant, "position_epoch": epoch, "position_sequence": sequence}
+
+
+def _parameters(cancellation: Cancellation) -> Mapping[str, Any]:
+    plain = {name: getattr(cancellation, name) for name in _PLAIN_COLUMNS}
+    return {**_key_columns(cancellation.key), **cancellation.trace._asdict(), **plain}

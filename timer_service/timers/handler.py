@@ -1,9 +1,9 @@
-"""The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
+"""The handler of timer commands: it loads, applies and saves in the transaction that reads the log."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from timer_service.core.due.portions import load_in_portions
 from timer_service.core.intake.route import CommandResult
@@ -11,14 +11,14 @@ from timer_service.core.limits.quotas import Admission, Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.values.message import Command
-from timer_service.timers import rules, store
-from timer_service.timers.cancelling import NONE_NEWER, Cancelling
-from timer_service.timers.insertion import NONE_ADDED, Added, add_new
-from timer_service.timers.messages import CancelTimers
-from timer_service.timers.plain_batch import add_plain_batch
+from timer_service.timers import cancellations, rules, store
+from timer_service.timers.cancellations import LOOP, Cancellation, new_cancellation
+from timer_service.timers.messages import CancelTimers, PlainTimer, ScheduleTimer
 from timer_service.timers.queries import timer_view
-from timer_service.timers.rules import AnySchedule, Applied, Key, Outcome, Timer
-from timer_service.timers.usage import growth
+from timer_service.timers.rules import Applied, Outcome, Timer
+from timer_service.timers.store import NewRow
+
+_Results = list[CommandResult | None]
 
 
 async def handle(
@@ -34,129 +34,128 @@ async def handle(
     A command that would exceed a limit of its tenant has no effect.
 
     New timers are added without reading them first. The rest of the batch takes at most two writes, and one read for
-    each 250 timers. If the timers have much data, or very many prefixes of their ids may be cancelled, the commands on
-    some of them are deferred. After 50 ms the rest is deferred.
+    each 250 timers. If the timers have much data, the commands on some of them are deferred. After 50 ms the rest is
+    deferred.
     """
     admission = quotas.admission(tx, now)
     transaction_time = TransactionTime(monotonic)
-    added = await add_plain_batch(tx, commands, now, transaction_time, admission)
-    if added is not None and added.is_all:
-        return added.results
-    keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
-    cancelling = NONE_NEWER
-    if added is None:
-        known = [(key, command) for key, command in zip(keys, commands, strict=True) if key is not None]
-        cancelling = await Cancelling.load(tx, commands, {key for key, _ in known})
-        may_add = len(known) == len(keys)  # a CancelTimers decides about the commands behind it
-        add = partial(_add, transaction_time=transaction_time, admission=admission)
-        added = await add(tx, known, cancelling, now) if may_add else NONE_ADDED
-    if added.is_all:
-        return added.results
-    rest = _Rest(keys, commands, cancelling, added)
-    return await _apply_rest(tx, rest, now, transaction_time=transaction_time, admission=admission)
-
-
-class _Rest(NamedTuple):
-    """A batch of which some timers have been added. A CancelTimers has no key."""
-
-    keys: Sequence[Key | None]
-    commands: Sequence[Command]
-    cancelling: Cancelling
-    added: Added
-
-
-async def _apply_rest(
-    tx: Transaction, rest: _Rest, now: int, *, transaction_time: TransactionTime, admission: Admission | None
-) -> Sequence[CommandResult | None]:
-    """Apply the commands on the timers that were not added. Return the results of all commands."""
-    keys, commands, cancelling, added = rest
-    if not added.keys:  # at least one command must be applied
+    results, added = await _add_new(tx, commands, now, transaction_time=transaction_time, admission=admission)
+    if added == len(commands):
+        return results
+    if not added:  # at least one command must be applied
         transaction_time.restart()
-    is_over = bool(added.keys) and not await transaction_time.is_left()  # then nothing else is applied
-    wanted = set() if is_over else {key for key in keys if key is not None and key not in added.keys}
-    before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
-    after = dict(before)
-    results: list[CommandResult | None] = []
-    for index, (key, command) in enumerate(zip(keys, commands, strict=True)):
-        if key in added.keys:
-            results.append(added.results[index] if index < len(added.results) else None)
-            continue
-        if key in deferred or key in cancelling.deferred or not await transaction_time.is_left():
-            results.append(None)
-            continue
-        if key is None:
-            results.append(cancelling.apply(command, now))
-            continue
-        found = after.get(key)
-        applied = _apply(cancelling, found, key, command, now)
-        if admission:
-            grown = growth(found, applied.timer, now)
-            if excess := await admission.exceeds(key.tenant_id, grown):
-                results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
-                continue
-        if applied.timer is not None:
-            after[key] = applied.timer
-        results.append(_result(found, applied, wants_view=command.reply_to is not None))
-    await store.save(tx, before, after)
-    await cancelling.save(tx)
+    elif not await transaction_time.is_left():
+        return results
+    await _apply_rest(tx, commands, results, now, transaction_time=transaction_time, admission=admission)
     return results
 
 
-async def _add(
+async def _add_new(
     tx: Transaction,
-    commands: Sequence[tuple[Key, Command]],
-    cancelling: Cancelling,
+    commands: Sequence[Command],
     now: int,
     *,
     transaction_time: TransactionTime,
     admission: Admission | None,
-) -> Added:
-    """Add the timers that do not exist yet.
+) -> tuple[_Results, int]:
+    """Add the timers that do not exist yet and whose first command schedules them. See docs/decisions/0057.
 
-    A timer is added as it is after its last command in the batch, if the first one schedules it. See
-    docs/decisions/0057.
+    Return the results of the commands that have added timers, None for the others, and how many have added one. It is
+    none if the tenants may not have room for all new timers.
     """
-    new: dict[Key, Timer] = {}
-    results: list[CommandResult | None] = []
-    others = set(cancelling.deferred)
-    for key, command in commands:
-        before = new.get(key)
-        if key in others or (before is None and not _can_add(cancelling, key, command)):
-            others.add(key)
-            results.append(None)
-            continue
-        if not await transaction_time.is_left():
+    rows: dict[int, NewRow] = {}
+    results: _Results = [None] * len(commands)
+    for number in _first_schedules(commands):
+        if not (transaction_time.is_in_turn() or await transaction_time.is_left()):
             break
-        applied = (
-            Applied(rules.new_timer(key, command, command.payload, now), Outcome.SCHEDULED)
-            if before is None and isinstance(command.payload, AnySchedule)
-            else _apply(cancelling, before, key, command, now)
-        )
-        assert applied.timer is not None  # noqa: S101 - a timer that was scheduled stays
-        new[key] = applied.timer
-        results.append(_result(before, applied, wants_view=command.reply_to is not None))
-    is_whole = len(results) == len(commands) and not others
-    rows = [store.new_row(timer) for timer in new.values()]
-    return await add_new(tx, rows, results, now, whole=is_whole, admission=admission)
+        rows[number], results[number] = _new_timer(commands[number], now)
+    growth = store.growth_by_rows(rows.values(), now) if admission else {}
+    if not rows or (admission and not await admission.reserve(growth)):
+        return [None] * len(commands), 0
+    inserted = await store.insert_new(tx, rows.values())
+    if len(inserted) < len(rows):
+        keys = {tuple(values[:2]) for values in inserted}
+        for number in [number for number, (values, _) in rows.items() if values[:2] not in keys]:
+            results[number] = None
+            del rows[number]
+        growth = store.growth_by_rows(rows.values(), now) if admission else {}
+    if admission:
+        admission.keep(growth)
+    return results, len(inserted)
 
 
-def _can_add(cancelling: Cancelling, key: Key, command: Command) -> bool:
-    """Return whether a command adds its timer if there is none."""
-    return isinstance(command.payload, AnySchedule) and not cancelling.concerns(key, command, None)
+def _first_schedules(commands: Sequence[Command]) -> Collection[int]:
+    """Return the numbers of the ScheduleTimers on timers that no earlier command of the batch names."""
+    first: dict[tuple[str, str], int] = {}
+    others: set[tuple[str, str]] = set()
+    for number, command in enumerate(commands):
+        payload = command.payload
+        if isinstance(payload, PlainTimer):
+            key = payload[:2]
+        elif isinstance(payload, ScheduleTimer):
+            key = rules.key_of(command)
+        else:
+            if not isinstance(payload, CancelTimers):
+                others.add(rules.key_of(command))
+            continue
+        if key not in others:
+            first.setdefault(key, number)
+    return first.values()
 
 
-def _apply(cancelling: Cancelling, found: Timer | None, key: Key, command: Command, now: int) -> Applied:
-    """Apply a command on a timer, unless a newer CancelTimers has decided about the timer."""
-    if cancelling.concerns(key, command, found):
-        return Applied(found, Outcome.IGNORED_STALE)
-    return rules.apply(found, key, command, now)
+def _new_timer(command: Command, now: int) -> tuple[NewRow, CommandResult]:
+    """Return the row of the timer that a ScheduleTimer adds, and the result of the command."""
+    payload = command.payload
+    # Most commands are such. To make a `Timer` first would take as long again.
+    if isinstance(payload, PlainTimer) and command.reply_to is None:
+        due_at = rules.due_time(command, payload, now)
+        event_id = rules.event_id(payload, due_at, command.position)
+        return store.plain_row(command, payload, due_at, event_id, now), CommandResult(Outcome.SCHEDULED, due_at)
+    timer = rules.new_timer(rules.key_of(command), command, now)
+    return store.new_row(timer), _result(None, Applied(timer, Outcome.SCHEDULED), command)
+
+
+async def _apply_rest(
+    tx: Transaction,
+    commands: Sequence[Command],
+    results: _Results,
+    now: int,
+    *,
+    transaction_time: TransactionTime,
+    admission: Admission | None,
+) -> None:
+    """Apply the commands that have no result yet, and enter their results. Those that are deferred get none."""
+    rest = [number for number, result in enumerate(results) if result is None]
+    keys = {each: rules.key_of(commands[each]) for each in rest if not isinstance(commands[each].payload, CancelTimers)}
+    before, deferred = await load_in_portions(set(keys.values()), partial(store.load, tx), _characters)
+    after = dict(before)
+    new: list[Cancellation] = []
+    for number in rest:
+        command, key = commands[number], keys.get(number)
+        if key in deferred or not await transaction_time.is_left():
+            continue
+        if key is None:
+            assert isinstance(command.payload, CancelTimers)  # noqa: S101 - every other command has a key
+            new.append(new_cancellation(command, command.payload, now))
+            results[number] = CommandResult(Outcome.CANCELLING, wake_at=now, loop=LOOP)
+            continue
+        found = after.get(key)
+        applied = rules.apply(found, key, command, now)
+        if admission and (excess := await admission.exceeds(key.tenant_id, store.growth(found, applied.timer, now))):
+            results[number] = CommandResult(Outcome.OVER_QUOTA, view=excess.view)
+            continue
+        if applied.timer is not None:
+            after[key] = applied.timer
+        results[number] = _result(found, applied, command)
+    await store.save(tx, before, after)
+    await cancellations.add(tx, new)
 
 
 def _characters(timer: Timer) -> int:
-    return len((timer.schedule and timer.schedule.data) or "")
+    return len(timer.schedule.data or "")
 
 
-def _result(found: Timer | None, applied: Applied, *, wants_view: bool) -> CommandResult:
+def _result(found: Timer | None, applied: Applied, command: Command) -> CommandResult:
     timer = applied.timer
     if timer is None:
         return CommandResult(applied.outcome)
@@ -164,7 +163,7 @@ def _result(found: Timer | None, applied: Applied, *, wants_view: bool) -> Comma
     return CommandResult(
         applied.outcome,
         wake_at=timer.available_at if is_new_instant else None,
-        view=partial(_view, timer) if wants_view and timer.schedule is not None else None,
+        view=partial(_view, timer) if command.reply_to is not None else None,
     )
 
 

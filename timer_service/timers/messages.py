@@ -1,20 +1,32 @@
-"""Wire models of the commands and events of timers."""
+"""Wire models of the commands and events of timers, and the decoding of a usual ScheduleTimer without its model."""
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo
 from pydantic.config import JsonDict
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
-from timer_service.core.values.data import check_fits
-from timer_service.core.values.duration import Duration
-from timer_service.core.values.instant import LATEST, Instant, out_of_range
-from timer_service.core.values.message import Identifier, Payload, PlainCommand, Tenant, TenantPayload
+from timer_service.core.values.data import check_fits, dump_data
+from timer_service.core.values.duration import LONGEST_MS, Duration, parse_duration
+from timer_service.core.values.instant import LATEST, Instant, out_of_range, parse_instant
+from timer_service.core.values.message import (
+    TENANT_PATTERN,
+    Identifier,
+    Payload,
+    PlainCommand,
+    Tenant,
+    TenantPayload,
+)
 from timer_service.core.values.paging import PageCursor, PageLimit
 from timer_service.core.values.stored_json import DamagedFields
-from timer_service.timers.plain_timer import decode_plain_timer
+
+_MOST_PLAIN_BYTES = 4 * 1024
+"""The time of a larger body goes into its `data`, and a hostile one must not cost much more."""
+_LONGEST_ID = 200
 
 
 class State(StrEnum):
@@ -97,12 +109,96 @@ class ScheduleTimer(TimerPayload):
 
     @classmethod
     def decode_plain(cls, body: bytes) -> PlainCommand | None:
-        """Return the command of a usual body. See `plain_timer`."""
+        """Return the command of a usual body. See `decode_plain_timer`."""
         return decode_plain_timer(body)
 
 
+class PlainTimer(NamedTuple):
+    """The payload of a ScheduleTimer as most clients send it: without an expiry. It has either `due_at` or `due_in`."""
+
+    tenant_id: str
+    service_call_id: str
+    due_at: int | None
+    due_in: int | None
+    data: str | None
+    """As it is stored."""
+
+    @property
+    def type(self) -> str:
+        """The type of the command."""
+        return "ScheduleTimer"
+
+    @property
+    def is_operator_action(self) -> bool:
+        """Whether the command is written to the audit log."""
+        return False
+
+
+def decode_plain_timer(body: bytes) -> PlainCommand | None:
+    """Return the command of a body; None if it must be decoded with its model.
+
+    What is unusual is left to the models: an expiry, unknown fields, ids with characters that cannot be printed, and
+    every fault. So both accept the same commands, and the errors are those of the models: `tests/wire/test_one_pass.py`
+    shows it on generated bodies. With the command around it, a timer takes 5.8 µs, and 6.9 µs with the models.
+    A text that can be printed has no control characters. This is found three times as fast as with a pattern.
+    """
+    # `validate_json` takes NaN for a number, also in a field that a later one of the same name replaces.
+    if len(body) > _MOST_PLAIN_BYTES or b"NaN" in body or b"Infinity" in body:
+        return None
+    try:
+        envelope = _validate(body)
+        payload = envelope["payload"]
+        tenant, call = envelope["tenantId"], payload["serviceCallId"]
+        due_at = parse_instant(payload["dueAt"]) if "dueAt" in payload else None
+        due_in = parse_duration(payload["dueIn"]) if "dueIn" in payload else None
+        data = dump_data(payload["data"]) if "data" in payload else None
+    except ValueError:
+        return None
+    if due_at is None:
+        if due_in is None or due_in > LONGEST_MS:
+            return None
+    elif due_in is not None:
+        return None
+    command_id, correlation_id = envelope.get("id"), envelope.get("correlationId")
+    for text in (call, command_id, correlation_id, envelope.get("causationId")):
+        if text is not None and not text.isprintable():
+            return None
+    if payload.get("tenantId", tenant) != tenant or not _is_tenant(tenant):
+        return None
+    return command_id, correlation_id, PlainTimer(tenant, call, due_at, due_in, data)
+
+
+@lru_cache(maxsize=1024)
+def _is_tenant(text: str) -> bool:
+    return re.fullmatch(TENANT_PATTERN, text) is not None
+
+
+def _object(required: dict[str, Any], optional: dict[str, Any]) -> core_schema.CoreSchema:
+    fields = {name: core_schema.typed_dict_field(schema) for name, schema in required.items()}
+    fields |= {name: core_schema.typed_dict_field(schema, required=False) for name, schema in optional.items()}
+    return core_schema.typed_dict_schema(fields, extra_behavior="forbid")
+
+
+_TEXT = core_schema.str_schema(strict=True)
+_ID = core_schema.str_schema(strict=True, min_length=1, max_length=_LONGEST_ID)
+_OPTIONAL_ID = core_schema.nullable_schema(_ID)
+_ANY = core_schema.any_schema()
+_PAYLOAD = _object({"serviceCallId": _ID}, {"tenantId": _TEXT, "dueAt": _TEXT, "dueIn": _ANY, "data": _ANY})
+_validate = SchemaValidator(
+    _object(
+        {"type": core_schema.literal_schema(["ScheduleTimer"]), "tenantId": _TEXT, "payload": _PAYLOAD},
+        {
+            "id": _OPTIONAL_ID,
+            "correlationId": _OPTIONAL_ID,
+            "causationId": _OPTIONAL_ID,
+            "timestampMs": core_schema.nullable_schema(core_schema.int_schema(strict=True)),
+        },
+    )
+).validate_json
+
+
 class CancelTimer(TimerPayload):
-    """Cancel the timer if it has not fired yet. An older ScheduleTimer that is delivered later is ignored."""
+    """Cancel the timer if it has not fired yet."""
 
     type: ClassVar[str] = "CancelTimer"
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Position, Trace
-from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer, State, TimerPayload
-from timer_service.timers.plain_timer import PlainTimer
+from timer_service.timers.messages import CancelTimer, PlainTimer, ScheduleTimer, State, TimerPayload
 
 AnySchedule = PlainTimer | ScheduleTimer
 """The payload of a ScheduleTimer."""
@@ -28,7 +27,6 @@ class Outcome(StrEnum):
     ALREADY_REACHED = "already_reached"
     ALREADY_EXPIRED = "already_expired"
     IGNORED_REACHED = "ignored_reached"
-    IGNORED_STALE = "ignored_stale"
     OVER_QUOTA = OVER_QUOTA
 
 
@@ -63,17 +61,16 @@ class Schedule(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """A timer, or a tombstone if `schedule` is None. A CancelTimer for an unknown timer leaves a tombstone."""
+    """A timer."""
 
     key: Key
     state: State
     position: Position
+    """Of the newest command that changed the timer, or scheduled it as it was. A CancelTimers spares newer timers."""
     registered_at: int
-    schedule: Schedule | None
+    schedule: Schedule
     available_at: int | None = None
     settled_at: int | None = None
-    confirmed_at: int | None = None
-    """When the service handled the newest command that found the timer settled. Retention counts from this instant."""
     attempt: int = 0
     last_error: str | None = None
 
@@ -104,28 +101,19 @@ def key_of(command: Command) -> Key:
 
 def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
     """Apply a command to the timer with `key`. docs/guarantees.md has the table of outcomes."""
-    is_schedule = isinstance(command.payload, AnySchedule)
-    if timer is not None and timer.position > command.position:
-        return Applied(timer, Outcome.IGNORED_STALE)
-    if timer is not None and timer.state is State.REACHED:
-        outcome = Outcome.IGNORED_REACHED if is_schedule else Outcome.ALREADY_REACHED
-        is_retry = isinstance(command.payload, RetryTimer)
-        return Applied(timer if is_retry else _confirm(timer, command.position, now), outcome)
-    if timer is not None and timer.state is State.EXPIRED and isinstance(command.payload, CancelTimer):
-        return Applied(_confirm(timer, command.position, now), Outcome.ALREADY_EXPIRED)
-    if timer is not None and timer.position == command.position:  # this command was delivered before
-        return Applied(timer, Outcome.UNCHANGED)
     match command.payload:
         case PlainTimer() | ScheduleTimer() as payload:
-            return _schedule(timer, key, _requested_schedule(key, command, payload, now), command.position, now)
+            return _schedule(timer, _requested_schedule(key, command, payload, now), key, command.position, now)
         case CancelTimer():
-            return _cancel(timer, key, command.position, now)
+            return _cancel(timer, command.position, now)
         case _:
             return _retry(timer, command.position, now)
 
 
-def new_timer(key: Key, command: Command, payload: AnySchedule, now: int) -> Timer:
-    """Return the timer of a ScheduleTimer for which there is none yet. `apply` does the same, but takes longer."""
+def new_timer(key: Key, command: Command, now: int) -> Timer:
+    """Return the timer that a ScheduleTimer adds."""
+    payload = command.payload
+    assert isinstance(payload, AnySchedule)  # noqa: S101 - the caller passes no other command
     return _scheduled(key, _requested_schedule(key, command, payload, now), command.position, now)
 
 
@@ -154,7 +142,7 @@ def _requested_schedule(key: Key, command: Command, payload: AnySchedule, now: i
 
 
 def due_time(command: Command, payload: AnySchedule, now: int) -> int:
-    """Return when a timer is due. `dueIn` counts from the command time, which is the same at each delivery.
+    """Return when a timer is due. `dueIn` counts from the command time.
 
     If the broker does not know this time, `dueIn` counts from `now`, so that the timer is not early.
     """
@@ -164,14 +152,16 @@ def due_time(command: Command, payload: AnySchedule, now: int) -> int:
     return (command.stored_at or now) + payload.due_in
 
 
-def _schedule(timer: Timer | None, key: Key, requested: Schedule, position: Position, now: int) -> Applied:
-    if timer is None or timer.schedule is None or timer.state is not State.SCHEDULED:
+def _schedule(timer: Timer | None, requested: Schedule, key: Key, position: Position, now: int) -> Applied:
+    if timer is not None and timer.state is State.REACHED:
+        return Applied(timer, Outcome.IGNORED_REACHED)
+    if timer is None or timer.state is not State.SCHEDULED:
         return Applied(_scheduled(key, requested, position, now), Outcome.SCHEDULED)
     if timer.schedule.due_at != requested.due_at:
         return Applied(_scheduled(key, requested, position, timer.registered_at), Outcome.RESCHEDULED)
     if _content(timer.schedule) != _content(requested):
         return Applied(_scheduled(key, requested, position, timer.registered_at), Outcome.UPDATED)
-    return Applied(_confirm(timer, position, now), Outcome.UNCHANGED)
+    return Applied(timer._replace(position=position), Outcome.UNCHANGED)
 
 
 def _content(schedule: Schedule) -> tuple[object, ...]:
@@ -179,24 +169,27 @@ def _content(schedule: Schedule) -> tuple[object, ...]:
     return schedule.data, schedule.correlation_id, schedule.expires_at
 
 
-def _cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Applied:
-    """Cancel a timer. For an unknown timer write a tombstone, so that an older ScheduleTimer delivered later loses."""
+def _cancel(timer: Timer | None, position: Position, now: int) -> Applied:
     if timer is None:
-        return Applied(Timer(key, State.CANCELLED, position, now, None, settled_at=now), Outcome.NOT_FOUND)
-    if timer.state is State.CANCELLED:
-        return Applied(_confirm(timer, position, now), Outcome.UNCHANGED)
-    cancelled = timer._replace(state=State.CANCELLED, position=position, available_at=None, settled_at=now)
-    return Applied(cancelled, Outcome.CANCELLED)
+        return Applied(None, Outcome.NOT_FOUND)
+    match timer.state:
+        case State.REACHED:
+            return Applied(timer, Outcome.ALREADY_REACHED)
+        case State.EXPIRED:
+            return Applied(timer, Outcome.ALREADY_EXPIRED)
+        case State.CANCELLED:
+            return Applied(timer, Outcome.UNCHANGED)
+        case _:
+            cancelled = timer._replace(state=State.CANCELLED, position=position, available_at=None, settled_at=now)
+            return Applied(cancelled, Outcome.CANCELLED)
 
 
 def _retry(timer: Timer | None, position: Position, now: int) -> Applied:
-    """Retry a Failed timer. It fires now, but never before its due time, and keeps its event id.
-
-    If the timer has not failed, nothing is written. So an older CancelTimer or ScheduleTimer that is delivered later
-    still counts.
-    """
-    if timer is None or timer.schedule is None:
-        return Applied(timer, Outcome.NOT_FOUND)
+    """Retry a Failed timer. It fires now, but never before its due time, and keeps its event id."""
+    if timer is None:
+        return Applied(None, Outcome.NOT_FOUND)
+    if timer.state is State.REACHED:
+        return Applied(timer, Outcome.ALREADY_REACHED)
     if timer.state is not State.FAILED:
         return Applied(timer, Outcome.UNCHANGED)
     retried = timer._replace(
@@ -211,14 +204,3 @@ def _retry(timer: Timer | None, position: Position, now: int) -> Applied:
 
 def _scheduled(key: Key, requested: Schedule, position: Position, registered_at: int) -> Timer:
     return Timer(key, State.SCHEDULED, position, registered_at, requested, available_at=requested.due_at)
-
-
-def _confirm(timer: Timer, position: Position, now: int) -> Timer:
-    """Return the timer with the position of a command that changes nothing else.
-
-    Older commands that are delivered later are then stale. For a settled timer the retention time starts again, because
-    the row must outlast every older command that the broker still holds.
-    """
-    if timer.position == position:
-        return timer
-    return timer._replace(position=position, confirmed_at=None if timer.settled_at is None else now)

@@ -1,4 +1,4 @@
-"""Reads and writes of timers: rows of `timer_schedules` to `Timer` values and back."""
+"""Reads and writes of timers: rows of `timer_schedules` to `Timer` values and back, and what limits count of them."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 from timer_service.core.due.lease import Expiry, LeasedTable
 from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.limits.quotas import Amounts, Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import ConflictError
 from timer_service.core.values.message import Command, Position, Trace
-from timer_service.timers.messages import State
-from timer_service.timers.plain_timer import PlainTimer
+from timer_service.timers.messages import PlainTimer, State
 from timer_service.timers.rules import LARGE_DATA, Key, Schedule, Timer
 
 _SQL = load_sql("timer_service.timers", "store.sql")
 _PLAIN_COLUMNS = tuple(name for name in Schedule._fields if name != "trace")
 _SCHEDULE_COLUMNS = (*_PLAIN_COLUMNS, *Trace._fields)
 _VALUES = (
-    *("state", "large_data", *_SCHEDULE_COLUMNS, "registered_at", "cancelled_at", "confirmed_at"),
+    *("state", "large_data", *_SCHEDULE_COLUMNS, "registered_at", "cancelled_at"),
     *("position_epoch", "position_sequence", "available_at", "attempt", "last_error"),
 )
 _COLUMNS = ("tenant_id", "service_call_id", *_VALUES)
@@ -27,9 +27,9 @@ _USUAL_COLUMNS = (
     *("tenant_id", "service_call_id", "state", "due_at", "event_id", "data", "causation_id", "registered_at"),
     *("position_epoch", "position_sequence", "available_at"),
 )
-_RARE_COLUMNS = ("large_data", "expires_at", "correlation_id", *Trace._fields, "cancelled_at", "confirmed_at")
+_RARE_COLUMNS = ("large_data", "expires_at", "correlation_id", *Trace._fields)
 """Columns that are NULL in most new timers. SQLite takes 0.3 µs for each that an insert names."""
-_DUE_AT, _AVAILABLE_AT = map(_USUAL_COLUMNS.index, ("due_at", "available_at"))
+_DUE_AT = _USUAL_COLUMNS.index("due_at")
 _LARGE_DATA = _RARE_COLUMNS.index("large_data")
 _SETTLED_AT = "COALESCE(reached_at, cancelled_at, expired_at) AS settled_at"
 _SQL["put"] = _SQL["put"].format(
@@ -41,10 +41,7 @@ _ADD_USUAL, _ADD_ANY = (
     _SQL["add"].format(columns=", ".join(columns), values=", ".join(f":{name}" for name in columns))
     for columns in (_USUAL_COLUMNS, (*_USUAL_COLUMNS, *_RARE_COLUMNS))
 )
-for _name in (
-    "find",
-    "page",
-):  # not `*`: a new column would break the prepared statements of older instances
+for _name in ("find", "page"):  # not `*`: a new column would break the prepared statements of older instances
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join((*_COLUMNS, _SETTLED_AT)))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
@@ -76,6 +73,9 @@ _WHERE = {
 COUNTED = tuple(CountedRows(TIMERS.name, state, where) for state, where in _WHERE.items())
 """The timers that the gauges count."""
 
+PENDING = Usage("pending_timers", _SQL["count_pending"])
+STORED_DATA = Usage("stored_data", _SQL["sum_large_data"])
+
 
 NewRow = tuple[tuple[Any, ...], tuple[Any, ...]]
 """The values of a new timer for the usual columns, and for the rare ones, which are often `_NO_RARE_VALUES`."""
@@ -103,7 +103,7 @@ async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer]:
     return {timer.key: timer for timer in map(_timer, rows)}
 
 
-async def insert_new(tx: Transaction, new: Sequence[NewRow]) -> Sequence[Sequence[Any]]:
+async def insert_new(tx: Transaction, new: Iterable[NewRow]) -> Sequence[Sequence[Any]]:
     """Insert rows of new timers. Return those that were inserted: the others exist already.
 
     The first two values of a row are its key. It is one statement: with two, the keys would not be in one order, so
@@ -116,38 +116,50 @@ async def insert_new(tx: Transaction, new: Sequence[NewRow]) -> Sequence[Sequenc
     return await tx.insert(_ADD_ANY, [usual + rare for usual, rare in in_order])
 
 
-def count_pending(new: Iterable[NewRow], now: int) -> Counter[str]:
-    """Return how many new timers fire after the instant `now`, by tenant."""
-    return Counter(row[0] for row, _ in new if row[_AVAILABLE_AT] is not None and row[_DUE_AT] > now)
-
-
-def sum_large_data(new: Iterable[NewRow]) -> Counter[str]:
-    """Return how many characters the large data of new timers have, by tenant."""
-    sums = Counter[str]()
+def growth_by_rows(new: Iterable[NewRow], now: int) -> Mapping[str, Amounts]:
+    """Return how much each tenant has by the rows of new timers."""
+    pending, data = Counter[str](), Counter[str]()
     for row, rare in new:
-        if large := rare[_LARGE_DATA]:
-            sums[row[0]] += large
-    return sums
+        pending[row[0]] += row[_DUE_AT] > now
+        data[row[0]] += rare[_LARGE_DATA] or 0
+    return {tenant: {PENDING: pending[tenant], STORED_DATA: data[tenant]} for tenant in pending}
+
+
+def growth(before: Timer | None, after: Timer | None, now: int) -> Amounts:
+    """Return how much more a tenant has after a command on one of its timers than before."""
+    return {
+        PENDING: _is_pending(after, now) - _is_pending(before, now),
+        STORED_DATA: _large_data(after) - _large_data(before),
+    }
+
+
+def _is_pending(timer: Timer | None, now: int) -> bool:
+    """Return whether a timer fires later. One that is due does not count, because it fires now."""
+    return timer is not None and timer.available_at is not None and timer.schedule.due_at > now
+
+
+def _large_data(timer: Timer | None) -> int:
+    return 0 if timer is None else timer.schedule.large_data or 0
 
 
 async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key, Timer]) -> None:
     """Write the timers of `after` that differ from `before`. `load` locked the rows of `before`.
 
     If a command changed nothing but the position of a timer, the claim of the timer stays. Every other write ends the
-    claim. Raises `ConflictError` if another instance has changed one of the timers since `load`.
+    claim. Raises `ConflictError` if a worker of another instance has changed one of the timers since `load`.
     """
     changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
-    confirmed = [timer for timer in changed if _is_confirmed(before.get(timer.key), timer)]
-    full = [timer for timer in changed if not _is_confirmed(before.get(timer.key), timer)]
-    written = await tx.executemany(_SQL["confirm"], [_confirmation(timer) for timer in confirmed])
+    moved = [timer for timer in changed if _is_moved(before.get(timer.key), timer)]
+    full = [timer for timer in changed if not _is_moved(before.get(timer.key), timer)]
+    written = await tx.executemany(_SQL["move"], [_place(timer) for timer in moved])
     written += await tx.executemany(_SQL["put"], [_parameters(timer) for timer in full])
     if written != len(changed):
         raise ConflictError(f"{len(changed) - written} of {len(changed)} timers were changed by another instance")
 
 
-def _is_confirmed(before: Timer | None, after: Timer) -> bool:
-    """Return whether the timers differ only in the columns that `_confirmation` writes."""
-    return before is not None and after == before._replace(position=after.position, confirmed_at=after.confirmed_at)
+def _is_moved(before: Timer | None, after: Timer) -> bool:
+    """Return whether the timers differ only in their positions."""
+    return before is not None and after == before._replace(position=after.position)
 
 
 async def page(
@@ -189,7 +201,7 @@ async def oldest_due(reader: Reader, tenant_id: str) -> int | None:
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` timers that were settled and last confirmed before the instant `before`; return how many."""
+    """Delete up to `limit` timers that were settled before the instant `before`; return how many."""
     return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
 
 
@@ -199,10 +211,9 @@ def _timer(row: Row) -> Timer:
         state=State(row["state"]),
         position=Position(row["position_epoch"], row["position_sequence"]),
         registered_at=row["registered_at"],
-        schedule=_schedule(row) if row["due_at"] is not None else None,
+        schedule=_schedule(row),
         available_at=row["available_at"],
         settled_at=row["settled_at"],
-        confirmed_at=row["confirmed_at"],
         attempt=row["attempt"],
         last_error=row["last_error"],
     )
@@ -213,22 +224,28 @@ def _schedule(row: Row) -> Schedule:
     return Schedule(**values, trace=Trace(row["traceparent"], row["tracestate"]))
 
 
-_TOMBSTONE: Mapping[str, Any] = dict.fromkeys(_SCHEDULE_COLUMNS)
-
-
 def _parameters(timer: Timer) -> Mapping[str, Any]:
     schedule = timer.schedule
-    values = zip(_SCHEDULE_COLUMNS, (*schedule[:-1], *schedule.trace), strict=True) if schedule else _TOMBSTONE
     return {
-        **_confirmation(timer),
+        **_place(timer),
         "state": timer.state,
-        "large_data": schedule.large_data if schedule else None,
+        "large_data": schedule.large_data,
         "registered_at": timer.registered_at,
         "cancelled_at": timer.settled_at,
         "available_at": timer.available_at,
         "attempt": timer.attempt,
         "last_error": timer.last_error,
-        **dict(values),
+        **dict(zip(_SCHEDULE_COLUMNS, (*schedule[:-1], *schedule.trace), strict=True)),
+    }
+
+
+def _place(timer: Timer) -> Mapping[str, Any]:
+    """Return the parameters of `move`: the key and the position."""
+    return {
+        "tenant_id": timer.key.tenant_id,
+        "service_call_id": timer.key.service_call_id,
+        "position_epoch": timer.position.epoch,
+        "position_sequence": timer.position.sequence,
     }
 
 
@@ -238,12 +255,11 @@ _NO_TRACE = Trace()
 
 
 def new_row(timer: Timer) -> NewRow:
-    """Return the row of a new timer that is Scheduled or Cancelled."""
+    """Return the row of a new timer, which is Scheduled."""
     schedule = timer.schedule
-    assert schedule is not None  # noqa: S101 - a tombstone is no new timer
     values = (
         *timer.key,
-        _SCHEDULED if timer.state is State.SCHEDULED else timer.state.value,
+        _SCHEDULED,
         schedule.due_at,
         schedule.event_id,
         schedule.data,
@@ -252,28 +268,16 @@ def new_row(timer: Timer) -> NewRow:
         *timer.position,
         timer.available_at,
     )
-    large, settled, confirmed = schedule.large_data, timer.settled_at, timer.confirmed_at
-    rare = (large, schedule.expires_at, schedule.correlation_id, *schedule.trace, settled, confirmed)
+    rare = (schedule.large_data, schedule.expires_at, schedule.correlation_id, *schedule.trace)
     return values, _NO_RARE_VALUES if rare == _NO_RARE_VALUES else rare
 
 
 def plain_row(command: Command, payload: PlainTimer, due_at: int, event_id: str, now: int) -> NewRow:
-    """Return the row of the new timer of a plain command. It is that of `rules.new_timer`."""
+    """Return the row of the new timer of a plain command. It is that of `rules.new_timer`, in half the time."""
     command_id, _, (epoch, sequence), correlation_id, trace, _, _ = command
     tenant, call, _, _, data = payload
     values = tenant, call, _SCHEDULED, due_at, event_id, data, command_id, now, epoch, sequence, due_at
     is_large = data is not None and len(data) > LARGE_DATA
     if correlation_id is None and not is_large and trace == _NO_TRACE:
         return values, _NO_RARE_VALUES
-    return values, (len(data or "") if is_large else None, None, correlation_id, *trace, None, None)
-
-
-def _confirmation(timer: Timer) -> Mapping[str, Any]:
-    """Return the parameters of `confirm`: the key, the position and `confirmed_at`."""
-    return {
-        "tenant_id": timer.key.tenant_id,
-        "service_call_id": timer.key.service_call_id,
-        "position_epoch": timer.position.epoch,
-        "position_sequence": timer.position.sequence,
-        "confirmed_at": timer.confirmed_at,
-    }
+    return values, (len(data or "") if is_large else None, None, correlation_id, *trace)

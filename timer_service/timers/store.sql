@@ -5,12 +5,10 @@ FROM /* each of many */ timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: put
--- Inserts or replaces a timer, and ends its claim and its expiry. Skips a Reached timer and a timer with the same or a newer position.
+-- Inserts or replaces a timer, and ends its claim and its expiry. Skips a Reached timer.
 INSERT INTO timer_schedules ({columns}) VALUES ({values})
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {updates}, lease_token = NULL, expired_at = NULL
 WHERE timer_schedules.state <> 'Reached'
-    AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
-        < (excluded.position_epoch, excluded.position_sequence)
 
 -- name: add
 -- Inserts a timer unless there is one with its key. Returns the key of an inserted timer.
@@ -18,15 +16,14 @@ INSERT INTO timer_schedules ({columns}) VALUES ({values})
 ON CONFLICT (tenant_id, service_call_id) DO NOTHING
 RETURNING tenant_id, service_call_id
 
--- name: confirm
--- Writes the position of a command that changes nothing else. The claim of the timer stays.
+-- name: move
+-- Writes the position of a ScheduleTimer that changes nothing else. The claim of the timer stays.
 UPDATE timer_schedules
-SET position_epoch = :position_epoch, position_sequence = :position_sequence, confirmed_at = :confirmed_at
+SET position_epoch = :position_epoch, position_sequence = :position_sequence
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
-    AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)
 
 -- name: page
--- Returns the next timers of a tenant in one state after a cursor, in order of due time, without tombstones.
+-- Returns the next timers of a tenant in one state after a cursor, in order of due time.
 SELECT {columns}
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
@@ -35,7 +32,7 @@ ORDER BY due_at, service_call_id
 LIMIT :limit
 
 -- name: count
--- Returns the number of timers of a tenant in one state, at most the limit, without tombstones.
+-- Returns the number of timers of a tenant in one state, at most the limit.
 SELECT COUNT(*) AS count FROM (
     SELECT 1 AS one FROM timer_schedules
     WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
@@ -47,15 +44,28 @@ SELECT COUNT(*) AS count FROM (
 SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL
 
 -- name: delete_settled
--- Deletes settled timers whose settlement and newest command are older than an instant, oldest first.
+-- Deletes timers that were settled before an instant, oldest first.
 DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
     WITH picked AS MATERIALIZED (  -- locked, so that a timer that a command has just scheduled again is not deleted
         SELECT tenant_id, service_call_id FROM timer_schedules
-        WHERE COALESCE(reached_at, cancelled_at, expired_at) IS NOT NULL
-            AND COALESCE(confirmed_at, reached_at, cancelled_at, expired_at) < :before
-        ORDER BY COALESCE(confirmed_at, reached_at, cancelled_at, expired_at) LIMIT :limit
+        WHERE COALESCE(reached_at, cancelled_at, expired_at) < :before
+        ORDER BY COALESCE(reached_at, cancelled_at, expired_at) LIMIT :limit
         /* skip locked */
     )
     SELECT tenant_id, service_call_id FROM picked
 )
+
+-- name: count_pending
+-- Counts the timers of a tenant that fire later, at most `most`. The order makes PostgreSQL use the index of the tenant.
+SELECT COUNT(*) AS used FROM (
+    SELECT 1 AS one FROM timer_schedules
+    WHERE tenant_id = :tenant_id AND available_at IS NOT NULL AND due_at > :now
+    ORDER BY due_at, service_call_id LIMIT :most
+) AS counted
+
+-- name: sum_large_data
+-- Adds up the characters of the large data of a tenant. Each row has one at least, so `most` rows have `most` or more.
+SELECT CAST(COALESCE(SUM(large_data), 0) AS BIGINT) AS used FROM (
+    SELECT large_data FROM timer_schedules WHERE tenant_id = :tenant_id AND large_data IS NOT NULL LIMIT :most
+) AS counted

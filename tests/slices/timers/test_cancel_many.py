@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,22 +22,12 @@ from timer_service.core.due.portions import MOST_DATA
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Database
 from timer_service.core.service.clock_repair import ClockRepair
-from timer_service.core.service.retention import Retention
 from timer_service.core.values.message import Message, Position
-from timer_service.timers import SLICE, cancellation_store, cancellation_worker, retention
-from timer_service.timers.cancellations import SECOND_PASS_MS, CancellationKey, PrefixPositions, prefix_end
-from timer_service.timers.rules import Key
+from timer_service.timers import SLICE, cancellation_worker, cancellations
+from timer_service.timers.cancellations import prefix_end
 
 DUE = after(hours=1)
 LAST = "\U0010ffff"
-
-
-async def finish(timers: Timers) -> None:
-    """Run every pass of all cancellations. On a shared database, the second pass begins a minute later."""
-    await timers.pass_cancellations()
-    if not timers.database.exclusive:
-        timers.clock.advance(milliseconds=SECOND_PASS_MS)
-        await timers.pass_cancellations()
 
 
 async def states(timers: Timers, tenant: str = "acme") -> dict[str, str]:
@@ -70,7 +59,7 @@ async def test_cancelled_by_prefix(timers: Timers) -> None:
     position = await timers.cancel_many("order-1/")
     assert timers.cancellation_wakes == [timers.clock.now()]
     assert await announced(timers) == []
-    await finish(timers)
+    await timers.pass_cancellations()
     assert await states(timers) == {
         "order-1/failed": "Cancelled",
         "order-1/reached": "Reached",
@@ -91,16 +80,17 @@ async def test_cancelled_by_prefix(timers: Timers) -> None:
     assert timers.outcomes()["cancelling"] == 1
 
 
-async def test_event_after_the_passes(timers: Timers) -> None:
-    """The event has the ids of its command."""
+async def test_event_after_the_pass(timers: Timers) -> None:
+    """The event has the ids of its command. Nothing else is left of the cancellation."""
     timers.send(cancel_timers("a", envelope={"id": "cancel-1", "correlationId": "corr-1"}), message="cancel-timers")
     await timers.consume()
-    await finish(timers)
+    await timers.pass_cancellations()
     (row,) = await timers.database.reader.fetch("SELECT * FROM outbox")
     event = json.loads(row["body"])
     assert (event["type"], event["causationId"], event["correlationId"]) == ("TimersCancelled", "cancel-1", "corr-1")
     assert (event["payload"]["commandId"], event["payload"]["count"]) == ("cancel-1", 0)
     assert timers.outcomes() == {"cancelling": 1}
+    assert await timers.database.reader.fetch("SELECT * FROM timer_cancellations") == []
 
 
 async def test_newer_command_before_the_pass(timers: Timers) -> None:
@@ -109,7 +99,7 @@ async def test_newer_command_before_the_pass(timers: Timers) -> None:
     await timers.schedule("a/2", DUE)
     await timers.cancel_many("a/")
     await timers.schedule("a/1", DUE)
-    await finish(timers)
+    await timers.pass_cancellations()
     assert await states(timers) == {"a/1": "Scheduled", "a/2": "Cancelled"}
     (event,) = await announced(timers)
     assert event["count"] == 1
@@ -151,7 +141,7 @@ async def test_pages(timers: Timers, count: int) -> None:
     async with timers.database.transaction() as tx:
         await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in ("a", *calls, "b")])
     await timers.cancel_many("a/")
-    await finish(timers)
+    await timers.pass_cancellations()
     assert await scheduled_calls(timers) == {"a", "b"}
     assert [event["count"] for event in await announced(timers)] == [count]
 
@@ -165,14 +155,14 @@ async def test_pages_with_much_data(timers: Timers, size: int, monkeypatch: pyte
         await tx.execute(f"UPDATE timer_schedules SET large_data = {size} WHERE service_call_id LIKE 'a/x%'", {})
     await timers.cancel_many("a/")
     cancelled: list[int] = []
-    cancel_page = cancellation_store.cancel_page
+    cancel_page = cancellations.cancel_page
 
     async def record(*arguments: Any) -> int:
         cancelled.append(await cancel_page(*arguments))
         return cancelled[-1]
 
-    monkeypatch.setattr(cancellation_store, "cancel_page", record)
-    await finish(timers)
+    monkeypatch.setattr(cancellations, "cancel_page", record)
+    await timers.pass_cancellations()
     fitting = max(MOST_DATA // size, 1)
     assert max(cancelled[1:]) == fitting
     assert (sum(cancelled), await scheduled_calls(timers)) == (370, set())
@@ -204,7 +194,7 @@ async def test_overlapping_cancellations(timers: Timers) -> None:
     for prefix in ("a/1/", "a/", "a/1", "a/1/2"):
         timers.send(cancel_timers(prefix), message="cancel-timers")
     await timers.consume()
-    await finish(timers)
+    await timers.pass_cancellations()
     events = await announced(timers)
     assert (len(events), sum(event["count"] for event in events)) == (4, len(calls))
     assert await scheduled_calls(timers) == set()
@@ -219,15 +209,13 @@ async def test_more_cancellations_than_timers_of_a_page(timers: Timers, monkeypa
     for letter in "abcde":
         timers.send(cancel_timers(f"{letter}/"), message="cancel-timers")
     await timers.consume()
-    await finish(timers)
+    await timers.pass_cancellations()
     assert ([event["count"] for event in await announced(timers)], await scheduled_calls(timers)) == ([3] * 5, set())
 
 
 FORBIDDEN = {
-    "neither waiting nor finished": "available_at = NULL",
-    "waiting and finished": "finished_at = 1",
+    "never available": "available_at = NULL",
     "empty prefix": "prefix = ''",
-    "no pass": "pass_number = 0",
     "negative count": "cancelled_count = -1",
 }
 
@@ -236,24 +224,8 @@ FORBIDDEN = {
 async def test_schema_refuses(timers: Timers, change: str) -> None:
     """The schema refuses cancellations that would never end, or that make no sense."""
     await timers.cancel_many("a")
-    with pytest.raises(Exception, match=r"(?i)check constraint"):
+    with pytest.raises(Exception, match=r"(?i)(check|not.null) constraint"):
         await timers.sql(f"UPDATE timer_cancellations SET {change}")
-
-
-async def test_second_pass_on_a_shared_database(timers: Timers) -> None:
-    """On a shared database, a timer that is committed after the first pass is cancelled by the second one."""
-    await timers.cancel_many("a/")
-    await timers.pass_cancellations()
-    async with timers.database.transaction() as tx:  # of an instance that has not seen the cancellation
-        await put_timers(tx, [scheduled("a/1", DUE, Position(0, 1))])
-    worker = timers.cancellation_worker
-    if timers.database.exclusive:
-        assert (await worker.tick(NOW), len(await announced(timers))) == ((0, None), 1)
-        return
-    assert (await worker.tick(NOW), await announced(timers)) == ((0, NOW + SECOND_PASS_MS), [])
-    timers.clock.advance(milliseconds=SECOND_PASS_MS)
-    await timers.pass_cancellations()
-    assert (await states(timers), [event["count"] for event in await announced(timers)]) == ({"a/1": "Cancelled"}, [1])
 
 
 async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -262,7 +234,7 @@ async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBr
     await ours.schedule("a", DUE)
     await ours.cancel_many("a")
     async with postgres.transaction() as tx:
-        assert len(await cancellation_store.lock_due(tx, ["acme"], NOW)) == 1
+        assert len(await cancellations.lock_due(tx, ["acme"], NOW)) == 1
         assert await theirs.cancellation_worker.tick(NOW) == (0, NOW + 50)
     assert await theirs.pass_cancellations() == 1
     assert await states(ours) == {"a": "Cancelled"}
@@ -283,7 +255,7 @@ async def test_locked_timer_holds_only_its_cancellation(
         await timers.consume()
         await timers.pass_cancellations()
         assert await states(timers) == {"a": "Cancelled", "b": "Scheduled", "c": "Cancelled"}
-        assert await cancellation_store.next_available(postgres.reader) == NOW + 1000
+        assert await cancellations.next_available(postgres.reader) == NOW + 1000
     clock.advance(seconds=1)
     await timers.pass_cancellations()
     assert (await states(timers))["b"] == "Cancelled"
@@ -302,7 +274,7 @@ async def test_many_cancellations_of_one_tenant(timers: Timers) -> None:
     await timers.cancel_many("a/", tenant="other")
     await timers.cancellation_worker.tick(timers.clock.now())
     assert await states(timers, "other") == {"a/1": "Cancelled"}
-    await finish(timers)
+    await timers.pass_cancellations()
     counts = [event["count"] for event in await announced(timers) if event["tenantId"] == "acme"]
     assert sorted(counts) == [0] * 149 + [300]
 
@@ -339,7 +311,7 @@ async def test_tenants_take_turns(timers: Timers) -> None:
         await timers.cancellation_worker.tick(timers.clock.now())
         left.append([len(await scheduled_calls(timers, tenant)) for tenant in tenants])
     assert left == [[7, 7, 9, 9, 9], [7, 7, 7, 7, 9], [6, 7, 7, 7, 7]]
-    await finish(timers)
+    await timers.pass_cancellations()
     assert {event["tenantId"]: event["count"] for event in await announced(timers)} == dict.fromkeys(tenants, 9)
 
 
@@ -351,8 +323,8 @@ async def test_instances_share_no_tenant(
     for tenant in ("acme", "acme", "other"):
         await timers.cancel_many("a", tenant=tenant)
     async with postgres.transaction() as tx, postgres.transaction() as another:
-        assert len(await cancellation_store.lock_due(tx, ["acme"], NOW)) == 1
-        locked = await cancellation_store.lock_due(another, ["acme", "other"], NOW)
+        assert len(await cancellations.lock_due(tx, ["acme"], NOW)) == 1
+        locked = await cancellations.lock_due(another, ["acme", "other"], NOW)
         assert [each.key.tenant_id for each in locked] == ["other"]
 
 
@@ -370,7 +342,7 @@ async def test_hostile_prefixes(timers: Timers) -> None:
         async with timers.database.transaction() as tx:
             await put_timers(tx, [scheduled(call, DUE, Position(0, 1), tenant=tenant) for call in calls])
         await timers.cancel_many(prefix, tenant=tenant)
-    await finish(timers)
+    await timers.pass_cancellations()
     for tenant, prefix in tenants.items():
         with case(prefix):
             wanted = {call for call in calls if not call.startswith(prefix)}
@@ -386,16 +358,6 @@ def test_end_of_a_prefix(prefix: str, call: str) -> None:
     between = prefix <= call < prefix_end(prefix)
     in_bytes = prefix.encode() <= call.encode() < prefix_end(prefix).encode()
     assert between == in_bytes == call.startswith(prefix)
-
-
-@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=3), st.integers(1, 9)), max_size=8), st.text("ab"))
-def test_newest_cancellation_of_a_timer(cancellations: list[tuple[str, int]], call: str) -> None:
-    """A command on a timer is stale exactly if a newer cancellation has a prefix of its id."""
-    found = PrefixPositions((CancellationKey("acme", Position(1, number)), prefix) for prefix, number in cancellations)
-    for number in range(10):
-        wanted = any(call.startswith(prefix) and newer > number for prefix, newer in cancellations)
-        assert found.cancel_later(Key("acme", call), Position(1, number)) == wanted
-        assert not found.cancel_later(Key("other", call), Position(1, number))
 
 
 async def test_invalid_prefix(timers: Timers) -> None:
@@ -422,28 +384,6 @@ async def test_prefix_with_a_surrogate(timers: Timers) -> None:
 # Upkeep
 
 
-async def test_retention(timers: Timers) -> None:
-    """A finished cancellation is deleted after the retention time, an unfinished one never."""
-    await timers.cancel_many("a")
-    upkeep = Retention(timers.database, timedelta(days=7), retention.delete_settled)
-    timers.clock.advance(days=1)
-    kept = (await upkeep.tick(timers.clock.now())).done
-    await finish(timers)
-    finished_at = timers.clock.now()
-    found = []
-    for at in (finished_at, finished_at + 7 * 86_400_000, finished_at + 7 * 86_400_000 + 1):
-        later = Retention(timers.database, timedelta(days=7), retention.delete_settled)
-        found.append((await later.tick(at)).done)
-    assert (kept, found) == (0, [0, 0, 1])
-
-
-async def test_unfinished_cancellation_is_kept(timers: Timers) -> None:
-    """Retention does not delete a cancellation whose passes are not finished, however old it is."""
-    await timers.cancel_many("a")
-    upkeep = Retention(timers.database, timedelta(days=7), retention.delete_settled)
-    assert (await upkeep.tick(after(days=100))).done == 0
-
-
 async def test_clock_repair(timers: Timers) -> None:
     """A page that waits for a wrong clock is read when the clock was set back."""
     timers.clock.set(after(days=365))
@@ -462,17 +402,17 @@ async def test_failing_cancellation_does_not_hold_the_others(timers: Timers, mon
     for prefix in ("a", "b", "c"):
         timers.send(cancel_timers(prefix), message="cancel-timers")
     await timers.consume()
-    read_page = cancellation_store.read_page
+    read_page = cancellations.read_page
 
     async def fail(reader: Any, cancellation: Any, *bounds: int) -> Any:
         if cancellation.prefix == "b":
             raise ValueError("a surprise")
         return await read_page(reader, cancellation, *bounds)
 
-    monkeypatch.setattr(cancellation_store, "read_page", fail)
+    monkeypatch.setattr(cancellations, "read_page", fail)
     await timers.pass_cancellations()
     assert await states(timers) == {"a": "Cancelled", "b": "Scheduled", "c": "Cancelled"}
-    monkeypatch.setattr(cancellation_store, "read_page", read_page)
+    monkeypatch.setattr(cancellations, "read_page", read_page)
     timers.clock.advance(seconds=1)
     await timers.pass_cancellations()
     assert (await states(timers))["b"] == "Cancelled"
@@ -481,7 +421,7 @@ async def test_failing_cancellation_does_not_hold_the_others(timers: Timers, mon
 async def test_event_goes_through_the_outbox(timers: Timers) -> None:
     """The event of a finished cancellation waits in the outbox, like the events of signals and runs."""
     await timers.cancel_many("a")
-    await finish(timers)
+    await timers.pass_cancellations()
     rows = await timers.database.reader.fetch(f"SELECT message, state FROM {OUTBOX.name}")
     assert [(row["message"], row["state"]) for row in rows] == [("timers-cancelled", "Waiting")]
 
@@ -507,7 +447,7 @@ async def test_random_histories(store: Database, memory_broker: MemoryBroker, cl
             if rng.random() < 0.2:
                 await timers.cancellation_worker.tick(clock.now())
         await timers.consume()
-        await finish(timers)
+        await timers.pass_cancellations()
         assert await scheduled_calls(timers, tenant) == {call for call, alive in lives.items() if alive}
 
 

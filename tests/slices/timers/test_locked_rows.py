@@ -16,12 +16,10 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service import clock_repair
 from timer_service.core.service.clock_repair import ClockRepair, leased_rows
 from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.core.values.message import Command, Message
-from timer_service.timers.retention import delete_settled
 from timer_service.timers.store import TIMERS
 
 LATER = NOW + 60_000
@@ -233,17 +231,3 @@ async def test_more_locked_rows_of_a_wrong_clock_than_one_transaction_repairs(
     assert passes[-1].next_at == clock.now() + 60_000
     rows = await timers.database.reader.fetch("SELECT service_call_id FROM timer_schedules WHERE available_at = due_at")
     assert [row["service_call_id"] for row in rows] == ["call-3"]
-
-
-async def test_retention_beside_a_locked_cancellation(
-    timers: Timers, locks: LockedPostgres, clock: ManualClock
-) -> None:
-    """Retention deletes the cancellations that no other session has locked."""
-    for prefix in ("a", "b"):
-        await timers.cancel_many(prefix)
-    for _ in range(2):  # the second pass is a minute later
-        await timers.pass_cancellations()
-        clock.advance(minutes=2)
-    async with locks.locked("SELECT 1 FROM timer_cancellations WHERE prefix = 'a' FOR UPDATE"):
-        deleted = await in_transaction(locks.database, lambda tx: delete_settled(tx, clock.now(), 10))
-    assert deleted == 1

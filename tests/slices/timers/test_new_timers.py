@@ -1,30 +1,25 @@
-"""New timers are inserted without a read. The results are those of reading first."""
+"""New timers are inserted without a read. The results are those of the rules."""
 
-import asyncio
+import itertools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import NOW
-from tests.harness.locks import wait_for_lock
-from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Parameters, Row, Transaction
 from timer_service.core.values.message import Command, Position, TenantPayload, Trace
+from timer_service.timers import rules, store
 from timer_service.timers.handler import handle
-from timer_service.timers.messages import CancelTimer, CancelTimers, RetryTimer, ScheduleTimer
-
-READING_FIRST = Quotas(TenantLimits(default=Limits(pending_timers=1_000_000)))
-"""With limits, nothing is inserted before it is read."""
-COLUMNS = (
-    "service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, expires_at, large_data, "
-    "registered_at, available_at, cancelled_at, confirmed_at"
-)
+from timer_service.timers.messages import CancelTimer, CancelTimers, PlainTimer, RetryTimer, ScheduleTimer
+from timer_service.timers.rules import Key, Timer
 
 
 class Watched:
@@ -43,8 +38,8 @@ class Watched:
         return await self._inner.fetch_each(sql, many)
 
 
-def schedule(call: str, sequence: int, *, tenant: str = "acme", trace: Trace | None = None, **more: Any) -> Command:
-    payload = ScheduleTimer(tenant_id=tenant, service_call_id=call, due_in=more.pop("due_in", 1000), **more)
+def schedule(call: str, sequence: int, trace: Trace | None = None, **more: Any) -> Command:
+    payload = ScheduleTimer(tenant_id="acme", service_call_id=call, due_in=more.pop("due_in", 1000), **more)
     return command(payload, sequence, trace)
 
 
@@ -54,56 +49,63 @@ def command(payload: TenantPayload, sequence: int, trace: Trace | None = None) -
 
 
 async def applied(
-    database: SqliteDatabase, commands: Sequence[Command], quotas: Quotas
+    database: SqliteDatabase, commands: Sequence[Command]
 ) -> tuple[Sequence[CommandResult | None], list[int]]:
     async with database.transaction() as tx:
         watched = Watched(tx)
-        results = await handle(watched, commands, NOW, quotas=quotas, monotonic=lambda: 0)  # time does not end it
+        results = await handle(watched, commands, NOW, quotas=Quotas(), monotonic=lambda: 0)  # time does not end it
         return results, watched.reads
 
 
-def random_command(rng: random.Random, sequence: int, tenant: str) -> Command:
+def random_command(rng: random.Random, sequence: int) -> Command:
     call = f"call-{rng.randrange(8)}"
     kind = rng.randrange(10)
-    trace = Trace("00-trace", "a=b") if rng.randrange(4) == 0 else None
+    if kind < 3:
+        payload = PlainTimer("acme", call, NOW + rng.choice((1, 2)), None, rng.choice((None, '"x"')))
+        return Command(f"c{sequence}", payload, Position(1, sequence), None, Trace(), None)
     if kind < 6:
-        data = rng.choice((None, {"n": 1}, "x" * 2000))
-        more = {"data": data} if rng.randrange(2) else {}
-        return schedule(
-            call, sequence, tenant=tenant, trace=trace, due_in=rng.choice((1, 2)), late_by=rng.choice((None, 5)), **more
-        )
+        trace = Trace("00-trace", "a=b") if rng.randrange(4) == 0 else None
+        more = {"data": rng.choice((None, {"n": 1}, "x" * 2000))} if rng.randrange(2) else {}
+        return schedule(call, sequence, trace, due_in=rng.choice((1, 2)), late_by=rng.choice((None, 5)), **more)
     if kind < 8:
-        return command(CancelTimer(tenant_id=tenant, service_call_id=call), sequence)
+        return command(CancelTimer(tenant_id="acme", service_call_id=call), sequence)
     if kind < 9:
-        return command(RetryTimer(tenant_id=tenant, service_call_id=call), sequence)
-    return command(CancelTimers(tenant_id=tenant, prefix=call), sequence)
+        return command(RetryTimer(tenant_id="acme", service_call_id=call), sequence)
+    return command(CancelTimers(tenant_id="acme", prefix=call), sequence)
 
 
-async def rows(database: SqliteDatabase, tenant: str) -> list[tuple[Any, ...]]:
-    sql = f"SELECT {COLUMNS}, position_sequence FROM timer_schedules WHERE tenant_id = :tenant ORDER BY 1"
-    found: list[Any] = list(await database.reader.fetch(sql, {"tenant": tenant}))
-    return [tuple(row) for row in found]
+def by_the_rules(timers: dict[Key, Timer], commands: Sequence[Command]) -> list[str]:
+    """Apply commands to `timers`, one after the other. Return their outcomes."""
+    outcomes = []
+    for each in commands:
+        if isinstance(each.payload, CancelTimers):
+            outcomes.append("cancelling")
+            continue
+        key = rules.key_of(each)
+        timer, outcome = rules.apply(timers.get(key), key, each, NOW)
+        if timer is not None:
+            timers[key] = timer
+        outcomes.append(outcome)
+    return outcomes
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_the_results_are_those_of_reading_first(sqlite: SqliteDatabase, seed: int) -> None:
-    """Batches of all commands end as if every timer were read before it is written."""
+async def test_the_results_are_those_of_the_rules(sqlite: SqliteDatabase, seed: int) -> None:
+    """A batch of any commands ends as if each timer were read before each of its commands."""
     rng = random.Random(seed)
-    sequence = 0
+    timers: dict[Key, Timer] = {}
+    sequences = itertools.count(1)
     for _ in range(12):
-        drawn = [(rng.random(), sequence + number) for number in range(1, rng.randrange(2, 9))]
-        sequence += len(drawn)
-        first = [random_command(random.Random(each), at, "first") for each, at in drawn]
-        reading = [random_command(random.Random(each), at, "reading") for each, at in drawn]
-        at_once, _ = await applied(sqlite, first, Quotas())
-        expected, _ = await applied(sqlite, reading, READING_FIRST)
-        assert at_once == expected
-    assert await rows(sqlite, "first") == await rows(sqlite, "reading") != []
+        batch = [random_command(rng, next(sequences)) for _ in range(rng.randrange(2, 9))]
+        expected = by_the_rules(timers, batch)
+        results, _ = await applied(sqlite, batch)
+        assert [each and each.name for each in results] == expected
+        assert await store.find(sqlite.reader, timers) == timers
 
 
 async def test_new_timers_are_not_read(sqlite: SqliteDatabase) -> None:
-    """A batch reads only the timers that exist, and those whose first command is no ScheduleTimer."""
-    results, reads = await applied(sqlite, [schedule(f"call-{number}", number) for number in range(1, 121)], Quotas())
+    """A batch reads only the timers that exist, and those with commands behind or instead of a first ScheduleTimer."""
+    results, reads = await applied(sqlite, [schedule(f"call-{number}", number) for number in range(1, 121)])
     assert [each and each.name for each in results] == ["scheduled"] * 120
     assert reads == []
     batch = [
@@ -117,16 +119,16 @@ async def test_new_timers_are_not_read(sqlite: SqliteDatabase) -> None:
         schedule("gone", 208),
         command(CancelTimer(tenant_id="acme", service_call_id="gone"), 209),
     ]
-    results, reads = await applied(sqlite, batch, Quotas())
+    results, reads = await applied(sqlite, batch)
     names = ["rescheduled", "scheduled", "scheduled", "unchanged", "rescheduled"]
     names += ["not_found", "scheduled", "scheduled", "cancelled"]
     assert [each and each.name for each in results] == names
-    assert reads == [2]
+    assert reads == [4]
 
 
 async def test_time_that_is_over_before_anything_was_inserted(sqlite: SqliteDatabase) -> None:
     """If all timers exist and the time is over, one command is applied all the same. The others are deferred."""
-    await applied(sqlite, [schedule("call-1", 1), schedule("call-2", 2)], Quotas())
+    await applied(sqlite, [schedule("call-1", 1), schedule("call-2", 2)])
     seconds = iter(range(100))
     async with sqlite.transaction() as tx:
         batch = [schedule("call-1", 3), schedule("call-2", 4)]
@@ -141,13 +143,13 @@ async def test_time_that_is_over_before_the_second_command(sqlite: SqliteDatabas
     async with sqlite.transaction() as tx:
         results = await handle(tx, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds, 1.0))
     assert [each and each.name for each in results] == ["scheduled", None, None]
-    results, _ = await applied(sqlite, batch[1:], Quotas())
+    results, _ = await applied(sqlite, batch[1:])
     assert [each and each.name for each in results] == ["rescheduled", "scheduled"]
 
 
 async def test_time_that_is_over_before_a_timer_that_exists(sqlite: SqliteDatabase) -> None:
     """If the time is over after a timer was inserted, no other timer is locked: its command is deferred."""
-    await applied(sqlite, [schedule("call-2", 1)], Quotas())
+    await applied(sqlite, [schedule("call-2", 1)])
     batch = [schedule("call-1", 2), schedule("call-2", 3, due_in=2000)]
     seconds = iter([0.0, 1.0])
     async with sqlite.transaction() as tx:
@@ -157,40 +159,94 @@ async def test_time_that_is_over_before_a_timer_that_exists(sqlite: SqliteDataba
     assert watched.reads == []
 
 
-class Paused:
-    """A transaction that waits for an event after each insert of timers."""
-
-    def __init__(self, inner: Transaction, may_go_on: Callable[[], Awaitable[None]]) -> None:
-        self._inner = inner
-        self._may_go_on = may_go_on
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        returned = await self._inner.insert(sql, rows)
-        await self._may_go_on()
-        return returned
+# Plain commands
 
 
-async def test_two_instances_reschedule_new_timers(postgres: PostgresDatabase) -> None:
-    """A batch that reschedules a timer it has scheduled locks it in the order of the keys, so it meets no deadlock."""
-    has_inserted = asyncio.Event()
+def plain(call: str, sequence: int, **more: Any) -> Command:
+    payload = PlainTimer("acme", call, NOW, None, None)
+    return Command(f"c{sequence}", payload, Position(1, sequence), None, Trace(), None)._replace(**more)
 
-    async def wait_for_the_other() -> None:
-        has_inserted.set()
-        await wait_for_lock(postgres)
 
-    async def handle_first() -> Sequence[CommandResult | None]:
-        batch = [schedule("a", 1), schedule("a", 2, due_in=2000), schedule("b", 3)]
-        async with postgres.transaction() as tx:
-            return await handle(Paused(tx, wait_for_the_other), batch, NOW, quotas=Quotas())
+@pytest.mark.parametrize("data", [None, "1", "x" * 1000, "x" * 1001])
+@pytest.mark.parametrize("more", [{}, {"correlation_id": "order"}, {"trace": Trace("00-trace", "a=b")}])
+def test_a_plain_row_is_that_of_the_rules(data: str | None, more: dict[str, Any]) -> None:
+    """The row of a plain command is that of the timer that the rules make of it."""
+    payload = PlainTimer("acme", "call-1", NOW + 5, None, data)
+    given = plain("call-1", 1, payload=payload, **more)
+    timer = rules.new_timer(Key("acme", "call-1"), given, NOW)
+    row = store.plain_row(given, payload, NOW + 5, rules.event_id(timer.key, NOW + 5, given.position), NOW)
+    assert row == store.new_row(timer)
 
-    async def handle_second() -> Sequence[CommandResult | None]:
-        await has_inserted.wait()
-        async with postgres.transaction() as tx:
-            return await handle(tx, [schedule("a", 4), schedule("b", 5, due_in=2000)], NOW, quotas=Quotas())
 
-    first, second = await asyncio.gather(handle_first(), handle_second())
-    assert [each and each.name for each in first] == ["scheduled", "rescheduled", "scheduled"]
-    assert [each and each.name for each in second] == ["rescheduled", "rescheduled"]
+async def test_a_batch_with_timers_that_exist(sqlite: SqliteDatabase) -> None:
+    """The new timers of a plain batch are added, and the commands on the others are applied to what is there."""
+    async with sqlite.transaction() as tx:
+        await handle(tx, [plain("b", 1)], NOW, quotas=Quotas())
+        results = await handle(tx, [plain("a", 2), plain("b", 3), plain("c", 4)], NOW, quotas=Quotas())
+    assert [each and each.name for each in results] == ["scheduled", "unchanged", "scheduled"]
+
+
+async def test_a_plain_batch_ends_with_its_time(sqlite: SqliteDatabase) -> None:
+    """After 50 ms, the rest of a plain batch is deferred."""
+    seconds = iter([0.0, *[0.0005] * 2])
+    async with sqlite.transaction() as tx:
+        batch = [plain(call, number) for number, call in enumerate("abcde", 1)]
+        results = await handle(tx, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds, 1.0))
+    assert [each and each.name for each in results] == ["scheduled"] * 3 + [None] * 2
+
+
+# Limits
+
+
+LIMITED = Limits(pending_timers=25, stored_data=12_000)
+
+
+def schedules(rng: random.Random, calls: Iterator[int], sequences: Iterator[int]) -> list[Command]:
+    """Return a batch of plain commands of two tenants, on different timers, of which most do not exist yet."""
+    payloads = {}
+    for _ in range(rng.randrange(1, 9)):
+        tenant, call = rng.choice(("acme", "globex")), f"call-{next(calls) if rng.randrange(3) else rng.randrange(20)}"
+        data = rng.choice((None, '"x"', f'"{"x" * 1500}"'))
+        payloads[tenant, call] = PlainTimer(tenant, call, NOW + rng.randrange(-1, 9) * 1000, None, data)
+    return [plain("", next(sequences), payload=payload) for payload in payloads.values()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_limits_of_a_batch_are_those_of_its_commands(sqlite: SqliteDatabase, seed: int) -> None:
+    """A plain batch ends as its commands one by one, also while its tenants reach their limits and get room again."""
+    rng = random.Random(seed)
+    calls, sequences, seconds = itertools.count(20), itertools.count(1), itertools.count(0, 1000)
+    quotas = Quotas(TenantLimits(default=LIMITED), monotonic=lambda: next(seconds))
+    outcomes = Counter[str]()
+    for now in range(NOW, NOW + 8000, 200):
+        batch = schedules(rng, calls, sequences)
+        one_by_one: list[CommandResult | None] = []
+        with suppress(_RolledBackError):
+            async with sqlite.transaction() as tx:
+                for each in batch:
+                    one_by_one += await handle(tx, [each], now, quotas=Quotas(TenantLimits(default=LIMITED)))
+                raise _RolledBackError
+        async with sqlite.transaction() as tx:
+            together = await handle(tx, batch, now, quotas=quotas)
+        assert _shown(together) == _shown(one_by_one)
+        outcomes.update(each.name for each in together if each is not None)
+    assert min(outcomes["scheduled"], outcomes["over_quota"]) > 10
+
+
+def _shown(results: Sequence[CommandResult | None]) -> list[object]:
+    return [each and (each.name, each.wake_at, each.view and each.view()) for each in results]
+
+
+async def test_what_takes_no_room(sqlite: SqliteDatabase) -> None:
+    """Timers that exist already, or are due, take no room of a limit, so the rows are not counted again for them."""
+    quotas = Quotas(TenantLimits(default=LIMITED), monotonic=lambda: 0)
+    left = []
+    for now in (NOW - 1, NOW - 1, NOW):
+        async with sqlite.transaction() as tx:
+            await handle(tx, [plain("a", now), plain("b", now), plain(f"new-{now}", now)], now, quotas=quotas)
+        left.append(quotas.rooms["acme", "pending_timers"].left)
+    assert left == [22, 22, 22]
+
+
+class _RolledBackError(Exception):
+    """Ends a transaction without a commit."""

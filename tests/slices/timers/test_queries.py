@@ -32,7 +32,7 @@ def calls(page: Any) -> list[str]:
 
 
 async def create_one_in_each_state(timers: Timers) -> None:
-    """Create a timer in each state, due in the order of their names, and a tombstone."""
+    """Create a timer in each state, due in the order of their names."""
     await timers.fail("a failed")
     await timers.schedule("b reached", after(minutes=10))
     await timers.schedule("bb expired", after(minutes=11), lateBy="PT1M")
@@ -41,7 +41,6 @@ async def create_one_in_each_state(timers: Timers) -> None:
     await timers.schedule("c cancelled", after(hours=2))
     await timers.cancel("c cancelled")
     await timers.schedule("d scheduled", after(hours=3))
-    await timers.cancel("e tombstone")
 
 
 STATES = {
@@ -107,13 +106,10 @@ async def test_get_null_data(timers: Timers, data: dict[str, Any], shown: bool) 
     assert ("data" in await timers.ask("get-timer", {"serviceCallId": "call-1"})) is shown
 
 
-@pytest.mark.parametrize(
-    ("tenant", "call"), [("acme", "unknown"), ("acme", "tombstone"), ("other", "call-1")], ids=lambda value: value
-)
+@pytest.mark.parametrize(("tenant", "call"), [("acme", "unknown"), ("other", "call-1")], ids=lambda value: value)
 async def test_get_not_found(timers: Timers, tenant: str, call: str) -> None:
-    """An unknown timer, a tombstone and the timer of another tenant are all not found."""
+    """An unknown timer and the timer of another tenant are not found."""
     await timers.schedule()
-    await timers.cancel("tombstone")
     answer = await timers.ask("get-timer", {"serviceCallId": call}, tenant=tenant)
     assert answer == {"error": {"code": "NOT_FOUND", "message": f"no timer {call!r}"}}
 
@@ -122,7 +118,7 @@ async def test_get_not_found(timers: Timers, tenant: str, call: str) -> None:
 
 
 async def test_list_every_state(timers: Timers) -> None:
-    """The list shows timers of all states in order of due time, as get-timer shows them, without tombstones."""
+    """The list shows timers of all states in order of due time, as get-timer shows them."""
     await create_one_in_each_state(timers)
     page = await timers.ask("list-timers")
     assert calls(page) == sorted(STATES)
@@ -131,7 +127,7 @@ async def test_list_every_state(timers: Timers) -> None:
 
 
 async def test_list_one_state(timers: Timers) -> None:
-    """A list of one state has only timers of that state. Tombstones are not listed as Cancelled."""
+    """A list of one state has only timers of that state."""
     await create_one_in_each_state(timers)
     found = {call: calls(await timers.ask("list-timers", {"state": state})) for call, state in STATES.items()}
     assert found == {call: [call] for call in STATES}
@@ -333,7 +329,7 @@ async def test_list_of_large_timers_reads_little(timers: Timers) -> None:
 
 
 async def test_count(timers: Timers) -> None:
-    """The counts show timers by state without tombstones, overdue timers, and the earliest due time."""
+    """The counts show timers by state, overdue timers, and the earliest due time."""
     await create_one_in_each_state(timers)
     await timers.schedule("overdue", after(minutes=59))
     await timers.schedule("due this moment", timers.clock.now())
@@ -349,7 +345,6 @@ async def test_count(timers: Timers) -> None:
 async def test_count_of_a_tenant_without_timers(timers: Timers) -> None:
     """For a tenant without timers all counts are 0 and there is no due time."""
     await timers.schedule(tenant="other")
-    await timers.cancel("tombstone")
     assert await timers.ask("count-timers") == {
         "counts": dict.fromkeys(State, 0),
         "overdue": 0,

@@ -10,10 +10,9 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.ports.database import Database
 from timer_service.core.service.retention import Retention
-from timer_service.core.values.message import Position
 from timer_service.timers import store as timer_store
 from timer_service.timers.messages import State
-from timer_service.timers.rules import Key, Timer
+from timer_service.timers.rules import Timer
 
 RETENTION = timedelta(days=7)
 EXPIRED = after(days=7, milliseconds=1)
@@ -55,27 +54,22 @@ async def remaining(database: Database) -> list[str]:
     return [row["service_call_id"] for row in rows]
 
 
-def tombstone(call: str, at: int = NOW) -> Timer:
-    return Timer(Key("acme", call), State.CANCELLED, Position(1, 1), registered_at=at, schedule=None, settled_at=at)
-
-
 # Retention
 
 
 async def test_retention_through_the_service(timers: Timers) -> None:
-    """Every settled timer and tombstone is deleted exactly one millisecond after the retention time."""
+    """Every settled timer is deleted exactly one millisecond after the retention time."""
     await timers.schedule("fired")
     await timers.schedule("expired", NOW - 1, lateBy="PT0.001S")
     await timers.tick()
     await timers.schedule("cancelled", after(days=400))
     await timers.cancel("cancelled")
-    await timers.cancel("tombstone")
     await timers.schedule("waits", after(days=400))
     retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
     kept = (await retention.tick(EXPIRED - 1)).done, await remaining(timers.database)
     deleted = (await retention.tick(EXPIRED)).done, await remaining(timers.database)
-    assert kept == (0, ["cancelled", "expired", "fired", "tombstone", "waits"])
-    assert deleted == (4, ["waits"])
+    assert kept == (0, ["cancelled", "expired", "fired", "waits"])
+    assert deleted == (3, ["waits"])
 
 
 @pytest.mark.parametrize("state", [State.SCHEDULED, State.FAILED])
@@ -103,28 +97,18 @@ async def test_retention_counts_from_settlement(store: Database, retention: Rete
     assert ((await retention.tick(EXPIRED - 1)).done, (await retention.tick(EXPIRED)).done) == (0, 2)
 
 
-@pytest.mark.parametrize("before", ["cancelled", "tombstone", "reached"])
-async def test_retention_counts_from_the_newest_command(timers: Timers, before: str) -> None:
-    """Each newer command on a settled timer starts the retention time again."""
-    if before != "tombstone":
-        await timers.schedule()
-    if before == "reached":
-        await timers.tick()
-    else:
-        await timers.cancel()
-    timers.clock.set(EXPIRED - 2)
-    await timers.cancel()
-    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
-    timers.clock.advance(milliseconds=2)
-    assert (await retention.tick(timers.clock.now())).done == 0
-    later = Retention(timers.database, RETENTION, timer_store.delete_settled)  # to `retention`, the time would jump
-    assert (await later.tick(EXPIRED - 1 + RETENTION // timedelta(milliseconds=1))).done == 1
+async def test_a_later_command_does_not_extend_the_retention(timers: Timers) -> None:
+    """The retention time of a settled timer goes on when a command finds it settled."""
+    await timers.schedule()
+    await timers.tick()
+    timers.clock.set(EXPIRED)
+    await timers.schedule()
+    assert timers.outcomes() == {"scheduled": 1, "ignored_reached": 1}
+    assert (await Retention(timers.database, RETENTION, timer_store.delete_settled).tick(EXPIRED)).done == 1
 
 
 def settled(kind: str, call: str, at: int) -> Timer:
     match kind:
-        case "tombstones":
-            return tombstone(call, at)
         case "cancelled":
             return in_state(State.CANCELLED, scheduled(call), at=at)
         case "expired":
@@ -133,7 +117,7 @@ def settled(kind: str, call: str, at: int) -> Timer:
             return in_state(State.REACHED, scheduled(call), at=at)
 
 
-@pytest.mark.parametrize("kind", ["reached", "expired", "cancelled", "tombstones"])
+@pytest.mark.parametrize("kind", ["reached", "expired", "cancelled"])
 async def test_retention_in_batches(store: Database, retention: Retention, kind: str) -> None:
     """A pass deletes at most one batch, oldest first, and asks for another pass until no expired row remains."""
     calls = [f"call-{number:04}" for number in range(2 * BATCH + 1)]
@@ -171,16 +155,15 @@ async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: Man
         in_state(State.REACHED, scheduled("e")),
         in_state(State.CANCELLED, scheduled("f")),
         in_state(State.EXPIRED, scheduled("i")),
-        tombstone("g"),
         in_state(State.FAILED, scheduled("h", NOW - 90_000)),
     )
     row_counts = row_counts_of(store, metrics)
-    assert await row_counts.tick(clock.now()) == Pass(9)
+    assert await row_counts.tick(clock.now()) == Pass(8)
     assert metrics.counts == {
         ("timer_schedules", "Scheduled"): 3,
         ("timer_schedules", "Reached"): 2,
         ("timer_schedules", "Expired"): 1,
-        ("timer_schedules", "Cancelled"): 2,
+        ("timer_schedules", "Cancelled"): 1,
         ("timer_schedules", "Failed"): 1,
     }
     assert metrics.overdues["timer_schedules"] == [(2, 2.5)]

@@ -153,13 +153,6 @@ async def test_scheduled_timer(page: Page) -> None:
     assert "data-refresh" in text
 
 
-async def test_tombstone(page: Page) -> None:
-    """A timer that was cancelled before it was scheduled has a page, too."""
-    await put(page, Timer(scheduled().key, State.CANCELLED, Position(1, 1), NOW, None, settled_at=NOW))
-    text = (await page.get("/ui/timer?tenant=acme&id=call-1")).text
-    assert "Cancelled before it was scheduled" in text
-
-
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [

@@ -138,9 +138,9 @@ async def _show(asked: Asked) -> Content:
     return Content("timer.html", values)
 
 
-def _read_data(schedule: Schedule | None) -> tuple[Any, Sequence[str]]:
+def _read_data(schedule: Schedule) -> tuple[Any, Sequence[str]]:
     """Return the data of a timer, and the names of the fields that cannot be read."""
-    if schedule is None or schedule.data is None:
+    if schedule.data is None:
         return None, []
     try:
         return json.loads(schedule.data), []
@@ -160,9 +160,7 @@ class _Step(NamedTuple):
 def _history(timer: Timer, now: int) -> list[_Step]:
     """Return what the row tells about the history of a timer."""
     schedule = timer.schedule
-    steps = [_Step("Scheduled" if schedule else "Cancelled before it was scheduled", timer.registered_at)]
-    if schedule is None:
-        return steps
+    steps = [_Step("Scheduled", timer.registered_at)]
     is_over = schedule.due_at <= now or timer.settled_at is not None
     steps.append(_Step("Due", schedule.due_at, mood="done" if is_over else "next"))
     if timer.attempt and timer.last_error is not None:
@@ -179,8 +177,6 @@ def _history(timer: Timer, now: int) -> list[_Step]:
             steps.append(_Step("Cancelled", timer.settled_at))
         case State.FAILED:
             steps.append(_Step("Given up: it fires only if it is retried", None, mood="bad"))
-    if timer.confirmed_at is not None:
-        steps.append(_Step("A later command found it settled", timer.confirmed_at))
     return steps
 
 
