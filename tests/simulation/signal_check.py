@@ -57,7 +57,7 @@ def _matches(signal: Row, event: Row) -> bool:
 def check_signals(model: SignalsModel, service: Service) -> None:
     """Assert that the tables equal the model."""
     found = {_signal(row): row for row in service.rows("work_signals")}
-    assert {name for name, row in found.items() if row["trigger_kind"] is not None} == model.signals.keys()
+    assert found.keys() == model.signals.keys()
     for name, signal in model.signals.items():
         row = found[name]
         assert row["status"] == signal.status, f"{name} is {row['status']}, not {signal.status}"
@@ -114,8 +114,7 @@ def check_signals_deleted(service: Service) -> None:
 
 
 def _read_definition(row: Row) -> tuple[Any, ...]:
-    spec = None if row["trigger_spec"] is None else json.loads(row["trigger_spec"])
-    return tuple(Definition(row["work_item_id"], row["trigger_kind"], spec, row["note"])[:4])
+    return tuple(Definition(row["work_item_id"], row["trigger_kind"], json.loads(row["trigger_spec"]), row["note"])[:4])
 
 
 def _since(row: Row) -> Position:

@@ -1,29 +1,15 @@
 -- name: add
--- Inserts a firing. A stored firing that failed is queued again, or failed again with the new reason.
+-- Inserts a firing. A stored firing that failed is queued again: that of an instant, when its signal is activated.
 INSERT INTO work_signal_firings (
     tenant_id, firing_id, signal_id, defined_epoch, defined_sequence, dedupe_key, work_item_id, status, due_at,
-    created_at, settled_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate,
-    available_at, last_error
+    created_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate, available_at
 ) VALUES (
-    :tenant_id, :firing_id, :signal_id, :defined_epoch, :defined_sequence, :dedupe_key, :work_item_id, :status, :due_at,
-    :now, :settled_at, :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate,
-    :available_at, :last_error
+    :tenant_id, :firing_id, :signal_id, :defined_epoch, :defined_sequence, :dedupe_key, :work_item_id, 'queued', :due_at,
+    :now, :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate, :due_at
 )
 ON CONFLICT (tenant_id, firing_id) DO UPDATE
-SET status = excluded.status, available_at = excluded.available_at, settled_at = excluded.settled_at,
-    attempt = 0, last_error = excluded.last_error
+SET status = 'queued', available_at = excluded.available_at, settled_at = NULL, attempt = 0, last_error = NULL
 WHERE work_signal_firings.status = 'failed'
-
--- name: find
--- Returns the key of a firing.
-SELECT tenant_id, firing_id FROM work_signal_firings
-WHERE tenant_id = :tenant_id AND firing_id = :firing_id
-
--- name: find_free
--- Locks a firing, unless another transaction has locked it.
-SELECT tenant_id, firing_id FROM work_signal_firings
-WHERE tenant_id = :tenant_id AND firing_id = :firing_id
-/* skip locked */
 
 -- name: fail_unsettled
 -- Sets the unsettled firings of one definition of a signal to failed and ends their claims.

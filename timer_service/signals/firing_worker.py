@@ -204,7 +204,7 @@ class FiringWorker:
             if signal is None or reason is not None:
                 done.refused.append(Failure(row, reason or "", at))
                 continue
-            signals[signal.key] = fire(signal, position_of(row), at)
+            signals[signal.key] = fire(signal, at)
             done.fired.append(row)
         await store.save_signals(tx, before, signals)
         await firing_store.add_tasks(tx, done.fired, at)
@@ -243,26 +243,18 @@ class FiringWorker:
         except Exception:
             about = {"tenant": failure.row["tenant_id"], "firing_id": failure.row["firing_id"]}
             log.exception("signal of a firing cannot be paused; giving the firing up alone", extra=about)
-            buried = await in_transaction(self._database, lambda tx: self._bury_alone(tx, failure, at))
+            buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at, alone=True))
         self._count_settled("buried", buried, lost=1 - buried)
         if buried:
             self._metrics.buried(FIRINGS.name, buried)
             self._wake(at)
 
-    async def _bury(self, tx: Transaction, failure: Failure, at: int) -> int:
-        before = await store.find_locked(tx, [signal_of(failure.row)])
-        buried = await self._bury_alone(tx, failure, at)
-        if buried:
-            cause = position_of(failure.row)
-            await store.save_signals(
-                tx, before, {key: give_up(signal, cause, failure.error, at) for key, signal in before.items()}
-            )
-        return buried
-
-    async def _bury_alone(self, tx: Transaction, failure: Failure, at: int) -> int:
-        """Bury a firing and publish its failure. The row of its signal is not read: it may be damaged."""
+    async def _bury(self, tx: Transaction, failure: Failure, at: int, *, alone: bool = False) -> int:
+        """Bury a firing. `alone`: do not read the row of its signal, which may be damaged."""
+        before = {} if alone else await store.find_locked(tx, [signal_of(failure.row)])
         buried = await firing_store.fail(tx, [failure], at)
         if buried:
+            await store.save_signals(tx, before, {key: give_up(each, failure.error) for key, each in before.items()})
             await outbox.add(tx, [failed_event(failure, at)], at)
         return buried
 

@@ -23,9 +23,9 @@ from tests.simulation.faults import (
     outage,
 )
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.lease import Lease
 from timer_service.core.due.recovery import take_over_claims
-from timer_service.core.events.cause import Cause
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database
@@ -36,8 +36,7 @@ from timer_service.core.values.message import Position
 from timer_service.signals import store
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signal import Key, SignalCommand, apply_command
-from timer_service.signals.steps import Definition, Step, Verb
+from timer_service.signals.signal import Definition, Key, Signal, Status
 
 HOLD_MS = VISIBILITY_TIMEOUT // timedelta(milliseconds=1)
 EVENT: Any = {"triggerKind": "event", "triggerSpec": BLOCKED}
@@ -255,12 +254,18 @@ async def test_given_up_firing_wakes_the_outbox(signals: Signals) -> None:
     assert signals.worker_wakes == [("outbox", NOW)]
 
 
-async def test_firing_of_an_unreadable_signal(signals: Signals) -> None:
+async def test_firing_of_an_unreadable_signal(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
     """A firing whose signal cannot be read is given up in the end. Passes succeed, and other signals fire."""
+    signals = Signals(sqlite, memory_broker, clock)
     await signals.create()
     await signals.create("signal-2")
     await signals.transition()
-    await signals.sql("UPDATE work_signals SET history = 'damaged' WHERE signal_id = 'signal-1'")
+    async with sqlite.transaction() as tx:
+        await tx.fetch("PRAGMA ignore_check_constraints = ON")
+        await tx.execute("UPDATE work_signals SET trigger_kind = 'damaged' WHERE signal_id = 'signal-1'")
+        await tx.fetch("PRAGMA ignore_check_constraints = OFF")
     for _ in range(MAX_ATTEMPTS):
         await signals.run()
         signals.clock.advance(minutes=10)
@@ -392,8 +397,7 @@ async def store_signals(signals: Signals, count: int, *, item: str = "item-1") -
     """Store many signals that wait for one work item to be blocked."""
     wanted = Definition(item, TriggerKind.EVENT, dump_data(BLOCKED), None)
     keys = [Key("acme", f"signal-{number:05}") for number in range(count)]
-    creation = Step(Position(0, 1), Verb.CREATE, wanted)
-    made = {key: apply_command(None, SignalCommand(key, creation, Cause()), NOW)[0] for key in keys}
+    made = {key: Signal(key, Status.ACTIVE, wanted, Position(0, 1), Position(0, 1), NOW) for key in keys}
     async with signals.database.transaction() as tx:
         await store.save_signals(tx, {}, made)
 
