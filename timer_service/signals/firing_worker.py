@@ -210,9 +210,8 @@ class FiringWorker:
         await firing_store.add_tasks(tx, done.fired, at)
         events = [fired_event(row, at) for row in done.fired]
         await outbox.add(tx, events, at)
-        settled = await self._lease.complete(tx, done.fired, at) + await firing_store.fail(tx, done.refused, at)
-        if settled != len(done.fired) + len(done.refused):
-            raise ConflictError("another instance changed firings while this transaction settled them")
+        await self._lease.complete(tx, done.fired, at)  # the rows are locked, so no lease is lost here
+        await firing_store.fail(tx, done.refused, at)
         if events:
             done.events_left = not await self._hand_over(tx, events, at)
         return done

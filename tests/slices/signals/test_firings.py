@@ -124,19 +124,6 @@ async def test_cancelled_and_created_again(signals: Signals) -> None:
     assert (early, signals.fired()) == ([], ["signal-1"])
 
 
-async def test_only_transitions_after_the_creation_count(signals: Signals) -> None:
-    """A transition before the signal does not fire it. Of the later transitions only the first fires it."""
-    await signals.transition(eventId="before")
-    await signals.create()
-    await signals.transition(eventId="after")
-    signals.clock.advance(milliseconds=1)
-    await signals.transition(eventId="later")
-    await signals.run()
-    assert [event["payload"]["dedupeKey"] for event in signals.events_of()] == ["after"]
-    failed = [row["last_error"] for row in await signals.rows("work_signal_firings") if row["status"] == "failed"]
-    assert failed == ["the signal is fired"]
-
-
 @pytest.mark.parametrize(
     ("verb", "outcome", "reason"),
     [

@@ -121,6 +121,7 @@ def test_instant_has_one_firing_per_create() -> None:
         (None, "the signal does not exist"),
         (after(created(), (Status.CANCELLED, 2)), "the signal is cancelled"),
         (after(created(), (Status.PAUSED, 3), (Status.ACTIVE, 4)), "the signal was activated after the cause"),
+        (fire(created(), NOW), "the signal is fired"),
         (created(5), "the signal now has another definition"),
     ],
 )

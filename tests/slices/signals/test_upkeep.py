@@ -74,6 +74,17 @@ async def test_retention_of_many_tasks(signals: Signals) -> None:
     ]
 
 
+async def test_commands_without_effect_leave_no_rows(signals: Signals) -> None:
+    """A command on a signal that does not exist adds no row, and one on an ended signal does not delay its deletion."""
+    await signals.create("ended")
+    await signals.about("Cancel", "ended")
+    signals.clock.advance(days=6)
+    await signals.about("Resolve", "ended")
+    await signals.about("Pause", "unknown")
+    signals.clock.advance(days=1, milliseconds=1)
+    assert (await run_retention(signals), await signals.rows("work_signals")) == (1, [])
+
+
 # Row counts
 
 
