@@ -176,8 +176,8 @@ class FiringWorker:
 
     async def _find_unlocked(self, tx: Transaction, rows: Sequence[Row]) -> list[Row]:
         free, _ = await self._lease.find_free(tx, rows)
-        locked = await store.find_locked_by_others(tx, {signal_of(row) for row in free})
-        return [row for row in free if signal_of(row) not in locked]
+        signals = await store.lock_free(tx, {signal_of(row) for row in free})
+        return [row for row in free if signal_of(row) in signals]
 
     async def _postpone(self, rows: Sequence[Row], error: DatabaseBlockedError) -> None:
         about = {"table": FIRINGS.name, "count": len(rows), "reason": str(error)}

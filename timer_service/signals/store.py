@@ -199,11 +199,10 @@ def _characters(signal: Signal) -> int:
     return signal.definition.characters
 
 
-async def find_locked_by_others(tx: Transaction, keys: Collection[Key]) -> set[Key]:
-    """Return the signals that another transaction has locked. Never waits."""
-    named = [key._asdict() for key in sorted(keys)]
-    free = {Key(row["tenant_id"], row["signal_id"]) for row in await tx.fetch_each(_SQL["find_free"], named)}
-    return (await find(tx, keys)).keys() - free
+async def lock_free(tx: Transaction, keys: Collection[Key]) -> set[Key]:
+    """Lock and return the signals that exist and that no other transaction has locked. Never waits."""
+    rows = await tx.fetch_each(_SQL["find_free"], [key._asdict() for key in sorted(keys)])
+    return {Key(row["tenant_id"], row["signal_id"]) for row in rows}
 
 
 async def page(

@@ -59,7 +59,7 @@ FROM /* each of many */ work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
 -- name: find_free
--- Locks a signal, unless another transaction has locked it.
+-- Locks a signal that no other transaction has locked.
 SELECT tenant_id, signal_id FROM work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 /* skip locked */
