@@ -79,7 +79,8 @@ CREATE INDEX work_signals_ended ON work_signals (ended_at) WHERE ended_at IS NOT
 
 -- Firings. A row is one firing: one cause that makes one definition of a signal fire. Its id depends only on these. Rows are leased
 -- through available_at, as timer_service/core describes. `defined` is the position of the signal's definition, `position` is the
--- position of the cause.
+-- position of the cause. An enqueued firing with a work item is a task of the work item: the follow-up work. It stays as long as
+-- the signal.
 CREATE TABLE work_signal_firings (
     tenant_id TEXT NOT NULL,
     firing_id TEXT NOT NULL,
@@ -122,28 +123,16 @@ CREATE INDEX work_signal_firings_available ON work_signal_firings (available_at)
 -- Used by `pending_tenants` and `claim_of_tenant`, which share a claim between tenants.
 CREATE INDEX work_signal_firings_pending ON work_signal_firings (tenant_id, due_at) WHERE available_at IS NOT NULL;
 
--- Used by `page_of_signal` and `fail_unsettled`, which find the firings of a signal.
+-- Used by `page_of_signal`, `fail_unsettled` and `delete_of_signal`, which find the firings of a signal.
 CREATE INDEX work_signal_firings_of_signal ON work_signal_firings (tenant_id, signal_id, created_at, firing_id);
 
 -- Used by the gauge that counts failed firings.
 CREATE INDEX work_signal_firings_failed ON work_signal_firings (tenant_id, firing_id) WHERE status = 'failed';
 
--- Used by `delete_settled`, the retention of firings.
-CREATE INDEX work_signal_firings_settled ON work_signal_firings (settled_at) WHERE settled_at IS NOT NULL;
-
--- Tasks. A row is one task, the follow-up work of a fired signal.
-CREATE TABLE work_item_tasks (
-    tenant_id TEXT NOT NULL,
-    task_id TEXT NOT NULL,
-    work_item_id TEXT NOT NULL,
-    signal_id TEXT NOT NULL,
-    firing_id TEXT NOT NULL,
-    created_at BIGINT NOT NULL,
-    PRIMARY KEY (tenant_id, task_id)
-);
-
 -- Used by `tasks_of_item`, which lists the tasks of a work item.
-CREATE INDEX work_item_tasks_of_item ON work_item_tasks (tenant_id, work_item_id, created_at, task_id);
+CREATE INDEX work_signal_firings_tasks ON work_signal_firings (tenant_id, work_item_id, settled_at, firing_id)
+    WHERE status = 'enqueued';
 
--- Used by `delete_tasks`, which deletes the tasks together with their signal.
-CREATE INDEX work_item_tasks_of_signal ON work_item_tasks (tenant_id, signal_id);
+-- Used by `delete_settled`, the retention of firings without a task.
+CREATE INDEX work_signal_firings_settled ON work_signal_firings (settled_at)
+    WHERE settled_at IS NOT NULL AND (status = 'failed' OR work_item_id IS NULL);

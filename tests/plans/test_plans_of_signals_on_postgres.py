@@ -40,11 +40,6 @@ FROM (
     FROM generate_series(1, $1::bigint) AS n
 ) AS rows
 """
-TASKS = """
-INSERT INTO work_item_tasks (tenant_id, task_id, work_item_id, signal_id, firing_id, created_at)
-SELECT 'tenant-' || (n % 50), 'task-' || n, 'item-' || (n % 1000), 'signal-' || (n / 2), 'firing-' || n, n
-FROM generate_series(1, $1::bigint) AS n
-"""
 OUTBOX_ROWS = """
 INSERT INTO outbox (tenant_id, event_id, message, body, added_at, ordinal, state, available_at)
 SELECT 'tenant-' || (n % 50), md5(n::text), 'hello', '{}', n, n, CASE WHEN n % 9 = 0 THEN 'Buried' ELSE 'Waiting' END,
@@ -90,10 +85,10 @@ STATEMENTS = {
         ["Index Scan work_signal_firings_of_signal"],
     ),
     "a page of firings": (firing_store._SQL["page_of_signal"], ["Index Scan work_signal_firings_of_signal"]),
-    "a page of tasks": (firing_store._SQL["tasks_of_item"], ["Index Scan work_item_tasks_of_item"]),
-    "tasks of a deleted signal": (
-        firing_store._SQL["delete_tasks"],
-        ["Index Scan work_item_tasks_of_signal", "Index Scan work_item_tasks_pkey"],
+    "a page of tasks": (firing_store._SQL["tasks_of_item"], ["Index Scan work_signal_firings_tasks"]),
+    "firings of a deleted signal": (
+        firing_store._SQL["delete_of_signal"],
+        ["CTE Scan", "LockRows", "Index Scan work_signal_firings_of_signal", by_key("work_signal_firings")],
     ),
     "old firings": (
         firing_store._SQL["delete_settled"],
@@ -110,7 +105,7 @@ STATEMENTS = {
     **{f"a signal to {name}": (store._SQL[name], [by_key("work_signals")]) for name in ("find", "move")},
     "a signal to delete": (
         store._SQL["delete"],
-        ["Index Only Scan work_item_tasks_of_signal", by_key("work_signals")],
+        ["Index Only Scan work_signal_firings_of_signal", by_key("work_signals")],
     ),
     "a signal to lock": (store._FIND_LOCKED, ["LockRows", by_key("work_signals")]),
     "signals that wait for an item": (store._SQL["waiting"], ["Index Scan work_signals_of_item"]),
@@ -140,7 +135,7 @@ STATEMENTS = {
 
 @pytest.fixture(scope="module", params=SIZES)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
-    inserts = [ITEMS, EVENTS, SIGNALS, ALL_FIRINGS, TASKS, OUTBOX_ROWS]
+    inserts = [ITEMS, EVENTS, SIGNALS, ALL_FIRINGS, OUTBOX_ROWS]
     with filled_database(databases, inserts, request.param) as database:
         yield database
 

@@ -95,7 +95,6 @@ KEY_OF_FIRING = "sqlite_autoindex_work_signal_firings_1 (tenant_id=? AND firing_
 KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
 KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
 KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
-KEY_OF_TASK = "sqlite_autoindex_work_item_tasks_1 (tenant_id=? AND task_id=?)"
 KEY_OF_OUTBOX = "sqlite_autoindex_outbox_1 (tenant_id=? AND event_id=?)"
 SUMMED = "SCAN weighed", "USE TEMP B-TREE FOR ORDER BY", "SCAN (subquery-4)", "SCAN summed"
 """A running sum over the sizes of at most as many rows as a claim has."""
@@ -132,11 +131,11 @@ PLANS = {
     ),
     "a page of tasks": (
         firing_store._SQL["tasks_of_item"],
-        ["work_item_tasks_of_item (tenant_id=? AND work_item_id=? AND (created_at,task_id)>(?,?))"],
+        ["work_signal_firings_tasks (tenant_id=? AND work_item_id=? AND (settled_at,firing_id)>(?,?))"],
     ),
-    "tasks of a deleted signal": (
-        firing_store._SQL["delete_tasks"],
-        [KEY_OF_TASK, "work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
+    "firings of a deleted signal": (
+        firing_store._SQL["delete_of_signal"],
+        [KEY_OF_FIRING, "work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
     ),
     "old firings": (
         firing_store._SQL["delete_settled"],
@@ -151,7 +150,7 @@ PLANS = {
     **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "move")},
     "a signal to delete": (
         store._SQL["delete"],
-        [KEY_OF_SIGNAL, "work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
+        [KEY_OF_SIGNAL, "work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
     ),
     "signals that wait for an item": (
         store._SQL["waiting"],

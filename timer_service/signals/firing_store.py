@@ -1,4 +1,4 @@
-"""Reads and writes of firings and follow-up tasks."""
+"""Reads and writes of firings. An enqueued firing with a work item is a follow-up task."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -94,23 +94,6 @@ async def fail(tx: Transaction, failures: Sequence[Failure], at: int) -> int:
     return await tx.executemany(_SQL["fail"], parameters)
 
 
-async def add_tasks(tx: Transaction, rows: Iterable[Row], at: int) -> None:
-    """Write the follow-up tasks of claimed rows that have a work item."""
-    tasks = [
-        {
-            "tenant_id": row["tenant_id"],
-            "task_id": task_id(row),
-            "work_item_id": row["work_item_id"],
-            "signal_id": row["signal_id"],
-            "firing_id": row["firing_id"],
-            "at": at,
-        }
-        for row in rows
-        if row["work_item_id"] is not None
-    ]
-    await tx.executemany(_SQL["add_task"], tasks)
-
-
 async def page_of_signal(reader: Reader, signal: Key, after: Cursor, limit: int) -> Sequence[Row]:
     """Return the next firings of a signal after a cursor, oldest first."""
     parameters = {**signal._asdict(), **after._asdict(), "limit": limit}
@@ -123,14 +106,14 @@ async def tasks_of_item(reader: Reader, item: ItemKey, after: Cursor, limit: int
     return await reader.fetch(_SQL["tasks_of_item"], parameters)
 
 
-async def delete_tasks(tx: Transaction, signals: Collection[Key], limit: int) -> int:
-    """Delete about `limit` tasks of signals, the same number of each; return how many. A signal can have 100,000."""
+async def delete_of_signals(tx: Transaction, signals: Collection[Key], limit: int) -> int:
+    """Delete about `limit` firings of signals, the same number of each; return how many. A signal can have 100,000."""
     most = math.ceil(limit / max(len(signals), 1))
-    return await tx.executemany(_SQL["delete_tasks"], [{**key._asdict(), "limit": most} for key in signals])
+    return await tx.executemany(_SQL["delete_of_signal"], [{**key._asdict(), "limit": most} for key in signals])
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` firings that were settled before the instant `before`; return how many."""
+    """Delete up to `limit` firings without a task that were settled before an instant; return how many."""
     return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
 
 

@@ -1,6 +1,6 @@
 """The worker that processes due firings.
 
-One transaction marks the signal as fired and writes the follow-up task and the event.
+One transaction marks the signal as fired, completes the firing, which is then the follow-up task, and writes the event.
 """
 
 import logging
@@ -207,7 +207,6 @@ class FiringWorker:
             signals[signal.key] = fire(signal, at)
             done.fired.append(row)
         await store.save_signals(tx, before, signals)
-        await firing_store.add_tasks(tx, done.fired, at)
         events = [fired_event(row, at) for row in done.fired]
         await outbox.add(tx, events, at)
         await self._lease.complete(tx, done.fired, at)  # the rows are locked, so no lease is lost here

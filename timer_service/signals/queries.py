@@ -188,7 +188,7 @@ async def _list_tasks(reader: Reader, tenant: str, request: ListTasks, _now: int
         after=_read_cursor(request.cursor),
         limit=request.limit,
         view=_task_view,
-        cursor_of=lambda row: Cursor(row["created_at"], row["task_id"]),
+        cursor_of=lambda row: Cursor(row["settled_at"], row["firing_id"]),
     )
 
 
@@ -221,11 +221,11 @@ def _firing_view(row: Row) -> Mapping[str, Any]:
 def _task_view(row: Row) -> Mapping[str, Any]:
     return {
         "tenantId": row["tenant_id"],
-        "taskId": row["task_id"],
+        "taskId": firing_store.task_id(row),
         "workItemId": row["work_item_id"],
         "signalId": row["signal_id"],
         "firingId": row["firing_id"],
-        "createdAt": format_instant(row["created_at"]),
+        "createdAt": format_instant(row["settled_at"]),
     }
 
 

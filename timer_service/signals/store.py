@@ -227,16 +227,16 @@ async def page(
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     """Delete settled rows that are older than the instant `before`, up to `limit` of each kind.
 
-    These are settled firings, evaluated transitions and ended signals. The tasks of these signals are deleted first: a
-    signal with more tasks stays for the next calls. A fired signal and its task stay until the signal is resolved.
-    Return the number of deleted rows.
+    These are settled firings without a task, evaluated transitions and ended signals. The firings of these signals are
+    deleted first: a signal with more firings stays for the next calls. A fired signal and its task stay until the
+    signal is resolved. Return the number of deleted rows.
     """
     rows = await tx.fetch(_SQL["ended"], {"before": before, "limit": limit})
     ended = [{"tenant_id": row["tenant_id"], "signal_id": row["signal_id"]} for row in rows]
-    tasks = await firing_store.delete_tasks(tx, [Key(**key) for key in ended], limit)
+    firings = await firing_store.delete_of_signals(tx, [Key(**key) for key in ended], limit)
     signals = await tx.executemany(_SQL["delete"], ended)
-    firings = await firing_store.delete_settled(tx, before, limit)
-    return tasks + signals + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})
+    firings += await firing_store.delete_settled(tx, before, limit)
+    return signals + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})
 
 
 def _read_signal(row: Row) -> Signal:

@@ -112,11 +112,11 @@ SELECT tenant_id, signal_id FROM work_signals
 WHERE ended_at < :before ORDER BY ended_at LIMIT :limit /* skip locked */
 
 -- name: delete
--- Deletes a signal if it has no task.
+-- Deletes a signal if it has no firings.
 DELETE FROM work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
     AND NOT EXISTS (
-        SELECT 1 FROM work_item_tasks AS rest WHERE rest.tenant_id = :tenant_id AND rest.signal_id = :signal_id
+        SELECT 1 FROM work_signal_firings AS rest WHERE rest.tenant_id = :tenant_id AND rest.signal_id = :signal_id
     )
 
 -- name: delete_events

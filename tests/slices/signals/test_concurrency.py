@@ -52,7 +52,6 @@ async def test_creates_and_transitions(instances: list[Signals], caplog: pytest.
         one.send("TransitionWorkItem", workItemId=f"item-{number % 10}", to="blocked" if number > 89 else "doing")
     await run_together(instances)
     assert sorted(one.fired()) == names
-    assert len(await one.rows("work_item_tasks")) == len(names)
     assert [record for record in caplog.records if "deadlock" in str(vars(record).get("reason"))] == []
 
 

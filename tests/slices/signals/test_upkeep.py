@@ -36,6 +36,7 @@ async def test_retention(signals: Signals) -> None:
     """Settled rows are deleted after the retention time. Waiting signals and tasks of fired signals stay."""
     for name in ("fired", "resolved", "waits"):
         await signals.create(name, f"item of {name}")
+    await signals.remind(iso(NOW), "reminder")
     for name in ("fired", "resolved"):
         await signals.transition(item=f"item of {name}")
     await signals.run()
@@ -44,9 +45,9 @@ async def test_retention(signals: Signals) -> None:
     early = (await retention.tick(after(days=7))).done
     deleted = (await retention.tick(after(days=7, milliseconds=1))).done
     left = [row["signal_id"] for row in await signals.rows("work_signals")]
-    assert (early, deleted, left) == (0, 6, ["fired", "waits"])
-    assert [row["signal_id"] for row in await signals.rows("work_item_tasks")] == ["fired"]
-    assert await signals.rows("work_signal_firings") == await signals.rows("work_item_events") == []
+    assert (early, deleted, left) == (0, 5, ["fired", "reminder", "waits"])
+    assert [row["signal_id"] for row in await signals.rows("work_signal_firings")] == ["fired"]
+    assert await signals.rows("work_item_events") == []
 
 
 async def test_retention_of_many_tasks(signals: Signals) -> None:
@@ -58,13 +59,15 @@ async def test_retention_of_many_tasks(signals: Signals) -> None:
     for name, count in counts.items():
         for number in range(count):
             await signals.sql(
-                "INSERT INTO work_item_tasks (tenant_id, task_id, work_item_id, signal_id, firing_id, created_at)"
-                f" VALUES ('acme', '{name}-{number}', 'item of {name}', '{name}', '{name}-{number}', {NOW})"
+                "INSERT INTO work_signal_firings (tenant_id, firing_id, signal_id, defined_epoch, defined_sequence,"
+                " dedupe_key, work_item_id, status, due_at, created_at, settled_at, position_epoch, position_sequence)"
+                f" VALUES ('acme', '{name}-{number}', '{name}', 1, 1, '{number}', 'item of {name}', 'enqueued', {NOW},"
+                f" {NOW}, {NOW}, 1, 2)"
             )
     signals.clock.advance(days=7, milliseconds=1)
     passes = []
     while deleted := await run_retention(signals):
-        tasks = await signals.rows("work_item_tasks")
+        tasks = await signals.rows("work_signal_firings")
         passes.append((deleted, [row["signal_id"] for row in await signals.rows("work_signals")], len(tasks)))
     assert passes == [
         (167 + 2 + 2, ["many"], 1033),
