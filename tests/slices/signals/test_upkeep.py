@@ -88,6 +88,20 @@ async def test_commands_without_effect_leave_no_rows(signals: Signals) -> None:
     assert (await run_retention(signals), await signals.rows("work_signals")) == (1, [])
 
 
+async def test_cause_counts_once_after_the_retention(signals: Signals) -> None:
+    """A transition that is sent again after it was deleted does not fire its signal again while the task stays."""
+    await signals.create()
+    await signals.transition(eventId="event-1")
+    await signals.run()
+    await signals.about("Activate")
+    signals.clock.advance(days=7, milliseconds=1)
+    deleted = await run_retention(signals)
+    await signals.transition(eventId="event-1")
+    await signals.run()
+    assert (deleted, signals.fired(), await signals.status()) == (1, ["signal-1"], "active")
+    assert len(await signals.tasks_of()) == 1
+
+
 # Row counts
 
 
