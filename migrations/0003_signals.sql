@@ -1,20 +1,12 @@
 -- Work signals: reminders of what happens to work items. See docs/signals.md.
 
--- Work items. A row is one work item that a command has named. `moved` is the position of its newest transition, which sets the
--- status. `created` is the position of its oldest CreateWorkItem, whose status holds until the first transition. The position
--- 0 0 means that no such command was delivered.
+-- Work items. A row is one work item that a CreateWorkItem or a TransitionWorkItem has named, with its newest status.
 CREATE TABLE work_items (
     tenant_id TEXT NOT NULL,
     work_item_id TEXT NOT NULL,
     status TEXT,
     created_at BIGINT NOT NULL,
-    created_epoch BIGINT NOT NULL,
-    created_sequence BIGINT NOT NULL,
-    moved_epoch BIGINT NOT NULL,
-    moved_sequence BIGINT NOT NULL,
-    PRIMARY KEY (tenant_id, work_item_id),
-    CHECK (status IS NOT NULL OR (moved_epoch, moved_sequence) = (0, 0)),
-    CHECK (status IS NULL OR (created_epoch, created_sequence) <> (0, 0) OR (moved_epoch, moved_sequence) <> (0, 0))
+    PRIMARY KEY (tenant_id, work_item_id)
 );
 
 -- Transitions. A row is one transition of a work item to another status. `evaluate_at` is its place in the queue of unevaluated
@@ -23,7 +15,6 @@ CREATE TABLE work_item_events (
     tenant_id TEXT NOT NULL,
     work_item_id TEXT NOT NULL,
     event_id TEXT NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ('status.transition')),
     from_status TEXT,
     to_status TEXT NOT NULL,
     occurred_at BIGINT NOT NULL,
@@ -43,62 +34,53 @@ CREATE TABLE work_item_events (
 -- transitions. Evaluated transitions are not in it.
 CREATE INDEX work_item_events_to_evaluate ON work_item_events (tenant_id, evaluate_at) WHERE evaluate_at IS NOT NULL;
 
--- Used by `evaluate_again`, which queues the transitions that are newer than a signal delivered after them. Statements that find
--- a transition by its key have no condition on `kind`, so a planner with old statistics cannot use this index for them.
-CREATE INDEX work_item_events_in_order ON work_item_events (tenant_id, work_item_id, position_epoch, position_sequence)
-    WHERE kind = 'status.transition';
-
 -- Used by `delete_events`, the retention of evaluated transitions.
 CREATE INDEX work_item_events_evaluated ON work_item_events (recorded_at) WHERE evaluate_at IS NULL;
 
--- Signals. A row is one signal, or a tombstone if it has no status. A tombstone keeps the commands that were delivered before the
--- command that creates the signal. `defined` is the position of the command that gave the definition. The signal fires on
--- transitions that are newer than `since`. `history` is JSON: its newest commands and firings, as timer_service/signals/store.py
--- writes them. Retention counts from `unused_since`.
+-- Signals. A row is one signal. `defined` is the position of the command that created it. It fires on transitions that are newer
+-- than `since`. Retention counts from `ended_at`.
 CREATE TABLE work_signals (
     tenant_id TEXT NOT NULL,
     signal_id TEXT NOT NULL,
-    status TEXT,
+    status TEXT NOT NULL,
     work_item_id TEXT,
-    trigger_kind TEXT CHECK (trigger_kind IN ('event', 'time')),
-    trigger_spec TEXT,
+    trigger_kind TEXT NOT NULL CHECK (trigger_kind IN ('event', 'time')),
+    trigger_spec TEXT NOT NULL,
     note TEXT,
     created_at BIGINT NOT NULL,
     last_fired_at BIGINT,
     last_error TEXT,
-    unused_since BIGINT,
+    ended_at BIGINT,
     defined_epoch BIGINT NOT NULL,
     defined_sequence BIGINT NOT NULL,
     since_epoch BIGINT NOT NULL,
     since_sequence BIGINT NOT NULL,
-    history TEXT NOT NULL,
     PRIMARY KEY (tenant_id, signal_id),
-    CHECK ((status IS NULL) = (trigger_kind IS NULL)),
-    CHECK ((trigger_kind IS NULL) = (trigger_spec IS NULL)),
-    CHECK ((status IS NULL) = (defined_epoch = 0 AND defined_sequence = 0)),
     CHECK ((since_epoch, since_sequence) >= (defined_epoch, defined_sequence)),
     CHECK (CASE status
-        WHEN 'active' THEN unused_since IS NULL
-        WHEN 'paused' THEN unused_since IS NULL
-        WHEN 'fired' THEN unused_since IS NULL AND last_fired_at IS NOT NULL
-        WHEN 'resolved' THEN unused_since IS NOT NULL
-        WHEN 'cancelled' THEN unused_since IS NOT NULL
-        ELSE status IS NULL AND unused_since IS NOT NULL
+        WHEN 'active' THEN ended_at IS NULL
+        WHEN 'paused' THEN ended_at IS NULL
+        WHEN 'fired' THEN ended_at IS NULL AND last_fired_at IS NOT NULL
+        WHEN 'resolved' THEN ended_at IS NOT NULL
+        WHEN 'cancelled' THEN ended_at IS NOT NULL
+        ELSE FALSE
     END)
 );
 
 -- Used by `waiting`, which finds the active signals that wait for a work item, and by `page` for the signals of a work item.
 CREATE INDEX work_signals_of_item ON work_signals (tenant_id, work_item_id, status, signal_id);
 
--- Used by `page` for the signals of a status, without tombstones. The statements for the signals of a work item have no condition
--- on `trigger_kind`, so a planner with old statistics cannot use this index for them and read all signals of a tenant.
-CREATE INDEX work_signals_by_status ON work_signals (tenant_id, status, signal_id) WHERE trigger_kind IS NOT NULL;
+-- Used by `page` for the signals of a status, and by the count of open signals. The statements for the signals of a work item do
+-- not have its condition, so that a planner cannot use this index for them and read all signals of a tenant.
+CREATE INDEX work_signals_by_status ON work_signals (tenant_id, status, signal_id) WHERE trigger_kind <> '';
 
--- Used by `unused`, the retention of signals.
-CREATE INDEX work_signals_unused ON work_signals (unused_since) WHERE unused_since IS NOT NULL;
+-- Used by `ended`, the retention of signals.
+CREATE INDEX work_signals_ended ON work_signals (ended_at) WHERE ended_at IS NOT NULL;
 
--- Firings. A row is one firing: one cause that makes one definition of a signal fire. Rows are leased through available_at, as
--- timer_service/core describes. `defined` is the position of the signal's definition, `position` is the position of the cause.
+-- Firings. A row is one firing: one cause that makes one definition of a signal fire. Its id depends only on these. Rows are leased
+-- through available_at, as timer_service/core describes. `defined` is the position of the signal's definition, `position` is the
+-- position of the cause. An enqueued firing with a work item is a task of the work item: the follow-up work. It stays as long as
+-- the signal.
 CREATE TABLE work_signal_firings (
     tenant_id TEXT NOT NULL,
     firing_id TEXT NOT NULL,
@@ -122,8 +104,6 @@ CREATE TABLE work_signal_firings (
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     PRIMARY KEY (tenant_id, firing_id),
-    -- A cause fires a definition once. Used by `fail_unsettled` too, which finds the firings of a definition.
-    CONSTRAINT work_signal_firings_cause UNIQUE (tenant_id, signal_id, defined_epoch, defined_sequence, dedupe_key),
     -- A cause that is older than a definition does not fire it.
     CHECK ((position_epoch, position_sequence) >= (defined_epoch, defined_sequence)),
     CHECK (CASE status
@@ -143,28 +123,16 @@ CREATE INDEX work_signal_firings_available ON work_signal_firings (available_at)
 -- Used by `pending_tenants` and `claim_of_tenant`, which share a claim between tenants.
 CREATE INDEX work_signal_firings_pending ON work_signal_firings (tenant_id, due_at) WHERE available_at IS NOT NULL;
 
--- Used by `page_of_signal`, which lists the firings of a signal.
+-- Used by `page_of_signal`, `fail_unsettled` and `delete_of_signal`, which find the firings of a signal.
 CREATE INDEX work_signal_firings_of_signal ON work_signal_firings (tenant_id, signal_id, created_at, firing_id);
 
 -- Used by the gauge that counts failed firings.
 CREATE INDEX work_signal_firings_failed ON work_signal_firings (tenant_id, firing_id) WHERE status = 'failed';
 
--- Used by `delete_settled`, the retention of firings.
-CREATE INDEX work_signal_firings_settled ON work_signal_firings (settled_at) WHERE settled_at IS NOT NULL;
-
--- Tasks. A row is one task, the follow-up work of a fired signal.
-CREATE TABLE work_item_tasks (
-    tenant_id TEXT NOT NULL,
-    task_id TEXT NOT NULL,
-    work_item_id TEXT NOT NULL,
-    signal_id TEXT NOT NULL,
-    firing_id TEXT NOT NULL,
-    created_at BIGINT NOT NULL,
-    PRIMARY KEY (tenant_id, task_id)
-);
-
 -- Used by `tasks_of_item`, which lists the tasks of a work item.
-CREATE INDEX work_item_tasks_of_item ON work_item_tasks (tenant_id, work_item_id, created_at, task_id);
+CREATE INDEX work_signal_firings_tasks ON work_signal_firings (tenant_id, work_item_id, settled_at, firing_id)
+    WHERE status = 'enqueued';
 
--- Used by `delete_tasks`, which deletes the tasks together with their signal.
-CREATE INDEX work_item_tasks_of_signal ON work_item_tasks (tenant_id, signal_id);
+-- Used by `delete_settled`, the retention of firings without a task.
+CREATE INDEX work_signal_firings_settled ON work_signal_firings (settled_at)
+    WHERE settled_at IS NOT NULL AND (status = 'failed' OR work_item_id IS NULL);

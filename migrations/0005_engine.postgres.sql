@@ -35,11 +35,6 @@ ALTER TABLE work_signal_firings
     ALTER COLUMN firing_id TYPE TEXT COLLATE "C",
     ALTER COLUMN signal_id TYPE TEXT COLLATE "C",
     ALTER COLUMN dedupe_key TYPE TEXT COLLATE "C";
-ALTER TABLE work_item_tasks
-    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
-    ALTER COLUMN task_id TYPE TEXT COLLATE "C",
-    ALTER COLUMN work_item_id TYPE TEXT COLLATE "C",
-    ALTER COLUMN signal_id TYPE TEXT COLLATE "C";
 
 ALTER TABLE outbox SET (
     fillfactor = 70,

@@ -36,9 +36,9 @@ FROM generate_series(1, $1::bigint) AS n
 SIGNALS = """
 INSERT INTO work_signals (
     tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, created_at, defined_epoch, defined_sequence,
-    since_epoch, since_sequence, history
+    since_epoch, since_sequence
 )
-SELECT 'tenant-' || (n % 50), 'signal-' || n, 'active', 'item-' || (n % 1000), 'event', '{}', n, 1, n, 1, n, '[]'
+SELECT 'tenant-' || (n % 50), 'signal-' || n, 'active', 'item-' || (n % 1000), 'event', '{}', n, 1, n, 1, n
 FROM generate_series(1, $1::bigint) AS n
 """
 RUNS = """

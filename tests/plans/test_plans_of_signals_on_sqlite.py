@@ -22,10 +22,8 @@ from timer_service.core.values.message import Event, Position
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.firings import Firing
-from timer_service.signals.items import ItemKey, Transition
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signal import Key, SignalCommand, apply_command
-from timer_service.signals.steps import Definition, Step, Verb
+from timer_service.signals.signal import Definition, ItemKey, Key, Signal, Status, Transition
 
 ROWS = 3000
 POSITION = Position(1, 1)
@@ -59,8 +57,7 @@ async def fill(tx: Transaction) -> None:
     made = {}
     for key, item in zip(keys, items, strict=True):
         definition = Definition(item.work_item_id, TriggerKind.EVENT, BLOCKED, None)
-        command = SignalCommand(key, Step(Position(1, 1), Verb.CREATE, definition), Cause())
-        made[key], _ = apply_command(None, command, NOW)
+        made[key] = Signal(key, Status.ACTIVE, definition, POSITION, POSITION, NOW)
     await store.save_signals(tx, {}, made)
     await store.add_transitions(
         tx,
@@ -95,11 +92,9 @@ OF_ITEM = "tenant_id=? AND work_item_id=?"
 PLACE_OF_FIRING = "SEARCH work_signal_firings USING INTEGER PRIMARY KEY (rowid=?)"
 PLACE_OF_EVENT = "SEARCH outbox USING INTEGER PRIMARY KEY (rowid=?)"
 KEY_OF_FIRING = "sqlite_autoindex_work_signal_firings_1 (tenant_id=? AND firing_id=?)"
-CAUSE_OF_FIRING = "sqlite_autoindex_work_signal_firings_2"
 KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
 KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
 KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
-KEY_OF_TASK = "sqlite_autoindex_work_item_tasks_1 (tenant_id=? AND task_id=?)"
 KEY_OF_OUTBOX = "sqlite_autoindex_outbox_1 (tenant_id=? AND event_id=?)"
 SUMMED = "SCAN weighed", "USE TEMP B-TREE FOR ORDER BY", "SCAN (subquery-4)", "SCAN summed"
 """A running sum over the sizes of at most as many rows as a claim has."""
@@ -128,7 +123,7 @@ PLANS = {
     **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail")},
     "firings of a definition": (
         firing_store._SQL["fail_unsettled"],
-        [f"{CAUSE_OF_FIRING} (tenant_id=? AND signal_id=? AND defined_epoch=? AND defined_sequence=?)"],
+        ["work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
     ),
     "a page of firings": (
         firing_store._SQL["page_of_signal"],
@@ -136,37 +131,33 @@ PLANS = {
     ),
     "a page of tasks": (
         firing_store._SQL["tasks_of_item"],
-        ["work_item_tasks_of_item (tenant_id=? AND work_item_id=? AND (created_at,task_id)>(?,?))"],
+        ["work_signal_firings_tasks (tenant_id=? AND work_item_id=? AND (settled_at,firing_id)>(?,?))"],
     ),
-    "tasks of a deleted signal": (
-        firing_store._SQL["delete_tasks"],
-        [KEY_OF_TASK, "work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
+    "firings of a deleted signal": (
+        firing_store._SQL["delete_of_signal"],
+        [KEY_OF_FIRING, "work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
     ),
     "old firings": (
         firing_store._SQL["delete_settled"],
         [KEY_OF_FIRING, "work_signal_firings_settled (settled_at<?)"],
     ),
     "failed firings": (COUNTED[1].sql, ["work_signal_firings_failed"]),
-    **{f"an item, {name}": (store._SQL[name], [KEY_OF_ITEM]) for name in ("find_item", "put_item")},
+    **{f"an item, {name}": (store._SQL[name], [KEY_OF_ITEM]) for name in ("find_item",)},
     **{f"an event, {name}": (store._SQL[name], [KEY_OF_EVENT]) for name in ("find_event", "note_evaluated")},
     "events to evaluate": (store._SQL["next_events"], ["work_item_events_to_evaluate (tenant_id=? AND evaluate_at>?)"]),
-    "newer events of an item": (
-        store._SQL["evaluate_again"],
-        ["work_item_events_in_order (tenant_id=? AND work_item_id=? AND (position_epoch,position_sequence)>(?,?))"],
-    ),
     "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
     "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate"]),
-    **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move")},
+    **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "move")},
     "a signal to delete": (
         store._SQL["delete"],
-        [KEY_OF_SIGNAL, "work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
+        [KEY_OF_SIGNAL, "work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
     ),
     "signals that wait for an item": (
         store._SQL["waiting"],
         ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],
     ),
     "signals of a status": (
-        store._SQL["page"].format(where="trigger_kind IS NOT NULL AND status = 'active'"),
+        store._SQL["page"].format(where="trigger_kind <> '' AND status = 'active'"),
         ["work_signals_by_status (tenant_id=? AND status=? AND signal_id>?)"],
     ),
     "signals of an item": (
@@ -174,10 +165,10 @@ PLANS = {
         ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],
     ),
     "signals": (
-        store._SQL["page"].format(where="trigger_kind IS NOT NULL"),
+        store._SQL["page"].format(where="TRUE"),
         ["sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id>?)"],
     ),
-    "unused signals": (store._SQL["unused"], ["work_signals_unused (unused_since<?)"]),
+    "ended signals": (store._SQL["ended"], ["work_signals_ended (ended_at<?)"]),
     "a claim of events": (OUTBOX.sql("claim"), [PLACE_OF_EVENT, "outbox_available (available_at<?)"]),
     "a tenant's share of events": (
         OUTBOX.sql("claim_of_tenant"),

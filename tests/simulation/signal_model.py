@@ -1,18 +1,10 @@
-"""A simple model of signals, for commands in stream order.
+"""A simple model of signals, for commands in the order of the log.
 
 The time of a firing depends on the worker. So the model applies each firing of the worker and asserts these rules:
 
 - A firing may fire only an active signal. Its cause is a matching transition that is newer than `since`, or a due
   instant. `since` is the position of the command that created the signal or activated it last.
 - When no work is left, every active signal has fired on each matching transition.
-
-The final state is the same for every order of delivery, if no firing happens in between (docs/signals.md, "Late
-commands"). These are the exceptions:
-
-- A signal that fired stays fired. So the compared order runs the workers after all commands.
-- If two transitions have one `eventId`, the first one delivered counts, at its own position.
-- A signal remembers its newest 16 commands and firings. The histories here are shorter.
-- The outcome of a late command depends on the order. Only the rows at the end are compared.
 """
 
 from collections.abc import Iterable, Mapping
@@ -76,11 +68,9 @@ class SignalModel:
 
 @dataclass(slots=True)
 class ItemModel:
-    """One work item."""
+    """One work item that a CreateWorkItem or a TransitionWorkItem has named."""
 
     status: str | None = None
-    known: bool = False
-    """Whether a command named the work item. False if only a signal named it."""
     events: dict[str, Transition] = field(default_factory=dict)
 
 
@@ -114,7 +104,7 @@ class SignalsModel:
         """Apply one command and return its outcome."""
         tenant = payload["tenantId"]
         if kind in {"CreateWorkItem", "TransitionWorkItem"}:
-            item = self.items.setdefault(ItemName(tenant, payload["workItemId"]), ItemModel())
+            item = ItemName(tenant, payload["workItemId"])
             if kind == "CreateWorkItem":
                 return self._create_item(item, payload)
             return self._transition(item, payload, position, command_id)
@@ -123,24 +113,23 @@ class SignalsModel:
             return self._create(name, payload, position)
         return self._change(name, kind, position)
 
-    def _create_item(self, item: ItemModel, payload: Mapping[str, Any]) -> str:
-        if item.known:
+    def _create_item(self, name: ItemName, payload: Mapping[str, Any]) -> str:
+        if name in self.items:
             return "unchanged"
-        item.known, item.status = True, payload.get("status")
+        self.items[name] = ItemModel(payload.get("status"))
         return "created"
 
-    def _transition(self, item: ItemModel, payload: Mapping[str, Any], position: Position, command_id: str) -> str:
+    def _transition(self, name: ItemName, payload: Mapping[str, Any], position: Position, command_id: str) -> str:
+        item = self.items.setdefault(name, ItemModel())
         event_id = payload.get("eventId", command_id)
         if event_id in item.events:
             return "unchanged"
         item.events[event_id] = Transition(payload["to"], position)
-        item.known, item.status = True, payload["to"]
+        item.status = payload["to"]
         return "transitioned"
 
     def _create(self, name: SignalName, payload: Mapping[str, Any], position: Position) -> str:
         wanted, signal = read_definition(payload), self.signals.get(name)
-        if wanted.item is not None:
-            self.items.setdefault(ItemName(name.tenant, wanted.item), ItemModel())
         if signal is not None and signal.status not in ENDED:
             return "unchanged" if signal.definition == wanted else "exists"
         self.signals[name] = SignalModel("active", position, wanted)

@@ -59,9 +59,8 @@ def r2_limit_checked_after_filtering(patch: pytest.MonkeyPatch) -> None:
     """The limit of inline evaluation does not count signals that this batch deactivated."""
 
     def waiting_for(self: batch.Batch, item: Any) -> list[Any] | None:
-        mine = [self.signals[key] for key in self.signals_of.get(item, ())]
-        waiting = [each.signal for each in self.loaded.waiting.get(item, ()) if each.key not in self.signals]
-        waiting += [each for each in mine if each.state.is_active and each.item == item]
+        known = {each.key: each.signal for each in self.loaded.waiting.get(item, ())} | self.signals
+        waiting = [each for each in known.values() if each is not None and each.is_active and each.item == item]
         return waiting if len(waiting) <= batch.MAX_INLINE_SIGNALS else None
 
     patch.setattr(batch.Batch, "waiting_for", waiting_for)

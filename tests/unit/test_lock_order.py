@@ -26,8 +26,7 @@ from timer_service.schedules.store import SCHEDULES
 from timer_service.signals import firing_store
 from timer_service.signals import store as signals
 from timer_service.signals.firing_store import FIRINGS
-from timer_service.signals.items import ItemKey, WorkItem
-from timer_service.signals.signal import Key
+from timer_service.signals.signal import ItemKey, Key
 from timer_service.timers import store as timers
 from timer_service.timers.store import TIMERS
 
@@ -154,9 +153,7 @@ async def test_signals_and_work_items_are_locked_in_key_order() -> None:
     signals_tx, items_tx = Recorder("tenant_id", "signal_id"), Recorder("tenant_id", "work_item_id")
     events_tx = Recorder("tenant_id", "event_id")
     await signals.find_locked(signals_tx, [Key("acme", name) for name in IDS])
-    await signals.lock_items(items_tx, [ItemKey("acme", name) for name in IDS])
-    items = [WorkItem(ItemKey("acme", name)) for name in IDS]
-    await signals.save_items(items_tx, {}, {item.key: item for item in items}, NOW)
+    await signals.save_items(items_tx, {ItemKey("acme", name): None for name in IDS}, NOW)
     await outbox.lock_events(events_tx, [outbox.EventKey("acme", name) for name in IDS])
     for tx in (signals_tx, items_tx, events_tx):
         assert all(keys == [("acme", name) for name in sorted(IDS)] for keys in tx.statements if keys)

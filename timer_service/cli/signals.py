@@ -65,18 +65,15 @@ _WITHOUT_EFFECT = {
     "not_found",
     "already_fired",
     "already_ended",
-    "ignored_stale",
     "over_quota",
 }
 _EXPLANATIONS = {
     "unchanged": "already in that state",
     "exists": "another signal has this name; it is not changed",
     "created_invalid": "the service cannot read its trigger, so it never fires",
-    "recorded": "a newer command has already changed the status of the item",
     "not_found": "there is no such signal",
     "already_fired": "it has fired",
     "already_ended": "it was cancelled or resolved",
-    "ignored_stale": "a newer command was handled earlier",
 }
 
 

@@ -10,8 +10,7 @@ from timer_service.signals.firing_worker import FiringWorker
 from timer_service.signals.handler import handle
 from timer_service.signals.messages import Outcome, WorkSignalFailed, WorkSignalFired
 from timer_service.signals.queries import QUERIES, SignalView
-from timer_service.signals.store import delete_settled
-from timer_service.signals.usage import USAGES
+from timer_service.signals.store import OPEN_SIGNALS, delete_settled
 
 SLICE = Slice(
     name="signals",
@@ -27,6 +26,6 @@ SLICE = Slice(
     counted=COUNTED,
     events=(WorkSignalFired, WorkSignalFailed),
     views={"signal": SignalView},
-    usages=USAGES,
+    usages=(OPEN_SIGNALS,),
     delete_settled=delete_settled,
 )

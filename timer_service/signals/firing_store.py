@@ -1,4 +1,4 @@
-"""Reads and writes of firings and follow-up tasks."""
+"""Reads and writes of firings. An enqueued firing with a work item is a follow-up task."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,8 +11,7 @@ from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.message import Position
 from timer_service.signals.firings import Firing, FiringStatus
-from timer_service.signals.items import ItemKey
-from timer_service.signals.signal import Key
+from timer_service.signals.signal import ItemKey, Key
 
 _SQL = load_sql("timer_service.signals", "firing_store.sql")
 
@@ -60,25 +59,9 @@ class Cursor(NamedTuple):
     after_id: str
 
 
-def key_of(firing: Firing) -> tuple[str, str]:
-    """Return the tenant and the id of a firing."""
-    return firing.signal.tenant_id, firing.firing_id
-
-
 async def add(tx: Transaction, firings: Iterable[Firing], now: int) -> None:
-    """Insert firings. A stored firing that failed takes the new values; any other stored firing does not change."""
-    by_id = {key_of(firing): firing for firing in firings}
-    await tx.executemany(_SQL["add"], [_parameters(key, firing, now) for key, firing in sorted(by_id.items())])
-
-
-async def find_locked_by_others(tx: Transaction, firings: Iterable[Firing]) -> set[tuple[str, str]]:
-    """Return the keys of firings that are stored and that another transaction has locked. Never waits."""
-    keys = sorted(set(map(key_of, firings)))
-    named = [{"tenant_id": tenant_id, "firing_id": firing_id} for tenant_id, firing_id in keys]
-    stored = {(row["tenant_id"], row["firing_id"]) for row in await tx.fetch_each(_SQL["find"], named)}
-    known = [each for each in named if (each["tenant_id"], each["firing_id"]) in stored]
-    free = {(row["tenant_id"], row["firing_id"]) for row in await tx.fetch_each(_SQL["find_free"], known)}
-    return stored - free
+    """Insert firings. A stored firing that failed is queued again; any other stored firing does not change."""
+    await tx.executemany(_SQL["add"], [_parameters(firing, now) for firing in sorted(firings, key=_key_of)])
 
 
 async def fail_unsettled(tx: Transaction, reasons: Mapping[tuple[Key, Position], str], now: int) -> None:
@@ -111,23 +94,6 @@ async def fail(tx: Transaction, failures: Sequence[Failure], at: int) -> int:
     return await tx.executemany(_SQL["fail"], parameters)
 
 
-async def add_tasks(tx: Transaction, rows: Iterable[Row], at: int) -> None:
-    """Write the follow-up tasks of claimed rows that have a work item."""
-    tasks = [
-        {
-            "tenant_id": row["tenant_id"],
-            "task_id": task_id(row),
-            "work_item_id": row["work_item_id"],
-            "signal_id": row["signal_id"],
-            "firing_id": row["firing_id"],
-            "at": at,
-        }
-        for row in rows
-        if row["work_item_id"] is not None
-    ]
-    await tx.executemany(_SQL["add_task"], tasks)
-
-
 async def page_of_signal(reader: Reader, signal: Key, after: Cursor, limit: int) -> Sequence[Row]:
     """Return the next firings of a signal after a cursor, oldest first."""
     parameters = {**signal._asdict(), **after._asdict(), "limit": limit}
@@ -140,14 +106,14 @@ async def tasks_of_item(reader: Reader, item: ItemKey, after: Cursor, limit: int
     return await reader.fetch(_SQL["tasks_of_item"], parameters)
 
 
-async def delete_tasks(tx: Transaction, signals: Collection[Key], limit: int) -> int:
-    """Delete about `limit` tasks of signals, the same number of each; return how many. A signal can have 100,000."""
+async def delete_of_signals(tx: Transaction, signals: Collection[Key], limit: int) -> int:
+    """Delete about `limit` firings of signals, the same number of each; return how many. A signal can have 100,000."""
     most = math.ceil(limit / max(len(signals), 1))
-    return await tx.executemany(_SQL["delete_tasks"], [{**key._asdict(), "limit": most} for key in signals])
+    return await tx.executemany(_SQL["delete_of_signal"], [{**key._asdict(), "limit": most} for key in signals])
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` firings that were settled before the instant `before`; return how many."""
+    """Delete up to `limit` firings without a task that were settled before an instant; return how many."""
     return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
 
 
@@ -180,23 +146,20 @@ def _held(row: Row) -> Mapping[str, Any]:
     return {"tenant_id": row["tenant_id"], "firing_id": row["firing_id"], "token": row["lease_token"]}
 
 
-def _parameters(key: tuple[str, str], firing: Firing, now: int) -> Mapping[str, Any]:
-    tenant_id, firing_id = key
-    has_failed = firing.failed is not None
+def _key_of(firing: Firing) -> tuple[str, str]:
+    return firing.signal.tenant_id, firing.firing_id
+
+
+def _parameters(firing: Firing, now: int) -> Mapping[str, Any]:
     return {
-        "tenant_id": tenant_id,
-        "firing_id": firing_id,
-        "signal_id": firing.signal.signal_id,
+        **firing.signal._asdict(),
+        "firing_id": firing.firing_id,
         "defined_epoch": firing.defined.epoch,
         "defined_sequence": firing.defined.sequence,
         "dedupe_key": firing.dedupe_key,
         "work_item_id": firing.work_item_id,
-        "status": FiringStatus.FAILED if has_failed else FiringStatus.QUEUED,
         "due_at": firing.due_at,
         "now": now,
-        "settled_at": now if has_failed else None,
-        "available_at": None if has_failed else firing.due_at,
-        "last_error": firing.failed,
         **position_parameters(firing.position),
         **cause_columns(firing.cause),
     }

@@ -1,6 +1,6 @@
 """The worker that processes due firings.
 
-One transaction marks the signal as fired and writes the follow-up task and the event.
+One transaction marks the signal as fired, completes the firing, which is then the follow-up task, and writes the event.
 """
 
 import logging
@@ -176,8 +176,8 @@ class FiringWorker:
 
     async def _find_unlocked(self, tx: Transaction, rows: Sequence[Row]) -> list[Row]:
         free, _ = await self._lease.find_free(tx, rows)
-        locked = await store.find_locked_by_others(tx, {signal_of(row) for row in free})
-        return [row for row in free if signal_of(row) not in locked]
+        signals = await store.lock_free(tx, {signal_of(row) for row in free})
+        return [row for row in free if signal_of(row) in signals]
 
     async def _postpone(self, rows: Sequence[Row], error: DatabaseBlockedError) -> None:
         about = {"table": FIRINGS.name, "count": len(rows), "reason": str(error)}
@@ -204,15 +204,13 @@ class FiringWorker:
             if signal is None or reason is not None:
                 done.refused.append(Failure(row, reason or "", at))
                 continue
-            signals[signal.key] = fire(signal, position_of(row), at)
+            signals[signal.key] = fire(signal, at)
             done.fired.append(row)
         await store.save_signals(tx, before, signals)
-        await firing_store.add_tasks(tx, done.fired, at)
         events = [fired_event(row, at) for row in done.fired]
         await outbox.add(tx, events, at)
-        settled = await self._lease.complete(tx, done.fired, at) + await firing_store.fail(tx, done.refused, at)
-        if settled != len(done.fired) + len(done.refused):
-            raise ConflictError("another instance changed firings while this transaction settled them")
+        await self._lease.complete(tx, done.fired, at)  # the rows are locked, so no lease is lost here
+        await firing_store.fail(tx, done.refused, at)
         if events:
             done.events_left = not await self._hand_over(tx, events, at)
         return done
@@ -243,26 +241,18 @@ class FiringWorker:
         except Exception:
             about = {"tenant": failure.row["tenant_id"], "firing_id": failure.row["firing_id"]}
             log.exception("signal of a firing cannot be paused; giving the firing up alone", extra=about)
-            buried = await in_transaction(self._database, lambda tx: self._bury_alone(tx, failure, at))
+            buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at, alone=True))
         self._count_settled("buried", buried, lost=1 - buried)
         if buried:
             self._metrics.buried(FIRINGS.name, buried)
             self._wake(at)
 
-    async def _bury(self, tx: Transaction, failure: Failure, at: int) -> int:
-        before = await store.find_locked(tx, [signal_of(failure.row)])
-        buried = await self._bury_alone(tx, failure, at)
-        if buried:
-            cause = position_of(failure.row)
-            await store.save_signals(
-                tx, before, {key: give_up(signal, cause, failure.error, at) for key, signal in before.items()}
-            )
-        return buried
-
-    async def _bury_alone(self, tx: Transaction, failure: Failure, at: int) -> int:
-        """Bury a firing and publish its failure. The row of its signal is not read: it may be damaged."""
+    async def _bury(self, tx: Transaction, failure: Failure, at: int, *, alone: bool = False) -> int:
+        """Bury a firing. `alone`: do not read the row of its signal, which may be damaged."""
+        before = {} if alone else await store.find_locked(tx, [signal_of(failure.row)])
         buried = await firing_store.fail(tx, [failure], at)
         if buried:
+            await store.save_signals(tx, before, {key: give_up(each, failure.error) for key, each in before.items()})
             await outbox.add(tx, [failed_event(failure, at)], at)
         return buried
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from timer_service.core.events.cause import Cause
 from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import Position
-from timer_service.signals.items import Transition
-from timer_service.signals.signal import Key, Signal, matches
+from timer_service.signals.signal import Key, Signal, Transition, matches
 from timer_service.signals.triggers import TimeAt
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,6 @@ class Firing(NamedTuple):
     position: Position
     """The position of the cause: the transition, or the CreateWorkSignal with the instant."""
     cause: Cause
-    failed: str | None = None
-    """The reason why the firing must not fire, if the reason is known when the firing is written."""
 
     @property
     def firing_id(self) -> str:
@@ -48,12 +45,12 @@ class Firing(NamedTuple):
         return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
-def evaluate(transition: Transition, signals: Iterable[Signal]) -> tuple[list[Firing], bool]:
-    """Match a transition with signals. Return the firings and whether all signals were evaluated.
+def evaluate(transition: Transition, signals: Iterable[Signal]) -> list[Firing]:
+    """Match a transition with signals, and return the firings.
 
     A signal whose trigger raises an error is logged and skipped. The other signals are still evaluated.
     """
-    found, complete = [], True
+    found = []
     for signal in signals:
         try:
             if matches(signal, transition):
@@ -61,15 +58,14 @@ def evaluate(transition: Transition, signals: Iterable[Signal]) -> tuple[list[Fi
         except Exception:
             about = {"tenant": signal.key.tenant_id, "signal_id": signal.key.signal_id}
             log.exception("signal skipped: its trigger cannot be evaluated", extra=about)
-            complete = False
-    return found, complete
+    return found
 
 
 def transition_firing(signal: Signal, transition: Transition) -> Firing:
     """Return the firing of a signal that matches a transition."""
     return Firing(
         signal=signal.key,
-        defined=signal.state.defined,
+        defined=signal.defined,
         dedupe_key=transition.event_id,
         work_item_id=transition.key.work_item_id,
         due_at=transition.recorded_at,
@@ -80,8 +76,8 @@ def transition_firing(signal: Signal, transition: Transition) -> Firing:
 
 def time_firing(signal: Signal, cause: Cause) -> Firing | None:
     """Return the firing of a signal that waits for an instant, or None if the signal has another trigger."""
-    definition, defined = signal.state.definition, signal.state.defined
-    if definition is None or not isinstance(definition.trigger, TimeAt):
+    definition, defined = signal.definition, signal.defined
+    if not isinstance(definition.trigger, TimeAt):
         return None
     # The key contains the position of the definition: a signal that is created again for the same instant fires again.
     dedupe_key = f"{format_instant(definition.trigger.at)}/{defined.epoch}-{defined.sequence}"
@@ -95,11 +91,10 @@ def refusal(signal: Signal | None, defined: Position, cause: Position) -> str | 
     """
     if signal is None:
         return "the signal does not exist"
-    state = signal.state
-    if not state.is_active or state.definition is None:
-        return "the signal does not exist" if state.status is None else f"the signal is {state.status}"
-    if state.defined != defined:
+    if not signal.is_active:
+        return f"the signal is {signal.status}"
+    if signal.defined != defined:
         return "the signal now has another definition"
-    if cause <= state.since and not state.is_timed:
+    if cause <= signal.since and not signal.is_timed:
         return "the signal was activated after the cause"
     return None

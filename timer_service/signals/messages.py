@@ -36,7 +36,6 @@ class Outcome(StrEnum):
     CREATED_INVALID = "created_invalid"
     EXISTS = "exists"
     TRANSITIONED = "transitioned"
-    RECORDED = "recorded"
     PAUSED = "paused"
     ACTIVATED = "activated"
     CANCELLED = "cancelled"
@@ -45,7 +44,6 @@ class Outcome(StrEnum):
     NOT_FOUND = "not_found"
     ALREADY_FIRED = "already_fired"
     ALREADY_ENDED = "already_ended"
-    IGNORED_STALE = "ignored_stale"
     OVER_QUOTA = OVER_QUOTA
 
 

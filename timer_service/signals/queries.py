@@ -16,10 +16,8 @@ from timer_service.core.values.stored_json import DamagedFields, RawJson, write_
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
 from timer_service.signals.firings import FiringStatus
-from timer_service.signals.items import ItemKey
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signal import Key, Signal
-from timer_service.signals.steps import Status
+from timer_service.signals.signal import ItemKey, Key, Signal, Status
 from timer_service.signals.triggers import Invalid
 
 _BEGINNING = Cursor(-1, "")
@@ -124,8 +122,7 @@ class TaskPage(Payload):
 
 def signal_view(signal: Signal) -> RawJson:
     """Return the view of a signal for replies."""
-    definition = signal.state.definition
-    assert definition is not None  # noqa: S101 - tombstones are not shown
+    definition = signal.definition
     try:
         trigger, damaged = definition.trigger, []
     except ValueError:
@@ -133,21 +130,22 @@ def signal_view(signal: Signal) -> RawJson:
     fields = omit_none(
         tenantId=signal.key.tenant_id,
         signalId=signal.key.signal_id,
-        status=signal.state.status,
+        status=signal.status,
         triggerKind=definition.trigger_kind,
         createdAt=format_instant(signal.created_at),
         triggerError=trigger.reason if isinstance(trigger, Invalid) else None,
         workItemId=definition.work_item_id,
         note=definition.note,
-        lastFiredAt=format_optional(signal.state.fired_at),
+        lastFiredAt=format_optional(signal.fired_at),
         lastError=signal.last_error,
     )
     return write_view(fields, {"triggerSpec": "{}" if damaged else definition.trigger_spec}, damaged)
 
 
 async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> RawJson:
-    signal = await store.find_shown(reader, Key(tenant, request.signal_id))
-    if signal is None or signal.state.definition is None:
+    key = Key(tenant, request.signal_id)
+    signal = (await store.find(reader, [key])).get(key)
+    if signal is None:
         raise Rejection(Code.NOT_FOUND, f"no signal {request.signal_id!r}")
     return signal_view(signal)
 
@@ -190,7 +188,7 @@ async def _list_tasks(reader: Reader, tenant: str, request: ListTasks, _now: int
         after=_read_cursor(request.cursor),
         limit=request.limit,
         view=_task_view,
-        cursor_of=lambda row: Cursor(row["created_at"], row["task_id"]),
+        cursor_of=lambda row: Cursor(row["settled_at"], row["firing_id"]),
     )
 
 
@@ -223,11 +221,11 @@ def _firing_view(row: Row) -> Mapping[str, Any]:
 def _task_view(row: Row) -> Mapping[str, Any]:
     return {
         "tenantId": row["tenant_id"],
-        "taskId": row["task_id"],
+        "taskId": firing_store.task_id(row),
         "workItemId": row["work_item_id"],
         "signalId": row["signal_id"],
         "firingId": row["firing_id"],
-        "createdAt": format_instant(row["created_at"]),
+        "createdAt": format_instant(row["settled_at"]),
     }
 
 

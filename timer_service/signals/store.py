@@ -1,127 +1,134 @@
 """Reads and writes of work items, their transitions and signals."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from timer_service.core.due.portions import load_in_portions
+from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.limits.quotas import Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
-from timer_service.core.values.errors import ConflictError
+from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.message import Position
 from timer_service.signals import firing_store
-from timer_service.signals.batch import MAX_INLINE_TRIGGER, Batch
-from timer_service.signals.items import ItemKey, Transition, WorkItem
-from timer_service.signals.rows import (
-    item_parameters,
-    read_item,
-    read_signal,
-    read_transition,
-    signal_parameters,
-    state_parameters,
-    transition_parameters,
+from timer_service.signals.batch import MAX_INLINE_SIGNALS, MAX_INLINE_TRIGGER, Batch, Change, LoadedRows
+from timer_service.signals.firing_store import position_of, position_parameters
+from timer_service.signals.messages import TriggerKind
+from timer_service.signals.signal import (
+    Definition,
+    ItemKey,
+    Key,
+    NewItem,
+    Signal,
+    SignalCommand,
+    Status,
+    Transition,
+    Waiting,
 )
-from timer_service.signals.signal import History, Key, Signal, Waiting, starts_waiting
-from timer_service.signals.steps import Status
 
 _SQL = load_sql("timer_service.signals", "store.sql")
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
-_NO_HISTORY = History()
 _AT_ONCE = 32
-"""How many signals are read at once. They have 7 Mi characters at most."""
+"""How many signals, or work items with their active signals, are read at once. They have 7 Mi characters at most."""
+_ROW_CHARACTERS = 500
+"""What an active signal counts for besides its texts. So the number of rows is bounded too."""
+
+OPEN_SIGNALS = Usage("open_signals", _SQL["count_open"])
+"""What limits count: the signals of a tenant that have not ended."""
 
 
-async def save(tx: Transaction, before: Batch, after: Batch, now: int) -> int | None:
-    """Write the values that differ between two states of a batch. Return the next wake-up of a worker, or None."""
-    known = before.loaded
-    await save_items(tx, known.items, after.items, now)
-    await save_signals(tx, known.signals, after.signals)
-    pairs = [(known.signals.get(key), signal) for key, signal in after.signals.items()]
-    requeued = await requeue_newer_transitions(
-        tx, [signal for old, signal in pairs if starts_waiting(old, signal)], now
+async def load(tx: Transaction, changes: Sequence[Change], *, evaluating: bool) -> LoadedRows:
+    """Return the values that the changes can affect. The rows of signals are locked, because workers change them.
+
+    `evaluating`: also the signals that wait for transitions. If there is too much data, some rows are not read.
+    """
+    keys = {change.key for change in changes if isinstance(change, SignalCommand)}
+    signals, signals_not_read = await lock_in_portions(tx, keys)
+    created = {change.key for change in changes if isinstance(change, NewItem)}
+    items = await tx.fetch_each(_SQL["find_item"], [key._asdict() for key in created])
+    transitions = {(change.key, change.event_id) for change in changes if isinstance(change, Transition)}
+    moved = {item for item, _ in transitions} if evaluating else set()
+    waiting, items_not_read = await load_in_portions(
+        moved, partial(_find_first_waiting, tx), _characters_of_waiting, _AT_ONCE, whole=True
     )
-    transitions = [transition for by_id in after.transitions.values() for transition in by_id.values()]
-    await add_transitions(tx, transitions)
-    await firing_store.fail_unsettled(tx, after.ended, now)
-    firings = [firing for by_id in after.firings.values() for firing in by_id.values()]
-    await firing_store.add(tx, firings, now)
-    is_left = bool(requeued) or any(transition.evaluate_at is not None for transition in transitions)
-    wakes = [firing.due_at for firing in firings if firing.failed is None]
-    return min([*wakes, now] if is_left and known.evaluating else wakes, default=None)
+    known = await tx.fetch_each(
+        _SQL["find_event"], [{**item._asdict(), "event_id": event_id} for item, event_id in transitions]
+    )
+    return LoadedRows(
+        frozenset(ItemKey(row["tenant_id"], row["work_item_id"]) for row in items),
+        signals,
+        waiting,
+        frozenset((ItemKey(row["tenant_id"], row["work_item_id"]), row["event_id"]) for row in known),
+        signals_not_read,
+        items_not_read,
+    )
+
+
+async def _find_first_waiting(tx: Transaction, items: Collection[ItemKey]) -> Mapping[ItemKey, Sequence[Waiting]]:
+    waiting = defaultdict[ItemKey, list[Waiting]](list)
+    for each in await find_waiting(tx, [(item, "") for item in items], MAX_INLINE_SIGNALS + 1):
+        waiting[each.item].append(each)
+    return waiting
+
+
+def _characters_of_waiting(waiting: Iterable[Waiting]) -> int:
+    """Return how much data active signals have. A trigger that was not read counts as the longest."""
+    sizes = (MAX_DATA_BYTES if each.signal is None else each.signal.definition.characters for each in waiting)
+    return sum(_ROW_CHARACTERS + size for size in sizes)
+
+
+async def save(tx: Transaction, batch: Batch, now: int) -> int | None:
+    """Write what the commands of a batch have changed. Return the next wake-up of a worker, or None."""
+    await save_items(tx, batch.items, now)
+    await save_signals(tx, batch.loaded.signals, batch.signals)
+    await add_transitions(tx, batch.transitions.values())
+    await firing_store.add(tx, batch.firings.values(), now)
+    await firing_store.fail_unsettled(tx, batch.ended, now)
+    wakes = [each.due_at for each in batch.firings.values() if (each.signal, each.defined) not in batch.ended]
+    is_left = any(transition.evaluate_at is not None for transition in batch.transitions.values())
+    return min([*wakes, now] if is_left and batch.evaluating else wakes, default=None)
 
 
 async def save_signals(tx: Transaction, before: Mapping[Key, Signal], after: Mapping[Key, Signal]) -> None:
-    """Write the signals that differ. The rows of `before` are locked.
-
-    Raises `ConflictError` if another instance has created one of the new signals since the read.
-    """
+    """Write the signals that differ. The rows of `before` are locked."""
     changed = [signal for key, signal in sorted(after.items()) if before.get(key) != signal]
-    new = [signal for signal in changed if signal.key not in before]
-    known = [signal for signal in changed if signal.key in before]
-    same_definition = [signal for signal in known if _keeps_definition(before[signal.key], signal)]
-    new_definition = [signal for signal in known if not _keeps_definition(before[signal.key], signal)]
-    if await tx.executemany(_SQL["add"], list(map(signal_parameters, new))) != len(new):
-        raise ConflictError("a signal was created by another instance")
-    await tx.executemany(_SQL["put"], list(map(signal_parameters, new_definition)))
-    await tx.executemany(_SQL["move"], list(map(state_parameters, same_definition)))
+    defined = [signal for signal in changed if not _keeps_definition(before.get(signal.key), signal)]
+    moved = [signal for signal in changed if _keeps_definition(before.get(signal.key), signal)]
+    await tx.executemany(_SQL["put"], list(map(_all_columns, defined)))
+    await tx.executemany(_SQL["move"], list(map(_columns_of_state, moved)))
 
 
-def _keeps_definition(before: Signal, after: Signal) -> bool:
-    return (before.state.defined, before.created_at) == (after.state.defined, after.created_at)
+def _keeps_definition(before: Signal | None, after: Signal) -> bool:
+    return before is not None and before.defined == after.defined
 
 
-async def lock_items(tx: Transaction, keys: Collection[ItemKey]) -> dict[ItemKey, WorkItem]:
-    """Return the work items that exist, and lock them until the transaction ends.
-
-    The lock also protects their transitions and waiting signals. Rows are locked in the order of their keys, so that
-    instances cannot deadlock.
-    """
-    rows = await tx.fetch_each(_SQL["find_item"], [key._asdict() for key in sorted(keys)])
-    return {item.key: item for item in map(read_item, rows)}
-
-
-async def save_items(
-    tx: Transaction, before: Mapping[ItemKey, WorkItem], after: Mapping[ItemKey, WorkItem], now: int
-) -> None:
-    """Write the work items that differ. The rows of `before` are locked.
-
-    Raises `ConflictError` if another instance has created one of the new work items since the read. It may have added
-    transitions or signals to it that this transaction has not seen.
-    """
-    changed = [item for key, item in sorted(after.items()) if before.get(key) != item]
-    new = [{**item_parameters(item), "now": now} for item in changed if item.key not in before]
-    if await tx.executemany(_SQL["add_item"], new) != len(new):
-        raise ConflictError("a work item was created by another instance")
-    await tx.executemany(_SQL["put_item"], [item_parameters(item) for item in changed if item.key in before])
-
-
-async def find_known_transitions(
-    tx: Transaction, transitions: Iterable[tuple[ItemKey, str]]
-) -> frozenset[tuple[ItemKey, str]]:
-    """Return the transitions that are stored already. A transition is given by its work item and event id."""
-    parameters = [{**item._asdict(), "event_id": event_id} for item, event_id in transitions]
-    rows = await tx.fetch_each(_SQL["find_event"], parameters)
-    return frozenset((ItemKey(row["tenant_id"], row["work_item_id"]), row["event_id"]) for row in rows)
+async def save_items(tx: Transaction, statuses: Mapping[ItemKey, str | None], now: int) -> None:
+    """Write the statuses of work items, in the order of their keys."""
+    await tx.executemany(
+        _SQL["put_item"],
+        [{**item._asdict(), "status": status, "now": now} for item, status in sorted(statuses.items())],
+    )
 
 
 async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) -> None:
     """Insert new transitions."""
-    await tx.executemany(_SQL["add_event"], list(map(transition_parameters, transitions)))
-
-
-async def requeue_newer_transitions(tx: Transaction, signals: Iterable[Signal], now: int) -> int:
-    """Queue the stored transitions that are newer than `since` of a signal; return the number of transitions.
-
-    Such transitions exist only if the command that made the signal wait was delivered after them.
-    """
-    since: dict[ItemKey, Position] = {}
-    for signal in signals:
-        if signal.item is not None and not signal.state.is_timed:
-            since[signal.item] = min(signal.state.since, since.get(signal.item, signal.state.since))
-    newer = [
-        {**item._asdict(), "now": now, "since_epoch": oldest.epoch, "since_sequence": oldest.sequence}
-        for item, oldest in sorted(since.items())
+    parameters = [
+        {
+            **transition.key._asdict(),
+            "event_id": transition.event_id,
+            "from_status": transition.from_status,
+            "to_status": transition.to_status,
+            "occurred_at": transition.occurred_at,
+            "recorded_at": transition.recorded_at,
+            **position_parameters(transition.position),
+            **cause_columns(transition.cause),
+            "evaluate_at": transition.evaluate_at,
+        }
+        for transition in transitions
     ]
-    return await tx.executemany(_SQL["evaluate_again"], newer)
+    await tx.executemany(_SQL["add_event"], parameters)
 
 
 async def find_waiting_tenants(tx: Transaction, after: str, limit: int) -> list[str]:
@@ -136,7 +143,7 @@ async def lock_next_transitions(tx: Transaction, tenants: Sequence[str], limit: 
     Transitions that another instance has locked are skipped.
     """
     shares = [{"tenant_id": tenant, "limit": limit} for tenant in tenants]
-    return [read_transition(row) for row in await tx.fetch_each(_SQL["next_events"], shares)]
+    return [_read_transition(row) for row in await tx.fetch_each(_SQL["next_events"], shares)]
 
 
 async def save_progress(tx: Transaction, transitions: Iterable[Transition]) -> None:
@@ -154,7 +161,7 @@ async def save_progress(tx: Transaction, transitions: Iterable[Transition]) -> N
 
 
 async def find_waiting(reader: Reader, cursors: Collection[tuple[ItemKey, str]], limit: int) -> list[Waiting]:
-    """Return the next active signals of work items, without their histories.
+    """Return the next active signals of work items.
 
     A cursor is a work item and a signal id. It leads to at most `limit` signals of the work item after that id. A
     trigger with more than `MAX_INLINE_TRIGGER` characters is not read.
@@ -167,78 +174,118 @@ async def find_waiting(reader: Reader, cursors: Collection[tuple[ItemKey, str]],
 
 def _read_waiting(row: Row) -> Waiting:
     item = ItemKey(row["tenant_id"], row["work_item_id"])
-    signal = None if row["trigger_spec"] is None else read_signal(row, _NO_HISTORY)
+    signal = None if row["trigger_spec"] is None else _read_signal(row)
     return Waiting(Key(row["tenant_id"], row["signal_id"]), item, signal)
 
 
 async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Signal]:
     """Return the signals that exist among `keys`."""
     rows = await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys])
-    return {signal.key: signal for signal in map(read_signal, rows)}
-
-
-async def find_shown(reader: Reader, key: Key) -> Signal | None:
-    """Return a signal without its history, which no reply shows, or None if it does not exist."""
-    rows = await reader.fetch_each(_SQL["find"], [key._asdict()])
-    return read_signal(rows[0], _NO_HISTORY) if rows else None
+    return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
 async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Signal]:
-    """Like `find`, but lock the rows until the transaction ends."""
+    """Like `find`, but lock the rows until the transaction ends, in the order of their keys."""
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
-    return {signal.key: signal for signal in map(read_signal, rows)}
-
-
-async def find_in_portions(reader: Reader, keys: Collection[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
-    """Like `find`, but stop if there is much data. Return the signals, and the keys that were not looked for."""
-    return await load_in_portions(keys, partial(find, reader), _characters, _AT_ONCE)
+    return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
 async def lock_in_portions(tx: Transaction, keys: Collection[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
-    """Like `find_in_portions`, but lock the rows until the transaction ends."""
+    """Like `find_locked`, but stop if there is much data. Return the signals, and the keys that were not looked for."""
     return await load_in_portions(keys, partial(find_locked, tx), _characters, _AT_ONCE)
 
 
 def _characters(signal: Signal) -> int:
-    return signal.characters
+    return signal.definition.characters
 
 
-async def find_locked_by_others(tx: Transaction, keys: Collection[Key]) -> set[Key]:
-    """Return the signals that another transaction has locked. Never waits."""
-    named = [key._asdict() for key in sorted(keys)]
-    free = {Key(row["tenant_id"], row["signal_id"]) for row in await tx.fetch_each(_SQL["find_free"], named)}
-    return (await find(tx, keys)).keys() - free
+async def lock_free(tx: Transaction, keys: Collection[Key]) -> set[Key]:
+    """Lock and return the signals that exist and that no other transaction has locked. Never waits."""
+    rows = await tx.fetch_each(_SQL["find_free"], [key._asdict() for key in sorted(keys)])
+    return {Key(row["tenant_id"], row["signal_id"]) for row in rows}
 
 
 async def page(
     reader: Reader, tenant_id: str, *, item: str | None, statuses: Sequence[Status], after: str, limit: int
 ) -> list[Signal]:
     """Return the next signals after the id `after` in order of their ids, from one snapshot of the table."""
-    if item is not None:  # excludes tombstones; one index must answer each condition
+    if item is not None:  # one index must answer each condition
         conditions = [f"work_item_id = :work_item_id AND status = '{status}'" for status in statuses]
     elif len(statuses) < len(Status):
-        conditions = [f"trigger_kind IS NOT NULL AND status = '{status}'" for status in statuses]
+        conditions = [f"trigger_kind <> '' AND status = '{status}'" for status in statuses]
     else:
-        conditions = ["trigger_kind IS NOT NULL"]
+        conditions = ["TRUE"]
     pages = (_SQL["page"].format(where=condition) for condition in conditions)
     sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in pages)  # noqa: S608 - no user input
     parameters = {"tenant_id": tenant_id, "work_item_id": item, "after": after, "limit": limit}
     if item is None:
         del parameters["work_item_id"]
     rows = await reader.fetch(sql, parameters)
-    return sorted((read_signal(row, _NO_HISTORY) for row in rows), key=lambda signal: signal.key)[:limit]
+    return sorted(map(_read_signal, rows), key=lambda signal: signal.key)[:limit]
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     """Delete settled rows that are older than the instant `before`, up to `limit` of each kind.
 
-    These are settled firings, evaluated transitions, ended signals, and tombstones of signals. The tasks of these
-    signals are deleted first: a signal with more tasks stays for the next calls. A fired signal and its task stay until
-    the signal is resolved. Return the number of deleted rows.
+    These are settled firings without a task, evaluated transitions and ended signals. The firings of these signals are
+    deleted first: a signal with more firings stays for the next calls. A fired signal and its task stay until the
+    signal is resolved. Return the number of deleted rows.
     """
-    rows = await tx.fetch(_SQL["unused"], {"before": before, "limit": limit})
-    unused = [{"tenant_id": row["tenant_id"], "signal_id": row["signal_id"]} for row in rows]
-    tasks = await firing_store.delete_tasks(tx, [Key(**key) for key in unused], limit)
-    signals = await tx.executemany(_SQL["delete"], unused)
-    firings = await firing_store.delete_settled(tx, before, limit)
-    return tasks + signals + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})
+    rows = await tx.fetch(_SQL["ended"], {"before": before, "limit": limit})
+    ended = [{"tenant_id": row["tenant_id"], "signal_id": row["signal_id"]} for row in rows]
+    firings = await firing_store.delete_of_signals(tx, [Key(**key) for key in ended], limit)
+    signals = await tx.executemany(_SQL["delete"], ended)
+    firings += await firing_store.delete_settled(tx, before, limit)
+    return signals + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})
+
+
+def _read_signal(row: Row) -> Signal:
+    return Signal(
+        key=Key(row["tenant_id"], row["signal_id"]),
+        status=Status(row["status"]),
+        definition=Definition(row["work_item_id"], TriggerKind(row["trigger_kind"]), row["trigger_spec"], row["note"]),
+        defined=Position(row["defined_epoch"], row["defined_sequence"]),
+        since=Position(row["since_epoch"], row["since_sequence"]),
+        created_at=row["created_at"],
+        fired_at=row["last_fired_at"],
+        last_error=row["last_error"],
+        ended_at=row["ended_at"],
+    )
+
+
+def _columns_of_state(signal: Signal) -> Mapping[str, Any]:
+    """Return the columns that change without a new definition."""
+    return {
+        **signal.key._asdict(),
+        "status": signal.status,
+        "last_fired_at": signal.fired_at,
+        "last_error": signal.last_error,
+        "ended_at": signal.ended_at,
+        "since_epoch": signal.since.epoch,
+        "since_sequence": signal.since.sequence,
+    }
+
+
+def _all_columns(signal: Signal) -> Mapping[str, Any]:
+    return {
+        **_columns_of_state(signal),
+        **signal.definition._asdict(),
+        "created_at": signal.created_at,
+        "defined_epoch": signal.defined.epoch,
+        "defined_sequence": signal.defined.sequence,
+    }
+
+
+def _read_transition(row: Row) -> Transition:
+    return Transition(
+        key=ItemKey(row["tenant_id"], row["work_item_id"]),
+        event_id=row["event_id"],
+        from_status=row["from_status"],
+        to_status=row["to_status"],
+        occurred_at=row["occurred_at"],
+        recorded_at=row["recorded_at"],
+        position=position_of(row),
+        cause=read_cause(row),
+        evaluate_at=row["evaluate_at"],
+        evaluated_to=row["evaluated_to"],
+    )

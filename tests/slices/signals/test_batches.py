@@ -201,7 +201,7 @@ async def play(history: Sequence[Sent], sizes: Sequence[int]) -> dict[str, Any]:
                 await signals.consume()
             queued = await signals.rows("work_signal_firings")
             await signals.run()
-            tables = ("work_items", "work_item_events", "work_signals", "work_item_tasks", "work_signal_firings")
+            tables = ("work_items", "work_item_events", "work_signals", "work_signal_firings")
             return {
                 "outcomes": signals.outcomes(),
                 "fired": sorted(

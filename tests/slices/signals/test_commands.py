@@ -165,6 +165,18 @@ async def test_transition_trigger_needs_a_work_item(signals: SignalConversation)
     assert view["triggerError"] == "workItemId: required by this kind of trigger"
 
 
+# Work items
+
+
+async def test_outcomes_of_work_items(signals: SignalConversation) -> None:
+    """A CreateWorkItem creates a work item that no earlier one and no transition has named. A signal does not count."""
+    await signals.create()
+    await signals.transition(item="item-2")
+    for item in ("item-1", "item-1", "item-2"):
+        await signals.request("CreateWorkItem", workItemId=item)
+    assert signals.outcomes() == ["created", "created", "transitioned", "unchanged", "unchanged"]
+
+
 # Repeated commands
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.harness.clock import ManualClock
-from tests.harness.in_process import next_at
 from tests.harness.locks import LockedPostgres
 from tests.harness.signals import Signals
 from tests.harness.wiring import MAX_ATTEMPTS
@@ -66,25 +65,6 @@ async def test_a_locked_signal_of_a_firing_that_is_given_up(
     clock.advance(minutes=2)
     await signals.run()
     assert [each["payload"]["signalId"] for each in signals.events_of("work.signal.failed")] == ["signal-3"]
-
-
-async def test_a_locked_firing_of_a_transition_that_is_evaluated_again(
-    signals: Signals, locks: LockedPostgres, clock: ManualClock
-) -> None:
-    """The transition waits. The transitions of other work items are evaluated, and it follows when the row is free."""
-    await signals.run()
-    await signals.sql("UPDATE work_item_events SET evaluate_at = recorded_at WHERE work_item_id = 'item-3'")
-    await signals.sql("UPDATE work_signals SET status = 'active' WHERE signal_id = 'signal-3'")
-    off = Signals(locks.database, signals.broker, clock, enabled=False)
-    await off.create("later", item="later")
-    await off.transition(item="later")
-    async with locks.locked(LOCK_FIRING):
-        assert (await signals.evaluation.tick(clock.now())).done == 1
-        assert await next_at(signals.evaluation, clock.now()) == clock.now() + 1000
-        await signals.run()
-        assert "later" in signals.fired()
-    assert (await signals.evaluation.tick(clock.now())).done == 1
-    assert await next_at(signals.evaluation, clock.now()) is None
 
 
 async def test_commands_beside_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:

@@ -106,10 +106,3 @@ async def test_damaged_field(filled: Page, case: Case) -> None:
         assert answer.status == 200
         if not case.views:
             assert f"Damaged in the database: {', '.join(case.damaged)}" in answer.text
-
-
-async def test_damaged_history_of_a_signal(filled: Page) -> None:
-    """Replies show no history of a signal, so a damaged one hides nothing."""
-    async with filled.instance.database.transaction() as tx:
-        await tx.execute("UPDATE work_signals SET history = '['")
-    assert (await filled.get("/ui/signal", tenant="acme", id="-rf")).status == 200

@@ -9,7 +9,7 @@ from timer_service.events.queries import QUERIES, ListBuriedEvents
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import SCHEDULES
 from timer_service.signals.firing_store import FIRINGS
-from timer_service.signals.steps import Status
+from timer_service.signals.signal import Status
 from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
 from timer_service.ui import tenants

@@ -5,7 +5,7 @@ from typing import Any
 
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.queries import QUERIES, GetSignal, ListFirings
-from timer_service.signals.steps import Status
+from timer_service.signals.signal import Status
 from timer_service.ui.commands import command
 from timer_service.ui.formats import day_and_time
 from timer_service.ui.pages import Content
