@@ -1,6 +1,7 @@
 """The queue in which tenants take turns: nothing is lost, its bounds hold, and its turns are fair."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import pytest
 from hypothesis import strategies as st
@@ -49,11 +50,13 @@ class Anything(RuleBasedStateMachine):
 
     @rule(line=LINES, size=st.integers(0, 400), weight=st.integers(0, 20))
     def add(self, line: str, size: int, weight: int) -> None:
-        """The entries that leave a full queue are the newest ones of their lines."""
+        """The entries that leave a full queue are the newest ones of the line with the most bytes."""
         entry = Entry(line, f"{line}{self.count}", size, weight, self.site.now)
         self.count += 1
         self.inside.setdefault(line, []).append(entry)
         for left in self.queue.add(line, entry.item, size=size, weight=weight):
+            used = {line: sum(each.size for each in entries) for line, entries in self.inside.items()}
+            assert used[left.line] == max(used.values())
             assert self.inside[left.line].pop() == left
         assert len(self.queue) <= LIMITS.waiting
         assert sum(each.size for line in self.inside.values() for each in line) <= LIMITS.waiting_bytes
@@ -67,22 +70,25 @@ class Anything(RuleBasedStateMachine):
     )
     def take(self, most: int, room: int, skip: set[str], puts_back: int, weight: int) -> None:
         """Entries leave in their order. Those without a turn are before all others. What is put back is the next."""
+        before = self.next_lines()
         taken = self.queue.take(most, room, skip)
         assert len(taken.entries) <= most
         assert len(taken.entries) <= 1 or sum(each.weight for each in taken.entries) <= room
         for each in sorted([*taken.entries, *taken.late], key=lambda each: int(each.item[1:])):
             assert self.inside[each.line].pop(0) == each
-            assert (each in taken.late) is (self.site.now - each.since > LIMITS.seconds)
+            assert (each in taken.late) is self.is_late(each)
         served = {each.line for each in taken.entries}
         assert not served & skip
-        had_turn = [line in served for line in self.queue.lines]
-        assert had_turn == sorted(had_turn)
+        after = self.next_lines()
+        unserved = [line for line in before if line in after and line not in served]
+        assert after[: len(unserved)] == unserved
+        if len(taken.entries) < most:
+            assert not [each for entries in self.inside.values() for each in entries[:1] if self.is_late(each)]
         back = [each._replace(weight=weight) for each in taken.entries[::-1][:puts_back][::-1]]
         self.queue.put_back(back)
         for each in reversed(back):
             self.inside.setdefault(each.line, []).insert(0, each)
-        next_lines = list(dict.fromkeys(each.line for each in back))
-        assert list(self.queue.lines)[: len(next_lines)] == next_lines
+        assert self.next_lines()[: len({each.line for each in back})] == list(dict.fromkeys(each.line for each in back))
 
     @rule(seconds=st.sampled_from([0.5, 3, 6]))
     def wait(self, seconds: float) -> None:
@@ -91,9 +97,20 @@ class Anything(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """The queue has exactly what was added and has not left. It remembers no line without entries."""
+        """The queue has exactly what was added and has not left."""
         assert len(self.queue) == sum(map(len, self.inside.values()))
-        assert set(self.queue.lines) == {line for line, entries in self.inside.items() if entries}
+        assert set(self.next_lines()) == {line for line, entries in self.inside.items() if entries}
+
+    def is_late(self, entry: Entry[str]) -> bool:
+        return self.site.now - entry.since > LIMITS.seconds
+
+    def next_lines(self) -> list[str]:
+        """Return the lines that have entries, that of the next turn first."""
+        drained, lines = deepcopy(self.queue), list[str]()
+        while len(drained):
+            taken = drained.take(1)
+            lines += [each.line for each in (*taken.late, *taken.entries)]
+        return list(dict.fromkeys(lines))
 
 
 test_anything = Anything.TestCase

@@ -58,18 +58,12 @@ class FairQueue(Generic[_T]):
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def lines(self) -> Sequence[str]:
-        """The lines that have entries, that of the next turn first."""
-        return list(self._lines)
-
-    def add(self, line: str, item: _T, *, size: int, weight: int = 0, since: float | None = None) -> list[Entry[_T]]:
+    def add(self, line: str, item: _T, *, size: int, weight: int = 0) -> list[Entry[_T]]:
         """Add an item. Return the entries that leave because the queue is full, perhaps also this one.
 
-        The newest entries of the line with the most bytes leave, so that the other lines go on. `since` is now if it
-        is None.
+        The newest entries of the line with the most bytes leave, so that the other lines go on.
         """
-        entry = Entry(line, item, size, weight, self._monotonic() if since is None else since)
+        entry = Entry(line, item, size, weight, self._monotonic())
         self._lines.setdefault(line, deque()).append(entry)
         self._count_in(entry, 1)
         left: list[Entry[_T]] = []

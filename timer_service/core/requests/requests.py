@@ -46,8 +46,8 @@ _UNHEALTHY_SECONDS = 60
 _BYTES_PER_TURN = 64 * 1024
 _ALL_FAIL = {Blame.OUTAGE, Blame.BUSY, Blame.SETUP}
 """Errors that every other transaction would have, too."""
-_PARTS_OF_BLOCKED = 8
-"""Into how many parts a blocked transaction is divided. Each step of the search waits for a lock."""
+_PARTS = 8
+"""Into how many parts a failed transaction is divided. If a row is locked, each step of the search waits for it."""
 
 _TOO_MANY_REFUSED = error_reply(Rejection(Code.BUSY, "too many requests were refused; ask again in a second"))
 _FULL = error_reply(Rejection(Code.BUSY, "too many requests are waiting; ask again later"))
@@ -210,7 +210,7 @@ def _read(route: RequestRoute, request: Request) -> Asked:
 class Requests:
     """Applies requests in batches. If a transaction fails, `blame` decides who is at fault.
 
-    Requests of a transaction with an error of one of them are applied in halves, so that a bug affects one request.
+    Requests of a transaction with an error of one of them are applied in parts, so that a bug affects one request.
     Every request gets a reply. Workers repeat a request whose reply is BUSY or INTERNAL.
     """
 
@@ -326,11 +326,10 @@ async def _isolate(
         try:
             result = await attempt(part)
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            cause = blame(error)
-            if len(part) > 1 and cause not in _ALL_FAIL:
+            if len(part) > 1 and blame(error) not in _ALL_FAIL:
                 about = {"count": len(part), "reason": error_text(error)}
                 log.warning("requests failed; applying them in parts", extra=about)
-                size = -(-len(part) // (_PARTS_OF_BLOCKED if cause is Blame.BLOCKED else 2))
+                size = -(-len(part) // _PARTS)
                 smaller = [part[start : start + size] for start in range(0, len(part), size)]
                 parts.extendleft(reversed(smaller))
                 continue
