@@ -11,7 +11,7 @@ from importlib.metadata import metadata
 from typing import Any
 
 from timer_service.core.requests.query import QueryRoute
-from timer_service.core.requests.request_intake import RequestRoute
+from timer_service.core.requests.requests import RequestRoute
 from timer_service.core.values.message import Kind, Payload, kebab
 
 _PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$ ./()-]*")

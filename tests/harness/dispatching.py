@@ -10,13 +10,10 @@ from typing import Any, Self
 from tests.harness.workflows import Workflows
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.database import Database
-from timer_service.core.requests.request_intake import Intake
-from timer_service.core.requests.request_queue import QueueLimits
+from timer_service.core.requests.requests import RequestQueue
 from timer_service.core.values.budget import MIB
 from timer_service.workflows.dispatcher import Dispatcher
 from timer_service.workflows.requests import POLL_TASKS
-
-_LIMITS = QueueLimits(waiting_bytes=16 * MIB, batch_bytes=2 * MIB)
 
 
 class Dispatching:
@@ -30,7 +27,7 @@ class Dispatching:
         self.hints: list[tuple[str, int]] = []
         parts = workflows.parts
         self.dispatcher = Dispatcher(parts, polling_interval=timedelta(seconds=5), wake=self.wakes.append)
-        self.intake = Intake([POLL_TASKS], _LIMITS, parts.metrics)
+        self.queue = RequestQueue([POLL_TASKS], parts.metrics, waiting_bytes=16 * MIB, room=8 * MIB)
         self._unread: list[asyncio.Task[Any]] = []
         self._task: asyncio.Task[None]
 
@@ -45,9 +42,9 @@ class Dispatching:
         started = cls(workflows)
         broker = workflows.broker
         await broker.subscribe_hints(lambda *hint: started.hints.append(hint))
-        subscription = await broker.serve_requests(["poll-tasks"], started.intake.receive)
+        subscription = await broker.serve_requests(["poll-tasks"], started.queue.receive)
         started.dispatcher.open(subscription, started._wake)
-        started._task = asyncio.create_task(started.dispatcher.run(started.intake))
+        started._task = asyncio.create_task(started.dispatcher.run(started.queue))
         yield started
         await started.stop()
 
@@ -56,7 +53,7 @@ class Dispatching:
 
     async def stop(self) -> None:
         """Take no more polls, and answer all."""
-        self.intake.close()
+        self.queue.close()
         async with asyncio.timeout(10):
             await self._task
 

@@ -12,21 +12,19 @@ from tests.harness.in_process import InProcess, Options, exhaust
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.requests.request_intake import Asked
+from timer_service.core.requests.requests import Asked
 from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import Payload
-from timer_service.core.values.stored_json import RawJson, write_lists
 from timer_service.workflows import SLICE
 from timer_service.workflows.deadline_worker import DeadlineWorker
 from timer_service.workflows.protocol import GetEffects, RenewTasks, ReportTasks
 from timer_service.workflows.protocol import Task as TaskModel
-from timer_service.workflows.requests import REQUESTS, handle_requests
+from timer_service.workflows.requests import handle_requests
 from timer_service.workflows.store import WORKFLOWS, holder
 from timer_service.workflows.tasks import read_tasks
 
 LEASE_MS = 30_000
 MAX_ATTEMPTS = 5
-_ITEMS = {each.request: each.items for each in REQUESTS}
 CONTINUE = {"action": "continue"}
 PARK = {"action": "park"}
 
@@ -147,7 +145,7 @@ class Workflows(WorkflowConversation, InProcess):
 
     async def ask_all(self, *requests: Payload, tenant: str = "acme") -> list[Any]:
         """Send the requests of a worker, which are applied in one transaction, and return the replies."""
-        asked = [Asked(tenant, request, _ITEMS[type(request)]) for request in requests]
+        asked = [Asked(tenant, request) for request in requests]
         now = self.clock.now()
         answers = await in_transaction(
             self.database,
@@ -211,4 +209,4 @@ def reports(many: Sequence[Mapping[str, Any]]) -> ReportTasks:
 def _decode(reply: Any) -> Any:
     if isinstance(reply, Rejection):
         return {"error": reply.code}
-    return json.loads((reply if isinstance(reply, RawJson) else write_lists(reply)).text)
+    return json.loads(reply.text)

@@ -11,18 +11,14 @@ from tests.simulation.faults import FaultyRequests
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import Request
 from timer_service.core.ports.database import Transaction
-from timer_service.core.requests.request_intake import Asked, Intake
-from timer_service.core.requests.request_portions import Portions
-from timer_service.core.requests.request_queue import QueueLimits
-from timer_service.core.requests.requests import Answer, HandleRequests, Requests
+from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, Requests
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.budget import MIB
 from timer_service.workflows import dispatcher
 from timer_service.workflows.dispatcher import Dispatcher
 from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
 
-_LIMITS = QueueLimits(waiting_bytes=16 * MIB, batch_bytes=2 * MIB)
-_PORTION_BYTES = 256 * 1024  # small, so that some requests are divided
+_ROOM = 256 * 1024  # small, so that the requests of a batch have several transactions
 _POLLING_INTERVAL = timedelta(seconds=5)
 
 
@@ -63,22 +59,21 @@ class RequestServer:
             clock=parts.clock,
             metrics=parts.metrics,
             weigh=weigh,
-            portions=Portions(_PORTION_BYTES, _LIMITS.batch_bytes),
             prepare=self._prepare,
             wake=_wake_loops,
             offer=self.dispatcher.offer,
             outages=parts.outages,
         )
-        self._polls = self._intake(polls=True)
+        self._polls = self._queue(polls=True)
         self._holding: asyncio.Task[None] | None = None
 
     async def apply(self, requests: Sequence[Request]) -> None:
         """Apply requests, and reply to them."""
-        intake = self._intake()
+        queue = self._queue()
         for each in requests:
-            intake.receive(each)
-        intake.close()
-        await self._requests.run(intake, self._subscription)
+            queue.receive(each)
+        queue.close()
+        await self._requests.run(queue, self._subscription)
 
     async def hold(self, polls: Sequence[Request]) -> None:
         """Hold polls until the dispatcher answers them."""
@@ -93,8 +88,10 @@ class RequestServer:
         if self._holding is not None:
             self._holding.cancel()
 
-    def _intake(self, *, polls: bool = False) -> Intake:
-        return Intake([POLL_TASKS] if polls else REQUESTS, _LIMITS, self._parts.metrics, monotonic=lambda: 0)
+    def _queue(self, *, polls: bool = False) -> RequestQueue:
+        routes = [POLL_TASKS] if polls else REQUESTS
+        metrics = self._parts.metrics
+        return RequestQueue(routes, metrics, waiting_bytes=16 * MIB, room=_ROOM, monotonic=lambda: 0)
 
     def _wake(self, at: float) -> None:
         self.look_at = min(self.look_at, at)

@@ -10,11 +10,10 @@ from tests.simulation.service import MAX_ATTEMPTS, CommitObserver, Handled, Row,
 from tests.simulation.workers import LEASE_SECONDS, Cluster, results_of
 from tests.simulation.workflow_model import EffectModel, Rules, WorkflowModel, WorkflowName
 from tests.simulation.workflow_programs import expect
-from timer_service.core.requests.request_portions import Lists
-from timer_service.core.requests.requests import encode_answer
+from timer_service.core.requests.bodies import encode_answer
 from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import Payload, Position
-from timer_service.core.values.stored_json import RawJson, write_lists
+from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows.protocol import RenewTasks, ReportTasks
 
 _LEASE_MS = LEASE_SECONDS * 1000
@@ -272,9 +271,8 @@ def _no_retry(key: str) -> int:
     raise AssertionError(f"no step has failed, but {key} has an instant")
 
 
-def _read_reply(reply: Payload | RawJson | Lists | Rejection) -> Any:
-    """Return the JSON of a reply, or of the part of it that follows from one portion."""
-    return json.loads(encode_answer(write_lists(reply) if isinstance(reply, Mapping) else reply).body)
+def _read_reply(reply: Payload | RawJson | Rejection) -> Any:
+    return json.loads(encode_answer(reply).body)
 
 
 def _in_ms(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from timer_service.core.events.outbox import OUTBOX, EventKey
 from timer_service.core.ports.database import Database
 from timer_service.core.service import clock_repair
 from timer_service.core.service.clock_repair import SLACK_MS, ClockRepair
-from timer_service.core.values.backoff import Backoff
+from timer_service.core.values.delays import Backoff
 from timer_service.core.values.message import Event, Position
 from timer_service.runs.run import SWEEP_MS
 

@@ -16,7 +16,7 @@ from timer_service.core.events import pause, relay
 from timer_service.core.intake import backlog, cursor, trouble, waiting, waiting_rows
 from timer_service.core.limits import audit, quotas
 from timer_service.core.ports import clock, turns
-from timer_service.core.requests import query, query_queue, refusals
+from timer_service.core.requests import fair_queue, query
 from timer_service.core.service import clock_repair, retention
 from timer_service.core.values import delays
 from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
@@ -25,7 +25,6 @@ from timer_service.workflows import registry
 DOCS = Path(__file__).parents[2] / "docs"
 WORDS = {1: "a", 2: "two", 3: "three", 10: "ten"}
 MINUTE, HOUR = 60_000, 3_600_000
-LIMITS = query_queue.QueryLimits(0)
 
 
 def word(number: int) -> str:
@@ -52,7 +51,7 @@ NUMBERS = {
         f"take long to compute ends after {turns._TRANSACTION_SECONDS * 1000:.0f} ms",
         f"published in chunks of about {relay._CHUNK_BYTES // MIB} MiB",
         f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",
-        f"After {refusals.MOST_REFUSALS} refused queries of a tenant in a second",
+        f"After {fair_queue.MOST_REFUSALS} refused queries of a tenant in a second",
         f"{registry.MOST_WORKERS:,} workers in `list-workers`, with {registry._TYPES_BYTES // 1024} KiB of types each",
     ],
     "operations.md": [
@@ -72,8 +71,8 @@ NUMBERS = {
         "nothing for an hour after a jump forward by more than a minute",
         f"whose pass takes {word(loop._LONGEST_PASS_SECONDS // 60)} minute longer than its interval",
         f"lasts at most {http._CONNECTION_SECONDS} s. At most {http.MOST_CONNECTIONS} are open",
-        f"at most {word(LIMITS.running_of_tenant)} of one tenant are answered at a time",
-        f"are answered at a time, and {LIMITS.waiting_of_tenant:,} wait",
+        f"at most {word(query.RUNNING_OF_TENANT)} of one tenant are answered at a time",
+        f"are answered at a time, and {query.WAITING:,} wait",
         f"opens up to {postgres.MOST_CONNECTIONS}: {postgres._WORK_CONNECTIONS} for its own work",
         f"own work, {postgres._QUERY_CONNECTIONS} for queries and gauges",
         f"A statement may take {postgres._STATEMENT_SECONDS} s, a statement of a migration one hour",

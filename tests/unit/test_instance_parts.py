@@ -15,9 +15,10 @@ from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.health import OutageLog, Publishing
-from timer_service.core.requests.query_queue import QueryLimits
-from timer_service.core.requests.request_queue import QueueLimits
+from timer_service.core.requests.fair_queue import QueueLimits
+from timer_service.core.requests.query import RUNNING, WAITING
 from timer_service.core.values.budget import MIB, Budget
+from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
 from timer_service.workflows.dispatcher import Dispatcher
 
@@ -40,8 +41,7 @@ HELD = {
     "hold_ms": {11_000},
     "_keep_ms": {216_000_000},
     "_reply_prefix": {"_REPLY."},
-    "_room": {BUDGET.portion},
-    "_large_bytes": {BUDGET.part},
+    "room": {BUDGET.portion},
     "_claim_bytes": {BUDGET.portion},
     "most_bytes": {BUDGET.claim, FIRINGS_CLAIM},
 }
@@ -84,8 +84,8 @@ async def test_settings(instance: Instance) -> None:
     assert found == HELD
     assert {each for each in parts if isinstance(each, Budget)} == {BUDGET}
     assert {each.limits.default.pending_timers for each in parts if isinstance(each, Quotas)} == {3}
-    assert {each for each in parts if isinstance(each, QueryLimits)} == {QueryLimits.of(BUDGET.queries)}
-    assert {each for each in parts if isinstance(each, QueueLimits)} == {QueueLimits(BUDGET.requests, BUDGET.part)}
+    queries = QueueLimits(BUDGET.queries - RUNNING * MAX_MESSAGE_BYTES, WAITING)
+    assert {each for each in parts if isinstance(each, QueueLimits)} == {queries, QueueLimits(BUDGET.requests, 20_000)}
 
 
 async def test_polling_intervals(instance: Instance) -> None:

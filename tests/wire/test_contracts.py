@@ -44,7 +44,7 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.lease import Failure
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.requests.query import Queries, QueryRoute
-from timer_service.core.requests.request_intake import RequestRoute
+from timer_service.core.requests.requests import RequestRoute
 from timer_service.core.values.codec import decode_command, decode_envelope, encode
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.headers import Headers

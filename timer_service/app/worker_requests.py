@@ -13,10 +13,8 @@ from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import Broker, QueryReply, Request, RequestSubscription
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
-from timer_service.core.requests.request_intake import Asked, Intake, error_reply
-from timer_service.core.requests.request_portions import Portions
-from timer_service.core.requests.request_queue import QueueLimits
-from timer_service.core.requests.requests import Answer, HandleRequests, Requests
+from timer_service.core.requests.bodies import error_reply
+from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, RequestRoute, Requests
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.workflows import dispatcher, registry
@@ -34,9 +32,8 @@ class WorkerRequests:
     def __init__(self, config: Config, parts: Parts) -> None:
         self._enabled = "workflows" in config.enabled
         self._parts = parts
-        limits = QueueLimits(waiting_bytes=parts.budget.requests, batch_bytes=parts.budget.part)
-        self._polls = Intake([POLL_TASKS], limits, parts.metrics)
-        self._others = Intake(REQUESTS, limits, parts.metrics)
+        self._polls = self._queue([POLL_TASKS])
+        self._others = self._queue(REQUESTS)
         self._gate = BacklogGate(parts.broker, parts.database)
         self._dispatcher = Dispatcher(parts, polling_interval=config.polling_interval, wake=self._wake_dispatcher)
         self._registry = self._dispatcher.registry
@@ -64,7 +61,6 @@ class WorkerRequests:
             clock=self._parts.clock,
             metrics=self._parts.metrics,
             weigh=weigh,
-            portions=Portions(self._parts.budget.portion, self._parts.budget.part),
             prepare=self._prepare,
             wake=wakeups.wake,
             offer=self._dispatcher.offer,
@@ -97,8 +93,12 @@ class WorkerRequests:
         self._others.close()
 
     def _receive(self, request: Request) -> QueryReply | None:
-        intake = self._polls if request.name == POLL_TASKS.name else self._others
-        return intake.receive(request)
+        queue = self._polls if request.name == POLL_TASKS.name else self._others
+        return queue.receive(request)
+
+    def _queue(self, routes: Sequence[RequestRoute]) -> RequestQueue:
+        budget = self._parts.budget
+        return RequestQueue(routes, self._parts.metrics, waiting_bytes=budget.requests, room=budget.portion)
 
     async def _apply(self) -> None:
         if self._subscription is not None:

@@ -16,8 +16,7 @@ from timer_service.core.events import outbox
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
-from timer_service.core.values.backoff import Backoff
-from timer_service.core.values.delays import Delays
+from timer_service.core.values.delays import Backoff, Delays
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.values.message import Event

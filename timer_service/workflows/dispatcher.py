@@ -14,8 +14,8 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
 from timer_service.core.ports.turns import Turns
-from timer_service.core.requests.request_intake import Intake, error_reply
-from timer_service.core.requests.requests import ANSWERED
+from timer_service.core.requests.bodies import ANSWERED, error_reply
+from timer_service.core.requests.requests import RequestQueue
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.stored_json import write_list, write_object
@@ -86,14 +86,14 @@ class Dispatcher:
         self._answers = Answers(subscription)
         self._wake_loops = wake_loops
 
-    async def run(self, intake: Intake) -> None:
-        """Hold the polls of an intake until it is closed. Then answer all of them."""
-        while (batch := await intake.next_batch()) is not None:
+    async def run(self, queue: RequestQueue) -> None:
+        """Hold the polls of a queue until it is closed. Then answer all of them."""
+        while (batch := await queue.next_batch()) is not None:
             await self._subscription.reply(batch.errors)
             turns = Turns(_TYPES_PER_TURN)
-            for waiting, asked in batch.valid:
+            for entry, asked in batch.valid:
                 await turns.take(len(asked.request.types))
-                self._hold(Poll(waiting.request._replace(body=b""), asked.request))
+                self._hold(Poll(entry.item._replace(body=b""), asked.request))
             await self._answers.until_few()
         self._stopping = True
         async with self._pass:

@@ -2,7 +2,7 @@
 
 All of them run in one transaction, which locks the workflows that they name in the order of their keys. Requests are
 applied in order, so the same report twice in one batch has one effect. Before that, `weigh` says how much memory each
-report and each renewal needs (core/request_portions.py).
+report and each renewal needs (core/requests/requests.py).
 """
 
 import random
@@ -11,13 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from timer_service.core.due.lanes import Lane
 from timer_service.core.ports.database import Reader, Transaction
 from timer_service.core.ports.turns import Turns
-from timer_service.core.requests.request_intake import Asked, RequestRoute
-from timer_service.core.requests.request_portions import Lists
-from timer_service.core.requests.requests import Answer
+from timer_service.core.requests.requests import Answer, Asked, RequestRoute
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.paging import PAGE_BYTES, write_cursor
-from timer_service.core.values.stored_json import RawJson, write_list, write_object
+from timer_service.core.values.stored_json import RawJson, write_list, write_lists, write_object
 from timer_service.workflows import effect_store, protocol, report, store, task_store
 from timer_service.workflows.effect import EffectKey
 from timer_service.workflows.protocol import (
@@ -47,8 +45,8 @@ _BYTES_PER_TURN = 64 * 1024
 POLL_TASKS = RequestRoute("poll-tasks", PollTasks, protocol.Tasks, _POLL_BYTES)
 """The request that the dispatcher answers."""
 REQUESTS = (
-    RequestRoute("report-tasks", ReportTasks, ReportsReply, items="reports"),
-    RequestRoute("renew-tasks", RenewTasks, RenewReply, items="tasks"),
+    RequestRoute("report-tasks", ReportTasks, ReportsReply),
+    RequestRoute("renew-tasks", RenewTasks, RenewReply),
     RequestRoute("get-effects", GetEffects, EffectsPage),
 )
 """The requests that `handle_requests` applies."""
@@ -187,10 +185,10 @@ class _Batch:
 
     async def replies(
         self, tx: Transaction, asked: Sequence[Asked], decided: Sequence[Sequence[Decision | None]]
-    ) -> list[Lists | RawJson | Rejection]:
+    ) -> list[RawJson | Rejection]:
         """Return the replies to requests, after what they changed was saved."""
         both = list(zip(asked, decided, strict=True))
-        over = await task_store.over_views(tx, [_shown(*each) for each in both], self._rules.now)
+        over = await task_store.over_views(tx, [_shown(each) for each in decided], self._rules.now)
         return [
             await self._effects_reply(tx, each)
             if isinstance(each.request, GetEffects)
@@ -214,26 +212,25 @@ class _Batch:
         return write_object(fields, {"effects": views})
 
 
-def _shown(asked: Asked, decisions: Sequence[Decision | None]) -> Shown:
+def _shown(decisions: Sequence[Decision | None]) -> Shown:
     """Return the tasks whose waits that are over the reply to a request names."""
     tasks = {each.task.workflow.key: each.task for each in decisions if each is not None and each.shows_waits}
-    return Shown(tasks, REPLY_BYTES - asked.replied)
+    return Shown(tasks, REPLY_BYTES)
 
 
-def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mapping[Key, Sequence[RawJson]]) -> Lists:
+def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mapping[Key, Sequence[RawJson]]) -> RawJson:
     """Return the reply to reports or renewals."""
     pairs = list(zip(_items(asked), decisions, strict=True))
     if isinstance(asked.request, ReportTasks):
-        return {"reports": [_reported(key, decision, over) for (key, _), decision in pairs]}
+        return write_lists({"reports": [_reported(key, decision, over) for (key, _), decision in pairs]})
     lost = [task for (_, task), decision in pairs if decision is None]
     tokens = {key: task.token for (key, task), decision in pairs if decision is not None}
-    return {
-        "lost": [write_object({"workflowId": each.workflow_id, "token": each.token}, {}) for each in lost],
-        "tasks": [
-            write_object({"workflowId": key.workflow_id, "token": tokens[key]}, {"over": write_list(views)})
-            for key, views in over.items()
-        ],
-    }
+    names = [write_object({"workflowId": each.workflow_id, "token": each.token}, {}) for each in lost]
+    shown = [
+        write_object({"workflowId": key.workflow_id, "token": tokens[key]}, {"over": write_list(views)})
+        for key, views in over.items()
+    ]
+    return write_lists({"lost": names, "tasks": shown})
 
 
 def _reported(key: Key, decision: Decision | None, over: Mapping[Key, Sequence[RawJson]]) -> RawJson:

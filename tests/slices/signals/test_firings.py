@@ -29,8 +29,8 @@ from timer_service.core.due.recovery import take_over_claims
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database
-from timer_service.core.values.backoff import Backoff
 from timer_service.core.values.data import dump_data
+from timer_service.core.values.delays import Backoff
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Position
 from timer_service.signals import store

@@ -25,10 +25,7 @@ from tests.harness.workflows import (
 )
 from timer_service.core.ports.broker import Request
 from timer_service.core.ports.health import OutageLog
-from timer_service.core.requests.request_intake import Asked, Intake
-from timer_service.core.requests.request_portions import Portions
-from timer_service.core.requests.request_queue import QueueLimits
-from timer_service.core.requests.requests import HandleRequests, Requests
+from timer_service.core.requests.requests import Asked, HandleRequests, RequestQueue, Requests
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.workflows import SLICE, effect_store
@@ -107,22 +104,34 @@ async def test_renewals_are_applied_in_portions(workflows: Workflows) -> None:
     large = await _begin(workflows, 8, waits=60)
     (small,) = await _begin(workflows, 1, waits=1, tenant="other")
     reads = counted(workflows)
-    sent = [("acme", [each]) for each in large] + [("other", [small]), ("acme", large)]
+    sent = [("acme", [each]) for each in large] + [("other", [small])]
     replies = await _apply(workflows, [(tenant, _renewal(tasks)) for tenant, tasks in sent], room=600_000)
-    assert [len(reply["tasks"]) for reply in replies] == [1] * 9 + [8]
+    assert [len(reply["tasks"]) for reply in replies] == [1] * 9
     assert all(len(each["over"]) == 60 for reply in replies[:8] for each in reply["tasks"])
     assert max(each.rows for each in reads.transactions) <= 4 * 61 + 2
-    assert workflows.metrics.requests == {("renew-tasks", "answered"): 10}
+    assert workflows.metrics.requests == {("renew-tasks", "answered"): 9}
 
 
-async def test_replies_of_a_portion_have_a_limit(workflows: Workflows) -> None:
-    """A transaction reads few large results. A divided renewal has no more of them than one message."""
+async def test_replies_of_a_transaction_have_a_limit(workflows: Workflows) -> None:
+    """A transaction reads few large results. One renewal of several tasks has no more of them than one message."""
     tasks = await _begin(workflows, 4, waits=4, size=60_000)
     reads = counted(workflows)
-    asked = [("acme", _renewal([each])) for each in tasks] + [("acme", _renewal(tasks))]
+    asked = [("acme", _renewal([each])) for each in tasks]
     replies = await _apply(workflows, asked, room=2 * MIB)
-    assert [sum(len(each["over"]) for each in reply["tasks"]) for reply in replies] == [4, 4, 4, 4, 8]
+    assert [sum(len(each["over"]) for each in reply["tasks"]) for reply in replies] == [4] * 4
     assert max(each.characters for each in reads.transactions) <= 8 * 60_000 + 10_000
+    reply = await workflows.renew(*tasks)
+    assert sum(len(each["over"]) for each in reply["tasks"]) == 8
+
+
+async def test_tasks_that_need_too_much_memory_together(workflows: Workflows) -> None:
+    """A renewal of several tasks for which no transaction has room is refused. Its worker sends halves, down to one."""
+    tasks = await _begin(workflows, 4, waits=60)
+    sent = [("acme", _renewal(each)) for each in (tasks, tasks[:2], tasks[:1])]
+    replies = await _apply(workflows, sent, room=100_000)
+    assert [reply.get("error", {}).get("code") for reply in replies] == ["TOO_LARGE", "TOO_LARGE", None]
+    assert len(replies[-1]["tasks"][0]["over"]) == 60
+    assert workflows.metrics.requests == {("renew-tasks", "TOO_LARGE"): 2, ("renew-tasks", "answered"): 1}
 
 
 async def test_results_that_were_seen_weigh_nothing(workflows: Workflows) -> None:
@@ -130,20 +139,12 @@ async def test_results_that_were_seen_weigh_nothing(workflows: Workflows) -> Non
     task = await workflows.begin()
     await workflows.report(task, steps=[done(key, "x" * 60_000) for key in keys("a", 20)], seen=seen(*keys("a", 20)))
     sizes = [
-        await weigh(workflows.database.reader, [Asked("acme", each, "reports")])
+        await weigh(workflows.database.reader, [Asked("acme", each)])
         for each in (report(task, steps=[done("b")]), report(task, waits=[wait_for("b")]))
     ]
     assert [size < most for ((size,),), most in zip(sizes, (10_000, 220_000), strict=True)] == [True, True]
     unknown = report({"workflowId": "unknown", "token": "0" * 16}, waits=[wait_for("b")])
-    assert await weigh(workflows.database.reader, [Asked("acme", unknown, "reports")]) == [[4096]]
-
-
-async def test_divided_replies_with_long_names_fit_into_a_message(workflows: Workflows) -> None:
-    """The reply to a divided renewal counts its bytes, not its characters."""
-    tasks = await _begin(workflows, 5, waits=600, name="\N{GRINNING FACE}" * 90)
-    (reply,) = await _apply(workflows, [("acme", _renewal(tasks))], room=MIB)
-    assert len(json.dumps(reply, ensure_ascii=False).encode()) <= REPLY_BYTES + 20_000
-    assert "error" not in reply
+    assert await weigh(workflows.database.reader, [Asked("acme", unknown)]) == [[4096]]
 
 
 async def test_pages_of_effects_are_read_in_portions(workflows: Workflows) -> None:
@@ -282,7 +283,7 @@ async def test_renewals_copy_messages_in_portions(workflows: Workflows) -> None:
         workflows.send("SendToWorkflow", name="a", data="x" * 60_000)
     await workflows.consume()
     request = RenewTasks.model_validate(_renewal([task])[1])
-    ((size,),) = await weigh(workflows.database.reader, [Asked("acme", request, "tasks")])
+    ((size,),) = await weigh(workflows.database.reader, [Asked("acme", request)])
     assert size > 20 * 60_000 + 3 * REPLY_BYTES
 
 
@@ -290,7 +291,7 @@ async def test_ends_write_inputs_in_portions(workflows: Workflows) -> None:
     """What a report weighs includes the input if the workflow ends: it is in the row of the result."""
     task = await workflows.begin(input="x" * 60_000)
     sizes = [
-        await weigh(workflows.database.reader, [Asked("acme", report(task, then), "reports")])
+        await weigh(workflows.database.reader, [Asked("acme", report(task, then))])
         for then in (CONTINUE, PARK, release(), complete("y"), fail())
     ]
     assert [size > 60_000 for ((size,),) in sizes] == [False, False, False, True, True]
@@ -334,8 +335,8 @@ def _renewal(tasks: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
 
 async def _apply(workflows: Workflows, sent: list[tuple[str, tuple[str, Any]]], room: int) -> list[Any]:
     """Send requests of tenants together, and apply them in portions. Return the replies."""
-    intake = Intake(REQUESTS, QueueLimits(16 * MIB, MIB), workflows.metrics)
-    subscription = await workflows.broker.serve_requests(intake.names, intake.receive)
+    queue = RequestQueue(REQUESTS, workflows.metrics, waiting_bytes=16 * MIB, room=room)
+    subscription = await workflows.broker.serve_requests(queue.names, queue.receive)
 
     async def prepare(_now: int) -> HandleRequests:
         return partial(handle_requests, rng=random.Random(0), may_time_out=True)
@@ -348,7 +349,6 @@ async def _apply(workflows: Workflows, sent: list[tuple[str, tuple[str, Any]]], 
         clock=workflows.clock,
         metrics=workflows.metrics,
         weigh=weigh,
-        portions=Portions(room, MIB),
         prepare=prepare,
         wake=wake,
         offer=lambda *_: None,
@@ -359,7 +359,7 @@ async def _apply(workflows: Workflows, sent: list[tuple[str, tuple[str, Any]]], 
         for tenant, (name, body) in sent
     ]
     await asyncio.sleep(0)
-    intake.close()
+    queue.close()
     async with asyncio.timeout(30):
-        await requests.run(intake, subscription)
+        await requests.run(queue, subscription)
         return [json.loads((await each).body) for each in replies]

@@ -24,7 +24,7 @@ from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.health import Publishing
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.ports.transactions import run_at_once
-from timer_service.core.values.backoff import LONGEST_DELAY, Backoff
+from timer_service.core.values.delays import LONGEST_DELAY, Backoff
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Message

@@ -1,22 +1,21 @@
 """Queries: decode the request, call the slice, encode the reply. They read committed rows and change nothing."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-from pydantic_core import from_json, to_json
-
-from timer_service.core.intake.rejection import error_body
 from timer_service.core.ports.broker import QueryReply, SendReply
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Reader
 from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.requests.bodies import ANSWERED, decode, encode_answer, error_reply
 from timer_service.core.requests.computing import Computing, Steps
-from timer_service.core.requests.query_queue import QueryLimits, QueryTurns
-from timer_service.core.requests.refusals import Refusals
+from timer_service.core.requests.fair_queue import FairQueue, QueueLimits, Refusals
 from timer_service.core.values.budget import DEFAULT_BUDGET, Budget
-from timer_service.core.values.codec import rejection_of
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Payload
 from timer_service.core.values.stored_json import RawJson, write
@@ -24,15 +23,17 @@ from timer_service.core.values.stored_json import RawJson, write
 log = logging.getLogger(__name__)
 
 MAX_QUERY_BYTES = 64 * 1024
-_MAX_FIELDS = 100
-"""More fields than any query has. Each unknown field costs a fault, which takes longer to describe than to send."""
+RUNNING = 4
+"""How many queries are answered at a time."""
+RUNNING_OF_TENANT = 3
+"""How many queries of one tenant are answered at a time. The rest is for the other tenants."""
+WAITING = 1000
+"""How many queries wait."""
+_QUERY_BYTES = 4096
+"""The memory of a waiting query besides its body."""
 
 _REFUSED = frozenset({Code.BUSY, Code.TOO_LARGE, Code.INVALID_JSON, Code.INVALID_PAYLOAD})
 """The codes of queries that nobody sends in large numbers, except by mistake or to do harm."""
-
-ANSWERED = "answered"
-"""The outcome of a query in the metrics. The outcome of an error is its code."""
-
 
 Document = Mapping[str, Any] | RawJson
 """The reply to a query."""
@@ -72,14 +73,19 @@ class Queries:
         *,
         budget: Budget = DEFAULT_BUDGET,
         computing: Computing | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._clock = clock
         self._metrics = metrics
         self._computing = computing or Computing()
         self._routes = {route.name: route for route in routes}
-        self._turns = QueryTurns(QueryLimits.of(budget.queries), metrics)
-        self._refusals = Refusals()
+        limits = QueueLimits(budget.queries - RUNNING * MAX_MESSAGE_BYTES, WAITING)
+        self._waiting = FairQueue[asyncio.Future[str | None]](limits, monotonic)
+        """The queries that wait: each for None, when its turn begins, or for the reason why it is refused."""
+        self._running: Counter[str] = Counter()
+        """The tenants whose queries are answered now."""
+        self._refusals = Refusals(monotonic)
 
     @property
     def names(self) -> Sequence[str]:
@@ -99,57 +105,82 @@ class Queries:
         The turn of a query ends when its reply is sent. So replies that are sent slowly need little memory.
         """
         try:
-            return await self._answer(name, tenant, body, send)
+            async with self._turn(tenant, len(body)):
+                reply = await self._answer(self._routes[name], tenant, body)
+                if reply.code is None:
+                    self._metrics.query_answered(name, ANSWERED)
+                    await send(reply)
+                    return reply
         except Rejection as rejection:
-            if rejection.code in _REFUSED:
-                self._refusals.record(tenant)
-            reply = _error(rejection)
+            reply = error_reply(rejection)
         except DatabaseUnavailableError as error:
             # No outage: a slow query also ends like this. The loops report a real outage.
             log.debug("query failed: the database is unavailable", extra={"query": name, "reason": str(error)})
-            reply = _error(Rejection(Code.INTERNAL, "the database is not available at the moment"))
+            reply = error_reply(Rejection(Code.INTERNAL, "the database is not available at the moment"))
         except Exception:
             log.exception("query failed", extra={"query": name})
-            reply = _error(Rejection(Code.INTERNAL, "the query failed; see the log of the service"))
+            reply = error_reply(Rejection(Code.INTERNAL, "the query failed; see the log of the service"))
+        if reply.code in _REFUSED:
+            self._refusals.record(tenant)
         self._metrics.query_answered(name, reply.code or Code.INTERNAL)
         await send(reply)
         return reply
 
-    async def _answer(self, name: str, tenant: str, body: bytes, send: SendReply) -> QueryReply:
-        if len(body) > MAX_QUERY_BYTES:
-            raise Rejection(Code.TOO_LARGE, f"the query has {len(body)} bytes; the limit is {MAX_QUERY_BYTES}")
-        route = self._routes[name]
-        async with self._turns.turn(tenant, len(body)):
-            async with self._computing.slice():
-                request = _read(route.request, body)
-            answer = await route.answer(self._database.queries, tenant, request, self._clock.now())
-            document = await self._computing.run(answer) if isinstance(answer, Generator) else answer
-            async with self._computing.slice():
-                encoded = write(document).encode()
-            if len(encoded) > MAX_MESSAGE_BYTES:
-                message = f"the reply would have {len(encoded)} bytes; the limit is {MAX_MESSAGE_BYTES}"
-                raise Rejection(Code.TOO_LARGE, message)
-            self._metrics.query_answered(name, ANSWERED)
-            reply = QueryReply(encoded)
-            await send(reply)
-            return reply
+    async def _answer(self, route: QueryRoute, tenant: str, body: bytes) -> QueryReply:
+        async with self._computing.slice():
+            request = decode(body, route.request, what="query", most_bytes=MAX_QUERY_BYTES)
+        answer = await route.answer(self._database.queries, tenant, request, self._clock.now())
+        document = await self._computing.run(answer) if isinstance(answer, Generator) else answer
+        async with self._computing.slice():
+            return encode_answer(write(document))
+
+    @asynccontextmanager
+    async def _turn(self, tenant: str, body_bytes: int) -> AsyncIterator[None]:
+        """Wait for the turn of a query, which lasts until the block ends. Raises `Rejection` if it has to give up."""
+        turn: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        for each in self._waiting.add(tenant, turn, size=body_bytes + _QUERY_BYTES):
+            _end_wait(each.item, "too many queries are waiting; ask again later")
+        self._start_queries()
+        try:
+            refusal = await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.result() is None:  # its turn had begun
+                self._end(tenant)
+            raise
+        if refusal is not None:
+            raise Rejection(Code.BUSY, refusal)
+        try:
+            yield
+        finally:
+            self._end(tenant)
+
+    def _end(self, tenant: str) -> None:
+        self._running[tenant] -= 1
+        self._running += Counter()  # removes the zeros
+        self._start_queries()
+
+    def _start_queries(self) -> None:
+        while self._running.total() < RUNNING:
+            skip = [tenant for tenant, count in self._running.items() if count >= RUNNING_OF_TENANT]
+            taken = self._waiting.take(1, skip=skip)
+            for each in taken.late:
+                _end_wait(each.item, "the query waited for too long; ask again later")
+            for each in taken.entries:
+                if not each.item.cancelled():
+                    self._running[each.line] += 1
+                    each.item.set_result(None)
+            if not taken.entries:
+                break
+        self._metrics.queries_waiting(len(self._waiting))
 
 
-def _read(model: type[Payload], body: bytes) -> Payload:
-    try:
-        document = from_json(body or b"{}", allow_inf_nan=False)
-    except ValueError as error:
-        raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
-    if isinstance(document, dict) and len(document) > _MAX_FIELDS:
-        raise Rejection(Code.INVALID_PAYLOAD, f"the query has {len(document)} fields; the limit is {_MAX_FIELDS}")
-    try:
-        return model.model_validate(document, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise rejection_of(Code.INVALID_PAYLOAD, "the query", error) from error
+def _end_wait(turn: asyncio.Future[str | None], refusal: str) -> None:
+    """End the wait with a refusal. An exception in the future would be a cycle: it refers to a frame with the future.
+
+    Such cycles would keep the bodies of refused queries until the next garbage collection, which comes late.
+    """
+    if not turn.cancelled():
+        turn.set_result(refusal)
 
 
-def _error(rejection: Rejection) -> QueryReply:
-    return QueryReply(to_json({"error": error_body(rejection)}), rejection.code, rejection.message)
-
-
-_TOO_MANY_REFUSED = _error(Rejection(Code.BUSY, "too many queries were refused; ask again in a second"))
+_TOO_MANY_REFUSED = error_reply(Rejection(Code.BUSY, "too many queries were refused; ask again in a second"))

@@ -1,12 +1,17 @@
-"""Applies the requests of workers: collects them while a transaction runs, and applies them in the next one.
+"""Requests of workers: collected while a transaction runs, and applied together in the next one.
 
-What one transaction reads and replies has a limit (core/request_portions.py). Requests beyond it are applied later. A
-worker gets its reply after the commit. If a reply is lost, the worker repeats the request, and nothing more changes.
+What one transaction reads and replies has a limit, the *room*. Requests beyond it stay in the queue. A request about
+several tasks that needs more than the room is refused, and its worker sends the tasks in parts. A worker gets its reply
+after the commit. If a reply is lost, the worker repeats the request, and nothing more changes.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.lanes import Lane
@@ -17,34 +22,63 @@ from timer_service.core.ports.health import Health, OutageLog, RecentFailure
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.ports.turns import Turns
-from timer_service.core.requests.request_intake import LATE, Asked, Intake, Valid, error_reply
-from timer_service.core.requests.request_portions import Lists, Piece, Portions, Work
+from timer_service.core.requests.bodies import ANSWERED, decode, encode_answer, error_reply
+from timer_service.core.requests.fair_queue import Entry, FairQueue, QueueLimits, Refusals
 from timer_service.core.values.error_text import error_text
-from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Payload
-from timer_service.core.values.stored_json import RawJson, write_lists
+from timer_service.core.values.errors import Code, Fault, Rejection
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Payload
+from timer_service.core.values.stored_json import RawJson
 
 log = logging.getLogger(__name__)
 
-ANSWERED = "answered"
-"""The outcome of a request in the metrics. The outcome of an error is its code."""
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+_DECODED_FACTOR = 16
+"""About how many times its size a body needs when it is decoded."""
+_WAITING = 20_000
+"""How many requests wait."""
+_BATCH = 1000
+"""How many requests are decoded at a time."""
+_REQUEST_BYTES = 1024
+"""The memory of a waiting request besides its body."""
 _UNHEALTHY_SECONDS = 60
 _BYTES_PER_TURN = 64 * 1024
 _ALL_FAIL = {Blame.OUTAGE, Blame.BUSY, Blame.SETUP}
 """Errors that every other transaction would have, too."""
-_PARTS_OF_BLOCKED = 8
-"""Into how many parts a blocked transaction is divided. Each step of the search waits for a lock."""
+_PARTS = 8
+"""Into how many parts a failed transaction is divided. If a row is locked, each step of the search waits for it."""
 
-_UNAVAILABLE = error_reply(Rejection(Code.BUSY, "the database is not available at the moment; ask again later"))
-_CONFLICT = error_reply(Rejection(Code.BUSY, "other transactions use the same rows; ask again later"))
-_FAILED = error_reply(Rejection(Code.INTERNAL, "the request failed; see the log of the service"))
+_TOO_MANY_REFUSED = error_reply(Rejection(Code.BUSY, "too many requests were refused; ask again in a second"))
+_FULL = error_reply(Rejection(Code.BUSY, "too many requests are waiting; ask again later"))
+_LATE = error_reply(Rejection(Code.BUSY, "the request waited for too long; ask again later"))
+_UNAVAILABLE = Rejection(Code.BUSY, "the database is not available at the moment; ask again later")
+_CONFLICT = Rejection(Code.BUSY, "other transactions use the same rows; ask again later")
+_FAILED = Rejection(Code.INTERNAL, "the request failed; see the log of the service")
+
+
+class RequestRoute(NamedTuple):
+    """A request: its name, and the models of its request and reply."""
+
+    name: str
+    request: type[Payload]
+    reply: type[Payload]
+    most_bytes: int = MAX_MESSAGE_BYTES
+    """The largest body of a request."""
+
+
+class Asked(NamedTuple):
+    """A valid request. Its tenant owns every row that it reads or writes."""
+
+    tenant: str
+    request: Any
+    """The `RequestRoute.request` of its name."""
 
 
 class Answer(NamedTuple):
-    """What follows a request, or some of its items, after the commit."""
+    """What follows a request after the commit."""
 
-    reply: Payload | RawJson | Lists | Rejection
-    """`Lists` if the request has items."""
+    reply: Payload | RawJson | Rejection
     wakes: tuple[str, ...] = ()
     """The loops for which it wrote rows."""
     lanes: tuple[tuple[Lane, int], ...] = ()
@@ -55,13 +89,128 @@ HandleRequests = Callable[[Transaction, Sequence[Asked], int], Awaitable[Sequenc
 """Applies requests in order, within the transaction, at an instant. Returns an answer for each."""
 
 Weigh = Callable[[Reader, Sequence[Asked]], Awaitable[Sequence[Sequence[int]]]]
-"""Returns for each request about how many bytes of memory each of its items needs, as rows and in the reply."""
+"""Returns for each request about how many bytes of memory each of its tasks needs, as rows and in the reply."""
+
+
+class Valid(NamedTuple):
+    """A valid request, as it waited and as it was read."""
+
+    entry: Entry[Request]
+    asked: Asked
+
+
+class Batch(NamedTuple):
+    """The next requests: the valid ones, and the error replies to the others."""
+
+    valid: Sequence[Valid]
+    errors: Sequence[tuple[Request, QueryReply]]
+
+
+class RequestQueue:
+    """The waiting requests of some routes. `receive` is called by the broker, `next_batch` by one task."""
+
+    def __init__(
+        self,
+        routes: Sequence[RequestRoute],
+        metrics: MetricsPort,
+        *,
+        waiting_bytes: int,
+        room: int,
+        waiting: int = _WAITING,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`waiting_bytes`, `waiting`: the bytes and the number of all requests that wait.
+
+        `room`: how many bytes of memory the requests of a batch need when they are decoded; one may need more.
+        """
+        self.room = room
+        self._routes: Mapping[str, RequestRoute] = {route.name: route for route in routes}
+        self._queue = FairQueue[Request](QueueLimits(waiting_bytes, waiting), monotonic)
+        self._metrics = metrics
+        self._refusals = Refusals(monotonic)
+        self._counted = 0
+        """How many of the waiting requests are in the gauge."""
+        self._removed: list[Request] = []
+        """Requests that made room for others. They get a reply with the next batch."""
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the requests."""
+        return list(self._routes)
+
+    def receive(self, request: Request) -> QueryReply | None:
+        """Take a request, or return the error BUSY. It decides without reading the request."""
+        if self._refusals.too_many(request.tenant):
+            return self._count_error(request, _TOO_MANY_REFUSED)
+        size = len(request.body)
+        left = self._queue.add(request.tenant, request, size=size + _REQUEST_BYTES, weight=size * _DECODED_FACTOR)
+        self._count_waiting()
+        self._removed += [each.item._replace(body=b"") for each in left if each.item is not request]
+        self._changed.set()
+        return self._count_error(request, _FULL) if any(each.item is request for each in left) else None
+
+    async def next_batch(self) -> Batch | None:
+        """Wait for requests and return some of them; None if the queue is closed and all were returned."""
+        while not self._queue and not self._removed:
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        taken = self._queue.take(_BATCH, self.room)
+        self._count_waiting()
+        removed, self._removed = self._removed, []
+        errors = [(each, self._count_error(each, _FULL)) for each in removed]
+        errors += [(each.item, self._count_error(each.item, _LATE)) for each in taken.late]
+        return await self._decode(taken.entries, errors)
+
+    def put_back(self, entries: Sequence[Entry[Request]]) -> None:
+        """Return requests of the last batch to their places."""
+        self._queue.put_back(entries)
+        self._count_waiting()
+
+    def close(self) -> None:
+        """Make `next_batch` return None after the requests that wait now."""
+        self._closed = True
+        self._changed.set()
+
+    async def _decode(self, entries: Sequence[Entry[Request]], errors: list[tuple[Request, QueryReply]]) -> Batch:
+        turns = Turns(_BYTES_PER_TURN, pauses=True)
+        valid: list[Valid] = []
+        for entry in entries:
+            request = entry.item
+            await turns.take(len(request.body))
+            try:
+                valid.append(Valid(entry, _read(self._routes[request.name], request)))
+            except Rejection as rejection:
+                self._refusals.record(request.tenant)
+                errors.append((request._replace(body=b""), self._count_error(request, error_reply(rejection))))
+        await turns.take(0)
+        return Batch(valid, errors)
+
+    def _count_waiting(self) -> None:
+        """Correct the gauge, which counts the requests of all queues."""
+        self._metrics.requests_waiting(len(self._queue) - self._counted)
+        self._counted = len(self._queue)
+
+    def _count_error(self, request: Request, reply: QueryReply) -> QueryReply:
+        self._metrics.request_answered(request.name, reply.code or Code.INTERNAL)
+        return reply
+
+
+def _read(route: RequestRoute, request: Request) -> Asked:
+    if not re.fullmatch(TENANT_PATTERN, request.tenant):
+        reason = "must have 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
+        raise Rejection(Code.INVALID_PAYLOAD, f"the tenant in the subject {reason}", [Fault("tenantId", reason)])
+    payload = decode(request.body, route.request, what="request", most_bytes=route.most_bytes)
+    return Asked(request.tenant, payload)
 
 
 class Requests:
     """Applies requests in batches. If a transaction fails, `blame` decides who is at fault.
 
-    Requests of a transaction with an error of one of them are applied in halves, so that a bug affects one request.
+    Requests of a transaction with an error of one of them are applied in parts, so that a bug affects one request.
     Every request gets a reply. Workers repeat a request whose reply is BUSY or INTERNAL.
     """
 
@@ -72,7 +221,6 @@ class Requests:
         clock: Clock,
         metrics: MetricsPort,
         weigh: Weigh,
-        portions: Portions,
         prepare: Callable[[int], Awaitable[HandleRequests]],
         wake: Callable[[Collection[str], int], Awaitable[None]],
         offer: Callable[[Lane, int], None],
@@ -86,7 +234,6 @@ class Requests:
         self._clock = clock
         self._metrics = metrics
         self._weigh = weigh
-        self._portions = portions
         self._prepare = prepare
         self._wake = wake
         self._offer = offer
@@ -98,126 +245,127 @@ class Requests:
         """Down after a request failed, until one succeeds."""
         return self._failure.health
 
-    async def run(self, intake: Intake, subscription: RequestSubscription) -> None:
-        """Apply requests until the intake is closed and empty."""
-        while (batch := await intake.next_batch(wait=self._portions.is_empty)) is not None:
+    async def run(self, queue: RequestQueue, subscription: RequestSubscription) -> None:
+        """Apply requests until the queue is closed and empty."""
+        while (batch := await queue.next_batch()) is not None:
             await subscription.reply(batch.errors)
-            late = self._portions.remove_late(intake.is_late)
-            await self._refuse(subscription, late, LATE)
-            works = await self._read(subscription, batch.valid)
-            pieces, left = self._portions.choose(works)
-            large = [each.waiting for each in left if self._portions.is_large(each)]
-            intake.put_back([each.waiting for each in left if not self._portions.is_large(each)], large)
-            if pieces:
-                await self._apply(subscription, pieces)
+            weighed: list[tuple[Valid, Sequence[int]]] = []
+            async for valid, sizes in _isolate(batch.valid, self._weigh_all):
+                if isinstance(sizes, Exception):
+                    await self._fail(subscription, valid, sizes)
+                else:
+                    weighed += zip(valid, sizes, strict=True)
+            chosen = _choose(weighed, queue.room)
+            queue.put_back(chosen.left)
+            await self._reply(subscription, [(each, _too_large(queue.room)) for each in chosen.too_large])
+            async for valid, answers in _isolate(chosen.applied, self._commit):
+                if isinstance(answers, Exception):
+                    await self._fail(subscription, valid, answers)
+                else:
+                    await self._succeed(subscription, valid, answers)
 
-    async def _read(self, subscription: RequestSubscription, valid: Sequence[Valid]) -> list[Work]:
-        """Return how much memory requests need. Those of which the database cannot say it are refused."""
-        try:
-            sizes = await self._weigh(self._database.reader, [each.asked for each in valid]) if valid else ()
-        except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            if len(valid) == 1 or blame(error) in _ALL_FAIL:
-                await self._fail(subscription, [Work(*each, ()) for each in valid], error)
-                return []
-            half = len(valid) // 2
-            return [*await self._read(subscription, valid[:half]), *await self._read(subscription, valid[half:])]
-        return [Work(*each, size) for each, size in zip(valid, sizes, strict=True)]
+    async def _weigh_all(self, valid: Sequence[Valid]) -> Sequence[Sequence[int]]:
+        return await self._weigh(self._database.reader, [each.asked for each in valid])
 
-    async def _apply(self, subscription: RequestSubscription, pieces: Sequence[Piece]) -> None:
-        answers = await self._commit([each.asked for each in pieces])
-        if isinstance(answers, Exception):
-            await self._divide(subscription, pieces, answers)
-            return
+    async def _commit(self, valid: Sequence[Valid]) -> Sequence[Answer]:
+        """Apply requests in one transaction. Return their answers."""
+        now = self._clock.now()
+        handle = await self._prepare(now)
+        asked = [each.asked for each in valid]
+        return await in_transaction(self._database, lambda tx: handle(tx, asked, now), accepting=True)
+
+    async def _succeed(
+        self, subscription: RequestSubscription, valid: Sequence[Valid], answers: Sequence[Answer]
+    ) -> None:
         self._outages.record_success(part="requests")
         self._failure.clear()
-        await self._wake_for(answers)
-        await self._reply(subscription, list(zip(pieces, answers, strict=True)))
-
-    async def _reply(self, subscription: RequestSubscription, answered: Sequence[tuple[Piece, Answer]]) -> None:
-        """Send the replies to the requests whose last items were applied, a few at a time: they may be large."""
-        turns = Turns(_BYTES_PER_TURN)
-        replies: list[tuple[Request, QueryReply]] = []
-        used = 0
-        for piece, answer in answered:
-            if (reply := self._finish(piece, answer)) is None:
-                continue
-            replies.append((piece.work.waiting.request, reply))
-            used += len(reply.body)
-            if used > _BYTES_PER_TURN:
-                await subscription.reply(replies)
-                replies, used = [], 0
-            await turns.take(len(reply.body))
-        await subscription.reply(replies)
-
-    def _finish(self, piece: Piece, answer: Answer) -> QueryReply | None:
-        """Return the reply to a request; None if some of its items are not applied yet."""
-        work, reply = piece.work, answer.reply
-        if isinstance(reply, Mapping):
-            work.record(reply)
-            work.applied += piece.items
-            if work.applied < len(work.sizes):
-                return None
-            reply = write_lists(work.lists)
-        encoded = encode_answer(reply)
-        self._metrics.request_answered(work.waiting.request.name, encoded.code or ANSWERED)
-        return encoded
-
-    async def _commit(self, asked: Sequence[Asked]) -> Sequence[Answer] | Exception:
-        """Apply requests in one transaction. Return their answers, or why it failed."""
-        now = self._clock.now()
-        try:
-            handle = await self._prepare(now)
-            return await in_transaction(self._database, lambda tx: handle(tx, asked, now), accepting=True)
-        except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            return error
-
-    async def _divide(self, subscription: RequestSubscription, pieces: Sequence[Piece], error: Exception) -> None:
-        """Apply the requests of a failed transaction in smaller ones if that can help, else reply with an error."""
-        cause = blame(error)
-        if len(pieces) == 1 or cause in _ALL_FAIL:
-            await self._fail(subscription, [each.work for each in pieces], error)
-            return
-        about = {"count": len(pieces), "reason": error_text(error)}
-        log.warning("requests failed; applying them in parts", extra=about)
-        size = -(-len(pieces) // (_PARTS_OF_BLOCKED if cause is Blame.BLOCKED else 2))
-        for start in range(0, len(pieces), size):
-            await self._apply(subscription, pieces[start : start + size])
-
-    async def _fail(self, subscription: RequestSubscription, works: Sequence[Work], error: Exception) -> None:
-        """Reply to requests with an error."""
-        cause = blame(error)
-        if cause in _ALL_FAIL:
-            self._outages.record_failure(str(error), part="requests")
-            await self._refuse(subscription, works, _UNAVAILABLE)
-        elif cause is Blame.COMMAND:
-            for each in works:
-                about = {"request": each.waiting.request.name, "tenant": each.asked.tenant}
-                log.error("request failed", exc_info=error, extra=about)
-            self._failure.record(f"requests fail: {error_text(error)}")
-            await self._refuse(subscription, works, _FAILED)
-        else:
-            await self._refuse(subscription, works, _CONFLICT)
-
-    async def _refuse(self, subscription: RequestSubscription, works: Sequence[Work], reply: QueryReply) -> None:
-        for each in works:
-            self._portions.forget(each)
-            self._metrics.request_answered(each.waiting.request.name, reply.code or Code.INTERNAL)
-        await subscription.reply([(each.waiting.request, reply) for each in works])
-
-    async def _wake_for(self, answers: Sequence[Answer]) -> None:
         if loops := {loop for answer in answers for loop in answer.wakes}:
             await self._wake(loops, self._clock.now())
         for answer in answers:
             for lane, at in answer.lanes:
                 self._offer(lane, at)
+        await self._reply(subscription, [(each, answer.reply) for each, answer in zip(valid, answers, strict=True)])
+
+    async def _fail(self, subscription: RequestSubscription, valid: Sequence[Valid], error: Exception) -> None:
+        """Reply to requests with an error."""
+        cause = blame(error)
+        answer = _CONFLICT
+        if cause in _ALL_FAIL:
+            self._outages.record_failure(str(error), part="requests")
+            answer = _UNAVAILABLE
+        elif cause is Blame.COMMAND:
+            for request in (each.entry.item for each in valid):
+                log.error("request failed", exc_info=error, extra={"request": request.name, "tenant": request.tenant})
+            self._failure.record(f"requests fail: {error_text(error)}")
+            answer = _FAILED
+        await self._reply(subscription, [(each, answer) for each in valid])
+
+    async def _reply(
+        self, subscription: RequestSubscription, answers: Sequence[tuple[Valid, Payload | RawJson | Rejection]]
+    ) -> None:
+        """Send replies one by one: they may be large, and are encoded only now."""
+        turns = Turns(_BYTES_PER_TURN)
+        for valid, answer in answers:
+            request, reply = valid.entry.item, encode_answer(answer)
+            self._metrics.request_answered(request.name, reply.code or ANSWERED)
+            await turns.take(len(reply.body))
+            await subscription.reply([(request, reply)])
 
 
-def encode_answer(answer: Payload | RawJson | Rejection) -> QueryReply:
-    """Return the reply to a request. A reply that is too large for the broker becomes an error."""
-    if isinstance(answer, Rejection):
-        return error_reply(answer)
-    body = answer.encode() if isinstance(answer, RawJson) else answer.model_dump_json(exclude_none=True).encode()
-    if len(body) > MAX_MESSAGE_BYTES:
-        message = f"the reply would have {len(body)} bytes; the limit is {MAX_MESSAGE_BYTES}"
-        return error_reply(Rejection(Code.TOO_LARGE, message))
-    return QueryReply(body)
+async def _isolate(
+    items: Sequence[_T], attempt: Callable[[Sequence[_T]], Awaitable[Sequence[_R]]]
+) -> AsyncIterator[tuple[Sequence[_T], Sequence[_R] | Exception]]:
+    """Attempt items together. After an error of one of them, attempt them in parts, so that only this one fails.
+
+    Yields items, each time with their results or why they failed.
+    """
+    parts = deque([items] if items else [])
+    while parts:
+        part = parts.popleft()
+        result: Sequence[_R] | Exception
+        try:
+            result = await attempt(part)
+        except Exception as error:  # noqa: BLE001 - `blame` knows every error
+            if len(part) > 1 and blame(error) not in _ALL_FAIL:
+                about = {"count": len(part), "reason": error_text(error)}
+                log.warning("requests failed; applying them in parts", extra=about)
+                size = -(-len(part) // _PARTS)
+                smaller = [part[start : start + size] for start in range(0, len(part), size)]
+                parts.extendleft(reversed(smaller))
+                continue
+            result = error
+        yield part, result
+
+
+class _Chosen(NamedTuple):
+    """What becomes of the requests of a batch."""
+
+    applied: list[Valid]
+    """What the next transaction applies."""
+    left: list[Entry[Request]]
+    """What has to wait for the next one."""
+    too_large: list[Valid]
+    """What is refused, because no transaction has room for it."""
+
+
+def _choose(weighed: Sequence[tuple[Valid, Sequence[int]]], room: int) -> _Chosen:
+    """Return what the next transaction applies, in order: what it has room for. A single task may need more."""
+    chosen = _Chosen([], [], [])
+    full: set[str] = set()
+    used = 0
+    for valid, sizes in weighed:
+        entry, needed = valid.entry, sum(sizes)
+        if needed > room and len(sizes) > 1:
+            chosen.too_large.append(valid)
+        elif entry.line in full or (chosen.applied and used + needed > room):
+            full.add(entry.line)  # the later requests of this tenant wait, too
+            chosen.left.append(entry._replace(weight=max(needed, entry.weight)))
+        else:
+            chosen.applied.append(valid)
+            used += needed
+    return chosen
+
+
+def _too_large(room: int) -> Rejection:
+    message = f"the tasks of the request need more than {room} bytes of memory together; send them in smaller requests"
+    return Rejection(Code.TOO_LARGE, message)

@@ -17,7 +17,7 @@ from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Parameters, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.backoff import LONGEST_DELAY
+from timer_service.core.values.delays import LONGEST_DELAY
 
 log = logging.getLogger(__name__)
 

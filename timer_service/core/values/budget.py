@@ -36,7 +36,7 @@ class Budget(NamedTuple):
     requests: int
     """The requests of workers that wait, and in the same amount the polls that wait to be held.
 
-    They are decoded in batches of at most `part`.
+    They are decoded in batches, for which `portion` counts 16 bytes for each of their bytes.
     """
     portion: int
     """The memory of the rows and replies of the workers' requests that one transaction applies, as Python needs it.

@@ -3,10 +3,10 @@
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, from_json
 
@@ -26,7 +26,6 @@ from timer_service.core.values.message import (
     Trace,
     kebab,
 )
-from timer_service.core.values.one_pass import decode_in_one_pass
 from timer_service.core.values.raw_command import RawCommand
 from timer_service.core.values.stored_json import quote, write
 
@@ -78,6 +77,11 @@ _NO_TRACE = Trace()
 
 REPLY_TO = "Timer-Reply-To"
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
+_MOST_BYTES_IN_ONE_PASS = 16 * 1024
+"""A larger body is decoded in steps: a hostile one must not cost twice.
+
+No limit of `codec` refuses a smaller body that the models accept.
+"""
 
 
 def decode_command(raw: RawCommand, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]) -> Command:
@@ -99,10 +103,44 @@ def decode_usual_command(raw: RawCommand, models: Mapping[str, type[TenantPayloa
         return None
     if (plain := model.decode_plain(raw.body)) is not None:
         return _command(raw, *plain) if plain[2].tenant_id == address.tenant else None
-    envelope = decode_in_one_pass(raw.body, model)
+    envelope = _decode_in_one_pass(raw.body, model)
     if envelope is None or not address.tenant == envelope.tenant_id == envelope.payload.tenant_id:
         return None
     return _command(raw, envelope.id, envelope.correlation_id, envelope.payload)
+
+
+class _TypedEnvelope(Envelope):
+    """An envelope whose payload is the model of the command's type."""
+
+    payload: Any
+
+
+def _decode_in_one_pass(body: bytes, model: type[TenantPayload]) -> _TypedEnvelope | None:
+    """Return the envelope of a command with its valid payload; None if the body must be decoded in steps.
+
+    The steps check the envelope, then the payload, and name every fault. For a ScheduleTimer, one pass takes 3.6 µs
+    where the steps take 6.8 µs. It refuses every fault and what is unusual. Both use the same models, so they accept
+    the same commands: `tests/wire/test_one_pass.py` shows it on generated bodies. If the payload names no tenant, it
+    gets that of the envelope. It may name another one.
+    """
+    if len(body) > _MOST_BYTES_IN_ONE_PASS:
+        return None
+    try:
+        document = from_json(body, allow_inf_nan=False)
+        document["payload"].setdefault("tenantId", document["tenantId"])
+        # `model_validate` calls only this, and takes 0.3 µs more.
+        envelope: _TypedEnvelope = _typed(model).__pydantic_validator__.validate_python(
+            document, by_alias=True, by_name=False
+        )
+    except (ValueError, LookupError, TypeError, AttributeError):  # not JSON, not valid, or not objects
+        return None
+    return envelope
+
+
+@cache
+def _typed(model: type[TenantPayload]) -> type[_TypedEnvelope]:
+    fields: Any = {"type": (Literal[model.type], ...), "payload": (model, ...)}
+    return create_model(f"{model.__name__}Envelope", __base__=_TypedEnvelope, **fields)
 
 
 def _command(raw: RawCommand, command_id: str | None, correlation_id: str | None, payload: CommandPayload) -> Command:

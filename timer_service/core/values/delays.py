@@ -1,11 +1,48 @@
-"""Growing delays: 1 s, 2 s, 4 s and so on, at most a minute."""
+"""How long a failed row or another thing waits before its next attempt."""
 
+import random
 from collections.abc import Hashable
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
-from timer_service.core.values.recent import Recent
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
 
+MOST_RECENT = 20_000
+LONGEST_DELAY = timedelta(minutes=5)
+"""No row waits longer than this between two attempts."""
 LONGEST = timedelta(minutes=1)
+"""The longest of the growing delays of `Delays`: 1 s, 2 s, 4 s and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with full jitter and a cap: attempt n waits from 0 to min(cap, first * 2^(n-1))."""
+
+    first: timedelta = timedelta(seconds=1)
+    cap: timedelta = LONGEST_DELAY
+
+    def delay(self, attempt: int, rng: random.Random) -> timedelta:
+        """Return the delay after `attempt` (1, 2, ...) failed."""
+        doublings = min(attempt - 1, 30)
+        longest: timedelta = min(self.cap, self.first * 2**doublings)
+        return rng.random() * longest
+
+
+class Recent(dict[_K, _V]):
+    """A dictionary that keeps the 20,000 newest entries. An entry that is set again becomes the newest.
+
+    Only `recent[key] = value` is bounded, not the other ways to fill a dictionary.
+    """
+
+    __slots__ = ()
+
+    def __setitem__(self, key: _K, value: _V) -> None:
+        self.pop(key, None)
+        if len(self) >= MOST_RECENT:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
 
 
 class Delays:

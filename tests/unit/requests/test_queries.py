@@ -1,12 +1,12 @@
-"""What every query has in common: its limits, its metrics and its connection."""
+"""What every query has in common: its turn, its limits, its metrics and its reader."""
 
 import asyncio
 import gc
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import pytest
 
@@ -15,10 +15,23 @@ from tests.harness.metrics import RecordingMetrics
 from timer_service.app.slices import QUERIES
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.database import Database, Reader
-from timer_service.core.requests.query import MAX_QUERY_BYTES, Queries, QueryRoute
-from timer_service.core.requests.refusals import MOST_REFUSALS
+from timer_service.core.requests.fair_queue import MOST_REFUSALS
+from timer_service.core.requests.query import MAX_QUERY_BYTES, WAITING, Queries, QueryRoute
+from timer_service.core.values.budget import DEFAULT_BUDGET, LEAST_MEMORY_BYTES, MIB, Budget
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.values.message import Payload
+
+WAIT: Final = b'{"text": "wait"}'
+
+
+async def settle() -> None:
+    """Let all tasks run until each of them waits for something else than its turn on the event loop."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def codes(replies: Sequence[QueryReply]) -> list[str | None]:
+    return [each.code for each in replies]
 
 
 class Ask(Payload):
@@ -30,18 +43,34 @@ class Ask(Payload):
 
 
 class Asked:
-    """A query that records how it was called. It is answered with an error if its text is the code of an error."""
+    """A query that records how it was called. It is answered with an error if its text is the code of an error.
+
+    If its text begins with `wait`, it waits until the test lets it go on.
+    """
 
     def __init__(self, database: Database, clock: ManualClock) -> None:
         self.readers: list[Reader] = []
+        self.begun: list[str] = []
+        self.go_on = asyncio.Event()
+        self.seconds = 0.0
         self.metrics = RecordingMetrics()
-        self.queries = Queries(database, clock, [QueryRoute("ask", Ask, Ask, self._answer)], self.metrics)
+        route = QueryRoute("ask", Ask, Ask, self._answer)
+        self.queries = Queries(database, clock, [route], self.metrics, monotonic=lambda: self.seconds)
 
-    async def ask(self, body: bytes) -> QueryReply:
-        return await self.queries.answer("ask", "acme", body)
+    async def ask(self, body: bytes, tenant: str = "acme") -> QueryReply:
+        return await self.queries.answer("ask", tenant, body)
 
-    async def _answer(self, reader: Reader, _tenant: str, request: Ask, _now: int) -> Mapping[str, Any]:
+    async def start(self, *queries: str, body: bytes = WAIT) -> list[asyncio.Task[QueryReply]]:
+        """Send queries that wait, each of the tenant that it names. Return when none of them goes on any more."""
+        tasks = [asyncio.create_task(self.ask(body, tenant)) for tenant in queries]
+        await settle()
+        return tasks
+
+    async def _answer(self, reader: Reader, tenant: str, request: Ask, _now: int) -> Mapping[str, Any]:
         self.readers.append(reader)
+        self.begun.append(tenant)
+        if request.text.startswith("wait"):
+            await self.go_on.wait()
         await asyncio.sleep(0)  # other tasks run, as during a read of the database
         if request.text in Code.__members__:
             raise Rejection(Code(request.text), "no")
@@ -93,6 +122,65 @@ async def test_many_refused_queries(asked: Asked, body: bytes, is_refused: bool)
     assert (refusal is not None and refusal.code == Code.BUSY) is is_refused
     assert asked.metrics.queries["ask", "BUSY"] == int(is_refused)
     assert asked.queries.refuse("ask", "other") is None
+
+
+async def test_a_few_queries_are_answered_at_a_time(asked: Asked) -> None:
+    """Four queries are answered at a time, three of one tenant. Tenants take turns. The metric has what waits."""
+    waiting = await asked.start(*"aaaaabbc")
+    assert (asked.begun, asked.metrics.waiting_queries[-1]) == (list("aaab"), 4)
+    waiting[5].cancel()
+    await settle()
+    assert asked.begun == list("aaabb")
+    asked.go_on.set()
+    await asyncio.wait(waiting)
+    assert asked.begun == list("aaabbaca")
+    assert asked.metrics.waiting_queries[-1] == 0
+
+
+@pytest.mark.parametrize("cancelled", range(5))
+async def test_cancelled_queries(asked: Asked, cancelled: int) -> None:
+    """A query that is cancelled while it is answered, when its turn begins, or while it waits, keeps no turn."""
+    waiting = await asked.start(*"abcdefg")
+    waiting[0].cancel()
+    asked.go_on.set()
+    waiting[cancelled].cancel()
+    await asyncio.wait(waiting)
+    assert sum(each.cancelled() for each in waiting) == len({0, cancelled})
+    assert (await asked.ask(b"{}")).code is None
+
+
+async def test_queries_that_wait_for_too_long(asked: Asked) -> None:
+    """After 5 seconds, the client of a query no longer listens. It gets BUSY instead of an answer."""
+    waiting = await asked.start(*"abcd", *"ef")
+    asked.seconds = 5.5
+    waiting += await asked.start("g")
+    asked.go_on.set()
+    replies = await asyncio.gather(*waiting)
+    assert codes(replies) == [None] * 4 + ["BUSY"] * 2 + [None]
+    assert replies[4].message == "the query waited for too long; ask again later"
+
+
+async def test_full_queue(asked: Asked) -> None:
+    """If too many queries wait, the newest one of the tenant with the most gets BUSY. Others still find room."""
+    waiting = await asked.start(*"a" * (WAITING + 4), "b", "b")
+    refused = [each.result() for each in waiting if each.done()]
+    assert codes(refused) == ["BUSY"] * 2
+    assert refused[0].message == "too many queries are waiting; ask again later"
+    asked.go_on.set()
+    assert codes(await asyncio.gather(*waiting[-2:])) == [None, None]
+    await asyncio.gather(*waiting)
+
+
+async def test_waiting_queries_have_a_share_of_the_memory(asked: Asked) -> None:
+    """The waiting queries, and the replies that are written at a time, fit into the share of the budget."""
+    assert Budget.of(LEAST_MEMORY_BYTES).queries >= 4 * MIB + MIB
+    most = (DEFAULT_BUDGET.queries - 4 * MIB) // MAX_QUERY_BYTES
+    body = b'{"text": "wait' + b"x" * (MAX_QUERY_BYTES - 17) + b'"}'
+    waiting = await asked.start(*"a" * (most + 20), body=body)
+    refused = [each for each in waiting if each.done()]
+    asked.go_on.set()
+    assert 4 <= len(refused) <= 30
+    await asyncio.gather(*waiting)
 
 
 async def test_a_turn_lasts_until_the_reply_is_sent(asked: Asked) -> None:

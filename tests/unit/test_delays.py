@@ -1,3 +1,5 @@
+"""How long things wait before their next attempt."""
+
 import random
 from datetime import timedelta
 
@@ -5,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_service.core.values.backoff import Backoff
+from timer_service.core.values.delays import MOST_RECENT, Backoff, Recent
 
 SECOND = timedelta(seconds=1)
 
@@ -50,3 +52,19 @@ def test_delays_are_spread() -> None:
     rng = random.Random(7)
     delays = [Backoff(10 * SECOND, 10 * SECOND).delay(1, rng) for _ in range(100)]
     assert {delay // SECOND for delay in delays} == set(range(10))
+
+
+def test_the_oldest_entry_is_forgotten() -> None:
+    """Beyond 20,000 entries, the oldest one is forgotten. An entry that is set again is the newest."""
+    recent: Recent[int, str] = Recent()
+    for key in range(MOST_RECENT):
+        recent[key] = "first"
+    recent[0] = "again"
+    recent[MOST_RECENT] = "new"
+    assert (len(recent), recent[0], recent[MOST_RECENT], 1 in recent, 2 in recent) == (
+        MOST_RECENT,
+        "again",
+        "new",
+        False,
+        True,
+    )

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -17,16 +17,12 @@ from timer_service.core.due.lanes import Lane
 from timer_service.core.ports.broker import QueryReply, Request
 from timer_service.core.ports.database import Reader, Transaction
 from timer_service.core.ports.health import OutageLog
-from timer_service.core.requests.request_intake import Asked, Intake, RequestRoute
-from timer_service.core.requests.request_portions import Portions
-from timer_service.core.requests.request_queue import QueueLimits
-from timer_service.core.requests.requests import Answer, HandleRequests, Requests
+from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, RequestRoute, Requests
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.errors import Code, DatabaseBlockedError, DatabaseUnavailableError, Rejection
 from timer_service.core.values.message import Payload
 from timer_service.core.values.stored_json import RawJson
 
-LIMITS = QueueLimits(waiting_bytes=16 * MIB, batch_bytes=2 * MIB)
 INSERT = (
     "INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at) "
     "VALUES (:tenant, :id, '', '[]', 1, 0, 0)"
@@ -41,7 +37,15 @@ class Note(Payload):
 
 
 ROUTE = RequestRoute("note", Note, Note)
-ITEMS_ROUTE = RequestRoute("notes", Note, Note, items="items")
+ITEMS_ROUTE = RequestRoute("notes", Note, Note)
+
+
+def new_queue(
+    metrics: RecordingMetrics, monotonic: Callable[[], float], *, room: int = 8 * MIB, waiting: int = 20_000
+) -> RequestQueue:
+    return RequestQueue(
+        [ROUTE, ITEMS_ROUTE], metrics, waiting_bytes=16 * MIB, room=room, waiting=waiting, monotonic=monotonic
+    )
 
 
 class Slice:
@@ -64,7 +68,7 @@ class Slice:
 
     @staticmethod
     def _texts(asked: Asked) -> list[str]:
-        return asked.request.items if asked.items else [asked.request.text]
+        return asked.request.items or [asked.request.text]
 
     async def prepare(self, now: int) -> HandleRequests:
         assert now == NOW
@@ -82,8 +86,6 @@ class Slice:
         return [self._answer(each) for each in asked]
 
     def _answer(self, asked: Asked) -> Answer:
-        if asked.items:
-            return Answer({"items": [RawJson(f'"{text}"') for text in asked.request.items]})
         match asked.request.text:
             case "rejected":
                 return Answer(Rejection(Code.NOT_FOUND, "there is no such thing"))
@@ -99,7 +101,7 @@ class Service:
     """The requests of one instance, on an in-memory broker and a real database."""
 
     def __init__(
-        self, database: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics, room: int = MIB
+        self, database: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics, room: int = 8 * MIB
     ) -> None:
         self.broker = MemoryBroker()
         self.slice = Slice()
@@ -107,14 +109,13 @@ class Service:
         self.wakes: list[tuple[set[str], int]] = []
         self.lanes: list[tuple[Lane, int]] = []
         self.seconds = 0.0
-        self.intake = Intake([ROUTE, ITEMS_ROUTE], LIMITS, metrics, lambda: self.seconds)
+        self.queue = new_queue(metrics, lambda: self.seconds, room=room)
         self._database = database
         self.requests = Requests(
             database=database,
             clock=clock,
             metrics=metrics,
             weigh=self.slice.weigh,
-            portions=Portions(room, MIB),
             prepare=self.slice.prepare,
             wake=self._wake,
             offer=lambda lane, at: self.lanes.append((lane, at)),
@@ -154,22 +155,22 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Apply requests during the block, and drain them at its end."""
-        subscription = await self.broker.serve_requests(["note", "notes"], self.intake.receive)
-        task = asyncio.create_task(self.requests.run(self.intake, subscription))
+        subscription = await self.broker.serve_requests(["note", "notes"], self.queue.receive)
+        task = asyncio.create_task(self.requests.run(self.queue, subscription))
         yield
         await subscription.close()
-        self.intake.close()
+        self.queue.close()
         async with asyncio.timeout(10):
             await task
 
     @asynccontextmanager
     async def collecting(self) -> AsyncIterator[None]:
         """Collect the requests that are sent during the block, and apply them at its end."""
-        subscription = await self.broker.serve_requests(["note", "notes"], self.intake.receive)
+        subscription = await self.broker.serve_requests(["note", "notes"], self.queue.receive)
         yield
-        self.intake.close()
+        self.queue.close()
         async with asyncio.timeout(10):
-            await self.requests.run(self.intake, subscription)
+            await self.requests.run(self.queue, subscription)
 
 
 @pytest.fixture
@@ -261,7 +262,7 @@ async def test_replies_are_sent_a_few_at_a_time(
     service = Service(sqlite, clock, metrics)
     sent: list[int] = []
     names = [f"{number}" + "x" * 30_000 for number in range(10)]
-    subscription = await service.broker.serve_requests(["note", "notes"], service.intake.receive)
+    subscription = await service.broker.serve_requests(["note", "notes"], service.queue.receive)
     reply = subscription.reply
 
     async def record(replies: Sequence[tuple[Request, QueryReply]]) -> None:
@@ -270,9 +271,9 @@ async def test_replies_are_sent_a_few_at_a_time(
 
     subscription.reply = record  # type: ignore[method-assign]
     tasks = await service.send(*names)
-    service.intake.close()
+    service.queue.close()
     async with asyncio.timeout(10):
-        await service.requests.run(service.intake, subscription)
+        await service.requests.run(service.queue, subscription)
         assert [json.loads((await each).body)["text"] for each in tasks] == names
     assert max(sent) < 3 * 32_000
     assert len(service.slice.batches) == 1
@@ -308,12 +309,12 @@ async def test_flood_of_bad_requests(service: Service) -> None:
 async def test_full_queue(sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics) -> None:
     """Requests that find the queue full get BUSY, and so do those of the largest tenant that make room for others."""
     service = Service(sqlite, clock, metrics)
-    service.intake = Intake([ROUTE], LIMITS._replace(waiting=3), metrics)
-    subscription = await service.broker.serve_requests(["note"], service.intake.receive)
+    service.queue = new_queue(metrics, lambda: 0, waiting=3)
+    subscription = await service.broker.serve_requests(["note"], service.queue.receive)
     waiting = await service.send("a", "b", "c", "d")
     others = await service.send("e", tenant="other")
-    service.intake.close()
-    await service.requests.run(service.intake, subscription)
+    service.queue.close()
+    await service.requests.run(service.queue, subscription)
     codes = [(await each).code for each in (*waiting, *others)]
     assert codes == [None, None, Code.BUSY, Code.BUSY, None]
     assert metrics.requests == {("note", "BUSY"): 2, ("note", "answered"): 3}
@@ -325,113 +326,79 @@ async def test_requests_that_waited_too_long(
     """A request whose worker no longer listens is not applied."""
     service = Service(sqlite, clock, metrics)
     at = [0.0]
-    service.intake = Intake([ROUTE], LIMITS, metrics, lambda: at[0])
-    subscription = await service.broker.serve_requests(["note"], service.intake.receive)
+    service.queue = new_queue(metrics, lambda: at[0])
+    subscription = await service.broker.serve_requests(["note"], service.queue.receive)
     waiting = await service.send("a")
     at[0] = 6
     waiting += await service.send("b")
-    service.intake.close()
-    await service.requests.run(service.intake, subscription)
+    service.queue.close()
+    await service.requests.run(service.queue, subscription)
     assert [(await each).code for each in waiting] == [Code.BUSY, None]
     assert await service.stored() == ["b"]
 
 
-# Portions
+# The room of a transaction
 
 
-async def test_requests_are_applied_in_portions(
+async def test_requests_have_several_transactions(
     sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
 ) -> None:
-    """A transaction applies as many requests as it has memory for. The others are applied next, and none is lost."""
-    service = Service(sqlite, clock, metrics, room=100)
-    sent = [f"{30 + number}" for number in range(10)]
+    """A transaction applies as many requests as it has room for. The others are applied next, and none is lost.
+
+    Each tenant has one request before any has its second, and those of a tenant keep their order.
+    """
+    service = Service(sqlite, clock, metrics, room=100_000)
+    sent = [f"{30_000 + number}" for number in range(10)]
     async with service.collecting():
-        large = await service.send(*sent)
-        other = await service.send("small", tenant="other")
+        large = await service.send(*sent, "small")
+        other = await service.send("1", "2", "3", tenant="other")
     replies = [json.loads((await each).body)["text"] for each in (*large, *other)]
-    assert replies == [*sent, "small"]
-    assert service.slice.batches[0] == ["30", "small", "31", "32"]
-    assert all(sum(int(text) for text in batch if text.isdigit()) <= 100 for batch in service.slice.batches)
-    assert await service.stored() == sorted([*sent, "small"])
+    assert replies == [*sent, "small", "1", "2", "3"]
+    assert service.slice.batches[:2] == [["30000", "1", "30001", "2", "30002", "3"], ["30003", "30004", "30005"]]
+    assert service.slice.batches[-1] == ["30009", "small"]
+    assert await service.stored() == sorted([*sent, "small", "1", "2", "3"])
     assert metrics.waiting_requests == 0
 
 
-async def test_large_request_is_divided(sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics) -> None:
-    """The items of a large request are applied in several transactions. Its reply has all of them, in order."""
-    service = Service(sqlite, clock, metrics, room=100)
+async def test_large_requests_delay_no_other(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
+) -> None:
+    """While requests of a tenant fill whole transactions, one of another tenant waits for two of them at most."""
+    service = Service(sqlite, clock, metrics, room=100_000)
+    service.slice.go_on.clear()
+    async with service.running():
+        large = await service.send(*(str(90_000 + number) for number in range(20)))
+        while not service.slice.batches:
+            await asyncio.sleep(0)
+        other = await service.send("20000", tenant="other")
+        service.slice.go_on.set()
+    assert [(await each).code for each in (*large, *other)] == [None] * 21
+    assert ["20000"] in service.slice.batches[:3]
+
+
+@pytest.mark.parametrize("bodies", [100, 30_000])
+async def test_batches_are_bounded(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics, bodies: int
+) -> None:
+    """Decoded bodies have a limit, too. A single request may have more than the room."""
+    service = Service(sqlite, clock, metrics, room=16 * 1000)
     async with service.collecting():
-        large = await service.send_items("20", "31", "200", "1", "2")
-        other = await service.send("a", "b", tenant="other")
-    assert [(await each).code for each in other] == [None, None]
-    assert json.loads((await large).body) == {"items": ["20", "31", "200", "1", "2"]}
-    assert service.slice.batches == [["20", "a", "b"], ["31"], ["200"], ["1", "2"]]
-    assert metrics.requests == {("notes", "answered"): 1, ("note", "answered"): 2}
+        waiting = await service.send(*(chr(97 + number) * bodies for number in range(12)))
+    assert [(await each).code for each in waiting] == [None] * 12
+    assert {len(batch) for batch in service.slice.batches[:-1]} == {1000 // (bodies + 12) or 1}
 
 
-async def test_large_requests_of_a_tenant_delay_no_other(
+async def test_items_that_need_too_much_memory_together(
     sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
 ) -> None:
-    """While a large request of a tenant is applied, its next one waits, and does not fill each batch alone."""
-    service = Service(sqlite, clock, metrics, room=100)
-    service.intake = Intake([ROUTE, ITEMS_ROUTE], LIMITS._replace(batch_bytes=1000), metrics, lambda: service.seconds)
-    service.slice.go_on.clear()
-    async with service.running():
-        large = [await service.send_items(*map(str, range(start, start + 20)), chr(start) * 1000) for start in (51, 71)]
-        while not service.slice.batches:
-            await asyncio.sleep(0.001)
-        other = await service.send("a", tenant="other")
-        service.slice.go_on.set()
-        await other[0]
-        begun = len(service.slice.batches)
-    assert begun <= 4
-    assert [(await each).code for each in large] == [None, None]
-
-
-async def test_large_requests_do_not_delay_small_ones_of_their_tenant(
-    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
-) -> None:
-    """While a large request is applied and another one waits, later small requests of the tenant go on."""
-    service = Service(sqlite, clock, metrics, room=100)
-    service.slice.go_on.clear()
-    async with service.running():
-        large = [await service.send_items(*map(str, range(start, start + 40))) for start in (51, 91)]
-        while not service.slice.batches:
-            await asyncio.sleep(0.001)
-        service.slice.go_on.set()
-        for number in range(3):
-            await service.ask(f"a{number}", f"b{number}")
-        begun = len(service.slice.batches)
-    assert begun <= 15
-    assert [(await each).code for each in large] == [None, None]
-
-
-async def test_large_request_whose_part_fails(
-    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
-) -> None:
-    """If a part of a divided request fails, the whole request gets the error, once, and others go on."""
-    service = Service(sqlite, clock, metrics, room=100)
-    service.slice.failing, service.slice.fails_on = RuntimeError("a bug"), {"41"}
+    """A request whose items need more than the room is refused: its worker sends halves. One item always has room."""
+    service = Service(sqlite, clock, metrics, room=100_000)
     async with service.collecting():
-        large = await service.send_items("40", "41", "42")
-        other = await service.send("a", "b", tenant="other")
-    assert [(await each).code for each in (large, *other)] == [Code.INTERNAL, None, None]
-    assert await service.stored() == ["40", "a", "b"]
-
-
-async def test_large_request_that_is_late(
-    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
-) -> None:
-    """After 5 seconds the worker of a divided request no longer listens, so the rest of it is not applied."""
-    service = Service(sqlite, clock, metrics, room=100)
-    service.slice.go_on.clear()
-    async with service.running():
-        large = await service.send_items("40", "41")
-        while not service.slice.batches:
-            await asyncio.sleep(0.001)
-        service.seconds = 6
-        service.slice.go_on.set()
-        assert (await large).code == Code.BUSY
-    assert await service.stored() == ["40"]
+        sent = [await service.send_items(*items) for items in (("60000", "60001"), ("60000", "40000"), ("110000",))]
+    replies = [await each for each in sent]
+    assert [each.code for each in replies] == [Code.TOO_LARGE, None, None]
+    assert "send them in smaller requests" in replies[0].message
+    assert await service.stored() == ["110000", "40000", "60000"]
 
 
 async def test_database_fails_before_the_transaction(service: Service) -> None:
@@ -444,17 +411,17 @@ async def test_database_fails_before_the_transaction(service: Service) -> None:
 
 
 async def test_gauge_of_waiting_requests(metrics: RecordingMetrics) -> None:
-    """The gauge counts the waiting requests of all intakes, and is 0 when all were taken, refused or have expired."""
+    """The gauge counts the waiting requests of all queues, and is 0 when all were taken, refused or have expired."""
     seconds = 0.0
-    intakes = [Intake([ROUTE], LIMITS._replace(waiting=3), metrics, lambda: seconds) for _ in range(2)]
-    for intake in intakes:
+    queues = [new_queue(metrics, lambda: seconds, waiting=3) for _ in range(2)]
+    for queue in queues:
         for _ in range(4):
-            intake.receive(Request("note", "acme", b"{}", "_INBOX.a"))
+            queue.receive(Request("note", "acme", b"{}", "_INBOX.a"))
     assert metrics.waiting_requests == 6
     seconds = 6
-    for intake in intakes:
-        intake.close()
-        batch = await intake.next_batch()
+    for queue in queues:
+        queue.close()
+        batch = await queue.next_batch()
         assert batch is not None
         assert len(batch.errors) == 3
     assert metrics.waiting_requests == 0
