@@ -14,7 +14,7 @@ from timer_service.config import Config
 from timer_service.core.events import pause, relay
 from timer_service.core.intake import cursor, reader, trouble
 from timer_service.core.service import retention
-from timer_service.core.values import backoff, delays
+from timer_service.core.values import delays
 
 LEASE = cursor.LEASE_MS / 1000
 HOLD = Config().visibility_timeout.total_seconds()
@@ -48,7 +48,7 @@ HOUR = 3600
         [0.1, reader._LOOK_SECONDS, reader._KEEP_SECONDS, LEASE / 2],  # a slow transaction costs no lease
         [LEASE + reader._LOOK_SECONDS, 5],  # a fleet goes on so soon after its reader was killed
         [1, nats_log._PULL_SECONDS, nats_log._PULL_SECONDS + nats_log._LATE_SECONDS, 10],
-        [1, delays.LONGEST.total_seconds(), backoff.LONGEST_DELAY.total_seconds(), HOUR],
+        [1, delays.LONGEST.total_seconds(), delays.LONGEST_DELAY.total_seconds(), HOUR],
         [1, relay._LOCKED_ROWS_PAUSE_MS, pause.SHORTEST_MS, relay._UNSETTLED_PAUSE_MS, pause.LONGEST_MS, 1000 * HOLD],
         [1, retention._SHORTEST_PAUSE_MS, 1000, retention._TOLERANCE_MS, retention._TRUSTED_AFTER_MS, 1000 * HOUR],
         [500, stream_upkeep._AGAIN_MS, 5000],
