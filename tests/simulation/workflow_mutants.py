@@ -244,7 +244,7 @@ def timeout_before_its_message(patch: pytest.MonkeyPatch) -> None:
 
 def deadline_ignored_while_sleeping(patch: pytest.MonkeyPatch) -> None:
     """A workflow that sleeps does not fail at its deadline."""
-    _replace(patch, store._SQL, "past_deadline", "ended_at IS NULL", "ended_at IS NULL AND status <> 'waiting'")
+    _replace(patch, store._SQL, "find_overdue", "ended_at IS NULL", "ended_at IS NULL AND status <> 'waiting'")
 
 
 def timeouts_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
@@ -259,11 +259,9 @@ def cancel_ignored_while_held(patch: pytest.MonkeyPatch) -> None:
     """A cancel does not end a workflow that a worker executes."""
     cancel = rules._cancel
 
-    def cancel_idle(before: Any, command: Any, *rest: Any) -> Any:
-        applied = cancel(before, command, *rest)
-        if before.hold is None:
-            return applied
-        return applied._replace(workflow=before._replace(cancelled_by=command.position))
+    def cancel_idle(before: Any, *rest: Any) -> Any:
+        applied = cancel(before, *rest)
+        return applied if before.hold is None else applied._replace(workflow=before)
 
     patch.setattr(rules, "_cancel", cancel_idle)
 

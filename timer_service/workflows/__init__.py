@@ -1,9 +1,9 @@
 """Workflows: functions of the users that continue after any crash. Workers execute them and store each result.
 
-The states of a workflow. A tombstone is cancelled, and only remembers positions and messages::
+The states of a workflow. One that is not started can have messages, and a cancel for the slots of schedules::
 
                 start        claim              report: complete, fail; deadline; cancel
-    none, tombstone --> waiting --> running ----------------------------> completed, failed, cancelled
+    not started     --> waiting --> running ----------------------------> completed, failed, cancelled
                          ^   ^        |  |                                            |
                          |   +--------+  | park, and only a message ends the wait     | retry
                          |   park,       v                                            |

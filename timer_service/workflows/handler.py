@@ -1,4 +1,4 @@
-"""The handler of workflow commands: it loads, applies and saves in the consumer's transaction."""
+"""The handler of workflow commands: it loads, applies and saves in the transaction of the intake."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -23,10 +23,10 @@ _ADVANCES = (
 )
 """The columns that a worker's request can change if the workflow goes on."""
 _FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at")
-_FACTS = ("started", "cancelled", "retried")
+_FACTS = ("started", "cancelled")
 _OTHERS = (
-    *("type", "queue", "deadline_at", "retry", "concurrency_key", "digest", "input_bytes"),
-    *("retries", "reason", "created_at", "confirmed_at", "is_deleting"),
+    *("type", "queue", "deadline_at", "overdue_at", "retry", "concurrency_key", "digest", "input_bytes"),
+    *("retries", "reason", "created_at", "is_deleting"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
     *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
 )
@@ -43,7 +43,7 @@ _SQL["insert"] = _SQL["insert"].format(columns=", ".join(COLUMNS), values=", ".j
 _SQL["update"] = _SQL["update"].format(updates=_assign((*_FINISHES, *_OTHERS)))
 _SQL["advance"] = _SQL["advance"].format(advances=_assign(_ADVANCES))
 _SQL["finish"] = _SQL["finish"].format(finishes=_assign(_FINISHES))
-for _name in ("find", "past_deadline"):  # not `*`: a new column would break the prepared statements of older instances
+for _name in ("find", "lock_overdue"):  # not `*`: a new column would break the prepared statements of older instances
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
@@ -81,7 +81,7 @@ COUNTED = (
 
 
 async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Workflow]:
-    """Return the workflows that exist among `keys`, tombstones included."""
+    """Return the workflows that exist among `keys`, also those that are not started."""
     return by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
 
 
@@ -180,14 +180,26 @@ def _is_reopened(before: Workflow | None, after: Workflow) -> bool:
     return before is not None and before.failure_code is not None and after.failure_code is None
 
 
-async def lock_past_deadline(tx: Transaction, tenants: Collection[str], now: int, limit: int) -> list[Workflow]:
-    """Lock and return open workflows whose deadline has passed, up to `limit` of each tenant."""
+async def find_overdue(reader: Reader, tenants: Collection[str], now: int, limit: int) -> list[Key]:
+    """Return open workflows whose deadline has passed, up to `limit` of each tenant. They are not locked."""
     each = [{"tenant_id": tenant, "now": now, "limit": limit} for tenant in tenants]
-    return [read_workflow(row) for row in await tx.fetch_each(_SQL["past_deadline"], each)]
+    return [_key(row) for row in await reader.fetch_each(_SQL["find_overdue"], each)]
+
+
+async def lock_overdue(tx: Transaction, keys: Collection[Key], now: int) -> dict[Key, Workflow]:
+    """Lock and return those of some workflows whose deadline has passed and that no other transaction has locked."""
+    each = [{**key._asdict(), "now": now} for key in sorted(keys)]
+    return by_key(await tx.fetch_each(_SQL["lock_overdue"], each))
+
+
+async def postpone_deadlines(tx: Transaction, errors: Mapping[Key, tuple[int, str]], now: int) -> None:
+    """Let workflows wait until an instant that could not be ended at their deadline, with the reason."""
+    each = [{**key._asdict(), "until": until, "error": error, "now": now} for key, (until, error) in sorted(errors.items())]
+    await tx.executemany(_SQL["postpone_deadline"], each)
 
 
 async def next_deadline(reader: Reader) -> int | None:
-    """Return the earliest deadline of an open workflow; None if none has a deadline."""
+    """Return when the next workflow is to be ended at its deadline; None if none has one."""
     (row,) = await reader.fetch(_SQL["next_deadline"])
     at: int | None = row["at"]
     return at
@@ -214,7 +226,6 @@ def read_workflow(row: Row) -> Workflow:
         cause=read_cause(row),
         started_by=Position(row["started_epoch"], row["started_sequence"]),
         cancelled_by=Position(row["cancelled_epoch"], row["cancelled_sequence"]),
-        retried_by=Position(row["retried_epoch"], row["retried_sequence"]),
         status=WorkflowStatus(row["status"]),
         due_at=row["due_at"],
         available_at=row["available_at"],
@@ -237,7 +248,6 @@ def read_workflow(row: Row) -> Workflow:
         failed_step=row["failed_step"],
         reason=row["reason"],
         ended_at=row["ended_at"],
-        confirmed_at=row["confirmed_at"],
         is_deleting=bool(row["is_deleting"]),
     )
 
@@ -269,11 +279,10 @@ def _parameters(workflow: Workflow) -> Mapping[str, Any]:
         **dict(zip(_SAME, _READ_SAME(workflow), strict=True)),
         **(_NO_HOLD if hold is None else dict(zip(_HOLD, hold, strict=True))),
         **(_NO_DEFINITION if definition is None else dict(zip(_NO_DEFINITION, definition, strict=True))),
+        "overdue_at": None if definition is None else definition.deadline_at,
         **cause_columns(workflow.cause),
         "started_epoch": workflow.started_by.epoch,
         "started_sequence": workflow.started_by.sequence,
         "cancelled_epoch": workflow.cancelled_by.epoch,
         "cancelled_sequence": workflow.cancelled_by.sequence,
-        "retried_epoch": workflow.retried_by.epoch,
-        "retried_sequence": workflow.retried_by.sequence,
     }

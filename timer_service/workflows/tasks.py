@@ -98,7 +98,7 @@ def _view(
     workflow: Workflow, stored_input: str | None, effects: Sequence[Effect], cursor: str | None, now: int
 ) -> RawJson:
     definition, hold = workflow.definition, workflow.hold
-    assert definition is not None  # noqa: S101 - tombstones are not claimed
+    assert definition is not None  # noqa: S101 - only started ones are claimed
     assert hold is not None  # noqa: S101 - the row is claimed
     fields = omit_none(
         workflowId=workflow.key.workflow_id,

@@ -28,7 +28,7 @@ from timer_service.workflows import store
 from timer_service.workflows.slot_start import start_workflows
 
 KEY = {"concurrencyKey": "only-one"}
-POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence, retried_epoch, retried_sequence"
+POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence"
 
 
 def insert(workflow: str, *, key: str | None = None) -> str:
@@ -37,7 +37,7 @@ def insert(workflow: str, *, key: str | None = None) -> str:
     return f"""INSERT INTO workflows (
         tenant_id, workflow_id, type, queue, status, due_at, available_at, digest, created_at, concurrency_key,
         {POSITIONS}
-    ) VALUES ('acme', '{workflow}', 'order', 'default', 'waiting', 0, 0, 'd', 0, {concurrency_key}, 0, 1, 0, 0, 0, 0)"""
+    ) VALUES ('acme', '{workflow}', 'order', 'default', 'waiting', 0, 0, 'd', 0, {concurrency_key}, 0, 1, 0, 0)"""
 
 
 @pytest.fixture

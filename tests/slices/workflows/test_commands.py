@@ -311,6 +311,27 @@ async def test_deadlines_of_one_tenant_delay_no_other(workflows: Workflows, monk
     assert "last" in ended
 
 
+async def test_a_workflow_that_cannot_be_ended_stops_no_other(workflows: Workflows) -> None:
+    """A workflow whose end fails waits, longer each time, and stops no deadline of its tenant or of another one.
+
+    When its row is whole again, it ends.
+    """
+    for workflow, tenant in (("before", "acme"), ("broken", "acme"), ("after", "acme"), ("theirs", "zeta")):
+        await workflows.start(workflow, tenant=tenant, deadlineIn="PT1M")
+    created_at = (await workflows.row("broken"))["created_at"]
+    await workflows.sql(f"UPDATE workflows SET created_at = {2**60} WHERE workflow_id = 'broken'")
+    now = workflows.clock.advance(minutes=2)
+    await workflows.worker.tick(now)
+    ended = {row["workflow_id"] for row in await workflows.all_rows() if row["status"] == "failed"}
+    assert ended == {"before", "after", "theirs"}
+    assert (await workflows.row("broken"))["last_error"]
+    assert await next_at(workflows.worker, now) == now + 1000
+    assert await next_at(workflows.worker, now + 1000) == now + 3000
+    await workflows.sql(f"UPDATE workflows SET created_at = {created_at} WHERE workflow_id = 'broken'")
+    await workflows.worker.tick(now + 3000)
+    assert await workflows.status("broken") == "failed"
+
+
 @pytest.mark.parametrize("end", ["complete", "cancel"])
 async def test_no_deadline_after_the_end(workflows: Workflows, end: str) -> None:
     """The deadline of a workflow that has ended does nothing."""
