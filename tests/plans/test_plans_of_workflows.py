@@ -9,11 +9,10 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import overdue_sql
-from timer_service.workflows import effect_store, queries, registry, retention, store
+from timer_service.workflows import effect_store, queries, registry, store, upkeep
 from timer_service.workflows.messages import WorkflowStatus
-from timer_service.workflows.store import COUNTED, WORKFLOWS
-from timer_service.workflows.timed_rows import TIMED
-from timer_service.workflows.usage import OPEN, STORED
+from timer_service.workflows.store import COUNTED, OPEN, STORED, WORKFLOWS
+from timer_service.workflows.upkeep import TIMED
 
 POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence"
 WAITING = f"""
@@ -157,7 +156,7 @@ def test_other_statements_on_postgres(filled: FilledDatabase) -> None:
         "workers": queries._SQL["page_workers"],
         "workers that are forgotten": registry._SQL["forget"],
         "types of a queue": queries._SQL["types_of_queue"],
-        **{f"retention: {name}": sql for name, sql in retention._SQL.items()},
+        **{f"retention: {name}": sql for name, sql in upkeep._SQL.items()},
     }
     for mode in MODES:
         plans = {name: filled.plan(sql, mode) for name, sql in statements.items()}

@@ -27,11 +27,9 @@ from timer_service.workflows.messages import (
 )
 from timer_service.workflows.queries import QUERIES
 from timer_service.workflows.requests import POLL_TASKS, REQUESTS
-from timer_service.workflows.retention import delete_settled
 from timer_service.workflows.rules import Outcome
-from timer_service.workflows.store import COUNTED, WORKFLOWS
-from timer_service.workflows.timed_rows import TIMED
-from timer_service.workflows.usage import USAGES
+from timer_service.workflows.store import COUNTED, USAGES, WORKFLOWS
+from timer_service.workflows.upkeep import TIMED, delete_settled
 from timer_service.workflows.views import WorkflowView
 
 SLICE = Slice(

@@ -15,7 +15,7 @@ from timer_service.workflows.commands import Batch
 from timer_service.workflows.events import events_of
 from timer_service.workflows.queries import workflow_view
 from timer_service.workflows.rules import Applied, Outcome
-from timer_service.workflows.usage import growth
+from timer_service.workflows.store import growth
 from timer_service.workflows.workflow import Workflow
 
 LOOP = "workflow-deadlines"

@@ -15,7 +15,7 @@ from timer_service.core.values.errors import ConflictError
 from timer_service.workflows import store
 from timer_service.workflows.effect import digest_of, size_of
 from timer_service.workflows.handler import LOOP
-from timer_service.workflows.usage import growth
+from timer_service.workflows.store import growth
 from timer_service.workflows.workflow import NEVER, Definition, Key, Texts, Workflow, unstarted
 
 

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from timer_service.core.due.due_rows import may_be_damaged
 from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.limits.quotas import Amounts, Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import ConflictError
@@ -79,16 +79,44 @@ COUNTED = (
 )
 """The workflows that the gauges count."""
 
+_LARGE = 1000
+"""A workflow counts with its data if it has more bytes of it."""
+_FEW = 10
+"""Each further effect counts too, also without a result: no stream limits how many effects workers report."""
+_BYTES_PER_EFFECT = 1000
+"""About what a row of an effect and its indexes take, with a long name."""
+
+OPEN = Usage("open_workflows", _SQL["count_open"])
+STORED = Usage("workflow_data", _SQL["sum_stored"], grows_alone=True)
+"""Workers add results to it, which are not refused."""
+USAGES = (OPEN, STORED)
+"""What a tenant may have of workflows."""
+
+
+def growth(before: Workflow | None, after: Workflow) -> Amounts:
+    """Return how much more a tenant has after a command on one of its workflows than before.
+
+    A workflow that opens counts with a byte at least: it may have results, so it needs some room for them.
+    """
+    opened, stored = _is_open(after) - _is_open(before), _stored(after) - _stored(before)
+    return {OPEN: opened, STORED: max(stored, 1) if opened > 0 else stored}
+
+
+def _is_open(workflow: Workflow | None) -> bool:
+    return workflow is not None and workflow.is_open
+
+
+def _stored(workflow: Workflow | None) -> int:
+    if workflow is None:
+        return 0
+    data = workflow.input_bytes + workflow.effect_bytes + workflow.message_bytes
+    further = max(workflow.effects - _FEW, 0)
+    return data + further * _BYTES_PER_EFFECT if data > _LARGE or further else 0
+
 
 async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Workflow]:
     """Return the workflows that exist among `keys`, also those that are not started."""
     return by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
-
-
-async def find_damaged(reader: Reader, keys: Collection[Key]) -> set[Key]:
-    """Return those of the keys, which were read, that no statement finds: they are damaged in the database."""
-    doubtful = [key for key in keys if may_be_damaged(key)]
-    return set(doubtful) - set(await find(reader, doubtful))
 
 
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Workflow]:
@@ -194,7 +222,9 @@ async def lock_overdue(tx: Transaction, keys: Collection[Key], now: int) -> dict
 
 async def postpone_deadlines(tx: Transaction, errors: Mapping[Key, tuple[int, str]], now: int) -> None:
     """Let workflows wait until an instant that could not be ended at their deadline, with the reason."""
-    each = [{**key._asdict(), "until": until, "error": error, "now": now} for key, (until, error) in sorted(errors.items())]
+    each = [
+        {**key._asdict(), "until": until, "error": error, "now": now} for key, (until, error) in sorted(errors.items())
+    ]
     await tx.executemany(_SQL["postpone_deadline"], each)
 
 

@@ -11,7 +11,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.workflows.usage import STORED
+from timer_service.workflows.store import STORED
 
 RECHECK_MS = 250
 EVERYTHING: dict[str, Any] = {
