@@ -13,8 +13,8 @@ from timer_service.core.ports.database import Database
 from timer_service.core.requests.request_intake import Intake
 from timer_service.core.requests.request_queue import QueueLimits
 from timer_service.core.values.budget import MIB
-from timer_service.workflows.dispatcher import Dispatcher
-from timer_service.workflows.requests import POLL_TASKS
+from timer_service.workflows.tasks.dispatcher import Dispatcher
+from timer_service.workflows.tasks.requests import POLL_TASKS
 
 _LIMITS = QueueLimits(waiting_bytes=16 * MIB, batch_bytes=2 * MIB)
 

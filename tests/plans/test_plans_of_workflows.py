@@ -9,9 +9,10 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import overdue_sql
-from timer_service.workflows import effect_store, queries, registry, store, upkeep
+from timer_service.workflows import effect_store, queries, store, upkeep
 from timer_service.workflows.messages import WorkflowStatus
 from timer_service.workflows.store import COUNTED, OPEN, STORED, WORKFLOWS
+from timer_service.workflows.tasks import registry
 from timer_service.workflows.upkeep import TIMED
 
 POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence"

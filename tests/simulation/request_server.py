@@ -17,9 +17,9 @@ from timer_service.core.requests.request_queue import QueueLimits
 from timer_service.core.requests.requests import Answer, HandleRequests, Requests
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.budget import MIB
-from timer_service.workflows import dispatcher
-from timer_service.workflows.dispatcher import Dispatcher
-from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
+from timer_service.workflows.tasks import dispatcher
+from timer_service.workflows.tasks.dispatcher import Dispatcher
+from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
 
 _LIMITS = QueueLimits(waiting_bytes=16 * MIB, batch_bytes=2 * MIB)
 _PORTION_BYTES = 256 * 1024  # small, so that some requests are divided

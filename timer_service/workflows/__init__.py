@@ -13,8 +13,9 @@ The states of a workflow. One that is not started can have messages, and a cance
 """
 
 from timer_service.core.service.slice import Slice
+from timer_service.workflows.commands.handler import LOOP, handle
+from timer_service.workflows.commands.rules import Outcome
 from timer_service.workflows.deadline_worker import DeadlineWorker
-from timer_service.workflows.handler import LOOP, handle
 from timer_service.workflows.messages import (
     CancelWorkflow,
     RetryWorkflow,
@@ -26,9 +27,8 @@ from timer_service.workflows.messages import (
     WorkflowFailed,
 )
 from timer_service.workflows.queries import QUERIES
-from timer_service.workflows.requests import POLL_TASKS, REQUESTS
-from timer_service.workflows.rules import Outcome
 from timer_service.workflows.store import COUNTED, USAGES, WORKFLOWS
+from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS
 from timer_service.workflows.upkeep import TIMED, delete_settled
 from timer_service.workflows.views import WorkflowView
 

@@ -25,7 +25,7 @@ from timer_service.schedules import firing_pass, firing_worker
 from timer_service.schedules.firing_worker import FiringWorker
 from timer_service.schedules.locked_parts import LockedParts
 from timer_service.workflows import store
-from timer_service.workflows.slot_start import start_workflows
+from timer_service.workflows.commands.slot_start import start_workflows
 
 KEY = {"concurrencyKey": "only-one"}
 POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence"

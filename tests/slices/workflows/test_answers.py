@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
-from timer_service.workflows import dispatcher
-from timer_service.workflows.dispatcher import Answers
+from timer_service.workflows.tasks import dispatcher
+from timer_service.workflows.tasks.dispatcher import Answers
 
 NO_TASKS = QueryReply(b'{"tasks":[]}')
 

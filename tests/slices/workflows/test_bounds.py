@@ -32,10 +32,10 @@ from timer_service.core.requests.requests import HandleRequests, Requests
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.workflows import SLICE, effect_store
-from timer_service.workflows.claims import Claims, Share
-from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
-from timer_service.workflows.requests import REQUESTS, handle_requests, weigh
+from timer_service.workflows.tasks.claims import Claims, Share
+from timer_service.workflows.tasks.polls import Poll
+from timer_service.workflows.tasks.requests import REQUESTS, handle_requests, weigh
 from timer_service.workflows.workflow import Key
 
 

@@ -219,7 +219,7 @@ async def test_database_away(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyP
     await on_sqlite.start("order-1")
     poll = await on_sqlite.poll(wait_ms=50)
     with monkeypatch.context() as away:
-        away.setattr("timer_service.workflows.claims.in_transaction", _unavailable)
+        away.setattr("timer_service.workflows.tasks.claims.in_transaction", _unavailable)
         with pytest.raises(DatabaseUnavailableError):
             await on_sqlite.tick()
         assert await ids([poll]) == [[]]

@@ -6,9 +6,9 @@ import pytest
 
 from timer_service.core.due.lanes import Lane
 from timer_service.core.ports.broker import Request
-from timer_service.workflows.claims import Share, share_tasks
-from timer_service.workflows.polls import HeldPolls, Poll
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
+from timer_service.workflows.tasks.claims import Share, share_tasks
+from timer_service.workflows.tasks.polls import HeldPolls, Poll
 
 ORDER = ("acme", "default", "order")
 SHIP = ("acme", "default", "ship")

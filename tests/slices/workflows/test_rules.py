@@ -8,7 +8,8 @@ import pytest
 from tests.harness.cases import case
 from tests.harness.clock import NOW
 from timer_service.core.values.message import Command, Position, Trace
-from timer_service.workflows import rules
+from timer_service.workflows.commands import rules
+from timer_service.workflows.commands.rules import Facts, Outcome
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.messages import (
     CancelWorkflow,
@@ -20,7 +21,6 @@ from timer_service.workflows.messages import (
     WorkflowStatus,
 )
 from timer_service.workflows.protocol import EffectKind, EffectStatus
-from timer_service.workflows.rules import Facts, Outcome
 from timer_service.workflows.workflow import Hold, Key, Workflow
 
 KEY = Key("acme", "order-1")

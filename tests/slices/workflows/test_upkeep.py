@@ -12,8 +12,8 @@ from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.service.retention import Retention
 from timer_service.core.values.paging import write_cursor
 from timer_service.workflows.protocol import PollTasks
-from timer_service.workflows.registry import WorkerRegistry
 from timer_service.workflows.store import COUNTED, WORKFLOWS
+from timer_service.workflows.tasks.registry import WorkerRegistry
 from timer_service.workflows.upkeep import delete_settled
 
 

@@ -9,10 +9,10 @@ from timer_service.core.ports.database import Transaction
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command
 from timer_service.workflows import effect_store, store
+from timer_service.workflows.commands.rules import Applied, Facts, key_of
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.effect_store import StoredMessage
 from timer_service.workflows.messages import RetryWorkflow, SendToWorkflow, StartWorkflow, WorkflowStatus
-from timer_service.workflows.rules import Applied, Facts, key_of
 from timer_service.workflows.workflow import Key, Workflow, unstarted
 
 

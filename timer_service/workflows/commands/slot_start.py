@@ -13,8 +13,8 @@ from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, StartResult, WorkflowStart
 from timer_service.core.values.errors import ConflictError
 from timer_service.workflows import store
+from timer_service.workflows.commands.handler import LOOP
 from timer_service.workflows.effect import digest_of, size_of
-from timer_service.workflows.handler import LOOP
 from timer_service.workflows.store import growth
 from timer_service.workflows.workflow import NEVER, Definition, Key, Texts, Workflow, unstarted
 

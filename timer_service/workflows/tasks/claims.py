@@ -13,11 +13,11 @@ from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.core.values.stored_json import RawJson
-from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.store import WORKFLOWS, holder
-from timer_service.workflows.task_store import loaded_bytes, taken_bytes
-from timer_service.workflows.tasks import read_tasks, task_bytes
+from timer_service.workflows.tasks.build import read_tasks, task_bytes
+from timer_service.workflows.tasks.polls import Poll
+from timer_service.workflows.tasks.task_store import loaded_bytes, taken_bytes
 
 _Task: TypeAlias = RawJson | None
 """A task; None: its row is not to be sent."""

@@ -10,11 +10,11 @@ from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.message import Command
-from timer_service.workflows import rules
-from timer_service.workflows.commands import Batch
+from timer_service.workflows.commands import rules
+from timer_service.workflows.commands.batch import Batch
+from timer_service.workflows.commands.rules import Applied, Outcome
 from timer_service.workflows.events import events_of
 from timer_service.workflows.queries import workflow_view
-from timer_service.workflows.rules import Applied, Outcome
 from timer_service.workflows.store import growth
 from timer_service.workflows.workflow import Workflow
 

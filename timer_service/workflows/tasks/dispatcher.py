@@ -19,11 +19,11 @@ from timer_service.core.requests.requests import ANSWERED
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.stored_json import write_list, write_object
-from timer_service.workflows.claims import Claimed, Claims, Share, share_tasks
-from timer_service.workflows.hints import Hints
-from timer_service.workflows.polls import HeldPolls, Poll, PollEnds
 from timer_service.workflows.protocol import MAX_SLOTS
-from timer_service.workflows.registry import WorkerRegistry
+from timer_service.workflows.tasks.claims import Claimed, Claims, Share, share_tasks
+from timer_service.workflows.tasks.hints import Hints
+from timer_service.workflows.tasks.polls import HeldPolls, Poll, PollEnds
+from timer_service.workflows.tasks.registry import WorkerRegistry
 
 WakeLoops = Callable[[Collection[str], int], Awaitable[None]]
 
