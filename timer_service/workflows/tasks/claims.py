@@ -3,7 +3,8 @@
 Tenants take turns, and so do their lanes and the polls of a lane.
 """
 
-from collections import Counter, OrderedDict, deque
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
@@ -98,7 +99,7 @@ class Claimed(NamedTuple):
 class Claims:
     """Claims workflows. It holds no lock while tasks are sent."""
 
-    def __init__(self, database: Database, *, max_attempts: int, claim_bytes: int) -> None:
+    def __init__(self, database: Database, *, max_attempts: int, claim_bytes: int, rng: random.Random) -> None:
         """`claim_bytes`: the tasks of all polls of one transaction, and what it needs for the effects that it loads.
 
         These are their memory, and the messages that become their results: each is read and written. A single task may
@@ -108,13 +109,7 @@ class Claims:
         self._lanes = Lanes(WORKFLOWS)
         self._max_attempts = max_attempts
         self._claim_bytes = claim_bytes
-        self._without_room: Sequence[str] = ()
-        """The tenants of which the last claim kept no row, or had no room for the rows that need bytes.
-
-        They have the next turns.
-        """
-        self._lanes_without_room: Sequence[Lane] = ()
-        """The lanes of which the last claim kept no row. In this order, they come before others of their tenants."""
+        self._rng = rng
 
     async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
@@ -141,43 +136,32 @@ class Claims:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
 
         Of each poll one row may be larger than its reply, and of all polls one may need more bytes. A row that needs
-        none always has room. What had no room in the last claim comes first: tenants, and lanes of a tenant.
+        none always has room. Tenants, and lanes of a tenant, come in a random order, so each of them has room in one of
+        the next claims.
         """
-        turns = {tenant: turn for turn, tenant in enumerate(self._without_room)}
-        turns_of_lanes = {lane: turn for turn, lane in enumerate(self._lanes_without_room)}
-
-        def turn_of(number: int) -> tuple[int, int]:
-            lane = shares[number].lane
-            return turns.get(lane[0], len(turns)), turns_of_lanes.get(lane, len(turns_of_lanes))
-
-        order = sorted(range(len(shares)), key=turn_of)
+        ranks: defaultdict[str | Lane, float] = defaultdict(self._rng.random)
+        order = sorted(range(len(shares)), key=lambda number: _rank(ranks, shares[number].lane))
         used: dict[Poll, int] = {}
         total = loaded = 0
         kept = [0] * len(shares)
-        loading, waiting = set[str](), set[str]()
         for number in order:
-            poll, tenant = shares[number].poll, shares[number].lane[0]
+            poll = shares[number].poll
             for row in claimed[number]:
                 size, needed = task_bytes(row), _needed_bytes(row)
                 fits = used.get(poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
                 if not fits and (poll in used or total >= self._claim_bytes):
                     break
                 if needed and loaded and loaded + needed > self._claim_bytes:
-                    waiting.add(tenant)
                     break
-                if needed:
-                    loading.add(tenant)
                 used[poll] = used.get(poll, 0) + size
                 total += size
                 loaded += needed
                 kept[number] += 1
-        served = {shares[number].lane[0] for number in order if kept[number]}
-        lanes_with_room = {share.lane for share, count in zip(shares, kept, strict=True) if count}
-        lanes = dict.fromkeys(shares[number].lane for number in order if claimed[number])
-        self._lanes_without_room = [lane for lane in lanes if lane not in lanes_with_room]
-        wanting = dict.fromkeys(shares[number].lane[0] for number in order if claimed[number])
-        self._without_room = [tenant for tenant in wanting if tenant not in served or tenant in waiting - loading]
         return kept
+
+
+def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:
+    return ranks[lane[0]], ranks[lane]
 
 
 def _needed_bytes(row: Row) -> int:

@@ -94,7 +94,9 @@ class Dispatcher:
         self._poll_ms = polling_interval // _ROUNDING
         self._wake = wake
         self._gate = BacklogGate(parts.broker, parts.database)
-        self._claims = Claims(parts.database, max_attempts=parts.max_attempts, claim_bytes=parts.budget.portion)
+        self._claims = Claims(
+            parts.database, max_attempts=parts.max_attempts, claim_bytes=parts.budget.portion, rng=parts.rng
+        )
         self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
         self._held = HeldPolls()
         self._registry = WorkerRegistry(parts)
