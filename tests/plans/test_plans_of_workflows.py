@@ -93,6 +93,7 @@ PLANS = {
     ),
     "a workflow that is overdue, locked": (store._SQL["lock_overdue"], ["LockRows", KEY]),
     "a postponed deadline": (store._SQL["postpone_deadline"], [KEY]),
+    "a postponed workflow": (store._SQL["postpone"], [KEY]),
     "the next deadline": (store._SQL["next_deadline"], ["Index Only Scan workflows_deadline"]),
     "an awaited message": (of_effects("is_awaited"), [UNSEEN]),
     "a page of effects that were not seen": (of_effects("page_unseen"), [UNSEEN]),

@@ -228,6 +228,11 @@ async def postpone_deadlines(tx: Transaction, errors: Mapping[Key, tuple[int, st
     await tx.executemany(_SQL["postpone_deadline"], each)
 
 
+async def postpone(tx: Transaction, key: Key, until: int, error: str, now: int) -> None:
+    """Let an available workflow wait until an instant that could not be sent to a worker, with the reason."""
+    await tx.execute(_SQL["postpone"], {**key._asdict(), "until": until, "error": error, "now": now})
+
+
 async def next_deadline(reader: Reader) -> int | None:
     """Return when the next workflow is to be ended at its deadline; None if none has one."""
     (row,) = await reader.fetch(_SQL["next_deadline"])

@@ -97,6 +97,11 @@ WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(overdue
 UPDATE workflows SET overdue_at = :until, last_error = :error
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(overdue_at <= :now AND ended_at IS NULL, FALSE)
 
+-- name: postpone
+-- Lets an available workflow wait that could not be sent to a worker.
+UPDATE workflows SET available_at = :until, counted_from = :now, last_error = :error
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(available_at <= :now, FALSE)
+
 -- name: next_deadline
 -- Returns when the next open workflow is to be ended at its deadline.
 SELECT MIN(overdue_at) AS at FROM workflows WHERE overdue_at IS NOT NULL AND ended_at IS NULL

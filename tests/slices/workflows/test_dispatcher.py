@@ -205,6 +205,36 @@ async def test_polls_end_together(on_sqlite: Dispatching, monkeypatch: pytest.Mo
     assert await ids(polls) == [[]] * 20
 
 
+async def test_a_workflow_that_cannot_be_sent_stops_no_other(dispatching: Dispatching) -> None:
+    """A workflow whose task cannot be made waits, longer each time. Others of its lane and of other tenants go on."""
+    clock = dispatching.workflows.clock
+    for workflow in ("a", "b", "broken", "d"):
+        await dispatching.start(workflow)
+        clock.advance(milliseconds=1)
+    await dispatching.start("theirs", tenant="other")
+    created_at = (await dispatching.workflows.row("broken"))["created_at"]
+    await dispatching.workflows.sql(f"UPDATE workflows SET created_at = {2**60} WHERE workflow_id = 'broken'")
+    polls = [await dispatching.poll("1"), await dispatching.poll("2", tenant="other")]
+    await dispatching.tick()
+    sent = await ids(polls)
+    again = await dispatching.poll("1")
+    clock.advance(milliseconds=5)
+    await dispatching.tick()
+    sent += await ids([again])
+    assert sorted(each for tasks in sent for each in tasks) == ["a", "b", "d", "theirs"]
+    row = await dispatching.workflows.row("broken")
+    assert (row["status"], row["attempt"], row["available_at"]) == ("waiting", 0, clock.now() + 1000)
+    assert row["last_error"]
+    last = await dispatching.poll("1")
+    clock.advance(seconds=1)
+    await dispatching.tick()
+    assert (await dispatching.workflows.row("broken"))["available_at"] == clock.now() + 2000
+    await dispatching.workflows.sql(f"UPDATE workflows SET created_at = {created_at} WHERE workflow_id = 'broken'")
+    clock.advance(seconds=2)
+    await dispatching.tick()
+    assert await ids([last]) == [["broken"]]
+
+
 async def test_poll_with_wait_0_is_looked_at(on_sqlite: Dispatching) -> None:
     """A poll that does not wait gets the workflows that are there."""
     await on_sqlite.start("order-1")

@@ -3,22 +3,34 @@
 Tenants take turns, and so do their lanes and the polls of a lane.
 """
 
+import logging
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
+from timer_service.core.due.blame import Blame, blame
+from timer_service.core.due.isolate import isolate
 from timer_service.core.due.lanes import Lane, LaneClaim, LaneLook, Lanes
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.core.values.stored_json import RawJson
+from timer_service.workflows import store
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.store import WORKFLOWS, holder
 from timer_service.workflows.tasks.build import read_tasks, task_bytes
 from timer_service.workflows.tasks.polls import Poll
 from timer_service.workflows.tasks.task_store import loaded_bytes, taken_bytes
+from timer_service.workflows.workflow import Key
+
+log = logging.getLogger(__name__)
 
 _Task: TypeAlias = RawJson | None
 """A task; None: its row is not to be sent."""
@@ -85,7 +97,7 @@ class _Turn:
 
 
 class Claimed(NamedTuple):
-    """The result of one transaction."""
+    """What was claimed, and how much of it is to be sent."""
 
     tasks: Mapping[Poll, Sequence[RawJson]]
     """The tasks of each poll that has any."""
@@ -110,27 +122,64 @@ class Claims:
         self._max_attempts = max_attempts
         self._claim_bytes = claim_bytes
         self._rng = rng
+        self._delays = Delays()
 
     async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
         return await self._lanes.look(self._database.reader, lanes, now, limit)
 
     async def claim(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
-        """Claim the workflows of shares. `may_time_out`: whether waits for messages may reach their timeouts."""
+        """Claim the workflows of shares. `may_time_out`: whether waits for messages may reach their timeouts.
 
-        async def work(tx: Transaction) -> Claimed:
-            claimed = await self._lanes.claim(tx, [_wanted(each, now) for each in shares], now)
-            kept = self._cut(shares, claimed)
-            rows = [row for rows, count in zip(claimed, kept, strict=True) for row in rows[:count]]
-            read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
-            by_share = _split(read.tasks, kept)
-            kept = _fitting(shares, by_share)
-            await self._lanes.release(
-                tx, [row for rows, count in zip(claimed, kept, strict=True) for row in rows[count:]]
-            )
-            return Claimed(_by_poll(shares, kept, by_share), list(map(len, claimed)), kept, read.adds_events)
+        A workflow whose task cannot be made waits, and stops no other. Then polls may get fewer tasks.
+        """
+        done = Claimed({}, [0] * len(shares), [0] * len(shares), adds_events=False)
 
-        return await in_transaction(self._database, work)
+        async def attempt(units: Sequence[int]) -> None:
+            """Claim a task for each unit, which is the number of a share, unless its poll has tasks already."""
+            nonlocal done
+            counts = Counter(number for number in units if shares[number].poll not in done.tasks)
+            some = [shares[number]._replace(tasks=count) for number, count in counts.items()]
+            if not some:
+                return
+            rows: list[Row] = []
+            work = partial(self._claim, shares=some, now=now, may_time_out=may_time_out, rows=rows)
+            try:
+                claimed = await in_transaction(self._database, work)
+            except Exception as error:
+                if len(rows) == 1 and blame(error) is Blame.COMMAND:
+                    await self._postpone(Key(rows[0]["tenant_id"], rows[0]["workflow_id"]), error, now)
+                raise
+            done = _add(done, list(counts), claimed)
+
+        try:
+            await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
+        except DatabaseUnavailableError:
+            if not done.tasks:  # otherwise these are to be sent
+                raise
+        return done
+
+    async def _claim(
+        self, tx: Transaction, *, shares: Sequence[Share], now: int, may_time_out: bool, rows: list[Row]
+    ) -> Claimed:
+        """Claim workflows in one transaction. `rows` gets those whose tasks are made, also if that fails."""
+        rows.clear()
+        claimed = await self._lanes.claim(tx, [_wanted(each, now) for each in shares], now)
+        kept = self._cut(shares, claimed)
+        rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
+        read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
+        by_share = _split(read.tasks, kept)
+        kept = _fitting(shares, by_share)
+        await self._lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
+        return Claimed(_by_poll(shares, kept, by_share), list(map(len, claimed)), kept, read.adds_events)
+
+    async def _postpone(self, key: Key, error: Exception, now: int) -> None:
+        """Let a workflow wait whose task cannot be made."""
+        delay = self._delays.next(key)
+        about = {"tenant": key.tenant_id, "workflow_id": key.workflow_id, "seconds": delay.total_seconds()}
+        log.warning("the task of a workflow cannot be made; trying it later", exc_info=error, extra=about)
+        until = now + delay // timedelta(milliseconds=1)
+        await in_transaction(self._database, lambda tx: store.postpone(tx, key, until, error_text(error), now))
 
     def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
@@ -158,6 +207,14 @@ class Claims:
                 loaded += needed
                 kept[number] += 1
         return kept
+
+
+def _add(done: Claimed, numbers: Sequence[int], claimed: Claimed) -> Claimed:
+    """Return what was claimed before, and then for the shares with these numbers."""
+    found, kept = list(done.found), list(done.kept)
+    for number, *counts in zip(numbers, claimed.found, claimed.kept, strict=True):
+        found[number], kept[number] = found[number] + counts[0], kept[number] + counts[1]
+    return Claimed({**done.tasks, **claimed.tasks}, found, kept, done.adds_events or claimed.adds_events)
 
 
 def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:
