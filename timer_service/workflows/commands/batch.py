@@ -57,9 +57,11 @@ class Batch:
 
     async def _load_mail(self, tx: Transaction, commands: Sequence[Command]) -> None:
         """Find which message ids are known, and for which messages a workflow waits."""
-        sends = [(key_of(each), each) for each in commands if isinstance(each.payload, SendToWorkflow)]
-        names = {(key, _message_name(each)) for key, each in sends if key in self.before}
-        ids = {(key, name) for key, each in sends if key in self.before and (name := _message_id(each)) is not None}
+        sends = [(key_of(each), each.payload) for each in commands if isinstance(each.payload, SendToWorkflow)]
+        names = {(key, payload.name) for key, payload in sends if key in self.before}
+        ids = {
+            (key, payload.message_id) for key, payload in sends if payload.message_id is not None and key in self.before
+        }
         self._ids = await effect_store.find_message_ids(tx, ids)
         self._awaited = await effect_store.find_awaited(tx, names)
 
@@ -123,13 +125,3 @@ def _characters(workflow: Workflow) -> int:
 
 def _concurrency_key(workflow: Workflow | None) -> str | None:
     return None if workflow is None or workflow.definition is None else workflow.definition.concurrency_key
-
-
-def _message_name(command: Command) -> str:
-    assert isinstance(command.payload, SendToWorkflow)  # noqa: S101 - the caller has looked
-    return command.payload.name
-
-
-def _message_id(command: Command) -> str | None:
-    assert isinstance(command.payload, SendToWorkflow)  # noqa: S101 - the caller has looked
-    return command.payload.message_id

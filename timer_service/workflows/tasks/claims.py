@@ -9,8 +9,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from itertools import islice
+from typing import NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.isolate import isolate
@@ -32,8 +32,6 @@ from timer_service.workflows.workflow import Key
 
 log = logging.getLogger(__name__)
 
-_Task: TypeAlias = RawJson | None
-"""A task; None: its row is not to be sent."""
 _MESSAGE_BYTES = MAX_MESSAGE_BYTES - 100
 """The most bytes of the tasks of one reply, with their commas."""
 
@@ -168,10 +166,9 @@ class Claims:
         kept = self._cut(shares, claimed)
         rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
         read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
-        by_share = _split(read.tasks, kept)
-        kept = _fitting(shares, by_share)
+        tasks, kept = _fit(shares, kept, read.tasks)
         await self._lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
-        return Claimed(_by_poll(shares, kept, by_share), list(map(len, claimed)), kept, read.adds_events)
+        return Claimed(tasks, list(map(len, claimed)), kept, read.adds_events)
 
     async def _postpone(self, key: Key, error: Exception, now: int) -> None:
         """Let a workflow wait whose task cannot be made."""
@@ -232,35 +229,27 @@ def _wanted(share: Share, now: int) -> LaneClaim:
     return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder(wanted.worker_id, wanted.lease_ms, now))
 
 
-def _split(tasks: Sequence[_Task], counts: Sequence[int]) -> list[Sequence[_Task]]:
-    """Return the tasks of each share."""
-    ends = list(accumulate(counts))
-    return [tasks[end - count : end] for end, count in zip(ends, counts, strict=True)]
+def _fit(
+    shares: Sequence[Share], kept: Sequence[int], tasks: Sequence[RawJson | None]
+) -> tuple[dict[Poll, list[RawJson]], list[int]]:
+    """Return the tasks of each poll that fit into a message, by their true sizes, and how many of each share fit.
 
-
-def _fitting(shares: Sequence[Share], by_share: Sequence[Sequence[_Task]]) -> list[int]:
-    """Return how many tasks of each share fit into a message, by their true sizes. Of each poll one may be larger."""
-    used: dict[Poll, int] = {}
-    fitting: list[int] = []
-    for share, tasks in zip(shares, by_share, strict=True):
-        count = 0
-        for task in tasks:
-            size = 0 if task is None else len(task.encode()) + 1
-            if size and share.poll in used and used[share.poll] + size > _MESSAGE_BYTES:
-                break
-            if size:
-                used[share.poll] = used.get(share.poll, 0) + size
-            count += 1
-        fitting.append(count)
-    return fitting
-
-
-def _by_poll(
-    shares: Sequence[Share], kept: Sequence[int], by_share: Sequence[Sequence[_Task]]
-) -> dict[Poll, list[RawJson]]:
+    Of each poll one may be larger. None in place of a task: its row is not to be sent.
+    """
     found: dict[Poll, list[RawJson]] = {}
-    for share, count, tasks in zip(shares, kept, by_share, strict=True):
-        mine = [task for task in tasks[:count] if task is not None]
-        if mine:
-            found.setdefault(share.poll, []).extend(mine)
-    return found
+    used = Counter[Poll]()
+    fitting: list[int] = []
+    left = iter(tasks)
+    for share, count in zip(shares, kept, strict=True):
+        mine = list(islice(left, count))
+        fitted = 0
+        for task in mine:
+            size = 0 if task is None else len(task.encode()) + 1
+            if size and used[share.poll] and used[share.poll] + size > _MESSAGE_BYTES:
+                break
+            if task is not None:
+                used[share.poll] += size
+                found.setdefault(share.poll, []).append(task)
+            fitted += 1
+        fitting.append(fitted)
+    return found, fitting
