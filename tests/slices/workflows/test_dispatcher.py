@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -14,7 +14,9 @@ from tests.harness.workflows import LEASE_MS, Workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.broker import QueryReply, Request
+from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import Code, DatabaseUnavailableError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks
@@ -260,6 +262,28 @@ async def test_database_away(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyP
 
 async def _unavailable(*_: object) -> None:
     raise DatabaseUnavailableError("away")
+
+
+async def test_tasks_that_were_claimed_before_an_outage_are_sent(
+    on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the database goes away while a failed claim is divided, the tasks of the parts before are sent."""
+    await on_sqlite.start("a")
+    await on_sqlite.start("b", tenant="other")
+    polls = [await on_sqlite.poll("1"), await on_sqlite.poll("2", tenant="other")]
+    errors = iter([ValueError("a bug"), None, DatabaseUnavailableError("away")])
+
+    async def fail_or_run(database: Database, work: Callable[[Transaction], Awaitable[object]]) -> object:
+        if (error := next(errors)) is not None:
+            raise error
+        return await in_transaction(database, work)
+
+    with monkeypatch.context() as failing:
+        failing.setattr("timer_service.workflows.tasks.claims.in_transaction", fail_or_run)
+        assert (await on_sqlite.tick()).done == 1
+    on_sqlite.workflows.clock.advance(milliseconds=5)
+    await on_sqlite.tick()
+    assert await ids(polls) == [["a"], ["b"]]
 
 
 async def test_clock_that_was_set_back(on_sqlite: Dispatching) -> None:
