@@ -1,5 +1,4 @@
--- Workflows. A row is one workflow or a tombstone: what is remembered for a workflow that was not started, because it was cancelled
--- before or because messages wait for its start. See docs/workflows.md. Rows are leased through available_at, as
+-- Workflows. A row without a type is not started: messages wait for its start, or it was cancelled before. See docs/workflows.md. Rows are leased through available_at, as
 -- timer_service/core describes, but workers hold the leases.
 CREATE TABLE workflows (
     tenant_id TEXT NOT NULL,
@@ -17,6 +16,7 @@ CREATE TABLE workflows (
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     deadline_at BIGINT,
+    overdue_at BIGINT,  -- when the service ends it: at its deadline, or later if that has failed
     retry TEXT,  -- JSON; NULL: the default
     concurrency_key TEXT,
     digest TEXT,  -- of type, queue and input
@@ -35,19 +35,15 @@ CREATE TABLE workflows (
     reason TEXT,
     created_at BIGINT NOT NULL,
     ended_at BIGINT,
-    confirmed_at BIGINT,
     correlation_id TEXT,
     causation_id TEXT,
     traceparent TEXT,
     tracestate TEXT,
-    -- The positions of the StartWorkflow that started it, of the newest CancelWorkflow (or of the RetryWorkflow that took effect after
-    -- it), and of the newest RetryWorkflow.
+    -- The positions of the command that started it, and of the newest CancelWorkflow before that.
     started_epoch BIGINT NOT NULL,
     started_sequence BIGINT NOT NULL,
     cancelled_epoch BIGINT NOT NULL,
     cancelled_sequence BIGINT NOT NULL,
-    retried_epoch BIGINT NOT NULL,
-    retried_sequence BIGINT NOT NULL,
     PRIMARY KEY (tenant_id, workflow_id),
     -- The columns that each status sets. Workers can claim a workflow if and only if it waits or runs.
     CHECK (CASE status
@@ -62,17 +58,17 @@ CREATE TABLE workflows (
         WHEN 'cancelled' THEN ended_at IS NOT NULL
         ELSE FALSE
     END),
+    CHECK ((deadline_at IS NULL) = (overdue_at IS NULL)),
     CHECK (ended_at IS NULL OR (COALESCE(available_at, claimed_at, lease_ms, report_number) IS NULL
         AND COALESCE(lease_token, worker_id) IS NULL)),
     CHECK ((available_at IS NULL) = (due_at IS NULL)),
     CHECK (available_at >= due_at),  -- a workflow never continues early
     CHECK ((status = 'failed') = (failure_code IS NOT NULL)),
-    -- Only a tombstone has no type, and it is cancelled.
+    -- A workflow that is not started counts as cancelled.
     CHECK (CASE WHEN type IS NULL
         THEN status = 'cancelled' AND COALESCE(queue, digest, retry, concurrency_key) IS NULL AND deadline_at IS NULL
         ELSE queue IS NOT NULL AND digest IS NOT NULL
     END),
-    CHECK (confirmed_at IS NULL OR ended_at IS NOT NULL),
     CHECK (seen <= effects)
 );
 
@@ -80,7 +76,7 @@ CREATE TABLE workflows (
 CREATE INDEX workflows_lane ON workflows (tenant_id, queue, type, available_at) WHERE available_at IS NOT NULL;
 
 -- Used by the worker that ends workflows at their deadline.
-CREATE INDEX workflows_deadline ON workflows (deadline_at) WHERE deadline_at IS NOT NULL AND ended_at IS NULL;
+CREATE INDEX workflows_deadline ON workflows (overdue_at) WHERE overdue_at IS NOT NULL AND ended_at IS NULL;
 
 -- Of the workflows of a tenant with one concurrency key, one is open.
 CREATE UNIQUE INDEX workflows_concurrency ON workflows (tenant_id, concurrency_key)
@@ -101,8 +97,8 @@ CREATE INDEX workflows_blocked ON workflows (tenant_id, workflow_id) WHERE block
 CREATE INDEX workflows_large ON workflows (tenant_id, input_bytes, effect_bytes, message_bytes)
 WHERE input_bytes + effect_bytes + message_bytes > 1000;
 
--- Used by retention. It counts from the end of a workflow, or from the newest command that found it ended.
-CREATE INDEX workflows_ended ON workflows (COALESCE(confirmed_at, ended_at)) WHERE ended_at IS NOT NULL;
+-- Used by retention.
+CREATE INDEX workflows_ended ON workflows (ended_at) WHERE ended_at IS NOT NULL;
 
 -- The large texts of a workflow, in a table of their own: SQLite rewrites whole rows, and `workflows` is written often.
 CREATE TABLE workflow_data (
@@ -151,7 +147,7 @@ CREATE UNIQUE INDEX workflow_effects_seen ON workflow_effects (tenant_id, workfl
 -- Used to find the effects that the function has not got.
 CREATE INDEX workflow_effects_unseen ON workflow_effects (tenant_id, workflow_id, name, n) WHERE seq IS NULL;
 
--- Messages to workflows. A message that was taken stays without its data, so that it is recognised if it is sent again.
+-- Messages to workflows. A message that was taken stays without its data, so that a second one with its message id is recognised.
 CREATE TABLE workflow_messages (
     tenant_id TEXT NOT NULL,
     workflow_id TEXT NOT NULL,

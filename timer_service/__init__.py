@@ -69,7 +69,7 @@ sweep         the worker that checks runs without waiting for a command
 tenant        the owner of a row; the first part of every key and a token of every subject
 task          a claimed workflow as it is sent to a worker of the user; of a signal: the follow-up of a firing
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
-tombstone     a row for a schedule, workflow or run that does not exist; it keeps positions of commands
+tombstone     a row for a schedule or run that does not exist; it keeps positions of commands
 transition    the change of a work item's status
 waiting       of a command: read from the log, stored, and applied later in turns between the tenants
 wake          tell a loop that it has work at an instant

@@ -12,8 +12,8 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.ports.database import Database
 from timer_service.core.requests.requests import RequestQueue
 from timer_service.core.values.budget import MIB
-from timer_service.workflows.dispatcher import Dispatcher
-from timer_service.workflows.requests import POLL_TASKS
+from timer_service.workflows.tasks.dispatcher import Dispatcher
+from timer_service.workflows.tasks.requests import POLL_TASKS
 
 
 class Dispatching:

@@ -14,7 +14,7 @@ from timer_service.app.slices import SCHEDULES
 from timer_service.core.ports.database import Database
 from timer_service.schedules.backfill.worker import BackfillWorker
 from timer_service.schedules.firing.worker import FiringWorker
-from timer_service.workflows.slot_start import start_workflows
+from timer_service.workflows.commands.slot_start import start_workflows
 
 
 class ScheduleConversation(Conversation):

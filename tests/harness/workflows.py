@@ -19,9 +19,9 @@ from timer_service.workflows import SLICE
 from timer_service.workflows.deadline_worker import DeadlineWorker
 from timer_service.workflows.protocol import GetEffects, RenewTasks, ReportTasks
 from timer_service.workflows.protocol import Task as TaskModel
-from timer_service.workflows.requests import handle_requests
 from timer_service.workflows.store import WORKFLOWS, holder
-from timer_service.workflows.tasks import read_tasks
+from timer_service.workflows.tasks.build import read_tasks
+from timer_service.workflows.tasks.requests import handle_requests
 
 LEASE_MS = 30_000
 MAX_ATTEMPTS = 5

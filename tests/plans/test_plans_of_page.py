@@ -14,7 +14,7 @@ from timer_service.ui.tenants import Rows
 from timer_service.ui.views import TENANT_ROWS
 from timer_service.ui.views.failed import KINDS
 
-POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence, retried_epoch, retried_sequence"
+POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence"
 TIMERS = """
 INSERT INTO timer_schedules (
     tenant_id, service_call_id, state, due_at, event_id, registered_at, reached_at, position_epoch, position_sequence,
@@ -62,7 +62,7 @@ INSERT INTO workflows (
     tenant_id, workflow_id, type, queue, status, due_at, available_at, digest, created_at, blocks, {POSITIONS}
 )
 SELECT 'tenant-' || (n % 50), 'w-' || n, 'order', 'default', 'waiting', n, n, 'd', n,
-    CASE WHEN n % 9 = 0 THEN 3 ELSE 0 END, 1, n, 0, 0, 0, 0
+    CASE WHEN n % 9 = 0 THEN 3 ELSE 0 END, 1, n, 0, 0
 FROM generate_series(1, $1::bigint) AS n
 """
 ENDED = f"""
@@ -70,7 +70,7 @@ INSERT INTO workflows (
     tenant_id, workflow_id, type, queue, status, digest, created_at, ended_at, failure_code, {POSITIONS}
 )
 SELECT 'tenant-' || (n % 50), 'e-' || n, 'order', 'default', CASE n % 9 WHEN 0 THEN 'failed' ELSE 'completed' END,
-    'd', n, n, CASE n % 9 WHEN 0 THEN 'CRASHED' END, 1, n, 0, 0, 0, 0
+    'd', n, n, CASE n % 9 WHEN 0 THEN 'CRASHED' END, 1, n, 0, 0
 FROM generate_series(1, $1::bigint) AS n
 """
 FILL = [TIMERS, EVENTS, SIGNALS, ALL_FIRINGS, RUNS, SCHEDULES, WORKFLOWS, ENDED]

@@ -9,21 +9,21 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import overdue_sql
-from timer_service.workflows import effect_store, queries, registry, retention, store
+from timer_service.workflows import effect_store, queries, store, upkeep
 from timer_service.workflows.messages import WorkflowStatus
-from timer_service.workflows.store import COUNTED, WORKFLOWS
-from timer_service.workflows.timed_rows import TIMED
-from timer_service.workflows.usage import OPEN, STORED
+from timer_service.workflows.store import COUNTED, OPEN, STORED, WORKFLOWS
+from timer_service.workflows.tasks import registry
+from timer_service.workflows.upkeep import TIMED
 
-POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence, retried_epoch, retried_sequence"
+POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence"
 WAITING = f"""
 INSERT INTO workflows (
-    tenant_id, workflow_id, type, queue, status, due_at, available_at, digest, created_at, deadline_at, concurrency_key,
-    input_bytes, blocks, {POSITIONS}
+    tenant_id, workflow_id, type, queue, status, due_at, available_at, digest, created_at, deadline_at, overdue_at,
+    concurrency_key, input_bytes, blocks, {POSITIONS}
 )
 SELECT 'tenant-' || n % 100, 'w-' || n, 'type-' || n % 3, 'default', 'waiting', n, n, 'd', n,
-    CASE WHEN n % 10 = 0 THEN n END, CASE WHEN n % 10 = 0 THEN 'key-' || n END,
-    CASE WHEN n % 10 = 0 THEN 2000 ELSE 0 END, CASE WHEN n % 100 = 0 THEN 3 ELSE 0 END, 1, n, 0, 0, 0, 0
+    CASE WHEN n % 10 = 0 THEN n END, CASE WHEN n % 10 = 0 THEN n END, CASE WHEN n % 10 = 0 THEN 'key-' || n END,
+    CASE WHEN n % 10 = 0 THEN 2000 ELSE 0 END, CASE WHEN n % 100 = 0 THEN 3 ELSE 0 END, 1, n, 0, 0
 FROM generate_series(1, $1::bigint) AS n
 """
 ENDED = f"""
@@ -32,7 +32,7 @@ INSERT INTO workflows (
 )
 SELECT 'tenant-' || n % 100, 'e-' || n, 'type-' || n % 3, 'default',
     CASE n % 20 WHEN 0 THEN 'failed' ELSE 'completed' END, 'd', n, n, CASE n % 20 WHEN 0 THEN 'CRASHED' END,
-    1, n, 0, 0, 0, 0
+    1, n, 0, 0
 FROM generate_series(1, $1::bigint) AS n
 """
 EFFECTS = """
@@ -88,9 +88,12 @@ PLANS = {
     "a workflow that ends": (store._SQL["finish"], [KEY]),
     "the texts of a workflow": (store._SQL["find_data"], ["Index Scan workflow_data_pkey"]),
     "deadlines that have passed": (
-        store._SQL["past_deadline"],
-        ["LockRows", "Index Scan workflows_deadline_of_tenant"],
+        store._SQL["find_overdue"],
+        ["Index Scan workflows_deadline_of_tenant"],
     ),
+    "a workflow that is overdue, locked": (store._SQL["lock_overdue"], ["LockRows", KEY]),
+    "a postponed deadline": (store._SQL["postpone_deadline"], [KEY]),
+    "a postponed workflow": (store._SQL["postpone"], [KEY]),
     "the next deadline": (store._SQL["next_deadline"], ["Index Only Scan workflows_deadline"]),
     "an awaited message": (of_effects("is_awaited"), [UNSEEN]),
     "a page of effects that were not seen": (of_effects("page_unseen"), [UNSEEN]),
@@ -102,7 +105,6 @@ PLANS = {
     "the sizes of seen effects": (of_effects("sizes_seen"), [SEEN]),
     "the sizes of effects that were not seen": (of_effects("sizes_unseen"), [UNSEEN]),
     "the sizes of a workflow": (store._SQL["find_sizes"], [KEY]),
-    "the message at a position": (of_effects("find_message"), ["Index Only Scan workflow_messages_pkey"]),
     "a message id": (of_effects("find_message_id"), ["Index Only Scan workflow_messages_id"]),
     "the next messages": (of_effects("next_messages"), [UNREAD]),
     "a message as a result": (of_effects("copy_message"), [MESSAGE, EFFECT]),
@@ -156,7 +158,7 @@ def test_other_statements_on_postgres(filled: FilledDatabase) -> None:
         "workers": queries._SQL["page_workers"],
         "workers that are forgotten": registry._SQL["forget"],
         "types of a queue": queries._SQL["types_of_queue"],
-        **{f"retention: {name}": sql for name, sql in retention._SQL.items()},
+        **{f"retention: {name}": sql for name, sql in upkeep._SQL.items()},
     }
     for mode in MODES:
         plans = {name: filled.plan(sql, mode) for name, sql in statements.items()}

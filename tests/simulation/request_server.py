@@ -14,9 +14,9 @@ from timer_service.core.ports.database import Transaction
 from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, Requests
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.budget import MIB
-from timer_service.workflows import dispatcher
-from timer_service.workflows.dispatcher import Dispatcher
-from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
+from timer_service.workflows.tasks import dispatcher
+from timer_service.workflows.tasks.dispatcher import Dispatcher
+from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
 
 _ROOM = 256 * 1024  # small, so that the requests of a batch have several transactions
 _POLLING_INTERVAL = timedelta(seconds=5)

@@ -66,8 +66,8 @@ from timer_service.runs import job_events
 from timer_service.schedules.backfill import transaction as backfill_pass
 from timer_service.schedules.firing import transaction as firing_pass
 from timer_service.signals import evaluation
-from timer_service.workflows import dispatcher
-from timer_service.workflows.requests import POLL_TASKS
+from timer_service.workflows.tasks import dispatcher
+from timer_service.workflows.tasks.requests import POLL_TASKS
 
 INSTANCES = 2
 ROWS_AT_ONCE = 3

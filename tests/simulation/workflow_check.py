@@ -53,13 +53,13 @@ class WorkflowsChecker(CommitObserver):
         match sent.type:
             case "StartWorkflow":
                 busy = self._is_busy(name, sent.fields.get("concurrencyKey"))
-                return workflow.start(_in_ms(sent.fields), position, sent_at, now, busy=busy)
+                return workflow.start(_in_ms(sent.fields), sent_at, now, busy=busy)
             case "SendToWorkflow":
                 return workflow.send(sent.fields, position, sent_at, now)
             case "CancelWorkflow":
-                return workflow.cancel(position)
+                return workflow.cancel()
             case _:
-                return workflow.retry(position, sent_at, now, busy=self._is_busy(name, workflow.concurrency_key))
+                return workflow.retry(sent_at, now, busy=self._is_busy(name, workflow.concurrency_key))
 
     def _is_busy(self, name: WorkflowName, key: str | None) -> bool:
         others = (each for each in self.workflows.values() if each.name != name and each.is_open)

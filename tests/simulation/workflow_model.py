@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from tests.simulation.workflow_programs import BRANCHING
 from timer_service.core.values.message import Position
 
-NEVER = Position(0, 0)
 _DELAYS_OF_LOST = {3: 10_000, 4: 20_000, 5: 40_000, 6: 80_000, 7: 160_000, 8: 300_000, 9: 300_000}
 _MOST_BLOCK_MS = 300_000
 
@@ -62,14 +61,11 @@ class Rules(NamedTuple):
 
 @dataclass
 class WorkflowModel:
-    """One workflow, or what is remembered of one that was not started."""
+    """One workflow, or the messages to one that is not started."""
 
     name: WorkflowName
     definition: Mapping[str, Any] | None = None
     """The StartWorkflow."""
-    started_by: Position = NEVER
-    cancelled_by: Position = NEVER
-    retried_by: Position = NEVER
     status: str = "cancelled"
     available: int | None = None
     """When a worker may claim it."""
@@ -132,17 +128,12 @@ class WorkflowModel:
 
     # Commands
 
-    def start(self, fields: Mapping[str, Any], position: Position, sent_at: int, now: int, *, busy: bool) -> str:
+    def start(self, fields: Mapping[str, Any], sent_at: int, now: int, *, busy: bool) -> str:
         if self.definition is not None:
-            if position < self.started_by:
-                return "ignored_stale"
             return "unchanged" if _identity(self.definition) == _identity(fields) else "exists"
-        if position < self.cancelled_by:
-            return "ignored_stale"
         self.definition = fields
         if busy:
             return "skipped_busy"
-        self.started_by = position
         if "deadlineIn" in fields:
             self.deadline = sent_at + fields["deadlineIn"]
         asked_at = min(sent_at, now)
@@ -151,7 +142,7 @@ class WorkflowModel:
 
     def send(self, fields: Mapping[str, Any], position: Position, sent_at: int, now: int) -> str:
         message_id = fields.get("messageId")
-        if any(each.position == position or (message_id and each.message_id == message_id) for each in self.messages):
+        if any(message_id and each.message_id == message_id for each in self.messages):
             return "unchanged"
         if self.definition is not None and not self.is_open:
             return "already_ended"
@@ -167,10 +158,7 @@ class WorkflowModel:
             self._wait_until(min(sent_at, now))
         return "sent"
 
-    def cancel(self, position: Position) -> str:
-        if position < max(self.started_by, self.cancelled_by):
-            return "ignored_stale"
-        self.cancelled_by = position
+    def cancel(self) -> str:
         if self.definition is None:
             return "not_found"
         if not self.is_open:
@@ -178,14 +166,9 @@ class WorkflowModel:
         self.end("cancelled", "WorkflowCancelled", None)
         return "cancelled"
 
-    def retry(self, position: Position, sent_at: int, now: int, *, busy: bool) -> str:
+    def retry(self, sent_at: int, now: int, *, busy: bool) -> str:
         if self.definition is None:
             return "not_found"
-        if position < max(self.started_by, self.cancelled_by, self.retried_by):
-            return "ignored_stale"
-        if position == self.retried_by:
-            return "unchanged"
-        self.retried_by = position
         if self.is_open:
             return "unchanged"
         if self.status != "failed":
@@ -193,7 +176,7 @@ class WorkflowModel:
         if busy:
             return "skipped_busy"
         runs_step_again = self.code in {"STEP_FAILED", "WORKFLOW_ERROR"}
-        self.cancelled_by, self.deadline, self.code = max(self.cancelled_by, position), None, None
+        self.deadline = self.code = None
         self.retries += 1
         self.attempt = self.renewed = self.blocks = 0
         for effect in self.effects.values():

@@ -21,20 +21,10 @@ from timer_service.worker import report as worker_report
 from timer_service.worker import task as worker_task
 from timer_service.worker.replay import Replay
 from timer_service.worker.task import RunningTask
-from timer_service.workflows import (
-    commands,
-    effect,
-    effect_store,
-    events,
-    report,
-    requests,
-    rules,
-    store,
-    task_store,
-    tasks,
-    workflow,
-)
+from timer_service.workflows import effect, effect_store, events, store, workflow
+from timer_service.workflows.commands import batch, rules
 from timer_service.workflows.protocol import EffectKind, EffectStatus, ReportOutcome
+from timer_service.workflows.tasks import build, report, requests, task_store
 from timer_service.workflows.workflow import Workflow
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -95,7 +85,7 @@ def reports_keep_the_attempt(patch: pytest.MonkeyPatch) -> None:
 
 def lost_leases_are_failures_of_steps(patch: pytest.MonkeyPatch) -> None:
     """A lease that ran out uses up an attempt of each open step."""
-    admit = tasks._admit
+    admit = build._admit
 
     def admit_and_count(task: Any, *rest: Any) -> Any:
         admitted = admit(task, *rest)
@@ -106,19 +96,19 @@ def lost_leases_are_failures_of_steps(patch: pytest.MonkeyPatch) -> None:
         }
         return admitted._replace(effects=counted)
 
-    patch.setattr(tasks, "_admit", admit_and_count)
+    patch.setattr(build, "_admit", admit_and_count)
 
 
 def no_delay_after_lost_leases(patch: pytest.MonkeyPatch) -> None:
     """A workflow that kills its workers is sent again at once."""
-    for module in (tasks, workflow):
+    for module in (build, workflow):
         patch.setattr(module, "delay_after", lambda _attempt: 0)
 
 
 def crashes_without_end(patch: pytest.MonkeyPatch) -> None:
     """A workflow that kills its workers never fails."""
-    admit = tasks._admit
-    patch.setattr(tasks, "_admit", lambda task, about, _most: admit(task, about, 10**6))
+    admit = build._admit
+    patch.setattr(build, "_admit", lambda task, about, _most: admit(task, about, 10**6))
 
 
 def release_counts_as_attempt(patch: pytest.MonkeyPatch) -> None:
@@ -173,7 +163,7 @@ def retry_delay_not_stored(patch: pytest.MonkeyPatch) -> None:
 
 def sleep_ends_on_claim(patch: pytest.MonkeyPatch) -> None:
     """A claim ends the sleeps of the workflow."""
-    admit = tasks._admit
+    admit = build._admit
 
     def admit_and_wake(task: Any, *rest: Any) -> Any:
         admitted = admit(task, *rest)
@@ -181,7 +171,7 @@ def sleep_ends_on_claim(patch: pytest.MonkeyPatch) -> None:
         done = {key: admitted.effects[key]._replace(status=EffectStatus.DONE) for key in sleeps}
         return admitted._replace(effects={**admitted.effects, **done})
 
-    patch.setattr(tasks, "_admit", admit_and_wake)
+    patch.setattr(build, "_admit", admit_and_wake)
 
 
 def sleep_starts_again(patch: pytest.MonkeyPatch) -> None:
@@ -244,7 +234,7 @@ def timeout_before_its_message(patch: pytest.MonkeyPatch) -> None:
 
 def deadline_ignored_while_sleeping(patch: pytest.MonkeyPatch) -> None:
     """A workflow that sleeps does not fail at its deadline."""
-    _replace(patch, store._SQL, "past_deadline", "ended_at IS NULL", "ended_at IS NULL AND status <> 'waiting'")
+    _replace(patch, store._SQL, "find_overdue", "ended_at IS NULL", "ended_at IS NULL AND status <> 'waiting'")
 
 
 def timeouts_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
@@ -259,11 +249,9 @@ def cancel_ignored_while_held(patch: pytest.MonkeyPatch) -> None:
     """A cancel does not end a workflow that a worker executes."""
     cancel = rules._cancel
 
-    def cancel_idle(before: Any, command: Any, *rest: Any) -> Any:
-        applied = cancel(before, command, *rest)
-        if before.hold is None:
-            return applied
-        return applied._replace(workflow=before._replace(cancelled_by=command.position))
+    def cancel_idle(before: Any, *rest: Any) -> Any:
+        applied = cancel(before, *rest)
+        return applied if before.hold is None else applied._replace(workflow=before)
 
     patch.setattr(rules, "_cancel", cancel_idle)
 
@@ -282,7 +270,7 @@ def concurrency_key_not_freed(patch: pytest.MonkeyPatch) -> None:
     """A workflow that has ended keeps its concurrency key."""
     _replace(patch, store._SQL, "find_open_with_key", " AND ended_at IS NULL")
     patch.setattr(
-        commands.Batch,
+        batch.Batch,
         "_is_busy",
         lambda self, key, name: any(each != key for each in self._holders[key.tenant_id, name]),
     )

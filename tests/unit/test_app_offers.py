@@ -14,7 +14,7 @@ from timer_service.app.service import App
 from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.metrics import Metrics
-from timer_service.workflows import dispatcher
+from timer_service.workflows.tasks import dispatcher
 
 LANE = ("acme", "main", "pay")
 

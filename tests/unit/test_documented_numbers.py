@@ -20,7 +20,7 @@ from timer_service.core.requests import fair_queue, query
 from timer_service.core.service import clock_repair, retention
 from timer_service.core.values import delays
 from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
-from timer_service.workflows import registry
+from timer_service.workflows.tasks import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 WORDS = {1: "a", 2: "two", 3: "three", 10: "ten"}

@@ -20,7 +20,7 @@ from timer_service.core.requests.query import RUNNING, WAITING
 from timer_service.core.values.budget import MIB, Budget
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
-from timer_service.workflows.dispatcher import Dispatcher
+from timer_service.workflows.tasks.dispatcher import Dispatcher
 
 LIMITS = TenantLimits(default=Limits(pending_timers=3))
 BUDGET = Budget.of(192 * MIB)

@@ -34,8 +34,8 @@ from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 from timer_service.http import HttpServer, http_app, serve_http
 from timer_service.supervisor import NO_SUPERVISOR, Supervisor
-from timer_service.workflows import dispatcher
-from timer_service.workflows.hints import Hints
+from timer_service.workflows.tasks import dispatcher
+from timer_service.workflows.tasks.hints import Hints
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from timer_service.core.requests.query import QueryRoute
 from timer_service.core.service.clock_repair import ClockRepair, leased_rows
 from timer_service.core.service.retention import Retention
 from timer_service.core.service.slice import Parts, Slice
-from timer_service.workflows.slot_start import start_workflows
+from timer_service.workflows.commands.slot_start import start_workflows
 
 SCHEDULES = schedules.build_slice(start_workflows)
 SLICES: tuple[Slice, ...] = (

@@ -82,7 +82,6 @@ _EXPLANATIONS = {
     "mailbox_full": "too many messages of this workflow are unread; send it again later",
     "not_found": "there is no such workflow",
     "already_ended": "it has ended",
-    "ignored_stale": "a newer command was handled earlier",
 }
 _OF_START = {
     **_EXPLANATIONS,

@@ -1,9 +1,9 @@
 """Workflows: functions of the users that continue after any crash. Workers execute them and store each result.
 
-The states of a workflow. A tombstone is cancelled, and only remembers positions and messages::
+The states of a workflow. One that is not started can have messages, and a cancel for the slots of schedules::
 
                 start        claim              report: complete, fail; deadline; cancel
-    none, tombstone --> waiting --> running ----------------------------> completed, failed, cancelled
+    not started     --> waiting --> running ----------------------------> completed, failed, cancelled
                          ^   ^        |  |                                            |
                          |   +--------+  | park, and only a message ends the wait     | retry
                          |   park,       v                                            |
@@ -13,8 +13,9 @@ The states of a workflow. A tombstone is cancelled, and only remembers positions
 """
 
 from timer_service.core.service.slice import Slice
+from timer_service.workflows.commands.handler import LOOP, handle
+from timer_service.workflows.commands.rules import Outcome
 from timer_service.workflows.deadline_worker import DeadlineWorker
-from timer_service.workflows.handler import LOOP, handle
 from timer_service.workflows.messages import (
     CancelWorkflow,
     RetryWorkflow,
@@ -26,12 +27,9 @@ from timer_service.workflows.messages import (
     WorkflowFailed,
 )
 from timer_service.workflows.queries import QUERIES
-from timer_service.workflows.requests import POLL_TASKS, REQUESTS
-from timer_service.workflows.retention import delete_settled
-from timer_service.workflows.rules import Outcome
-from timer_service.workflows.store import COUNTED, WORKFLOWS
-from timer_service.workflows.timed_rows import TIMED
-from timer_service.workflows.usage import USAGES
+from timer_service.workflows.store import COUNTED, USAGES, WORKFLOWS
+from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS
+from timer_service.workflows.upkeep import TIMED, delete_settled
 from timer_service.workflows.views import WorkflowView
 
 SLICE = Slice(

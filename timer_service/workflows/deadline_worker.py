@@ -1,11 +1,16 @@
 """The worker that ends workflows at their deadline.
 
-One pass is one transaction: it locks workflows whose deadline has passed, ends them, and adds their events. If the
-process dies before the commit, their deadlines have still passed. Each tenant has an equal share of a pass.
+One pass finds workflows whose deadline has passed, and ends them in one transaction, with their events. If the process
+dies before the commit, their deadlines have still passed. Each tenant has an equal share of a pass. A workflow that
+cannot be ended waits, and stops no other.
 """
 
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 
+from timer_service.core.due.isolate import Failed, isolate
 from timer_service.core.due.loop import Pass
 from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
@@ -13,9 +18,14 @@ from timer_service.core.intake.backlog import RECHECK_MS, BacklogGate
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.error_text import error_text
 from timer_service.workflows import store
 from timer_service.workflows.events import events_of
 from timer_service.workflows.messages import FailureCode
+from timer_service.workflows.workflow import Key
+
+log = logging.getLogger(__name__)
 
 _MOST_WORKFLOWS = 500
 """How many workflows one pass ends."""
@@ -31,31 +41,55 @@ class DeadlineWorker:
         self._wake = partial(parts.wake, "outbox")
         self._gate = BacklogGate(parts.broker, parts.database)
         self._turns = TenantTurns(store.DEADLINE_TENANTS)
+        self._delays = Delays()
 
     async def tick(self, now: int) -> Pass:
-        """End workflows whose deadline has passed at `now`. The pass counts them.
+        """End workflows whose deadline has passed at `now`. The pass counts them, and those that cannot be ended.
 
         After a start and after an outage of the broker, a pass waits until the commands that were stored before are
         handled: one of them may end a workflow or extend its deadline.
         """
-        next_at = await store.next_deadline(self._database.reader)
+        reader = self._database.reader
+        next_at = await store.next_deadline(reader)
         if next_at is None or next_at > now:
             return Pass(0, next_at)
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
-        ended = await in_transaction(self._database, partial(self._end, now=now))
+        tenants = await self._turns.next_due(reader, now, _MOST_WORKFLOWS)
+        overdue = await store.find_overdue(reader, tenants, now, _MOST_WORKFLOWS // max(len(tenants), 1))
+        handled = await self._end_each(overdue, now)
+        return Pass(handled, await store.next_deadline(reader) if handled else now + _LOCKED_ROWS_PAUSE_MS)
+
+    async def _end_each(self, overdue: Sequence[Key], now: int) -> int:
+        """End workflows together, and postpone those that fail alone. Return how many were ended or postponed."""
+        ended = 0
+
+        async def end(keys: Sequence[Key]) -> None:
+            nonlocal ended
+            ended += await in_transaction(self._database, partial(_end, keys=keys, now=now))
+
+        isolated = await isolate(overdue, end)
         if ended:
             self._wake(now)
-            return Pass(ended, await store.next_deadline(self._database.reader))
-        return Pass(0, now + _LOCKED_ROWS_PAUSE_MS)
+        failed = [*isolated.broken, *isolated.blocked]
+        if failed:
+            await in_transaction(self._database, partial(self._postpone, failed=failed, now=now))
+        return ended + len(failed)
 
-    async def _end(self, tx: Transaction, *, now: int) -> int:
-        tenants = await self._turns.next_due(tx, now, _MOST_WORKFLOWS)
-        share = _MOST_WORKFLOWS // max(len(tenants), 1)
-        locked = {each.key: each for each in await store.lock_past_deadline(tx, tenants, now, share)}
-        damaged = await store.find_damaged(tx, locked)  # they cannot be ended
-        before = {key: each for key, each in locked.items() if key not in damaged}
-        after = {key: each.fail(FailureCode.DEADLINE, now) for key, each in before.items()}
-        await store.advance(tx, before, after)
-        await outbox.add(tx, events_of(before, after, now), now)
-        return len(after)
+    async def _postpone(self, tx: Transaction, *, failed: Sequence[Failed[Key]], now: int) -> None:
+        errors: dict[Key, tuple[int, str]] = {}
+        for key, error in failed:
+            delay = self._delays.next(key)
+            about = {"tenant": key.tenant_id, "workflow_id": key.workflow_id, "seconds": delay.total_seconds()}
+            log.warning("a workflow was not ended at its deadline; trying it later", exc_info=error, extra=about)
+            errors[key] = now + delay // timedelta(milliseconds=1), error_text(error)
+        await store.postpone_deadlines(tx, errors, now)
+
+
+async def _end(tx: Transaction, *, keys: Sequence[Key], now: int) -> int:
+    """End workflows whose deadline has passed. Return how many: others are locked, or their keys are damaged."""
+    before = await store.lock_overdue(tx, keys, now)
+    after = {key: each.fail(FailureCode.DEADLINE, now) for key, each in before.items()}
+    await store.advance(tx, before, after)
+    await outbox.add(tx, events_of(before, after, now), now)
+    return len(after)

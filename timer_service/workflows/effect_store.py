@@ -166,15 +166,6 @@ async def find_awaited(reader: Reader, wanted: Collection[tuple[Key, str]]) -> s
     return {(_key(row), row["name"]) for row in rows}
 
 
-async def find_positions(
-    reader: Reader, wanted: Collection[tuple[Key, str, Position]]
-) -> set[tuple[Key, str, Position]]:
-    """Return which of these messages (workflow, name, position) are stored."""
-    each = [{**key._asdict(), "name": name, **_position(position)} for key, name, position in sorted(wanted)]
-    rows = await reader.fetch_each(_SQL["find_message"], each)
-    return {(_key(row), row["name"], _read_position(row)) for row in rows}
-
-
 async def find_message_ids(reader: Reader, wanted: Collection[tuple[Key, str]]) -> set[tuple[Key, str]]:
     """Return which of these message ids (workflow, id) are stored."""
     each = [{**key._asdict(), "message_id": name} for key, name in sorted(wanted)]

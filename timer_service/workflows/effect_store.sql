@@ -71,13 +71,6 @@ FROM /* each of many */ workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL
     AND name = :name AND kind = 'message' AND status = 'open'
 
--- name: find_message
--- Returns the message at a position.
-SELECT tenant_id, workflow_id, name, position_epoch, position_sequence
-FROM /* each of many */ workflow_messages
-WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND name = :name
-    AND position_epoch = :position_epoch AND position_sequence = :position_sequence
-
 -- name: find_message_id
 -- Returns a message id if the workflow has a message with it.
 SELECT tenant_id, workflow_id, message_id

@@ -67,7 +67,7 @@ def _event(message_type: str, workflow: Workflow, number: int, payload: RawJson,
 
 def _names(workflow: Workflow) -> dict[str, str]:
     definition = workflow.definition
-    assert definition is not None  # noqa: S101 - tombstones have no events
+    assert definition is not None  # noqa: S101 - only started ones have events
     return {
         "tenantId": workflow.key.tenant_id,
         "workflowId": workflow.key.workflow_id,

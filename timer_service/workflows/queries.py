@@ -57,7 +57,7 @@ _OPEN = "ended_at IS NULL"
 def workflow_view(workflow: Workflow) -> RawJson:
     """Return the view of a workflow for replies: the fields of `WorkflowView` that are not None."""
     definition, hold = workflow.definition, workflow.hold
-    assert definition is not None  # noqa: S101 - tombstones are not shown
+    assert definition is not None  # noqa: S101 - only started ones are shown
     fields = omit_none(
         tenantId=workflow.key.tenant_id,
         workflowId=workflow.key.workflow_id,

@@ -24,7 +24,7 @@ SELECT status, COUNT(*) AS count FROM (
 GROUP BY status
 
 -- name: count_ended
--- Counts the workflows of a tenant that ended in one way, at most the limit, without tombstones.
+-- Counts the workflows of a tenant that ended in one way, at most the limit.
 SELECT COUNT(*) AS count FROM (
     SELECT 1 AS one FROM workflows
     WHERE tenant_id = :tenant_id AND status = '{status}' AND ended_at IS NOT NULL AND type IS NOT NULL

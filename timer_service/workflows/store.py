@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from timer_service.core.due.due_rows import may_be_damaged
 from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.limits.quotas import Amounts, Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import ConflictError
@@ -23,10 +23,10 @@ _ADVANCES = (
 )
 """The columns that a worker's request can change if the workflow goes on."""
 _FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at")
-_FACTS = ("started", "cancelled", "retried")
+_FACTS = ("started", "cancelled")
 _OTHERS = (
-    *("type", "queue", "deadline_at", "retry", "concurrency_key", "digest", "input_bytes"),
-    *("retries", "reason", "created_at", "confirmed_at", "is_deleting"),
+    *("type", "queue", "deadline_at", "overdue_at", "retry", "concurrency_key", "digest", "input_bytes"),
+    *("retries", "reason", "created_at", "is_deleting"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
     *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
 )
@@ -43,7 +43,7 @@ _SQL["insert"] = _SQL["insert"].format(columns=", ".join(COLUMNS), values=", ".j
 _SQL["update"] = _SQL["update"].format(updates=_assign((*_FINISHES, *_OTHERS)))
 _SQL["advance"] = _SQL["advance"].format(advances=_assign(_ADVANCES))
 _SQL["finish"] = _SQL["finish"].format(finishes=_assign(_FINISHES))
-for _name in ("find", "past_deadline"):  # not `*`: a new column would break the prepared statements of older instances
+for _name in ("find", "lock_overdue"):  # not `*`: a new column would break the prepared statements of older instances
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
@@ -79,16 +79,44 @@ COUNTED = (
 )
 """The workflows that the gauges count."""
 
+_LARGE = 1000
+"""A workflow counts with its data if it has more bytes of it."""
+_FEW = 10
+"""Each further effect counts too, also without a result: no stream limits how many effects workers report."""
+_BYTES_PER_EFFECT = 1000
+"""About what a row of an effect and its indexes take, with a long name."""
+
+OPEN = Usage("open_workflows", _SQL["count_open"])
+STORED = Usage("workflow_data", _SQL["sum_stored"], grows_alone=True)
+"""Workers add results to it, which are not refused."""
+USAGES = (OPEN, STORED)
+"""What a tenant may have of workflows."""
+
+
+def growth(before: Workflow | None, after: Workflow) -> Amounts:
+    """Return how much more a tenant has after a command on one of its workflows than before.
+
+    A workflow that opens counts with a byte at least: it may have results, so it needs some room for them.
+    """
+    opened, stored = _is_open(after) - _is_open(before), _stored(after) - _stored(before)
+    return {OPEN: opened, STORED: max(stored, 1) if opened > 0 else stored}
+
+
+def _is_open(workflow: Workflow | None) -> bool:
+    return workflow is not None and workflow.is_open
+
+
+def _stored(workflow: Workflow | None) -> int:
+    if workflow is None:
+        return 0
+    data = workflow.input_bytes + workflow.effect_bytes + workflow.message_bytes
+    further = max(workflow.effects - _FEW, 0)
+    return data + further * _BYTES_PER_EFFECT if data > _LARGE or further else 0
+
 
 async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Workflow]:
-    """Return the workflows that exist among `keys`, tombstones included."""
+    """Return the workflows that exist among `keys`, also those that are not started."""
     return by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
-
-
-async def find_damaged(reader: Reader, keys: Collection[Key]) -> set[Key]:
-    """Return those of the keys, which were read, that no statement finds: they are damaged in the database."""
-    doubtful = [key for key in keys if may_be_damaged(key)]
-    return set(doubtful) - set(await find(reader, doubtful))
 
 
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Workflow]:
@@ -180,14 +208,33 @@ def _is_reopened(before: Workflow | None, after: Workflow) -> bool:
     return before is not None and before.failure_code is not None and after.failure_code is None
 
 
-async def lock_past_deadline(tx: Transaction, tenants: Collection[str], now: int, limit: int) -> list[Workflow]:
-    """Lock and return open workflows whose deadline has passed, up to `limit` of each tenant."""
+async def find_overdue(reader: Reader, tenants: Collection[str], now: int, limit: int) -> list[Key]:
+    """Return open workflows whose deadline has passed, up to `limit` of each tenant. They are not locked."""
     each = [{"tenant_id": tenant, "now": now, "limit": limit} for tenant in tenants]
-    return [read_workflow(row) for row in await tx.fetch_each(_SQL["past_deadline"], each)]
+    return [_key(row) for row in await reader.fetch_each(_SQL["find_overdue"], each)]
+
+
+async def lock_overdue(tx: Transaction, keys: Collection[Key], now: int) -> dict[Key, Workflow]:
+    """Lock and return those of some workflows whose deadline has passed and that no other transaction has locked."""
+    each = [{**key._asdict(), "now": now} for key in sorted(keys)]
+    return by_key(await tx.fetch_each(_SQL["lock_overdue"], each))
+
+
+async def postpone_deadlines(tx: Transaction, errors: Mapping[Key, tuple[int, str]], now: int) -> None:
+    """Let workflows wait until an instant that could not be ended at their deadline, with the reason."""
+    each = [
+        {**key._asdict(), "until": until, "error": error, "now": now} for key, (until, error) in sorted(errors.items())
+    ]
+    await tx.executemany(_SQL["postpone_deadline"], each)
+
+
+async def postpone(tx: Transaction, key: Key, until: int, error: str, now: int) -> None:
+    """Let an available workflow wait until an instant that could not be sent to a worker, with the reason."""
+    await tx.execute(_SQL["postpone"], {**key._asdict(), "until": until, "error": error, "now": now})
 
 
 async def next_deadline(reader: Reader) -> int | None:
-    """Return the earliest deadline of an open workflow; None if none has a deadline."""
+    """Return when the next workflow is to be ended at its deadline; None if none has one."""
     (row,) = await reader.fetch(_SQL["next_deadline"])
     at: int | None = row["at"]
     return at
@@ -214,7 +261,6 @@ def read_workflow(row: Row) -> Workflow:
         cause=read_cause(row),
         started_by=Position(row["started_epoch"], row["started_sequence"]),
         cancelled_by=Position(row["cancelled_epoch"], row["cancelled_sequence"]),
-        retried_by=Position(row["retried_epoch"], row["retried_sequence"]),
         status=WorkflowStatus(row["status"]),
         due_at=row["due_at"],
         available_at=row["available_at"],
@@ -237,7 +283,6 @@ def read_workflow(row: Row) -> Workflow:
         failed_step=row["failed_step"],
         reason=row["reason"],
         ended_at=row["ended_at"],
-        confirmed_at=row["confirmed_at"],
         is_deleting=bool(row["is_deleting"]),
     )
 
@@ -269,11 +314,10 @@ def _parameters(workflow: Workflow) -> Mapping[str, Any]:
         **dict(zip(_SAME, _READ_SAME(workflow), strict=True)),
         **(_NO_HOLD if hold is None else dict(zip(_HOLD, hold, strict=True))),
         **(_NO_DEFINITION if definition is None else dict(zip(_NO_DEFINITION, definition, strict=True))),
+        "overdue_at": None if definition is None else definition.deadline_at,
         **cause_columns(workflow.cause),
         "started_epoch": workflow.started_by.epoch,
         "started_sequence": workflow.started_by.sequence,
         "cancelled_epoch": workflow.cancelled_by.epoch,
         "cancelled_sequence": workflow.cancelled_by.sequence,
-        "retried_epoch": workflow.retried_by.epoch,
-        "retried_sequence": workflow.retried_by.sequence,
     }

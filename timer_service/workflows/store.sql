@@ -1,5 +1,5 @@
 -- name: find
--- Returns the workflow with a key, tombstones included.
+-- Returns the workflow with a key, also if it is not started.
 SELECT {columns}
 FROM /* each of many */ workflows
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
@@ -52,23 +52,23 @@ WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 WITH RECURSIVE waiting (tenant_id, number) AS (
     SELECT (
         SELECT tenant_id FROM workflows
-        WHERE deadline_at IS NOT NULL AND ended_at IS NULL AND tenant_id > :after
-        ORDER BY tenant_id, deadline_at
+        WHERE overdue_at IS NOT NULL AND ended_at IS NULL AND tenant_id > :after
+        ORDER BY tenant_id, overdue_at
         LIMIT 1
     ), 1
     UNION ALL
     SELECT (
         SELECT tenant_id FROM workflows
-        WHERE deadline_at IS NOT NULL AND ended_at IS NULL AND tenant_id > waiting.tenant_id
-        ORDER BY tenant_id, deadline_at
+        WHERE overdue_at IS NOT NULL AND ended_at IS NULL AND tenant_id > waiting.tenant_id
+        ORDER BY tenant_id, overdue_at
         LIMIT 1
     ), number + 1
     FROM waiting WHERE tenant_id IS NOT NULL AND number < :looked_at
 ),
 found AS MATERIALIZED (
     SELECT tenant_id, number, (
-        SELECT MIN(deadline_at) FROM workflows
-        WHERE deadline_at IS NOT NULL AND ended_at IS NULL AND tenant_id = waiting.tenant_id
+        SELECT MIN(overdue_at) FROM workflows
+        WHERE overdue_at IS NOT NULL AND ended_at IS NULL AND tenant_id = waiting.tenant_id
     ) AS oldest
     FROM waiting
 )
@@ -76,15 +76,47 @@ SELECT tenant_id, number, oldest FROM found
 WHERE oldest <= :now OR tenant_id IS NULL OR number = :looked_at
 LIMIT :limit
 
--- name: past_deadline
--- Locks and returns the open workflows of a tenant whose deadline has passed, oldest deadline first, up to a limit.
-SELECT {columns}
+-- name: find_overdue
+-- Returns the keys of the open workflows of a tenant whose deadline has passed, oldest deadline first, up to a limit.
+SELECT tenant_id, workflow_id
 FROM workflows
-WHERE tenant_id = :tenant_id AND deadline_at <= :now AND ended_at IS NULL
-ORDER BY deadline_at
+WHERE tenant_id = :tenant_id AND overdue_at <= :now AND ended_at IS NULL
+ORDER BY overdue_at
 LIMIT :limit
+
+-- name: lock_overdue
+-- Locks and returns an open workflow whose deadline has passed, unless another transaction has locked it. COALESCE keeps planners
+-- from the partial indexes.
+SELECT {columns}
+FROM /* each of many */ workflows
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(overdue_at <= :now AND ended_at IS NULL, FALSE)
 /* skip locked */
 
+-- name: postpone_deadline
+-- Lets a workflow wait that could not be ended at its deadline.
+UPDATE workflows SET overdue_at = :until, last_error = :error
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(overdue_at <= :now AND ended_at IS NULL, FALSE)
+
+-- name: postpone
+-- Lets an available workflow wait that could not be sent to a worker.
+UPDATE workflows SET available_at = :until, counted_from = :now, last_error = :error
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(available_at <= :now, FALSE)
+
 -- name: next_deadline
--- Returns the earliest deadline of an open workflow.
-SELECT MIN(deadline_at) AS at FROM workflows WHERE deadline_at IS NOT NULL AND ended_at IS NULL
+-- Returns when the next open workflow is to be ended at its deadline.
+SELECT MIN(overdue_at) AS at FROM workflows WHERE overdue_at IS NOT NULL AND ended_at IS NULL
+
+-- name: count_open
+-- Counts the open workflows of a tenant, at most `most`.
+SELECT COUNT(*) AS used FROM (
+    SELECT 1 AS one FROM workflows WHERE tenant_id = :tenant_id AND ended_at IS NULL LIMIT :most
+) AS counted
+
+-- name: sum_stored
+-- Adds up the bytes of the large workflows of a tenant. Each row has one at least, so `most` rows have `most` or more.
+SELECT CAST(COALESCE(SUM(
+    input_bytes + effect_bytes + message_bytes + CASE WHEN effects > 10 THEN 1000 * (effects - 10) ELSE 0 END
+), 0) AS BIGINT) AS used FROM (
+    SELECT input_bytes, effect_bytes, message_bytes, effects FROM workflows
+    WHERE tenant_id = :tenant_id AND (input_bytes + effect_bytes + message_bytes > 1000 OR effects > 10) LIMIT :most
+) AS counted

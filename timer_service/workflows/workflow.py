@@ -1,4 +1,4 @@
-"""The values of a workflow: its definition, who holds it, and the positions of its facts. Pure."""
+"""The values of a workflow: its definition, who holds it, and how far it is. Pure."""
 
 from typing import NamedTuple
 
@@ -66,19 +66,16 @@ class Texts(NamedTuple):
 
 
 class Workflow(NamedTuple):
-    """A workflow, or a tombstone if `definition` is None.
-
-    Three facts have their own positions: the start (`started_by`; never if the start was skipped), the cancel
-    (`cancelled_by`: each cancel up to it is decided) and the retry (`retried_by`, the newest one that was handled).
-    """
+    """A workflow. Without a `definition` it is not started: the row holds messages and the newest cancel."""
 
     key: Key
     created_at: int
     definition: Definition | None = None
     cause: Cause = Cause()
     started_by: Position = NEVER
+    """The command that started it; never if the start was skipped. The ids of its events come from it."""
     cancelled_by: Position = NEVER
-    retried_by: Position = NEVER
+    """The newest cancel of a workflow that is not started. Slots of older schedules do not start it."""
     status: WorkflowStatus = WorkflowStatus.CANCELLED
     due_at: int | None = None
     """When a worker may continue it at the earliest; None if it has ended or waits for a message only."""
@@ -112,8 +109,7 @@ class Workflow(NamedTuple):
     failed_step: str | None = None
     reason: str | None = None
     ended_at: int | None = None
-    confirmed_at: int | None = None
-    """When the newest command was handled that found it ended. Retention counts from then."""
+    """If it is not started: when the newest message or cancel of it came. Retention counts from then."""
     is_deleting: bool = False
     """Whether retention has deleted some of its rows, so that it never continues."""
     texts: Texts = Texts()
@@ -131,7 +127,7 @@ class Workflow(NamedTuple):
     @property
     def lane(self) -> tuple[str, str, str]:
         """The unit of dispatch: tenant, queue and type."""
-        assert self.definition is not None  # noqa: S101 - tombstones are not dispatched
+        assert self.definition is not None  # noqa: S101 - it is dispatched, so it was started
         return self.key.tenant_id, self.definition.queue, self.definition.workflow_type
 
     def wait_until(self, at: int, *, counted_from: int | None) -> "Workflow":
@@ -203,6 +199,6 @@ def has_crashed(workflow: Workflow, max_attempts: int) -> bool:
     return workflow.renewed >= max_attempts or workflow.attempt > _UNSEEN_FACTOR * max_attempts
 
 
-def tombstone(key: Key, now: int) -> Workflow:
-    """Return the tombstone of a workflow that no command has named yet."""
+def unstarted(key: Key, now: int) -> Workflow:
+    """Return a workflow that no command has named yet."""
     return Workflow(key, now, ended_at=now)

@@ -26,10 +26,10 @@ from timer_service.schedules.firing import worker as firing_worker
 from timer_service.schedules.firing.locked_parts import LockedParts
 from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows import store
-from timer_service.workflows.slot_start import start_workflows
+from timer_service.workflows.commands.slot_start import start_workflows
 
 KEY = {"concurrencyKey": "only-one"}
-POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence, retried_epoch, retried_sequence"
+POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence"
 
 
 def insert(workflow: str, *, key: str | None = None) -> str:
@@ -38,7 +38,7 @@ def insert(workflow: str, *, key: str | None = None) -> str:
     return f"""INSERT INTO workflows (
         tenant_id, workflow_id, type, queue, status, due_at, available_at, digest, created_at, concurrency_key,
         {POSITIONS}
-    ) VALUES ('acme', '{workflow}', 'order', 'default', 'waiting', 0, 0, 'd', 0, {concurrency_key}, 0, 1, 0, 0, 0, 0)"""
+    ) VALUES ('acme', '{workflow}', 'order', 'default', 'waiting', 0, 0, 'd', 0, {concurrency_key}, 0, 1, 0, 0)"""
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
-from timer_service.workflows import answers
-from timer_service.workflows.answers import Answers
+from timer_service.workflows.tasks import dispatcher
+from timer_service.workflows.tasks.dispatcher import Answers
 
 NO_TASKS = QueryReply(b'{"tasks":[]}')
 
@@ -58,7 +58,7 @@ async def test_no_answers_need_no_task(slow: SlowSubscription) -> None:
 
 async def test_more_polls_wait_for_a_slow_broker(slow: SlowSubscription, monkeypatch: pytest.MonkeyPatch) -> None:
     """If many answers wait, `until_few` waits until they are sent."""
-    monkeypatch.setattr(answers, "_MOST_WAITING", 2)
+    monkeypatch.setattr(dispatcher, "_MOST_WAITING", 2)
     waiting = Answers(cast(RequestSubscription, slow))
     waiting.add([answer("a")])
     await asyncio.sleep(0)

@@ -29,11 +29,10 @@ from timer_service.core.requests.requests import Asked, HandleRequests, RequestQ
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.workflows import SLICE, effect_store
-from timer_service.workflows.claims import Claims
-from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
-from timer_service.workflows.requests import REQUESTS, handle_requests, weigh
-from timer_service.workflows.shares import Share
+from timer_service.workflows.tasks.claims import Claims, Share
+from timer_service.workflows.tasks.polls import Poll
+from timer_service.workflows.tasks.requests import REQUESTS, handle_requests, weigh
 from timer_service.workflows.workflow import Key
 
 
@@ -190,70 +189,32 @@ async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> 
     for task in await _begin(workflows, 4, waits=100):
         await workflows.report(task, release(), number=2)
     poll = Poll(Request("poll-tasks", "acme", b"", "_INBOX.a"), PollTasks(worker_id="w", types=["order"], slots=4))
-    claims = Claims(workflows.database, max_attempts=5, claim_bytes=500_000)
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=500_000, rng=random.Random(0))
     share = Share(poll, ("acme", "default", "order"), 4)
     kept = [await claims.claim([share], workflows.clock.now(), may_time_out=True) for _ in range(3)]
     assert [each.kept for each in kept] == [[2], [2], [0]]
 
 
-async def test_large_tasks_of_a_tenant_delay_no_other(workflows: Workflows) -> None:
-    """If a claim has room for the tasks of one tenant only, the other one has its turn in the next claim."""
-    for tenant, waits in (("acme", 100), ("other", 3)):
-        for task in await _begin(workflows, 2, waits=waits, tenant=tenant):
+async def test_large_tasks_delay_no_other_tenant_and_no_other_lane(workflows: Workflows) -> None:
+    """If a claim has room for one large task, each tenant and each lane of it has that room in one of the next claims.
+
+    Small tasks always have room.
+    """
+    for tenant in ("acme", "zeta"):
+        for task in await _begin(workflows, 8, waits=100, tenant=tenant):
             await workflows.ask_all(report(task, release(), number=2), tenant=tenant)
-    workflows.send("StartWorkflow", tenant="new", workflowId="w", type="order")
+    for number in range(8):
+        workflows.send("StartWorkflow", tenant="zeta", workflowId=f"new{number}", type="small")
     await workflows.consume()
-    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
-    shares = [share(each, "order", slots=2) for each in ("acme", "other", "new")]
-    kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(3)]
-    assert [each.kept for each in kept] == [[1, 0, 1], [0, 2, 0], [1, 0, 0]]
-
-
-async def test_large_tasks_have_turns_beside_small_ones(workflows: Workflows) -> None:
-    """A tenant whose large task had no room has the next turn, also if its small tasks had room."""
-    for tenant in ("acme", "other"):
-        for task in await _begin(workflows, 2, waits=100, tenant=tenant):
-            await workflows.ask_all(report(task, release(), number=2), tenant=tenant)
-    for number in range(3):
-        workflows.send("StartWorkflow", tenant="other", workflowId=f"new{number}", type="small")
-    await workflows.consume()
-    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
-    shares = [share(*each) for each in (("acme", "order"), ("other", "small"), ("other", "order"))]
-    kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(3)]
-    assert [each.kept for each in kept] == [[1, 1, 0], [0, 1, 1], [1, 1, 0]]
-
-
-async def test_large_tasks_of_a_lane_delay_no_other(workflows: Workflows) -> None:
-    """A lane with a large task waited until another lane of its tenant had no large tasks left."""
-    for task in await _begin(workflows, 6, waits=100):
-        await workflows.ask_all(report(task, release(), number=2))
     async with workflows.database.transaction() as tx:
-        await tx.execute("UPDATE workflows SET type = 'other' WHERE workflow_id IN ('w4', 'w5')")
-    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
-    shares = [
-        Share(
-            Poll(Request("poll-tasks", "acme", b"", "_INBOX.a"), PollTasks(worker_id="w", types=[name], slots=1)),
-            ("acme", "default", name),
-            1,
-        )
-        for name in ("order", "other")
-    ]
-    kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(6)]
-    assert [each.kept for each in kept] == [[1, 0], [0, 1], [1, 0], [0, 1], [1, 0], [1, 0]]
-
-
-async def test_lanes_keep_their_turns_while_another_tenant_has_its_turn(workflows: Workflows) -> None:
-    """A lane with large tasks waited for another one of its tenant if a second tenant took every other claim."""
-    for task in await _begin(workflows, 6, waits=100):
-        await workflows.ask_all(report(task, release(), number=2))
-    async with workflows.database.transaction() as tx:
-        await tx.execute("UPDATE workflows SET type = 'other' WHERE workflow_id IN ('w2', 'w3')")
-        for table in ("workflows", "workflow_effects"):
-            await tx.execute(f"UPDATE {table} SET tenant_id = 'zeta' WHERE workflow_id IN ('w4', 'w5')")
-    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000)
-    shares = [share(*each) for each in (("acme", "order"), ("acme", "other"), ("zeta", "order"))]
-    kept = [await claims.claim(shares, workflows.clock.now(), may_time_out=True) for _ in range(6)]
-    assert [each.kept.index(1) for each in kept] == [0, 2, 1, 2, 0, 1]
+        await tx.execute("UPDATE workflows SET type = 'other' WHERE workflow_id IN ('w4', 'w5', 'w6', 'w7')")
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000, rng=random.Random(0))
+    shares = [share("acme", "order"), share("acme", "other"), share("zeta", "order"), share("zeta", "small")]
+    kept = [(await claims.claim(shares, workflows.clock.now(), may_time_out=True)).kept for _ in range(8)]
+    assert [each[-1] for each in kept] == [1] * 8
+    assert [sum(each[:-1]) for each in kept] == [1] * 8
+    of_lanes = [sum(lane) for lane in zip(*kept, strict=True)]
+    assert min(of_lanes[0], of_lanes[1], of_lanes[2]) > 0
 
 
 async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> None:
@@ -265,7 +226,7 @@ async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> Non
         workflows.send("SendToWorkflow", workflowId=f"w{number % 4}", name="a", data="x" * 60_000)
     await workflows.consume()
     poll = Poll(Request("poll-tasks", "acme", b"", "_INBOX.a"), PollTasks(worker_id="w", types=["order"], slots=4))
-    claims = Claims(workflows.database, max_attempts=5, claim_bytes=500_000)
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=500_000, rng=random.Random(0))
     share = Share(poll, ("acme", "default", "order"), 4)
     kept: list[int] = []
     for left in (8, 0, 0):

@@ -11,7 +11,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.workflows.usage import STORED
+from timer_service.workflows.store import STORED
 
 RECHECK_MS = 250
 EVERYTHING: dict[str, Any] = {
@@ -309,6 +309,27 @@ async def test_deadlines_of_one_tenant_delay_no_other(workflows: Workflows, monk
     ended = [row["workflow_id"] for row in await workflows.rows("workflows") if row["ended_at"] is not None]
     assert len(ended) == 2
     assert "last" in ended
+
+
+async def test_a_workflow_that_cannot_be_ended_stops_no_other(workflows: Workflows) -> None:
+    """A workflow whose end fails waits, longer each time, and stops no deadline of its tenant or of another one.
+
+    When its row is whole again, it ends.
+    """
+    for workflow, tenant in (("before", "acme"), ("broken", "acme"), ("after", "acme"), ("theirs", "zeta")):
+        await workflows.start(workflow, tenant=tenant, deadlineIn="PT1M")
+    created_at = (await workflows.row("broken"))["created_at"]
+    await workflows.sql(f"UPDATE workflows SET created_at = {2**60} WHERE workflow_id = 'broken'")
+    now = workflows.clock.advance(minutes=2)
+    await workflows.worker.tick(now)
+    ended = {row["workflow_id"] for row in await workflows.all_rows() if row["status"] == "failed"}
+    assert ended == {"before", "after", "theirs"}
+    assert (await workflows.row("broken"))["last_error"]
+    assert await next_at(workflows.worker, now) == now + 1000
+    assert await next_at(workflows.worker, now + 1000) == now + 3000
+    await workflows.sql(f"UPDATE workflows SET created_at = {created_at} WHERE workflow_id = 'broken'")
+    await workflows.worker.tick(now + 3000)
+    assert await workflows.status("broken") == "failed"
 
 
 @pytest.mark.parametrize("end", ["complete", "cancel"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -14,7 +14,9 @@ from tests.harness.workflows import LEASE_MS, Workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.broker import QueryReply, Request
+from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import Code, DatabaseUnavailableError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks
@@ -205,6 +207,36 @@ async def test_polls_end_together(on_sqlite: Dispatching, monkeypatch: pytest.Mo
     assert await ids(polls) == [[]] * 20
 
 
+async def test_a_workflow_that_cannot_be_sent_stops_no_other(dispatching: Dispatching) -> None:
+    """A workflow whose task cannot be made waits, longer each time. Others of its lane and of other tenants go on."""
+    clock = dispatching.workflows.clock
+    for workflow in ("a", "b", "broken", "d"):
+        await dispatching.start(workflow)
+        clock.advance(milliseconds=1)
+    await dispatching.start("theirs", tenant="other")
+    created_at = (await dispatching.workflows.row("broken"))["created_at"]
+    await dispatching.workflows.sql(f"UPDATE workflows SET created_at = {2**60} WHERE workflow_id = 'broken'")
+    polls = [await dispatching.poll("1"), await dispatching.poll("2", tenant="other")]
+    await dispatching.tick()
+    sent = await ids(polls)
+    again = await dispatching.poll("1")
+    clock.advance(milliseconds=5)
+    await dispatching.tick()
+    sent += await ids([again])
+    assert sorted(each for tasks in sent for each in tasks) == ["a", "b", "d", "theirs"]
+    row = await dispatching.workflows.row("broken")
+    assert (row["status"], row["attempt"], row["available_at"]) == ("waiting", 0, clock.now() + 1000)
+    assert row["last_error"]
+    last = await dispatching.poll("1")
+    clock.advance(seconds=1)
+    await dispatching.tick()
+    assert (await dispatching.workflows.row("broken"))["available_at"] == clock.now() + 2000
+    await dispatching.workflows.sql(f"UPDATE workflows SET created_at = {created_at} WHERE workflow_id = 'broken'")
+    clock.advance(seconds=2)
+    await dispatching.tick()
+    assert await ids([last]) == [["broken"]]
+
+
 async def test_poll_with_wait_0_is_looked_at(on_sqlite: Dispatching) -> None:
     """A poll that does not wait gets the workflows that are there."""
     await on_sqlite.start("order-1")
@@ -219,7 +251,7 @@ async def test_database_away(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyP
     await on_sqlite.start("order-1")
     poll = await on_sqlite.poll(wait_ms=50)
     with monkeypatch.context() as away:
-        away.setattr("timer_service.workflows.claims.in_transaction", _unavailable)
+        away.setattr("timer_service.workflows.tasks.claims.in_transaction", _unavailable)
         with pytest.raises(DatabaseUnavailableError):
             await on_sqlite.tick()
         assert await ids([poll]) == [[]]
@@ -230,6 +262,28 @@ async def test_database_away(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyP
 
 async def _unavailable(*_: object) -> None:
     raise DatabaseUnavailableError("away")
+
+
+async def test_tasks_that_were_claimed_before_an_outage_are_sent(
+    on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the database goes away while a failed claim is divided, the tasks of the parts before are sent."""
+    await on_sqlite.start("a")
+    await on_sqlite.start("b", tenant="other")
+    polls = [await on_sqlite.poll("1"), await on_sqlite.poll("2", tenant="other")]
+    errors = iter([ValueError("a bug"), None, DatabaseUnavailableError("away")])
+
+    async def fail_or_run(database: Database, work: Callable[[Transaction], Awaitable[object]]) -> object:
+        if (error := next(errors)) is not None:
+            raise error
+        return await in_transaction(database, work)
+
+    with monkeypatch.context() as failing:
+        failing.setattr("timer_service.workflows.tasks.claims.in_transaction", fail_or_run)
+        assert (await on_sqlite.tick()).done == 1
+    on_sqlite.workflows.clock.advance(milliseconds=5)
+    await on_sqlite.tick()
+    assert await ids(polls) == [["a"], ["b"]]
 
 
 async def test_clock_that_was_set_back(on_sqlite: Dispatching) -> None:

@@ -263,14 +263,3 @@ async def test_generated_history_with_a_clock_that_is_set_back(
     await History(workflows, seed, sets_clock_back=True).run()
     clock.advance(days=365)
     await check_events(workflows)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(1000, 1300))
-async def test_many_generated_histories(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, seed: int
-) -> None:
-    """More histories for a soak."""
-    workflows = Workflows(sqlite, memory_broker, clock)
-    await History(workflows, seed).run()
-    await check_events(workflows)

@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 
 from tests.slices.workflows.test_polls import poll
-from timer_service.workflows.poll_ends import PollEnds, end_of
+from timer_service.workflows.tasks.polls import PollEnds, end_of
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 
 from timer_service.core.due.lanes import Lane
 from timer_service.core.ports.broker import Request
-from timer_service.workflows.polls import HeldPolls, Poll
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
-from timer_service.workflows.shares import Share, share
+from timer_service.workflows.tasks.claims import Share, share_tasks
+from timer_service.workflows.tasks.polls import HeldPolls, Poll
 
 ORDER = ("acme", "default", "order")
 SHIP = ("acme", "default", "ship")
@@ -28,7 +28,7 @@ def held(*polls: Poll, most: int = 100) -> HeldPolls:
 
 def shares(polls: HeldPolls, available: dict[Lane, int], limit: int = 1000) -> list[tuple[str, str, int]]:
     """Return worker, type and count of each share."""
-    found = share(available, polls.polls_of, polls.fitting, limit)
+    found = share_tasks(available, polls.polls_of, polls.fitting, limit)
     return sorted((each.poll.wanted.worker_id, each.lane[2], each.tasks) for each in found)
 
 
@@ -210,4 +210,4 @@ def test_share_names_the_lane() -> None:
     """A share has the poll, the lane and the count."""
     one = poll()
     polls = held(one)
-    assert share({ORDER: 2}, polls.polls_of, polls.fitting, 10) == [Share(one, ORDER, 2)]
+    assert share_tasks({ORDER: 2}, polls.polls_of, polls.fitting, 10) == [Share(one, ORDER, 2)]

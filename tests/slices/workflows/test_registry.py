@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.harness.workflows import Workflows
-from timer_service.workflows import registry
 from timer_service.workflows.protocol import PollTasks
-from timer_service.workflows.registry import WorkerRegistry
+from timer_service.workflows.tasks import registry
+from timer_service.workflows.tasks.registry import WorkerRegistry
 
 
 class Site:

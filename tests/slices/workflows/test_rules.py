@@ -1,6 +1,6 @@
-"""The outcome of each command in each status, also if commands are delivered again or in another order."""
+"""The outcome of each command in each status."""
 
-from itertools import permutations, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,7 +8,8 @@ import pytest
 from tests.harness.cases import case
 from tests.harness.clock import NOW
 from timer_service.core.values.message import Command, Position, Trace
-from timer_service.workflows import rules
+from timer_service.workflows.commands import rules
+from timer_service.workflows.commands.rules import Facts, Outcome
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.messages import (
     CancelWorkflow,
@@ -20,7 +21,6 @@ from timer_service.workflows.messages import (
     WorkflowStatus,
 )
 from timer_service.workflows.protocol import EffectKind, EffectStatus
-from timer_service.workflows.rules import Facts, Outcome
 from timer_service.workflows.workflow import Hold, Key, Workflow
 
 KEY = Key("acme", "order-1")
@@ -35,7 +35,7 @@ MINUTE = 60_000
 
 
 class Sent(NamedTuple):
-    """A command at a place in the stream. It is stored as many minutes after `NOW`."""
+    """A command at a place in the log. It is stored as many minutes after `NOW`."""
 
     place: int
     verb: str
@@ -68,7 +68,7 @@ def running() -> Workflow:
 
 STATES: dict[str, Workflow | None] = {
     "none": None,
-    "tombstone": apply(None, Sent(1, "cancel"))[0],
+    "cancelled before": apply(None, Sent(1, "cancel"))[0],
     "mail": apply(None, Sent(1, "send"))[0],
     "waiting": started(),
     "running": running(),
@@ -81,7 +81,7 @@ STATES: dict[str, Workflow | None] = {
 OUTCOMES = {
     "start": {
         "none": "started",
-        "tombstone": "started",
+        "cancelled before": "started",
         "mail": "started",
         "waiting": "unchanged",
         "running": "unchanged",
@@ -92,7 +92,7 @@ OUTCOMES = {
     },
     "send": {
         "none": "kept",
-        "tombstone": "kept",
+        "cancelled before": "kept",
         "mail": "kept",
         "waiting": "sent",
         "running": "sent",
@@ -103,7 +103,7 @@ OUTCOMES = {
     },
     "cancel": {
         "none": "not_found",
-        "tombstone": "not_found",
+        "cancelled before": "not_found",
         "mail": "not_found",
         "waiting": "cancelled",
         "running": "cancelled",
@@ -114,7 +114,7 @@ OUTCOMES = {
     },
     "retry": {
         "none": "not_found",
-        "tombstone": "not_found",
+        "cancelled before": "not_found",
         "mail": "not_found",
         "waiting": "unchanged",
         "running": "unchanged",
@@ -141,56 +141,32 @@ def test_another_start_exists() -> None:
             assert apply(STATES[state], Sent(20, "start", fields))[1] == Outcome.EXISTS
 
 
-@pytest.mark.parametrize("verb", ["start", "cancel", "retry"])
-def test_a_newer_command_decided(verb: str) -> None:
-    """A command that is older than the start is stale, and so is a start that is older than a remembered cancel."""
-    assert apply(STATES["failed"], Sent(5, verb))[1] == Outcome.IGNORED_STALE
-    assert apply(apply(None, Sent(20, "cancel"))[0], Sent(10, "start"))[1] == Outcome.IGNORED_STALE
-
-
-def test_a_cancel_older_than_a_retry_is_stale() -> None:
-    """A cancel that is delivered after a newer retry does not undo it. A newer cancel does."""
-    retried, _ = apply(STATES["failed"], Sent(30, "retry"))
-    assert apply(retried, Sent(20, "cancel"))[1] == Outcome.IGNORED_STALE
-    assert apply(retried, Sent(40, "cancel"))[1] == Outcome.CANCELLED
-
-
-def test_a_cancel_older_than_a_retry_without_effect_counts() -> None:
-    """A retry of an open workflow decides nothing, so an older cancel that is delivered later ends the workflow."""
-    found, outcome = apply(STATES["running"], Sent(30, "retry"))
-    assert outcome == Outcome.UNCHANGED
-    assert apply(found, Sent(20, "cancel"))[1] == Outcome.CANCELLED
-
-
-def test_a_retry_is_applied_once() -> None:
-    """A retry that is delivered again, after the workflow failed again, changes nothing."""
-    retried, _ = apply(STATES["failed"], Sent(30, "retry"))
-    again = retried.fail(FailureCode.WORKFLOW_ERROR, NOW)
-    assert apply(again, Sent(30, "retry")) == (again, Outcome.UNCHANGED)
-    assert apply(again, Sent(29, "retry"))[1] == Outcome.IGNORED_STALE
-    unchanged, _ = apply(STATES["running"], Sent(30, "retry"))
-    assert apply(unchanged.fail(FailureCode.CRASHED, NOW), Sent(30, "retry"))[1] == Outcome.UNCHANGED
-
-
-def test_a_retry_older_than_a_cancel_is_stale() -> None:
-    """A cancel of a failed workflow is remembered against an older retry."""
-    found, _ = apply(STATES["failed"], Sent(30, "cancel"))
-    assert apply(found, Sent(20, "retry"))[1] == Outcome.IGNORED_STALE
-
-
 def test_busy_key() -> None:
     """A start whose concurrency key is taken is stored as cancelled. A retry leaves the workflow failed."""
     busy = Facts(is_busy=True)
     skipped, outcome = apply(None, Sent(10, "start", {"concurrency_key": "kim"}), busy)
     assert (outcome, skipped.status, skipped.is_open) == (Outcome.SKIPPED_BUSY, WorkflowStatus.CANCELLED, False)
-    assert apply(skipped, Sent(10, "start", {"concurrency_key": "kim"}))[1] == Outcome.UNCHANGED
+    assert apply(skipped, Sent(11, "start", {"concurrency_key": "kim"}))[1] == Outcome.UNCHANGED
     found, outcome = apply(STATES["failed"], Sent(20, "retry"), busy)
     assert (outcome, found.status) == (Outcome.SKIPPED_BUSY, WorkflowStatus.FAILED)
-    assert apply(found, Sent(20, "retry"))[1] == Outcome.UNCHANGED
+    assert apply(found, Sent(21, "retry"))[1] == Outcome.RETRIED
+
+
+def test_commands_without_effect_change_nothing() -> None:
+    """A command on a workflow that was started, and that has no effect, leaves the row as it is."""
+    for verb, state in (("start", "failed"), ("cancel", "completed"), ("cancel", "cancelled"), ("retry", "running")):
+        assert apply(STATES[state], Sent(20, verb))[0] == STATES[state], (verb, state)
+
+
+def test_what_is_not_started_is_kept_from_its_newest_command_on() -> None:
+    """Retention counts from the newest message or cancel, so a message is kept for the whole time."""
+    for state in ("cancelled before", "mail"):
+        for verb in ("send", "cancel"):
+            assert apply(STATES[state], Sent(20, verb))[0].ended_at == NOW + 20 * MINUTE, (state, verb)
 
 
 def test_known_message() -> None:
-    """A message that is stored already changes nothing, also after the end."""
+    """A message whose id is known changes nothing, also after the end."""
     for state in ("waiting", "completed", "mail"):
         found = STATES[state]
         assert apply(found, Sent(20, "send"), Facts(is_known=True)) == (found, Outcome.UNCHANGED)
@@ -253,23 +229,7 @@ def test_which_failures_run_the_last_failed_step_again(code: FailureCode) -> Non
     assert (applied.effect is not None) == (code in {FailureCode.STEP_FAILED, FailureCode.WORKFLOW_ERROR})
 
 
-def test_any_order_of_start_and_cancel() -> None:
-    """The newer of a start and a cancel decides whether the workflow is open, in any order of delivery."""
-    for order in permutations([Sent(1, "cancel"), Sent(2, "start"), Sent(3, "send"), Sent(4, "retry")]):
-        found: Workflow | None = None
-        for sent in order:
-            found, _ = apply(found, sent)
-        assert found is not None
-        assert found.is_open, order
-    for order in permutations([Sent(1, "start"), Sent(2, "cancel"), Sent(3, "send")]):
-        found = None
-        for sent in order:
-            found, _ = apply(found, sent)
-        assert found is not None
-        assert not found.is_open, order
-
-
-def test_a_start_that_is_handled_again_creates_the_same_workflow() -> None:
-    """After a restore, a start is handled later. `createdAt` stays, and so do the keys of the steps."""
+def test_a_start_that_is_applied_again_creates_the_same_workflow() -> None:
+    """After a restore, a start is applied later. `createdAt` stays, and so do the keys of the steps."""
     applied = rules.apply(None, Sent(10, "start").command, NOTHING, NOW + 60 * MINUTE)
     assert applied.workflow.created_at == started().created_at == NOW + 10 * MINUTE

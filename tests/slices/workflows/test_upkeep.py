@@ -12,13 +12,13 @@ from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.service.retention import Retention
 from timer_service.core.values.paging import write_cursor
 from timer_service.workflows.protocol import PollTasks
-from timer_service.workflows.registry import WorkerRegistry
-from timer_service.workflows.retention import delete_settled
 from timer_service.workflows.store import COUNTED, WORKFLOWS
+from timer_service.workflows.tasks.registry import WorkerRegistry
+from timer_service.workflows.upkeep import delete_settled
 
 
 async def fill(workflows: Workflows) -> None:
-    """Store a workflow in each status, one after the other, and a tombstone."""
+    """Store a workflow in each status, one after the other, and a cancel of one that does not exist."""
     for number, name in enumerate(("waiting", "parked", "completed", "failed", "running")):
         workflows.clock.set(NOW + number)
         assert await workflows.start(name, type="other" if name == "parked" else "order") == "started"
@@ -35,7 +35,7 @@ async def fill(workflows: Workflows) -> None:
 
 
 async def test_lists_and_counts(workflows: Workflows) -> None:
-    """Workflows are listed in order of creation, by status and type, in pages. Tombstones and tokens are not shown."""
+    """Workflows are listed in order of creation, by status and type, in pages. Tokens are not shown."""
     await fill(workflows)
     everything = ["waiting", "parked", "completed", "failed", "running", "cancelled"]
     page = await workflows.ask("list-workflows", limit=4)
@@ -219,15 +219,24 @@ async def test_no_retry_of_a_workflow_of_which_a_part_is_deleted(workflows: Work
     assert await workflows.start() == "started"
 
 
-async def test_retention_counts_from_the_newest_command(workflows: Workflows) -> None:
-    """A command that finds a workflow ended starts its retention again, because the broker still has older commands."""
+async def test_retention_counts_from_the_end(workflows: Workflows) -> None:
+    """A command without an effect does not start the retention of a workflow again."""
     await workflows.start()
     await workflows.about("Cancel")
     workflows.clock.advance(days=1)
     assert await workflows.about("Cancel") == "unchanged"
-    async with workflows.database.transaction() as tx:
-        assert await delete_settled(tx, after(hours=23), 100) == 0
-        assert await delete_settled(tx, after(hours=25), 100) == 1
+    assert await retain(workflows, NOW + 1, 100) > 0
+    assert await workflows.all_rows() == []
+
+
+async def test_retention_of_an_early_message(workflows: Workflows) -> None:
+    """What is kept for a workflow that is not started is deleted when its newest message is old."""
+    assert await workflows.send_to() == "kept"
+    workflows.clock.advance(days=1)
+    assert await workflows.send_to() == "kept"
+    assert await retain(workflows, after(hours=23), 100) == 0
+    assert await retain(workflows, after(hours=25), 100) > 0
+    assert await workflows.all_rows("workflow_messages") == []
 
 
 # Schema
@@ -258,7 +267,7 @@ FORBIDDEN = [
     "type = NULL",
     "queue = NULL",
     "digest = NULL",
-    "confirmed_at = 1",
+    "overdue_at = 1",
     "seen = effects + 1",
     "seen = -1",
     "effects = -1",

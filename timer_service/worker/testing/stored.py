@@ -11,15 +11,16 @@ from timer_service.core.values.data import dump_data
 from timer_service.core.values.instant import format_instant, format_optional
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.core.values.stored_json import RawJson
-from timer_service.workflows import report, rules
+from timer_service.workflows.commands import rules
+from timer_service.workflows.commands.rules import Facts
 from timer_service.workflows.effect import Effect, Effects, message_names, next_due
 from timer_service.workflows.effect_store import cursor_of
 from timer_service.workflows.messages import FailureCode, SendToWorkflow, WorkflowPayload, WorkflowStatus
 from timer_service.workflows.protocol import ReportTasks
 from timer_service.workflows.queries import workflow_view
-from timer_service.workflows.report import Rules, TaskState
-from timer_service.workflows.rules import Facts
-from timer_service.workflows.task_store import effect_view
+from timer_service.workflows.tasks import report
+from timer_service.workflows.tasks.report import Rules, TaskState
+from timer_service.workflows.tasks.task_store import effect_view
 from timer_service.workflows.workflow import Hold, Workflow
 
 _WORKER = "simulation"

@@ -7,13 +7,13 @@ from functools import partial
 from timer_service.core.due.portions import load_in_portions
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import Command, Position
+from timer_service.core.values.message import Command
 from timer_service.workflows import effect_store, store
+from timer_service.workflows.commands.rules import Applied, Facts, key_of
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.effect_store import StoredMessage
 from timer_service.workflows.messages import RetryWorkflow, SendToWorkflow, StartWorkflow, WorkflowStatus
-from timer_service.workflows.rules import Applied, Facts, key_of
-from timer_service.workflows.workflow import Key, Workflow, tombstone
+from timer_service.workflows.workflow import Key, Workflow, unstarted
 
 
 class Batch:
@@ -26,7 +26,6 @@ class Batch:
         self.after = dict(before)
         self._holders: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
         """The workflows that may be open with a concurrency key (tenant, concurrency key)."""
-        self._positions: set[tuple[Key, str, Position]] = set()
         self._ids: set[tuple[Key, str]] = set()
         self._awaited: set[tuple[Key, str]] = set()
         self._last: dict[Key, Effect] = {}
@@ -57,12 +56,12 @@ class Batch:
             self._holders[name].add(key)
 
     async def _load_mail(self, tx: Transaction, commands: Sequence[Command]) -> None:
-        """Find which messages are stored already, and for which messages a workflow waits."""
-        sends = [(key_of(each), each) for each in commands if isinstance(each.payload, SendToWorkflow)]
-        names = {(key, _message_name(each)) for key, each in sends if key in self.before}
-        positions = {(key, _message_name(each), each.position) for key, each in sends if key in self.before}
-        ids = {(key, name) for key, each in sends if key in self.before and (name := _message_id(each)) is not None}
-        self._positions = await effect_store.find_positions(tx, positions)
+        """Find which message ids are known, and for which messages a workflow waits."""
+        sends = [(key_of(each), each.payload) for each in commands if isinstance(each.payload, SendToWorkflow)]
+        names = {(key, payload.name) for key, payload in sends if key in self.before}
+        ids = {
+            (key, payload.message_id) for key, payload in sends if payload.message_id is not None and key in self.before
+        }
         self._ids = await effect_store.find_message_ids(tx, ids)
         self._awaited = await effect_store.find_awaited(tx, names)
 
@@ -77,8 +76,7 @@ class Batch:
         """Return what a command needs to know in addition to its workflow."""
         match command.payload:
             case SendToWorkflow() as payload:
-                is_known = (key, payload.name, command.position) in self._positions
-                is_known = is_known or (payload.message_id is not None and (key, payload.message_id) in self._ids)
+                is_known = payload.message_id is not None and (key, payload.message_id) in self._ids
                 return Facts(is_known=is_known, is_awaited=(key, payload.name) in self._awaited)
             case StartWorkflow() as payload:
                 return Facts(is_busy=self._is_busy(key, payload.concurrency_key))
@@ -97,7 +95,7 @@ class Batch:
     def take(self, key: Key, command: Command, applied: Applied, now: int) -> None:
         """Keep what a command has changed, for the commands after it and for `save`."""
         workflow, payload = applied.workflow, command.payload
-        if key not in self.after and workflow == tombstone(key, now):
+        if key not in self.after and workflow == unstarted(key, now):
             return  # nothing is remembered
         self.after[key] = workflow
         if workflow.is_open and (name := _concurrency_key(workflow)) is not None:
@@ -105,7 +103,6 @@ class Batch:
         if applied.message is not None and isinstance(payload, SendToWorkflow):
             data = None if payload.data is None else dump_data(payload.data)
             self._messages.append(StoredMessage(key, applied.message, payload.message_id, data))
-            self._positions.add((key, payload.name, command.position))
             if payload.message_id is not None:
                 self._ids.add((key, payload.message_id))
         if applied.effect is not None:
@@ -128,13 +125,3 @@ def _characters(workflow: Workflow) -> int:
 
 def _concurrency_key(workflow: Workflow | None) -> str | None:
     return None if workflow is None or workflow.definition is None else workflow.definition.concurrency_key
-
-
-def _message_name(command: Command) -> str:
-    assert isinstance(command.payload, SendToWorkflow)  # noqa: S101 - the caller has looked
-    return command.payload.name
-
-
-def _message_id(command: Command) -> str | None:
-    assert isinstance(command.payload, SendToWorkflow)  # noqa: S101 - the caller has looked
-    return command.payload.message_id

@@ -139,7 +139,7 @@ def _record(task: TaskState, report: Report, rules: Rules) -> TaskState:
         return task
     effects = dict(task.effects)
     definition = task.workflow.definition
-    assert definition is not None  # noqa: S101 - no tombstone is held
+    assert definition is not None  # noqa: S101 - only a started one is held
     policy = definition.policy
     for step in report.steps:
         key = EffectKey.parse(step.key)

@@ -1,14 +1,51 @@
-"""Deletes old workflows and workers. A workflow is deleted whole, or a part at a time, and is marked meanwhile."""
+"""The upkeep of workflows: the clock repair, and the deletion of old workflows and workers.
+
+A workflow is deleted whole, or a part at a time, and is marked meanwhile.
+"""
 
 from collections.abc import Iterable, Sequence
 
+from timer_service.core.due.due_rows import may_be_damaged
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.sql import load_sql
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.workflows import store
 from timer_service.workflows.workflow import Key
 
-_SQL = load_sql("timer_service.workflows", "retention.sql")
+_SQL = load_sql("timer_service.workflows", "upkeep.sql")
 _STATEMENTS = ("delete_effects", "delete_messages", "delete_data", "delete_workflow")
+
+_IS_AHEAD = f"counted_from - {SLACK_MS} > :now"
+_AVAILABLE_AT = "available_at - counted_from + :now"
+
+TIMED = (
+    TimedRows(
+        table="workflow_effects",
+        key=("tenant_id", "workflow_id", "name", "n"),
+        instant="counted_from",
+        is_wrong=_IS_AHEAD,
+        repair="due_at = due_at - counted_from + :now, counted_from = :now",
+    ),
+    TimedRows(
+        table="workflows",
+        key=("tenant_id", "workflow_id"),
+        instant="counted_from",
+        is_wrong=_IS_AHEAD,
+        # A worker keeps its lease. A worker that has died holds it for one length from now on.
+        repair=f"due_at = CASE WHEN due_at > {_AVAILABLE_AT} THEN {_AVAILABLE_AT} ELSE due_at END, "
+        f"available_at = {_AVAILABLE_AT}, counted_from = :now",
+    ),
+    TimedRows(
+        table="workflow_workers",
+        key=("tenant_id", "worker_id"),
+        instant="seen_at",
+        is_wrong=f"seen_at - {SLACK_MS} > :now",
+        repair="first_seen_at = CASE WHEN first_seen_at > :now THEN :now ELSE first_seen_at END, seen_at = :now",
+    ),
+)
+"""The rows that the clock repair corrects, because their instants count from one that a clock ahead has written.
+
+Each row counts from now on instead, so a sleep is as long as it was meant to be, or longer."""
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
@@ -32,7 +69,8 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
 
 async def _without_damaged_keys(tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
     """Leave out rows to which nothing can be written: one with many effects would be the whole batch, each time."""
-    damaged = await store.find_damaged(tx, [_key(row) for row in rows])
+    doubtful = [key for key in map(_key, rows) if may_be_damaged(key)]
+    damaged = set(doubtful) - set(await store.find(tx, doubtful))
     return [row for row in rows if _key(row) not in damaged]
 
 

@@ -19,14 +19,11 @@ from timer_service.core.requests.requests import RequestQueue
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.stored_json import write_list, write_object
-from timer_service.workflows.answers import Answers
-from timer_service.workflows.claims import Claimed, Claims
-from timer_service.workflows.hints import Hints
-from timer_service.workflows.poll_ends import PollEnds
-from timer_service.workflows.polls import HeldPolls, Poll
 from timer_service.workflows.protocol import MAX_SLOTS
-from timer_service.workflows.registry import WorkerRegistry
-from timer_service.workflows.shares import Share, share
+from timer_service.workflows.tasks.claims import Claimed, Claims, Share, share_tasks
+from timer_service.workflows.tasks.hints import Hints
+from timer_service.workflows.tasks.polls import HeldPolls, Poll, PollEnds
+from timer_service.workflows.tasks.registry import WorkerRegistry
 
 WakeLoops = Callable[[Collection[str], int], Awaitable[None]]
 
@@ -43,9 +40,47 @@ _AWAY_MS = 250
 """How often to look whether the broker can be used again."""
 _GRACE_MS = 3000
 """How long a poll whose time is up waits for a look that is due or under way. It waits for a claim without limit."""
+_MOST_WAITING = 1000
+"""How many answers may wait. Then their senders wait until all are sent."""
 _ROUNDING = timedelta(milliseconds=1)
 _NO_TASKS = QueryReply(b'{"tasks":[]}')
 _FULL = error_reply(Rejection(Code.BUSY, "too many polls are held; poll again later"))
+
+
+class Answers:
+    """The answers to polls that wait to be sent, in order.
+
+    One task sends them, so that who answers need not wait for the broker.
+    """
+
+    def __init__(self, subscription: RequestSubscription) -> None:
+        self._subscription = subscription
+        self._waiting: list[tuple[Request, QueryReply]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, answers: Iterable[tuple[Request, QueryReply]]) -> None:
+        """Send some answers soon."""
+        self._waiting += answers
+        if self._waiting and self._task is None:
+            self._task = asyncio.create_task(self._run(), name="answers")
+
+    async def until_few(self) -> None:
+        """Wait while many answers wait: the broker takes them slowly."""
+        if len(self._waiting) > _MOST_WAITING:
+            await self.until_sent()
+
+    async def until_sent(self) -> None:
+        """Wait until all answers are sent."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                answers, self._waiting = self._waiting, []
+                await self._subscription.reply(answers)
+        finally:
+            self._task = None
 
 
 class Dispatcher:
@@ -59,7 +94,9 @@ class Dispatcher:
         self._poll_ms = polling_interval // _ROUNDING
         self._wake = wake
         self._gate = BacklogGate(parts.broker, parts.database)
-        self._claims = Claims(parts.database, max_attempts=parts.max_attempts, claim_bytes=parts.budget.portion)
+        self._claims = Claims(
+            parts.database, max_attempts=parts.max_attempts, claim_bytes=parts.budget.portion, rng=parts.rng
+        )
         self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
         self._held = HeldPolls()
         self._registry = WorkerRegistry(parts)
@@ -142,7 +179,7 @@ class Dispatcher:
         try:
             looks = dict(zip(lanes, await self._claims.look(lanes, now, MAX_SLOTS + 1), strict=True))
             available = {lane: look.available for lane, look in looks.items() if look.available}
-            shares = share(available, self._held.polls_of, self._held.fitting, _MOST_TASKS)
+            shares = share_tasks(available, self._held.polls_of, self._held.fitting, _MOST_TASKS)
             claimed = await self._claim(shares, now) if shares else None
         except BaseException:
             for lane in lanes:

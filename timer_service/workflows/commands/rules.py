@@ -6,7 +6,7 @@ from typing import NamedTuple
 from timer_service.core.events.cause import cause_of
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import Command, Position
+from timer_service.core.values.message import Command
 from timer_service.workflows.effect import Effect, Message, digest_of, size_of
 from timer_service.workflows.messages import (
     CancelWorkflow,
@@ -18,7 +18,7 @@ from timer_service.workflows.messages import (
     WorkflowStatus,
 )
 from timer_service.workflows.protocol import EffectKind, EffectStatus
-from timer_service.workflows.workflow import Definition, Key, Texts, Workflow, tombstone
+from timer_service.workflows.workflow import NEVER, Definition, Key, Texts, Workflow, unstarted
 
 MOST_MESSAGES = 1000
 """How many messages may wait for one workflow."""
@@ -46,7 +46,6 @@ class Outcome(StrEnum):
     UNCHANGED = "unchanged"
     NOT_FOUND = "not_found"
     ALREADY_ENDED = "already_ended"
-    IGNORED_STALE = "ignored_stale"
     OVER_QUOTA = OVER_QUOTA
 
 
@@ -56,7 +55,7 @@ class Facts(NamedTuple):
     is_busy: bool = False
     """Whether another open workflow has its concurrency key."""
     is_known: bool = False
-    """Whether the message was stored before: the same position, or the same message id."""
+    """Whether the workflow has a message with this message id."""
     is_awaited: bool = False
     """Whether the workflow waits for a message of this name."""
     last: Effect | None = None
@@ -64,7 +63,7 @@ class Facts(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """The result of a command: the workflow or tombstone after it, the outcome, and the rows it adds or changes."""
+    """The result of a command: the workflow after it, the outcome, and the rows it adds or changes."""
 
     workflow: Workflow
     outcome: Outcome
@@ -83,29 +82,24 @@ def key_of(command: Command) -> Key:
 
 def apply(found: Workflow | None, command: Command, facts: Facts, now: int) -> Applied:
     """Apply a command to a workflow. docs/workflows.md has the table of outcomes."""
-    before = found or tombstone(key_of(command), now)
+    before = found or unstarted(key_of(command), now)
     match command.payload:
         case StartWorkflow() as payload:
-            applied = _start(before, command, payload, facts, now)
+            return _start(before, command, payload, facts, now)
         case SendToWorkflow() as payload:
-            applied = _send(before, command, payload, facts, now)
+            return _send(before, command, payload, facts, now)
         case CancelWorkflow() as payload:
-            applied = _cancel(before, command, payload, now)
+            return _cancel(before, command, payload, now)
         case payload:
             assert isinstance(payload, RetryWorkflow)  # noqa: S101 - the route admits no other payload
-            applied = _retry(before, command, payload, facts, now)
-    return applied._replace(workflow=_confirm(before, applied.workflow, now))
+            return _retry(before, command, payload, facts, now)
 
 
 def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Facts, now: int) -> Applied:
     text = None if payload.input is None else dump_data(payload.input)
     digest = digest_of("\0".join((payload.workflow_type, payload.queue, text or "")))
     if before.definition is not None:
-        if command.position < before.started_by:
-            return Applied(before, Outcome.IGNORED_STALE)
         return Applied(before, Outcome.UNCHANGED if digest == before.definition.digest else Outcome.EXISTS)
-    if command.position < before.cancelled_by:
-        return Applied(before, Outcome.IGNORED_STALE)
     definition = Definition(
         workflow_type=payload.workflow_type,
         queue=payload.queue,
@@ -114,9 +108,9 @@ def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Fa
         retry=None if payload.retry is None else payload.retry.model_dump_json(),
         concurrency_key=payload.concurrency_key,
     )
-    # Not `now`: the keys of its steps depend on it, and stay the same if the command is handled again after a restore.
+    # Not `now`: the keys of its steps depend on it, and stay the same if the command is applied again after a restore.
     created_at = command.stored_at or now
-    named = before._replace(definition=definition, cause=cause_of(command), created_at=created_at, confirmed_at=None)
+    named = before._replace(definition=definition, cause=cause_of(command), created_at=created_at)
     if facts.is_busy:
         return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
     asked_at = _asked_at(command, now)
@@ -151,7 +145,7 @@ def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Fa
     message = Message(payload.name, command.position, command.stored_at or now, size)
     after = before._replace(messages=before.messages + 1, message_bytes=before.message_bytes + size)
     if not exists:
-        return Applied(after, Outcome.KEPT, message)
+        return Applied(after._replace(ended_at=now), Outcome.KEPT, message)
     if facts.is_awaited and _is_idle(before, now):
         after = after.wait_until(_asked_at(command, now), counted_from=None)
     return Applied(after, Outcome.SENT, message)
@@ -164,45 +158,34 @@ def _is_idle(workflow: Workflow, now: int) -> bool:
 
 
 def _cancel(before: Workflow, command: Command, payload: CancelWorkflow, now: int) -> Applied:
-    if command.position < max(before.started_by, before.cancelled_by):
-        return Applied(before, Outcome.IGNORED_STALE)
-    after = before._replace(cancelled_by=command.position)
-    if before.definition is None:
-        return Applied(after, Outcome.NOT_FOUND)
+    if before.definition is None:  # remembered for the slots of schedules
+        return Applied(before._replace(cancelled_by=command.position, ended_at=now), Outcome.NOT_FOUND)
     if before.status is WorkflowStatus.CANCELLED:
-        return Applied(after, Outcome.UNCHANGED)
+        is_skipped = before.started_by == NEVER  # a slot may try again to start it
+        return Applied(before._replace(cancelled_by=command.position) if is_skipped else before, Outcome.UNCHANGED)
     if not before.is_open:
-        return Applied(after, Outcome.ALREADY_ENDED)
-    return Applied(after.end(WorkflowStatus.CANCELLED, now)._replace(reason=payload.reason), Outcome.CANCELLED)
+        return Applied(before, Outcome.ALREADY_ENDED)
+    return Applied(before.end(WorkflowStatus.CANCELLED, now)._replace(reason=payload.reason), Outcome.CANCELLED)
 
 
 def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Facts, now: int) -> Applied:
-    position = command.position
-    if before.definition is None:
+    if before.definition is None or before.is_deleting:
         return Applied(before, Outcome.NOT_FOUND)
-    if position < max(before.started_by, before.cancelled_by, before.retried_by):
-        return Applied(before, Outcome.IGNORED_STALE)
-    if position == before.retried_by:
-        return Applied(before, Outcome.UNCHANGED)
-    if before.is_deleting:
-        return Applied(before, Outcome.NOT_FOUND)
-    after = before._replace(retried_by=position)
     if before.is_open:
-        return Applied(after, Outcome.UNCHANGED)
+        return Applied(before, Outcome.UNCHANGED)
     if before.status is not WorkflowStatus.FAILED:
-        return Applied(after, Outcome.ALREADY_ENDED)
+        return Applied(before, Outcome.ALREADY_ENDED)
     if facts.is_busy:
-        return Applied(after, Outcome.SKIPPED_BUSY)
+        return Applied(before, Outcome.SKIPPED_BUSY)
     deadline_at = _instant(None, payload.deadline_in, command, now)
     definition = before.definition._replace(deadline_at=deadline_at)
-    return _continue(after, definition, position, facts.last, _asked_at(command, now))
+    return _continue(before, definition, facts.last, _asked_at(command, now))
 
 
-def _continue(workflow: Workflow, definition: Definition, position: Position, last: Effect | None, at: int) -> Applied:
+def _continue(workflow: Workflow, definition: Definition, last: Effect | None, at: int) -> Applied:
     """Continue a failed workflow. If its function raised an error, the failed step that it got last runs again."""
     opened = workflow._replace(
         definition=definition,
-        cancelled_by=max(workflow.cancelled_by, position),
         retries=workflow.retries + 1,
         attempt=0,
         renewed=0,
@@ -211,7 +194,6 @@ def _continue(workflow: Workflow, definition: Definition, position: Position, la
         failure_code=None,
         failed_step=None,
         ended_at=None,
-        confirmed_at=None,
     ).wait_until(at, counted_from=None)
     is_failed_step = last is not None and last.kind is EffectKind.STEP and last.status is EffectStatus.FAILED
     if last is None or not is_failed_step or workflow.failure_code not in _RAISED:
@@ -219,12 +201,3 @@ def _continue(workflow: Workflow, definition: Definition, position: Position, la
     step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=at, error=None, size=0)
     opened = opened._replace(seen=opened.seen - 1, effect_bytes=opened.effect_bytes - last.size)
     return Applied(opened, Outcome.RETRIED, effect=step)
-
-
-def _confirm(before: Workflow, after: Workflow, now: int) -> Workflow:
-    """Return the workflow after a command. If it has ended or is a tombstone, its retention time starts again.
-
-    The row must outlast every older command that the broker still has. But a workflow that is being deleted must go.
-    """
-    is_kept = after != before and not after.is_open and not after.is_deleting
-    return after._replace(confirmed_at=now) if is_kept else after

@@ -1,16 +1,18 @@
-"""The polls that wait for tasks, and when to look at which lane. It does no I/O.
+"""The polls that wait for tasks: when to look at which lane, and when each poll ends. It does no I/O.
 
 A lane is (tenant, queue, type). After a look, this instance knows when the lane has its next row, because every commit
 that makes rows available says so. So a poll of a lane that was looked at before needs no look of its own. Lost hints of
 other instances are the reason to look again after the poll interval.
 """
 
+import asyncio
 import heapq
 import itertools
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from timer_service.core.due.lanes import Lane
@@ -20,6 +22,13 @@ from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
 MOST_POLLS = 10_000
 MOST_TYPES = 20_000
 """The types of all polls. Each may be a lane of its own, which is looked at after each poll interval."""
+
+_EARLY_MS = 100
+"""How much earlier than its `waitMs` a poll ends at most."""
+_LONG_MS = 1000
+"""A poll with a shorter `waitMs` does not end earlier."""
+_PER_TURN = 200
+"""How many polls end before other tasks run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -234,3 +243,51 @@ class HeldPolls:
         self._total_types += sign * types
         if not self._types[tenant]:
             del self._types[tenant]
+
+
+def end_of(now_ms: int, wait_ms: int) -> int:
+    """Return when a poll ends that may wait so long from now."""
+    end = now_ms + wait_ms
+    return end if wait_ms < _LONG_MS else end - end % _EARLY_MS
+
+
+class PollEnds:
+    """The ends of the held polls, by the monotonic clock of the event loop.
+
+    Those of about the same instant end together, with one timer and one write of replies: to wake the process costs
+    several times as much as to answer a poll. The workers poll again together, so the service also receives their next
+    polls together.
+    """
+
+    def __init__(self, on_end: Callable[[Sequence[Poll]], None]) -> None:
+        """`on_end` is called with polls whose time is up. They are forgotten before."""
+        self._on_end = on_end
+        self._ends: dict[Poll, int] = {}
+        self._polls: dict[int, dict[Poll, None]] = {}
+        self._timers: dict[int, asyncio.Handle] = {}
+
+    def add(self, poll: Poll, wait_ms: int) -> None:
+        """Let a poll end, at the latest after `wait_ms`."""
+        loop = asyncio.get_running_loop()
+        end = self._ends[poll] = end_of(math.ceil(loop.time() * 1000), wait_ms)
+        if end not in self._polls:
+            self._polls[end] = {}
+            self._timers[end] = loop.call_at(end / 1000, self._end, end)
+        self._polls[end][poll] = None
+
+    def remove(self, poll: Poll) -> None:
+        """Forget a poll, if it is known."""
+        if (end := self._ends.pop(poll, None)) is None:
+            return
+        del self._polls[end][poll]
+        if not self._polls[end]:
+            del self._polls[end]
+            self._timers.pop(end).cancel()
+
+    def _end(self, end: int) -> None:
+        """End some polls, and the others in the next turn of the loop."""
+        polls = list(islice(self._polls[end], _PER_TURN))
+        self._timers[end] = asyncio.get_running_loop().call_soon(self._end, end)
+        for poll in polls:
+            self.remove(poll)
+        self._on_end(polls)

@@ -12,7 +12,7 @@ from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect, EffectKey, Effects, message_names
 from timer_service.workflows.events import events_of
 from timer_service.workflows.protocol import EffectKind, EffectStatus
-from timer_service.workflows.report import TaskState
+from timer_service.workflows.tasks.report import TaskState
 from timer_service.workflows.workflow import Key, Workflow
 
 Tasks = Mapping[Key, TaskState]

@@ -1,7 +1,8 @@
 """Starts the workflows of schedules, in the transaction that fires their slots. See docs/decisions/0050.
 
-The workflows and the holders of concurrency keys are looked up without locks. So only tombstones, skipped workflows and
-the insert can wait for another transaction. What another instance inserts in between is found after the insert.
+The workflows and the holders of concurrency keys are looked up without locks. So only the insert, and workflows that
+are not started or were skipped, can wait for another transaction. What another instance inserts in between is found
+after the insert.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,10 @@ from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, StartResult, WorkflowStart
 from timer_service.core.values.errors import ConflictError
 from timer_service.workflows import store
+from timer_service.workflows.commands.handler import LOOP
 from timer_service.workflows.effect import digest_of, size_of
-from timer_service.workflows.handler import LOOP
-from timer_service.workflows.usage import growth
-from timer_service.workflows.workflow import NEVER, Definition, Key, Texts, Workflow, tombstone
+from timer_service.workflows.store import growth
+from timer_service.workflows.workflow import NEVER, Definition, Key, Texts, Workflow, unstarted
 
 
 class Decision(NamedTuple):
@@ -62,10 +63,10 @@ async def start_workflows(
 
 def decide(found: Workflow | None, start: WorkflowStart, now: int, *, is_busy: bool) -> Decision:
     """Decide whether a workflow is started. `is_busy`: another open workflow has its concurrency key. Pure."""
-    before = found or tombstone(_key(start), now)
+    before = found or unstarted(_key(start), now)
     definition = _definition(start, now)
     if before.definition is not None:
-        if before.started_by != start.position and before.definition.digest != definition.digest:
+        if before.definition.digest != definition.digest:
             return Decision(StartResult.EXISTS, before)
         if before.started_by != NEVER:
             return Decision(StartResult.UNCHANGED, before)
@@ -74,9 +75,9 @@ def decide(found: Workflow | None, start: WorkflowStart, now: int, *, is_busy: b
     if start.position < before.cancelled_by:
         return Decision(StartResult.CANCELLED, before)
     created_at = start.created_at or now
-    named = before._replace(definition=definition, cause=start.cause, created_at=created_at, confirmed_at=None)
+    named = before._replace(definition=definition, cause=start.cause, created_at=created_at)
     if is_busy:
-        return Decision(StartResult.BUSY, named._replace(ended_at=now, confirmed_at=now))
+        return Decision(StartResult.BUSY, named._replace(ended_at=now))
     opened = named._replace(
         started_by=start.position, ended_at=None, input_bytes=size_of(start.input), texts=Texts(input=start.input)
     )
@@ -120,7 +121,7 @@ async def _save(
     lost = [workflow.key for workflow in new if workflow.is_open and workflow.key not in inserted]
     stored = await store.find(tx, lost)
     if any(workflow.definition is None for workflow in stored.values()):
-        raise ConflictError("another instance inserted tombstones of some of the same workflows")
+        raise ConflictError("another instance named some of the same workflows")
     again = {key: decide(stored.get(key), starts[key], now, is_busy=True) for key in lost}
     await store.insert_free(tx, [each.workflow for key, each in again.items() if key not in stored])
     return again

@@ -1,8 +1,8 @@
 -- name: settled
--- Locks and returns the workflows that ended and were last confirmed before an instant, oldest first. Skips locked ones.
+-- Locks and returns the workflows that ended before an instant, oldest first. Skips locked ones.
 SELECT tenant_id, workflow_id, effects, messages FROM workflows
-WHERE ended_at IS NOT NULL AND COALESCE(confirmed_at, ended_at) < :before
-ORDER BY COALESCE(confirmed_at, ended_at) LIMIT :limit
+WHERE ended_at IS NOT NULL AND ended_at < :before
+ORDER BY ended_at LIMIT :limit
 /* skip locked */
 
 -- name: delete_effects

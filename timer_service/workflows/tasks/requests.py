@@ -16,7 +16,7 @@ from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.paging import PAGE_BYTES, write_cursor
 from timer_service.core.values.stored_json import RawJson, write_list, write_lists, write_object
-from timer_service.workflows import effect_store, protocol, report, store, task_store
+from timer_service.workflows import effect_store, protocol, store
 from timer_service.workflows.effect import EffectKey
 from timer_service.workflows.protocol import (
     REPLY_BYTES,
@@ -34,9 +34,10 @@ from timer_service.workflows.protocol import (
     ReportsReply,
     ReportTasks,
 )
-from timer_service.workflows.report import Decision, Rules, TaskState, is_held
 from timer_service.workflows.store import Sizes
-from timer_service.workflows.task_store import Shown, Wanted
+from timer_service.workflows.tasks import report, task_store
+from timer_service.workflows.tasks.report import Decision, Rules, TaskState, is_held
+from timer_service.workflows.tasks.task_store import Shown, Wanted
 from timer_service.workflows.workflow import Key
 
 _POLL_BYTES = 64 * 1024

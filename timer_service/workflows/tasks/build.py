@@ -9,13 +9,14 @@ from timer_service.core.requests.query import omit_none
 from timer_service.core.values.instant import format_instant, format_optional
 from timer_service.core.values.paging import write_cursor
 from timer_service.core.values.stored_json import RawJson, check_stored, read_stored, write_list, write_object
-from timer_service.workflows import effect_store, report, store, task_store
+from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
 from timer_service.workflows.effect_store import BYTES_PER_EFFECT, Cursor
 from timer_service.workflows.messages import MAX_EFFECTS, FailureCode
 from timer_service.workflows.protocol import INLINE_EFFECTS_BYTES
-from timer_service.workflows.report import UNDECIDED_MS, Rules, TaskState, is_undecided
-from timer_service.workflows.task_store import Wanted
+from timer_service.workflows.tasks import report, task_store
+from timer_service.workflows.tasks.report import UNDECIDED_MS, Rules, TaskState, is_undecided
+from timer_service.workflows.tasks.task_store import Wanted
 from timer_service.workflows.workflow import DEFAULT_RETRY, Key, Workflow, delay_after, has_crashed
 
 _BYTES_PER_TASK = 1000
@@ -98,7 +99,7 @@ def _view(
     workflow: Workflow, stored_input: str | None, effects: Sequence[Effect], cursor: str | None, now: int
 ) -> RawJson:
     definition, hold = workflow.definition, workflow.hold
-    assert definition is not None  # noqa: S101 - tombstones are not claimed
+    assert definition is not None  # noqa: S101 - only started ones are claimed
     assert hold is not None  # noqa: S101 - the row is claimed
     fields = omit_none(
         workflowId=workflow.key.workflow_id,

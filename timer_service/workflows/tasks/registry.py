@@ -17,7 +17,7 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.workflows.protocol import PollTasks
 
-_SQL = load_sql("timer_service.workflows", "registry.sql")
+_SQL = load_sql("timer_service.workflows.tasks", "registry.sql")
 
 LOOP = "workflow-workers"
 _SECONDS = 10

@@ -1,4 +1,4 @@
-"""The handler of workflow commands: it loads, applies and saves in the consumer's transaction."""
+"""The handler of workflow commands: it loads, applies and saves in the transaction of the intake."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.message import Command
-from timer_service.workflows import rules
-from timer_service.workflows.commands import Batch
+from timer_service.workflows.commands import rules
+from timer_service.workflows.commands.batch import Batch
+from timer_service.workflows.commands.rules import Applied, Outcome
 from timer_service.workflows.events import events_of
 from timer_service.workflows.queries import workflow_view
-from timer_service.workflows.rules import Applied, Outcome
-from timer_service.workflows.usage import growth
+from timer_service.workflows.store import growth
 from timer_service.workflows.workflow import Workflow
 
 LOOP = "workflow-deadlines"

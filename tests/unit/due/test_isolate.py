@@ -1,0 +1,87 @@
+"""`isolate` finds the items that fail alone."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from timer_service.core.due.isolate import isolate
+from timer_service.core.values.errors import (
+    ConflictError,
+    DatabaseBlockedError,
+    DatabaseBusyError,
+    DatabaseSetupError,
+    DatabaseUnavailableError,
+)
+
+
+class Transactions:
+    """Runs attempts. An attempt with a bad item raises the error of the first one, and leaves nothing behind."""
+
+    def __init__(self, **bad: Exception) -> None:
+        self.bad = bad
+        self.tried: list[str] = []
+        self.committed: list[str] = []
+        self.seconds = 0.0
+        self.seconds_each = 0.0
+
+    async def run(self, items: Sequence[str]) -> None:
+        self.tried.append("".join(items))
+        self.seconds += self.seconds_each
+        for item in items:
+            if item in self.bad:
+                raise self.bad[item]
+        self.committed += items
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+async def test_all_together() -> None:
+    """Items that do not fail are handled in one transaction. Without items there is none."""
+    transactions = Transactions()
+    assert (await isolate("abcd", transactions.run)).done == ["a", "b", "c", "d"]
+    assert await isolate("", transactions.run) == ([], [], [])
+    assert transactions.tried == ["abcd"]
+
+
+async def test_the_item_that_fails_alone() -> None:
+    """The others are handled once each, in their order, in parts that are halved around the broken item."""
+    error = ValueError("a bug")
+    transactions = Transactions(c=error)
+    isolated = await isolate("abcdefgh", transactions.run)
+    assert isolated == (list("abdefgh"), [("c", error)], [])
+    assert transactions.committed == list("abdefgh")
+    assert transactions.tried == ["abcdefgh", "abcd", "ab", "cd", "c", "d", "efgh"]
+
+
+@pytest.mark.parametrize("error", [DatabaseBlockedError("lock timeout"), ConflictError("deadlock")])
+async def test_a_locked_item_is_not_broken(error: Exception) -> None:
+    """An item that waits for a lock of another session, or conflicts with one, is named apart from broken ones."""
+    bug = ValueError("a bug")
+    assert await isolate("abc", Transactions(a=error, c=bug).run) == (["b"], [("c", bug)], [("a", error)])
+
+
+async def test_all_broken() -> None:
+    """If each item fails alone, all are named. There are at most twice as many attempts as items."""
+    transactions = Transactions(**{item: ValueError(item) for item in "abcde"})
+    isolated = await isolate("abcde", transactions.run)
+    assert [each.item for each in isolated.broken] == list("abcde")
+    assert len(transactions.tried) == 9
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailableError, DatabaseBusyError, DatabaseSetupError])
+async def test_faults_of_the_environment_are_raised(error: type[Exception]) -> None:
+    """If the database is away, no further item is tried and none is named. Those before stay done."""
+    transactions = Transactions(a=ValueError("a bug"), c=error("away"))
+    with pytest.raises(error):
+        await isolate("abcdefgh", transactions.run)
+    assert transactions.committed == ["b"]
+
+
+async def test_limited_time() -> None:
+    """After 2 s, no further part is tried as soon as one item is known. The others are named nowhere."""
+    transactions = Transactions(a=DatabaseBlockedError("lock timeout"), b=DatabaseBlockedError("lock timeout"))
+    transactions.seconds_each = 5
+    isolated = await isolate("abcd", transactions.run, monotonic=transactions.monotonic)
+    assert ([each.item for each in isolated.blocked], isolated.done) == (["a"], [])
+    assert transactions.tried == ["abcd", "ab", "a"]

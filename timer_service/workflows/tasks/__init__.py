@@ -1,0 +1,1 @@
+"""The tasks of workers: held polls, claims, reports and renewals."""

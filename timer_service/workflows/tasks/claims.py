@@ -1,0 +1,255 @@
+"""Claims workflows for polls, in one transaction, and makes their tasks.
+
+Tenants take turns, and so do their lanes and the polls of a lane.
+"""
+
+import logging
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from timer_service.core.due.blame import Blame, blame
+from timer_service.core.due.isolate import isolate
+from timer_service.core.due.lanes import Lane, LaneClaim, LaneLook, Lanes
+from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import MAX_MESSAGE_BYTES
+from timer_service.core.values.stored_json import RawJson
+from timer_service.workflows import store
+from timer_service.workflows.protocol import REPLY_BYTES
+from timer_service.workflows.store import WORKFLOWS, holder
+from timer_service.workflows.tasks.build import read_tasks, task_bytes
+from timer_service.workflows.tasks.polls import Poll
+from timer_service.workflows.tasks.task_store import loaded_bytes, taken_bytes
+from timer_service.workflows.workflow import Key
+
+log = logging.getLogger(__name__)
+
+_MESSAGE_BYTES = MAX_MESSAGE_BYTES - 100
+"""The most bytes of the tasks of one reply, with their commas."""
+
+
+class Share(NamedTuple):
+    """How many tasks of a lane a poll gets."""
+
+    poll: Poll
+    lane: Lane
+    tasks: int
+
+
+def share_tasks(
+    available: Mapping[Lane, int],
+    polls_of: Callable[[Lane], Collection[Poll]],
+    fitting: Callable[[Lane], int],
+    limit: int,
+) -> list[Share]:
+    """Return who gets the tasks that are available, at most `limit` in total, and as many as its slots for a poll.
+
+    `fitting` returns how many tasks of a lane fit into a reply. If tasks are few, the polls of a lane share them.
+    """
+    free: dict[Poll, int] = {}
+    counts: Counter[tuple[Poll, Lane]] = Counter()
+    turns: OrderedDict[str, deque[_Turn]] = OrderedDict()
+    for lane, count in available.items():
+        polls = deque(each for each in polls_of(lane) if not each.taken)
+        free.update({each: each.wanted.slots for each in polls})
+        turns.setdefault(lane[0], deque()).append(_Turn(lane, count, fitting(lane), polls))
+    while turns and limit > 0:
+        tenant, lanes = turns.popitem(last=False)
+        turn = lanes.popleft()
+        if (poll := turn.next_poll(free, counts)) is not None:
+            counts[poll, turn.lane] += 1
+            free[poll] -= 1
+            turn.left -= 1
+            limit -= 1
+            lanes.append(turn)
+        if lanes:
+            turns[tenant] = lanes
+    return [Share(poll, lane, count) for (poll, lane), count in counts.items()]
+
+
+class _Turn:
+    """The tasks of a lane that are left, and the polls that may get one more."""
+
+    def __init__(self, lane: Lane, left: int, fitting: int, polls: deque[Poll]) -> None:
+        self.lane = lane
+        self.left = left
+        self._fitting = fitting
+        self._polls = polls
+
+    def next_poll(self, free: Mapping[Poll, int], counts: Mapping[tuple[Poll, Lane], int]) -> Poll | None:
+        """Return the poll that gets the next task, or None. The others come before it in the next turn."""
+        while self.left and self._polls:
+            poll = self._polls.popleft()
+            if free[poll] and counts[poll, self.lane] < self._fitting:
+                self._polls.append(poll)
+                return poll
+        return None
+
+
+class Claimed(NamedTuple):
+    """What was claimed, and how much of it is to be sent."""
+
+    tasks: Mapping[Poll, Sequence[RawJson]]
+    """The tasks of each poll that has any."""
+    found: Sequence[int]
+    """For each share, how many workflows it claimed. The others were locked, or another instance claimed them."""
+    kept: Sequence[int]
+    """For each share, how many of them did fit into the reply. The others were released."""
+    adds_events: bool
+
+
+class Claims:
+    """Claims workflows. It holds no lock while tasks are sent."""
+
+    def __init__(self, database: Database, *, max_attempts: int, claim_bytes: int, rng: random.Random) -> None:
+        """`claim_bytes`: the tasks of all polls of one transaction, and what it needs for the effects that it loads.
+
+        These are their memory, and the messages that become their results: each is read and written. A single task may
+        have more.
+        """
+        self._database = database
+        self._lanes = Lanes(WORKFLOWS)
+        self._max_attempts = max_attempts
+        self._claim_bytes = claim_bytes
+        self._rng = rng
+        self._delays = Delays()
+
+    async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
+        """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
+        return await self._lanes.look(self._database.reader, lanes, now, limit)
+
+    async def claim(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
+        """Claim the workflows of shares. `may_time_out`: whether waits for messages may reach their timeouts.
+
+        A workflow whose task cannot be made waits, and stops no other. Then polls may get fewer tasks.
+        """
+        done = Claimed({}, [0] * len(shares), [0] * len(shares), adds_events=False)
+
+        async def attempt(units: Sequence[int]) -> None:
+            """Claim a task for each unit, which is the number of a share, unless its poll has tasks already."""
+            nonlocal done
+            counts = Counter(number for number in units if shares[number].poll not in done.tasks)
+            some = [shares[number]._replace(tasks=count) for number, count in counts.items()]
+            if not some:
+                return
+            rows: list[Row] = []
+            work = partial(self._claim, shares=some, now=now, may_time_out=may_time_out, rows=rows)
+            try:
+                claimed = await in_transaction(self._database, work)
+            except Exception as error:
+                if len(rows) == 1 and blame(error) is Blame.COMMAND:
+                    await self._postpone(Key(rows[0]["tenant_id"], rows[0]["workflow_id"]), error, now)
+                raise
+            done = _add(done, list(counts), claimed)
+
+        try:
+            await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
+        except DatabaseUnavailableError:
+            if not done.tasks:  # otherwise these are to be sent
+                raise
+        return done
+
+    async def _claim(
+        self, tx: Transaction, *, shares: Sequence[Share], now: int, may_time_out: bool, rows: list[Row]
+    ) -> Claimed:
+        """Claim workflows in one transaction. `rows` gets those whose tasks are made, also if that fails."""
+        rows.clear()
+        claimed = await self._lanes.claim(tx, [_wanted(each, now) for each in shares], now)
+        kept = self._cut(shares, claimed)
+        rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
+        read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
+        tasks, kept = _fit(shares, kept, read.tasks)
+        await self._lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
+        return Claimed(tasks, list(map(len, claimed)), kept, read.adds_events)
+
+    async def _postpone(self, key: Key, error: Exception, now: int) -> None:
+        """Let a workflow wait whose task cannot be made."""
+        delay = self._delays.next(key)
+        about = {"tenant": key.tenant_id, "workflow_id": key.workflow_id, "seconds": delay.total_seconds()}
+        log.warning("the task of a workflow cannot be made; trying it later", exc_info=error, extra=about)
+        until = now + delay // timedelta(milliseconds=1)
+        await in_transaction(self._database, lambda tx: store.postpone(tx, key, until, error_text(error), now))
+
+    def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
+        """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
+
+        Of each poll one row may be larger than its reply, and of all polls one may need more bytes. A row that needs
+        none always has room. Tenants, and lanes of a tenant, come in a random order, so each of them has room in one of
+        the next claims.
+        """
+        ranks: defaultdict[str | Lane, float] = defaultdict(self._rng.random)
+        order = sorted(range(len(shares)), key=lambda number: _rank(ranks, shares[number].lane))
+        used: dict[Poll, int] = {}
+        total = loaded = 0
+        kept = [0] * len(shares)
+        for number in order:
+            poll = shares[number].poll
+            for row in claimed[number]:
+                size, needed = task_bytes(row), _needed_bytes(row)
+                fits = used.get(poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
+                if not fits and (poll in used or total >= self._claim_bytes):
+                    break
+                if needed and loaded and loaded + needed > self._claim_bytes:
+                    break
+                used[poll] = used.get(poll, 0) + size
+                total += size
+                loaded += needed
+                kept[number] += 1
+        return kept
+
+
+def _add(done: Claimed, numbers: Sequence[int], claimed: Claimed) -> Claimed:
+    """Return what was claimed before, and then for the shares with these numbers."""
+    found, kept = list(done.found), list(done.kept)
+    for number, *counts in zip(numbers, claimed.found, claimed.kept, strict=True):
+        found[number], kept[number] = found[number] + counts[0], kept[number] + counts[1]
+    return Claimed({**done.tasks, **claimed.tasks}, found, kept, done.adds_events or claimed.adds_events)
+
+
+def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:
+    return ranks[lane[0]], ranks[lane]
+
+
+def _needed_bytes(row: Row) -> int:
+    """Return what a claim needs for the effects of a row that its function has not got, at most."""
+    unseen = row["effects"] - row["seen"]
+    return loaded_bytes(unseen) + taken_bytes(unseen, row["message_bytes"])
+
+
+def _wanted(share: Share, now: int) -> LaneClaim:
+    wanted = share.poll.wanted
+    return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder(wanted.worker_id, wanted.lease_ms, now))
+
+
+def _fit(
+    shares: Sequence[Share], kept: Sequence[int], tasks: Sequence[RawJson | None]
+) -> tuple[dict[Poll, list[RawJson]], list[int]]:
+    """Return the tasks of each poll that fit into a message, by their true sizes, and how many of each share fit.
+
+    Of each poll one may be larger. None in place of a task: its row is not to be sent.
+    """
+    found: dict[Poll, list[RawJson]] = {}
+    used = Counter[Poll]()
+    fitting: list[int] = []
+    left = iter(tasks)
+    for share, count in zip(shares, kept, strict=True):
+        mine = list(islice(left, count))
+        fitted = 0
+        for task in mine:
+            size = 0 if task is None else len(task.encode()) + 1
+            if size and used[share.poll] and used[share.poll] + size > _MESSAGE_BYTES:
+                break
+            if task is not None:
+                used[share.poll] += size
+                found.setdefault(share.poll, []).append(task)
+            fitted += 1
+        fitting.append(fitted)
+    return found, fitting
