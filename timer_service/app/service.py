@@ -265,8 +265,6 @@ class App:
             )
 
         workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
-        if self._parts.allowances.has_limits:
-            workers["event-allowances"] = self._parts.allowances
         workers["clock-repair"] = build_clock_repair(self._parts)
         if self._config.role != "worker":
             workers["audit"] = self._parts.audit

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from itertools import compress
 
 from timer_service.core.due.blame import Evidence
 from timer_service.core.due.handover import Handover
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 Encode = Callable[[Row, int], Message]
 """Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
 
-_NO_FAILURES = frozenset({PublishStatus.PUBLISHED, PublishStatus.WITHHELD})
 _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
@@ -73,7 +73,7 @@ class Relay:
         backoff: Backoff = Backoff(),
         rng: random.Random | None = None,
     ) -> None:
-        """`publish` is used in place of `broker.publish`. It withholds the events that `allowances` do not admit."""
+        """`publish` is used in place of `broker.publish`. Tenants that wait by `allowances` publish nothing."""
         self._database = database
         self._broker = broker
         self._publish_all = publish or broker.publish
@@ -93,7 +93,7 @@ class Relay:
         self._evidence = Evidence()
         self._refused_alone = 0
         """How many times a single event was refused since the last one was published."""
-        self._settler = Settler(database, lease, clock, metrics)
+        self._settler = Settler(database, lease, self._allowances, clock, metrics)
         self.handover = Handover(
             lease.table.name, claim=self._claim_written, handle=self._fire_written, may_claim=self._may_claim_written
         )
@@ -120,6 +120,7 @@ class Relay:
 
     async def _tick(self, now: int) -> Pass:
         await self._settler.settle_left()
+        await self._allowances.look(self._database.reader, now)
         claimed = 0
         flight = Flight(_FLYING * self._lease.most_bytes)
         seconds = asyncio.get_running_loop().time
@@ -250,7 +251,8 @@ class Relay:
                 results = await self._publish_all([message for _, message in messages])
                 self._metrics.published(time.perf_counter() - started)
                 self._sort_results([row for row, _ in messages], results, settlement)
-            waiting = self._withhold_later(waiting, settlement)
+                stored = [each.status is PublishStatus.PUBLISHED for each in results]
+                self._allowances.count(message for _, message in compress(messages, stored))
         settlement.release += waiting
         self._set_pause(settlement)
         return settlement
@@ -271,18 +273,6 @@ class Relay:
                 size += len(message.body)
         return messages
 
-    @staticmethod
-    def _withhold_later(waiting: deque[Row], settlement: Settlement) -> deque[Row]:
-        """Withhold the other events of tenants of which one was withheld, so that they keep their order.
-
-        Return the rest.
-        """
-        tenants = {row["tenant_id"] for row in settlement.withheld}
-        if not tenants:
-            return waiting
-        settlement.withheld += (row for row in waiting if row["tenant_id"] in tenants)
-        return deque(row for row in waiting if row["tenant_id"] not in tenants)
-
     def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
         """Decide by the result of each row: published (complete), transient (release), refused (retry or bury).
 
@@ -300,11 +290,9 @@ class Relay:
                 settlement.complete.append(row)
             elif result.status in TRANSIENT:
                 settlement.release.append(row)
-            elif result.status is PublishStatus.WITHHELD:
-                settlement.withheld.append(row)
             else:
                 self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
-        failures = [result for result in results if result.status not in _NO_FAILURES]
+        failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
             self._metrics.publish_failed(status, len(reasons))

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from timer_service.core.due.lease import Failure, Lease
+from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.metrics_port import MetricsPort
@@ -32,8 +33,6 @@ class Settlement:
     """Whether these are all rows of the claim."""
     complete: list[Row] = field(default_factory=list)
     release: list[Row] = field(default_factory=list)
-    withheld: list[Row] = field(default_factory=list)
-    """Rows whose tenants must not publish now. They are released."""
     retry: list[Failure] = field(default_factory=list)
     bury: list[Failure] = field(default_factory=list)
 
@@ -44,12 +43,12 @@ class Settlement:
 
     def count(self) -> int:
         """Return the number of rows."""
-        return len(self.complete) + len(self.release) + len(self.withheld) + len(self.retry) + len(self.bury)
+        return len(self.complete) + len(self.release) + len(self.retry) + len(self.bury)
 
     @property
     def rows(self) -> list[Row]:
         """All rows of the settlement."""
-        return [*self.complete, *self.release, *self.withheld, *(each.row for each in (*self.retry, *self.bury))]
+        return [*self.complete, *self.release, *(each.row for each in (*self.retry, *self.bury))]
 
     def part(self, rows: Iterable[Row]) -> "Settlement":
         """Return the settlement of some of the rows."""
@@ -58,7 +57,6 @@ class Settlement:
             self.at,
             complete=[row for row in self.complete if id(row) in kept],
             release=[row for row in self.release if id(row) in kept],
-            withheld=[row for row in self.withheld if id(row) in kept],
             retry=[each for each in self.retry if id(each.row) in kept],
             bury=[each for each in self.bury if id(each.row) in kept],
         )
@@ -68,7 +66,7 @@ class Settlement:
         middle = self.count() // 2
         halves = [Settlement(self.at), Settlement(self.at)]
         seen = 0
-        for name in ("complete", "release", "withheld", "retry", "bury"):
+        for name in ("complete", "release", "retry", "bury"):
             rows = getattr(self, name)
             here = max(0, middle - seen)
             setattr(halves[0], name, rows[:here])
@@ -82,18 +80,21 @@ class Settlement:
             await lease.lock(tx, self.rows)
         return {
             "fired": await lease.complete(tx, self.complete, self.at),
-            "released": await lease.release(tx, [*self.release, *self.withheld]),
+            "released": await lease.release(tx, self.release),
             "retried": await lease.retry(tx, self.retry),
             "buried": await lease.bury(tx, self.bury),
         }
 
 
 class Settler:
-    """Writes settlements to the database, and counts them."""
+    """Writes settlements to the database, with the bytes to charge for what was published, and counts them."""
 
-    def __init__(self, database: Database, lease: Lease, clock: Clock, metrics: MetricsPort) -> None:
+    def __init__(
+        self, database: Database, lease: Lease, allowances: EventAllowances, clock: Clock, metrics: MetricsPort
+    ) -> None:
         self._database = database
         self._lease = lease
+        self._allowances = allowances
         self._clock = clock
         self._metrics = metrics
         self._left: list[Settlement] = []
@@ -197,13 +198,16 @@ class Settler:
     async def _run(self, settlements: Sequence[Settlement], work: Callable[[Transaction], Awaitable[_T]]) -> _T:
         """Run `work`, which settles rows. If it is cancelled before the commit, `settle_left` settles them."""
         unsettled = list(settlements)
-
-        async def settle(tx: Transaction) -> _T:
-            tx.on_commit(unsettled.clear)
-            return await work(tx)
-
         try:
-            return await run_at_once(self._database, settle)
+            with self._allowances.charging(self._clock.now()) as charge:
+
+                async def settle(tx: Transaction) -> _T:
+                    tx.on_commit(unsettled.clear)
+                    result = await work(tx)
+                    await charge(tx)
+                    return result
+
+                return await run_at_once(self._database, settle)
         except asyncio.CancelledError:
             self._left += unsettled
             raise

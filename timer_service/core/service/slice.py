@@ -15,7 +15,6 @@ from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.due.loop import Worker
 from timer_service.core.due.row_counts import CountedRows
-from timer_service.core.events.event_admission import EventAdmission
 from timer_service.core.events.relay import Encode, Relay
 from timer_service.core.intake.commit import OnDone, ignore_done
 from timer_service.core.intake.newest_rejections import NewestRejections
@@ -111,14 +110,10 @@ class Parts:
             batch_size=self.batch_size,
             max_attempts=self.max_attempts,
             publishing=self.publishing,
-            publish=self._admitted(self.publish or self.broker.publish),
+            publish=self.publish,
             allowances=self.allowances,
             rng=self.rng,
         )
-
-    def _admitted(self, publish: Publish) -> Publish:
-        """Return `publish` without the events for which tenants have no allowance."""
-        return EventAdmission(publish, self.allowances, self.database, self.clock).publish
 
 
 BuildWorker = Callable[[Parts], Worker]
