@@ -12,7 +12,6 @@ from functools import partial
 from itertools import compress
 
 from timer_service.core.due.blame import Evidence
-from timer_service.core.due.handover import Handover
 from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.due.loop import PASS_SECONDS, Pass
 from timer_service.core.events.flight import Flight
@@ -94,9 +93,6 @@ class Relay:
         self._refused_alone = 0
         """How many times a single event was refused since the last one was published."""
         self._settler = Settler(database, lease, self._allowances, clock, metrics)
-        self.handover = Handover(
-            lease.table.name, claim=self._claim_written, handle=self._fire_written, may_claim=self._may_claim_written
-        )
 
     async def tick(self, now: int) -> Pass:
         """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
@@ -178,17 +174,6 @@ class Relay:
         if rows or not published:  # else the transaction was needed to settle
             self._metrics.claimed(len(rows))
         return rows
-
-    def _may_claim_written(self, now: int) -> bool:
-        # While a tenant waits, a claim looks at the other ones one by one. No command may wait for that.
-        return not self._pause.probing and not self._allowances.waiting(now) and self._may_claim(now)
-
-    async def _claim_written(self, tx: Transaction, now: int) -> list[Row]:
-        return await self._claim_in(tx, now, self._batch_size)
-
-    async def _fire_written(self, rows: Sequence[Row]) -> None:
-        self._metrics.claimed(len(rows))
-        await self._fire(rows, self._lease.most_bytes)  # so that they are settled at once: no claim may follow
 
     async def _claim_in(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> list[Row]:
         rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)

@@ -10,7 +10,6 @@ from datetime import timedelta
 from enum import StrEnum
 
 from timer_service.core.due.due_rows import DueTable
-from timer_service.core.due.handover import Handover
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.due.loop import Worker
@@ -59,6 +58,9 @@ class Parts:
     newest_rejections: NewestRejections = field(default_factory=NewestRejections)
     """What the operations page shows of dead letters."""
     publishing: Publishing = field(default_factory=Publishing)
+    """Whether events can be published."""
+    dead_letters: Publishing = field(default_factory=Publishing)
+    """Whether dead letters can be published."""
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""
     on_done: OnDone = ignore_done
@@ -68,8 +70,6 @@ class Parts:
     """Who may publish events."""
     offer: Callable[[Lane, int], None] = offer_nothing
     """Says that a row of a lane becomes available to workers of users at an instant."""
-    handovers: dict[str, Handover] = field(default_factory=dict)
-    """Hand rows to the workers of this instance, by the names of their loops."""
     rng: random.Random = field(default_factory=random.Random)
     """The source of the jitter of retries."""
 
@@ -135,8 +135,6 @@ class Slice:
     """The loops to wake after a command."""
     leased: tuple[LeasedTable, ...]
     counted: tuple[CountedRows, ...]
-    hands_over: tuple[str, ...] = ()
-    """The loops to whose workers the transactions of its commands hand rows over."""
     due: tuple[DueTable, ...] = ()
     """Its tables whose rows become due, without the leased ones."""
     claimed_by_workers: tuple[LeasedTable, ...] = ()
