@@ -327,7 +327,7 @@ ROWS = Row(
         rows("workflows", "Workflows", "Workflows that run, sleep or wait for a worker, and failed and blocked ones."),
         Panel(
             "Outbox and unfinished work",
-            "Events and dead letters that wait or are buried, transitions to match with signals, cancellations, and backfills.",
+            "Events and dead letters that wait, buried events, transitions to match, cancellations, and backfills.",
             "short",
             (
                 Query(

@@ -14,8 +14,7 @@ from itertools import compress
 from timer_service.core.due.blame import Evidence
 from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.due.loop import PASS_SECONDS, Pass
-from timer_service.core.events.flight import Flight
-from timer_service.core.events.pause import LONGEST_MS, SHORTEST_MS, Pause
+from timer_service.core.events.pace import LONGEST_MS, SHORTEST_MS, Flight, Pause
 from timer_service.core.events.settlement import Settlement, Settler
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.broker import TRANSIENT, Broker, Publish, PublishResult, PublishStatus
