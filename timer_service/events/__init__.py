@@ -5,7 +5,6 @@ from dataclasses import replace
 from timer_service.core.due.loop import Worker
 from timer_service.core.events.outbox import COUNTED, DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
 from timer_service.core.limits import event_allowances
-from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.service.slice import Parts, Slice
 from timer_service.events.handler import Outcome, handle
 from timer_service.events.messages import RetryEvent
@@ -17,8 +16,8 @@ _EVER = 2**31
 
 def _dead_letter_relay(parts: Parts) -> Worker:
     """Return what publishes dead letters. They count for no limit, and no event waits while they cannot be stored."""
-    alone = replace(parts, publishing=parts.dead_letters, allowances=EventAllowances(), max_attempts=_EVER)
-    return alone.relay(DEAD_LETTERS, stored_dead_letter)
+    alone = replace(parts, publishing=parts.dead_letters, max_attempts=_EVER)
+    return alone.relay(DEAD_LETTERS, stored_dead_letter, limited=False)
 
 
 SLICE = Slice(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from itertools import compress
 
 from timer_service.core.due.blame import Evidence
 from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
@@ -68,14 +67,16 @@ class Relay:
         publishing: Publishing | None = None,
         publish: Publish | None = None,
         allowances: EventAllowances | None = None,
+        limited: bool = True,
         backoff: Backoff = Backoff(),
         rng: random.Random | None = None,
     ) -> None:
-        """`publish` is used in place of `broker.publish`. Tenants that wait by `allowances` publish nothing."""
+        """`publish` replaces `broker.publish`. `limited`: tenants that wait according to `allowances` publish nothing."""
         self._database = database
         self._broker = broker
         self._publish_all = publish or broker.publish
         self._allowances = allowances or EventAllowances()
+        self._limited = limited
         self._lease = lease
         self._encode = encode
         self._clock = clock
@@ -168,7 +169,7 @@ class Relay:
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement] = ()) -> list[Row]:
         """Settle claims that were published, and claim the next rows, in one transaction."""
-        waiting = self._allowances.waiting(now)
+        waiting = self._allowances.waiting(now) if self._limited else ()
         rows = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit, waiting))
         if rows or not published:  # else the transaction was needed to settle
             self._metrics.claimed(len(rows))
@@ -235,8 +236,10 @@ class Relay:
                 results = await self._publish_all([message for _, message in messages])
                 self._metrics.published(time.perf_counter() - started)
                 self._sort_results([row for row, _ in messages], results, settlement)
-                stored = [each.status is PublishStatus.PUBLISHED for each in results]
-                self._allowances.count(message for _, message in compress(messages, stored))
+                answers = zip(messages, results, strict=True)
+                self._allowances.count(
+                    each for (_, each), answer in answers if answer.status is PublishStatus.PUBLISHED
+                )
         settlement.release += waiting
         self._set_pause(settlement)
         return settlement

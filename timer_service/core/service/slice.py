@@ -98,8 +98,8 @@ class Parts:
         """Return what answers the queries of `routes`."""
         return Queries(self.database, self.clock, routes, self.metrics, budget=self.budget)
 
-    def relay(self, table: LeasedTable, encode: Encode) -> Relay:
-        """Return a worker that publishes the available rows of `table`."""
+    def relay(self, table: LeasedTable, encode: Encode, *, limited: bool = True) -> Relay:
+        """Return a worker that publishes the available rows of `table`, if `limited` as far as tenants may."""
         return Relay(
             database=self.database,
             broker=self.broker,
@@ -112,6 +112,7 @@ class Parts:
             publishing=self.publishing,
             publish=self.publish,
             allowances=self.allowances,
+            limited=limited,
             rng=self.rng,
         )
 
