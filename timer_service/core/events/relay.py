@@ -71,7 +71,7 @@ class Relay:
         backoff: Backoff = Backoff(),
         rng: random.Random | None = None,
     ) -> None:
-        """`publish` replaces `broker.publish`. `limited`: tenants that wait according to `allowances` publish nothing."""
+        """`publish` replaces `broker.publish`. `limited`: tenants that wait by `allowances` publish nothing."""
         self._database = database
         self._broker = broker
         self._publish_all = publish or broker.publish
