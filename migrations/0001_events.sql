@@ -1,4 +1,4 @@
--- The outbox. A row is one event or one dead letter to publish. It is written in the same transaction as the state that it announces. The relay
+-- The outbox. A row is one event to publish. It is written in the same transaction as the state that it announces. The relay
 -- deletes a row after it publishes it. A row that cannot be published stays, in state Buried. See timer_service/core/events/outbox.py.
 CREATE TABLE outbox (
     tenant_id TEXT NOT NULL,
@@ -7,7 +7,6 @@ CREATE TABLE outbox (
     body TEXT NOT NULL,
     traceparent TEXT,
     tracestate TEXT,
-    headers TEXT,  -- of a dead letter, as JSON; its body is in base64. NULL: the row is an event
     added_at BIGINT NOT NULL,
     ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- the order of rows that one instance added at one instant
     state TEXT NOT NULL CHECK (state IN ('Waiting', 'Buried')),
@@ -29,3 +28,28 @@ CREATE INDEX outbox_pending ON outbox (tenant_id, added_at, ordinal) WHERE avail
 
 -- Used by `page_of_buried` and by the gauge that counts buried events.
 CREATE INDEX outbox_buried ON outbox (tenant_id, added_at, event_id) WHERE state = 'Buried';
+
+-- Dead letters to publish. They have a table of their own, so that no event waits for them while their stream is full. They are
+-- tried until they are stored, so none is ever buried.
+CREATE TABLE dead_letters (
+    tenant_id TEXT NOT NULL,
+    letter_id TEXT NOT NULL,
+    message TEXT NOT NULL,
+    body TEXT NOT NULL,  -- in base64
+    headers TEXT NOT NULL,  -- as JSON
+    added_at BIGINT NOT NULL,
+    ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- the order of rows that one instance added at one instant
+    state TEXT NOT NULL CHECK (state = 'Waiting'),
+    available_at BIGINT NOT NULL,
+    lease_token TEXT,
+    attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    last_error TEXT,
+    PRIMARY KEY (tenant_id, letter_id),
+    CHECK (available_at >= added_at)
+);
+
+-- Used like `outbox_available`.
+CREATE INDEX dead_letters_available ON dead_letters (available_at, ordinal) WHERE available_at IS NOT NULL;
+
+-- Used like `outbox_pending`.
+CREATE INDEX dead_letters_pending ON dead_letters (tenant_id, added_at, ordinal) WHERE available_at IS NOT NULL;

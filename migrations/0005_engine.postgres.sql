@@ -18,6 +18,9 @@ ALTER TABLE timer_schedules SET (
 ALTER TABLE outbox
     ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
     ALTER COLUMN event_id TYPE TEXT COLLATE "C";
+ALTER TABLE dead_letters
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN letter_id TYPE TEXT COLLATE "C";
 ALTER TABLE work_items
     ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
     ALTER COLUMN work_item_id TYPE TEXT COLLATE "C";
@@ -37,6 +40,13 @@ ALTER TABLE work_signal_firings
     ALTER COLUMN dedupe_key TYPE TEXT COLLATE "C";
 
 ALTER TABLE outbox SET (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE dead_letters SET (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_insert_scale_factor = 0.05,

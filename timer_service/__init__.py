@@ -5,7 +5,7 @@ once, never early, and always under the same id.
 
 Each word below has this one meaning in the package:
 
-allowance     the bytes of events that a tenant may still publish, if it has the limit `published_events`
+allowance     the bytes of events that a tenant may publish, if it has the limit `published_events`
 attempt       the number of times a row was claimed; a released claim does not count
 available_at  when a row may be claimed (new: due_at; claimed: end of the lease; retried: after a backoff), else null
 backfill      one row of `schedule_backfills`: a BackfillSchedule that has not ended, and how far it is
@@ -43,7 +43,7 @@ lease         `lease_token` (new for each claim) and `attempt`; every later writ
 loop          runs the passes of one worker and sleeps in between
 message       of a workflow: data that is stored until the workflow waits for a message of this name
 need          an edge of a run: a job needs another job, its upstream, or a group
-outbox        the table of events and dead letters to publish, written in the transaction that caused them
+outbox        the table of events to publish, written in the transaction that caused them; dead letters have one too
 outcome       how one command ended, for example `scheduled`
 park          end a task because every branch of the function waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work

@@ -174,7 +174,7 @@ TRAFFIC = Row(
         ),
         Panel(
             "Fired and published",
-            "Rows that were settled per second. `outbox` has dead letters, and all events but those of timers.",
+            "Rows that were settled per second. `outbox` has all events but those of timers.",
             "ops",
             (per_second('timer_schedules_processed_total{outcome=~"fired|expired"}', "table"),),
         ),
@@ -253,7 +253,7 @@ FAILURES = Row(
     (
         Panel(
             "Dead letters",
-            "Rejected commands, by code. Their dead letters wait in the outbox until the broker stores them.",
+            "Rejected commands, by code. Their dead letters wait in the database until the broker stores them.",
             "ops",
             (per_second("timer_dead_letters_total", "code"),),
         ),
@@ -327,12 +327,12 @@ ROWS = Row(
         rows("workflows", "Workflows", "Workflows that run, sleep or wait for a worker, and failed and blocked ones."),
         Panel(
             "Outbox and unfinished work",
-            "Events that wait or are buried, transitions to match with signals, cancellations, and backfills.",
+            "Events and dead letters that wait, buried events, transitions to match, cancellations, and backfills.",
             "short",
             (
                 Query(
                     "max by (table, state) "
-                    '(timer_rows{table=~"outbox|work_item_events|timer_cancellations|schedule_backfills"})',
+                    '(timer_rows{table=~"outbox|dead_letters|work_item_events|timer_cancellations|schedule_backfills"})',
                     "{{table}} {{state}}",
                 ),
             ),
@@ -363,7 +363,7 @@ HEALTH = Row(
         ),
         Panel(
             "Passes of loops",
-            "The duration of a pass: mostly the database, and publishing in `timers` and `outbox`.",
+            "The duration of a pass: mostly the database, and publishing in `timers`, `outbox` and `dead-letters`.",
             "s",
             (quantile(0.99, "timer_polling_duration_seconds", "loop"),),
         ),

@@ -14,7 +14,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.loop import Worker
-from timer_service.core.events.outbox import OUTBOX, stored_message
+from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
 from timer_service.core.intake.route import Route
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
@@ -92,6 +92,7 @@ class InProcess(Conversation):
         self.reader = self.parts.reader([self._route(slice_)], self._wake_outbox)
         self.queries = self.parts.queries(slice_.queries)
         self.relay = self.parts.relay(OUTBOX, stored_message)
+        self._letters = self.parts.relay(DEAD_LETTERS, stored_dead_letter)
 
     def _route(self, slice_: Slice) -> Route:
         """Return the route of a slice's commands."""
@@ -108,8 +109,9 @@ class InProcess(Conversation):
         await self.sql("UPDATE command_log SET reader = NULL, reads_until = 0, revision = revision + 1")
 
     async def publish(self) -> None:
-        """Publish the rows of the outbox."""
+        """Publish the events of the outbox, and the dead letters."""
         await exhaust(self.relay, self.clock.now())
+        await exhaust(self._letters, self.clock.now())
 
     def reply(self, number: int) -> Any:
         wanted = f"{self._inbox}.{number}"

@@ -11,10 +11,10 @@ from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
+from timer_service import events
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.app.slices import build_workers
 from timer_service.core.due.lease import Lease
-from timer_service.core.events.outbox import OUTBOX, stored_message
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import Handle, Route
 from timer_service.core.limits.quotas import Quotas
@@ -50,7 +50,7 @@ class Timers:
         self.handle: Handle = partial(SLICE.handle, quotas=Quotas(limits))
         """How the slice applies commands."""
         self.read_with(self.handle)
-        self.outbox = parts.relay(OUTBOX, stored_message)
+        self.outbox, self.letters = (events.SLICE.workers[name](parts) for name in ("outbox", "dead-letters"))
         self.publishing = parts.publishing
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
         workers = build_workers(SLICE, parts)
@@ -96,9 +96,10 @@ class Timers:
         await self.publish()
 
     async def publish(self) -> None:
-        """Publish what is in the outbox."""
-        while (await self.outbox.tick(self.clock.now())).done:
-            pass
+        """Publish what is in the outbox, and the dead letters."""
+        for relay in (self.outbox, self.letters):
+            while (await relay.tick(self.clock.now())).done:
+                pass
 
     async def schedule(self, call: str = "call-1", due_at: int | None = None, **fields: Any) -> Position:
         """Send one ScheduleTimer and handle it. By default, it is due now."""

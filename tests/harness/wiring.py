@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 from datetime import timedelta
 
-from timer_service.core.due.handover import Handover
 from timer_service.core.due.lanes import Lane
 from timer_service.core.intake.route import offer_nothing
 from timer_service.core.limits.event_allowances import EventAllowances
@@ -31,7 +30,6 @@ def make_parts(
     wake: Callable[[str, int], None] = lambda _loop, _at: None,
     offer: Callable[[Lane, int], None] = offer_nothing,
     quotas: Quotas | None = None,
-    handovers: dict[str, Handover] | None = None,
     allowances: EventAllowances | None = None,
 ) -> Parts:
     """Return the parts of an instance. The jitter of retries is the same in every test."""
@@ -46,7 +44,6 @@ def make_parts(
         wake=wake,
         offer=offer,
         quotas=quotas or Quotas(),
-        handovers={} if handovers is None else handovers,
         allowances=allowances or EventAllowances(),
         rng=random.Random(0),
     )

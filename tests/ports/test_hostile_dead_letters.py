@@ -15,7 +15,7 @@ from tests.harness.raw_nats import RawMessage, RawNats, header_block
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.events import outbox
-from timer_service.core.events.outbox import OUTBOX, stored_message
+from timer_service.core.events.outbox import DEAD_LETTERS, stored_dead_letter
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.database import Database
@@ -92,9 +92,9 @@ async def test_dead_letters_of_the_outbox(store: Database, memory_broker: Memory
     parts = make_parts(store, memory_broker, ManualClock(), RecordingMetrics())
     async with store.transaction() as tx:
         await outbox.add_dead_letters(tx, letters, NOW)
-    await exhaust(parts.relay(OUTBOX, stored_message), NOW)
+    await exhaust(parts.relay(DEAD_LETTERS, stored_dead_letter), NOW)
     assert sorted(memory_broker.dead_letters, key=lambda each: each.id) == sorted(letters, key=lambda each: each.id)
-    assert list(await store.reader.fetch("SELECT * FROM outbox")) == []
+    assert list(await store.reader.fetch("SELECT * FROM dead_letters")) == []
 
 
 async def test_headers_come_back(nats_harness: NatsHarness) -> None:

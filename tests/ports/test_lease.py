@@ -3,7 +3,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import product
@@ -780,41 +780,6 @@ async def test_few_large_rows_are_weighed(store: Database, tenants: str, waiting
         rows = await lease.claim(weighed, NOW, 1000, alone=store.exclusive, waiting=waiting)
     assert len(rows) == 3
     assert weighed.most_rows <= 20
-
-
-class _Interrupted:
-    """A transaction that lets something else happen before it weighs the rows of tenants."""
-
-    def __init__(self, tx: Transaction, other: Callable[[], Awaitable[Any]]) -> None:
-        self._tx = tx
-        self._other = other
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tx, name)
-
-    async def fetch_each(self, sql: str, many: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
-        if "weighed" in sql:
-            await self._other()
-        return await self._tx.fetch_each(sql, many)
-
-
-async def test_two_claims_at_a_time(postgres: Database) -> None:
-    """A claim for a handover reset what the one of a pass had found, and the pass failed."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    await put(postgres, timer(tenant="b"), *(timer(f"small-{n}", NOW - 9000 + n, "a") for n in range(60)))
-    await put(postgres, *large("a", 40, 3000, NOW - 5000))
-
-    async def claim_one_row() -> None:
-        async with postgres.transaction() as tx:
-            await lease.claim(tx, NOW, 1)
-
-    async with postgres.transaction() as tx:
-        interrupted: Any = _Interrupted(tx, claim_one_row)
-        rows = await lease.claim(interrupted, NOW, 100, waiting=["q"])
-    assert (len(rows) > 50, lease.was_cut) == (True, True)
-    next_at = await lease.next_available(postgres.reader)
-    assert next_at is not None
-    assert next_at <= NOW
 
 
 @pytest.mark.parametrize("waiting", [[], ["q"]])

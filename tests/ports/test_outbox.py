@@ -159,7 +159,7 @@ async def test_refused_event_is_buried(
     assert (row["attempt"], row["last_error"]) == (MAX_ATTEMPTS, "refused")
     assert metrics.given_up == {"outbox": 1}
     await RowCounts(store, metrics, counted=outbox.COUNTED, due=[OUTBOX]).tick(clock.now())
-    assert metrics.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1}
+    assert metrics.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1, ("dead_letters", "Waiting"): 0}
 
 
 async def test_claims_of_a_dead_process_are_taken_over(

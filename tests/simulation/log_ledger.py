@@ -168,12 +168,12 @@ class LogLedger:
 
 
 def read_stored(connection: sqlite3.Connection, published: Iterable[Message]) -> Stored:
-    """Read what the last commit has left. `published`: the dead letters that are not in the outbox any more."""
+    """Read what the last commit has left. `published`: the dead letters that are not in the database any more."""
     (stored_at,) = connection.execute("SELECT COALESCE(MAX(stored_at), 0) FROM command_log").fetchone()
     (number,) = connection.execute(
         "SELECT COALESCE(SUM(number_of_commands - done), 0) FROM waiting_commands"
     ).fetchone()
-    rows = connection.execute("SELECT headers FROM outbox WHERE headers IS NOT NULL")
+    rows = connection.execute("SELECT headers FROM dead_letters")
     headers = [*(json.loads(text) for (text,) in rows), *(each.headers for each in published)]
     return Stored(stored_at, number, {each[_ORIGINAL_ID]: each["Timer-Error-Code"] for each in headers})
 

@@ -39,7 +39,17 @@ from tests.simulation.workflow_scenarios import (
 )
 from timer_service.core.values.message import Position
 
-_WORKERS = ["timers", "firings", "evaluation", "sweep", "announcements", "schedules", "backfills", "outbox"]
+_WORKERS = [
+    "timers",
+    "firings",
+    "evaluation",
+    "sweep",
+    "announcements",
+    "schedules",
+    "backfills",
+    "outbox",
+    "dead-letters",
+]
 _SWITCHABLE = ["signals", "runs", "schedules"]
 
 

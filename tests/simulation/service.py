@@ -49,7 +49,6 @@ from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES, build_workers
-from timer_service.core.due.handover import Handover, Receiver
 from timer_service.core.due.loop import Pass, Worker
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.intake.route import CommandResult, Handle, Route
@@ -60,7 +59,6 @@ from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.service.slice import Slice
 from timer_service.core.values.codec import REPLY_TO
-from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Command, kebab
 from timer_service.runs import job_events
 from timer_service.schedules.backfill import transaction as backfill_pass
@@ -85,7 +83,7 @@ TIMED = {"timers", "schedules", "runs", "signals"}
 """The slices whose handlers defer commands after some time."""
 
 _SLICE_OF = {payload.type: each.name for each in SLICES for payload in each.commands}
-_RELAYS = {"timers", OUTBOX.name}
+_RELAYS = {"timers", OUTBOX.name, "dead-letters"}
 
 Row = Mapping[str, Any]
 
@@ -164,7 +162,6 @@ class Instance:
             lambda: service.notify(lambda observer: observer.backlog_is_handled()),
         )
         offer = self.server.dispatcher.offer
-        handovers: dict[str, Handover] = {}
         self.workers: dict[str, tuple[GatedTask, Worker]] = {}
         self.slice_of: dict[str, Slice] = {}
         self.began_at: dict[str, int] = {}
@@ -175,26 +172,13 @@ class Instance:
                 committed = partial(self._worker_committed, name)
                 database_of_worker = faulty(task.gate, exclusive=alone and name in _RELAYS, committed=committed)
                 broker = FaultyBroker(service.broker, task.gate, service)
-                parts_of_worker = parts(database_of_worker, broker, batch_size=ROWS_AT_ONCE, handovers=handovers)
+                parts_of_worker = parts(database_of_worker, broker, batch_size=ROWS_AT_ONCE)
                 worker = build_workers(each, parts_of_worker)[name]
-                if isinstance(worker, Receiver):
-                    handovers[name] = worker.handover
-                    worker.handover._may_claim = partial(service.may_hand_over, each, worker.handover._may_claim)
-                    worker.handover.open(_ignore_outage)
                 self.workers[name] = task, worker
                 self.slice_of[name] = each
         self.workers[dispatcher.LOOP] = tasks, self.server.dispatcher
         self.slice_of[dispatcher.LOOP] = workflows.SLICE
-        self._routes = [
-            Route(
-                each.commands,
-                partial(self._handle, each),
-                _wake,
-                offer,
-                [handovers[name] for name in each.hands_over if name in handovers],
-            )
-            for each in SLICES
-        ]
+        self._routes = [Route(each.commands, partial(self._handle, each), _wake, offer) for each in SLICES]
         self._reader_parts = parts(reader_database, self._broker)
         self._start_reader()
 
@@ -260,8 +244,7 @@ class Instance:
 
     def _worker_committed(self, name: str, _tx: Transaction) -> None:
         now = self._service.clock.now()
-        began_at = self.began_at.get(name, now)  # rows that were handed over come without a pass
-        self._service.notify(lambda observer: observer.worker_committed(name, now, began_at))
+        self._service.notify(lambda observer: observer.worker_committed(name, now, self.began_at[name]))
 
 
 class Service(BrokerObserver):
@@ -277,7 +260,6 @@ class Service(BrokerObserver):
         self._tables = [row["name"] for row in self._reader.execute(_TABLES)]
         self.counts: Counter[str] = Counter()
         self.instances: list[Instance] = []
-        self.hands_over = True
         """Whether transactions hand rows to workers of their process. If not, all rows wait for passes."""
         self.begin(CommitObserver())
 
@@ -347,10 +329,6 @@ class Service(BrokerObserver):
         if slice_.name in TIMED:  # a history does not depend on how fast the machine is
             portions["monotonic"] = itertools.count().__next__ if self.defers else lambda: 0
         return partial(handle, quotas=Quotas(), **portions)
-
-    def may_hand_over(self, slice_: Slice, may_claim: Callable[[int], bool], now: int) -> bool:
-        """Return whether rows are handed over to a worker. In the service, a disabled slice has no worker."""
-        return self.hands_over and slice_.name not in self.disabled and may_claim(now)
 
     def _tasks(self) -> list[GatedTask]:
         return [task for each in self.instances for task in each.tasks]
@@ -595,10 +573,6 @@ async def _open(path: Path) -> SqliteDatabase:
     async with open_sqlite(path):
         pass
     return await SqliteDatabase.open(path)
-
-
-def _ignore_outage(_error: DatabaseUnavailableError) -> None:
-    """Do nothing: the simulation runs passes when it likes."""
 
 
 def _ignore_crashes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

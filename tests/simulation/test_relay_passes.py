@@ -51,14 +51,10 @@ def begin(service: Service) -> Counter[str]:
         published.update(message.id for message in messages if message.address.kind is Kind.EVENT)
 
     service.broker.before_publishing = count
-    service.hands_over = False
-    try:
-        service.send([_START])
-        service.catch_up()
-        while (done := service.tick("announcements")) and done.done:
-            pass
-    finally:
-        service.hands_over = True
+    service.send([_START])
+    service.catch_up()
+    while (done := service.tick("announcements")) and done.done:
+        pass
     assert len(service.rows(OUTBOX.name)) == _EVENTS
     return published
 

@@ -74,7 +74,7 @@ _MOST_WAITING_BYTES = 800
 _LEASE = timedelta(seconds=4)
 _UNFINISHED = "SELECT position_epoch, position_sequence FROM timer_cancellations"
 _REJECTED = """
-SELECT json_extract(body, '$.payload.commandId') FROM outbox WHERE message = 'command-rejected' AND headers IS NULL
+SELECT json_extract(body, '$.payload.commandId') FROM outbox WHERE message = 'command-rejected'
 """
 _STATES = {"DueTimeReached": (REACHED, "reachedAt"), "TimerExpired": (EXPIRED, "expiredAt")}
 """What each type of event announces: the state of its timer, and the field with the instant."""

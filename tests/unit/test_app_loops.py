@@ -18,7 +18,7 @@ from timer_service.app.slices import SLICES, Workers, routes
 from timer_service.config import Config
 from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.due.loop import Loop, Wakeups
-from timer_service.core.events.outbox import OUTBOX
+from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX
 from timer_service.core.limits.quotas import Quotas
 from timer_service.metrics import Metrics
 from timer_service.signals.firing_store import FIRINGS
@@ -26,7 +26,7 @@ from timer_service.timers.store import TIMERS
 
 ALL = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
-    "announcements",
+    *("announcements", "dead-letters"),
     *("timers-retention", "signals-retention", "schedules-retention", "workflows-retention", "runs-retention"),
     *("events-retention", "workflow-deadlines", "row-counts"),
 }
@@ -113,25 +113,6 @@ async def test_wakes_of_each_route(workers: Workers, memory_broker: MemoryBroker
     assert woken == WOKEN
 
 
-async def test_handovers_of_each_route(sqlite: SqliteDatabase, memory_broker: MemoryBroker) -> None:
-    """Commands hand rows only to workers of this process: a disabled slice has none."""
-    handed: list[dict[str, list[str]]] = []
-    for config in (Config(), Config(signals_enabled=False)):
-        parts = make_parts(sqlite, memory_broker, ManualClock(), Metrics(CollectorRegistry()))
-        workers = Workers(config, parts)
-        wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
-        found = routes(config.enabled, wakeups, Quotas(), lambda _lane, _at: None, parts.handovers)
-        names = {handover: name for name, handover in parts.handovers.items()}
-        handed.append(
-            {
-                slice_.name: [names[each] for each in route.handovers]
-                for slice_, route in zip(SLICES, found, strict=True)
-                if route.handovers
-            }
-        )
-    assert handed == [{"signals": ["firings"], "runs": ["outbox"]}, {"runs": ["outbox"]}]
-
-
 async def test_wake_of_one_loop(workers: Workers, memory_broker: MemoryBroker) -> None:
     """A command can wake one other loop instead of those of its slice."""
     wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
@@ -183,4 +164,4 @@ async def test_recovery_at_the_start(workers: Workers, sqlite: SqliteDatabase, t
 
 def test_all_leased_tables_are_tested() -> None:
     """The recovery is tested for the tables of all slices."""
-    assert {table for each in SLICES for table in each.leased} == {TIMERS, FIRINGS, OUTBOX}
+    assert {table for each in SLICES for table in each.leased} == {TIMERS, FIRINGS, OUTBOX, DEAD_LETTERS}

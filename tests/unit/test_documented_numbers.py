@@ -12,7 +12,7 @@ from timer_service.app.service import _UPKEEP_INTERVAL
 from timer_service.cli import process
 from timer_service.config import Config
 from timer_service.core.due import lease, loop, row_counts
-from timer_service.core.events import pause, relay
+from timer_service.core.events import pace, relay
 from timer_service.core.intake import backlog, cursor, trouble, waiting, waiting_rows
 from timer_service.core.limits import audit, quotas
 from timer_service.core.ports import clock, turns
@@ -43,7 +43,7 @@ NUMBERS = {
         f"by a lease of {cursor.LEASE_MS // 1000} s in the database",
         f"for at most {backlog.LONGEST_WAIT_MS // 1000} s",
         f"reading begins `TIMER_COMMANDS_OVERLAP` ({Config().commands_overlap.total_seconds():.0f} s) earlier",
-        f"after pauses that grow to {pause.LONGEST_MS // 1000} s",
+        f"after pauses that grow to {pace.LONGEST_MS // 1000} s",
         f"by what the other instances add in {word(quotas._VALID_SECONDS)} seconds",
     ],
     "performance.md": [

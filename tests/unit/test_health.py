@@ -36,7 +36,7 @@ def stream_down(kind: Kind) -> Observed:
         (replace(ALL_HEALTHY, publishing=DOWN), {"events"}),
         (replace(ALL_HEALTHY, workers=DOWN), {"events"}),
         (stream_down(Kind.COMMAND), {"commands"}),
-        (stream_down(Kind.DEAD_LETTER), {"commands"}),
+        (stream_down(Kind.DEAD_LETTER), {"events"}),
         (stream_down(Kind.EVENT), {"events"}),
     ],
 )
@@ -48,8 +48,8 @@ def test_each_part_stops_the_flows_that_need_it(observed: Observed, stopped: set
 
 
 CAUSES = {
-    "commands": ["broker", "COMMAND", "reading", "writing", "DEAD_LETTER", "reader"],
-    "events": ["broker", "EVENT", "publishing", "reading", "writing", "workers"],
+    "commands": ["broker", "COMMAND", "reading", "writing", "reader"],
+    "events": ["broker", "EVENT", "DEAD_LETTER", "publishing", "reading", "writing", "workers"],
     "queries": ["broker", "queries", "reading"],
     "requests": ["broker", "requests", "reading", "writing"],
 }

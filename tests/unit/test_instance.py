@@ -39,7 +39,7 @@ DOWN = Health.down("it is away")
 UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
 HANDLING = {"audit", "tasks", "workflow-workers"}
 FIRING = {
-    *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
+    *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep", "dead-letters"),
     *("announcements", "workflow-deadlines"),
 }
 WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs", "events")}
@@ -150,7 +150,7 @@ async def test_gauges_of_rows(new: NewInstance, *, enabled: bool) -> None:
     async with instance.running():
         await until(lambda: instance.passes("row-counts") > 0)
         samples = [each for metric in instance.registry.collect() for each in metric.samples]
-    due = {"timer_schedules", "work_signal_firings", "outbox", "schedules", "workflows"}
+    due = {"timer_schedules", "work_signal_firings", "outbox", "dead_letters", "schedules", "workflows"}
     assert {each.labels["table"] for each in samples if each.name == "timer_overdue"} == due
     assert {each.labels["table"] for each in samples if each.name == "timer_oldest_due_lag_seconds"} == due
     states = [(each.labels["table"], each.labels["state"]) for each in samples if each.name == "timer_rows"]
@@ -414,7 +414,7 @@ async def test_repair_of_the_clock(new: NewInstance) -> None:
     """After a wrong clock, the rows of every table that wait for an instant are corrected."""
     repair = vars(new().loop("clock-repair")._worker)
     assert sorted(each.table for each in reachable(repair) if isinstance(each, TimedRows)) == [
-        *("outbox", "run_jobs", "runs", "schedule_backfills", "schedules", "timer_cancellations"),
+        *("dead_letters", "outbox", "run_jobs", "runs", "schedule_backfills", "schedules", "timer_cancellations"),
         *("timer_schedules", "work_signal_firings", "workflow_effects", "workflow_workers", "workflows"),
     ]
 

@@ -14,7 +14,7 @@ from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
-from timer_service.core.ports.health import OutageLog, Publishing
+from timer_service.core.ports.health import OutageLog
 from timer_service.core.requests.fair_queue import QueueLimits
 from timer_service.core.requests.query import RUNNING, WAITING
 from timer_service.core.values.budget import MIB, Budget
@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, Any] = {
 FIRINGS_CLAIM = 2 * MIB  # firings have no large column, so their claims need no share of the budget
 HELD = {
     "_batch_size": {7},
-    "_max_attempts": {9},
+    "_max_attempts": {9, 2**31},
     "hold_ms": {11_000},
     "_keep_ms": {216_000_000},
     "_reply_prefix": {"_REPLY."},
@@ -53,7 +53,6 @@ SHARED = (
     Metrics,
     AuditLog,
     EventAllowances,
-    Publishing,
     Quotas,
     TenantLimits,
     random.Random,
@@ -102,6 +101,14 @@ async def test_polling_intervals(instance: Instance) -> None:
 async def test_shared_parts(instance: Instance, shared: type) -> None:
     """All parts of an instance have the same database, clock, broker, metrics, and so on."""
     assert len([each for each in reachable(instance.app) if isinstance(each, shared)]) == 1
+
+
+async def test_events_and_dead_letters_are_published_apart(instance: Instance) -> None:
+    """All relays of events record in one place whether these can be published, and that of dead letters in another."""
+    workers: dict[str, Any] = {each: instance.loop(each)._worker for each in ("timers", "outbox", "dead-letters")}
+    found = {name: each._publishing for name, each in workers.items()}
+    assert found["timers"] is found["outbox"]
+    assert found["dead-letters"] is not found["outbox"]
 
 
 async def test_outages_are_logged_once(instance: Instance) -> None:

@@ -1,19 +1,15 @@
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import cast
 
 import pytest
 
-from tests.harness.clock import LoopClock, ManualClock, in_virtual_time
+from tests.harness.clock import LoopClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
-from timer_service.core.due.handover import Handover
 from timer_service.core.due.loop import Loop, Pass
 from timer_service.core.ports.clock import Clock
-from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.transactions import TransactionEnd
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 
 POLL = 5000
@@ -22,9 +18,7 @@ POLL = 5000
 class Work:
     """A worker with scripted ticks."""
 
-    def __init__(
-        self, next_at: list[int | None] | None = None, clock: Clock | None = None, handover: Handover | None = None
-    ) -> None:
+    def __init__(self, next_at: list[int | None] | None = None, clock: Clock | None = None) -> None:
         self.ticks: list[int] = []
         self.during: dict[int, Callable[[], None]] = {}
         self.fails_at: set[int] = set()
@@ -37,7 +31,6 @@ class Work:
             clock=clock or LoopClock(),
             polling_interval=timedelta(milliseconds=POLL),
             metrics=self.metrics,
-            handover=handover,
         )
 
     async def tick(self, now: int) -> Pass:
@@ -352,56 +345,3 @@ def test_blocked_passes(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mo
     assert ticks == list(range(0, 101_000, 1000))
     assert found == [Health.down("loop work fails: lock timeout")]
     assert [record.getMessage() for record in caplog.records] == ["pass blocked; retrying it every second"] * 2
-
-
-async def claim_row(_tx: Transaction, _now: int) -> list[Row]:
-    return [cast("Row", {})]
-
-
-async def hand_over(handover: Handover) -> bool:
-    """Return whether a transaction hands a row over. It is committed."""
-    end = TransactionEnd()
-    rows = await handover.claim(cast("Transaction", end), 0)
-    end.committed()
-    return bool(rows)
-
-
-async def test_rows_are_handed_over_while_the_loop_runs() -> None:
-    """The handover of a worker is open from the start of its loop to the end."""
-
-    async def handle(_rows: Sequence[Row]) -> None:
-        """Handle nothing."""
-
-    async def is_open() -> bool:
-        return await hand_over(handover)
-
-    handover = Handover("work", claim=claim_row, handle=handle)
-    work = Work(clock=ManualClock(), handover=handover)
-    loop = work.loop
-    before = await is_open()
-    running = asyncio.create_task(loop.run())
-    while not work.ticks:
-        await asyncio.sleep(0)
-    during = await is_open()
-    loop.stop()
-    await running
-    assert (before, during, await is_open()) == (False, True, False)
-
-
-def test_outage_while_rows_that_were_handed_over_are_handled() -> None:
-    """The loop retries such rows after a second, like a failed pass, and says so in its health."""
-
-    async def handle(_rows: Sequence[Row]) -> None:
-        raise DatabaseUnavailableError("away")
-
-    async def main() -> tuple[list[int], list[str | None]]:
-        handover = Handover("work", claim=claim_row, handle=handle)
-        work = Work(handover=handover)
-        handing: list[asyncio.Task[bool]] = []
-        found: list[str | None] = []
-        work.at(500, lambda: handing.append(asyncio.create_task(hand_over(handover))))
-        for instant in (600, 1600):
-            work.at(instant, lambda: found.append(work.loop.health.reason))
-        return await work.run_until(2000), found
-
-    assert in_virtual_time(main) == ([0, 1500], ["loop work fails: away", None])

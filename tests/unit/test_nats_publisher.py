@@ -14,7 +14,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.values.message import Address, Kind, Message
 
-PUBLISHED, REFUSED, FULL, UNAVAILABLE, _ = PublishStatus
+PUBLISHED, REFUSED, FULL, UNAVAILABLE = PublishStatus
 STORED = b'{"stream":"TIMER_EVT","seq":1}'
 MIB = 1024 * 1024
 

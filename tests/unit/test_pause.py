@@ -1,4 +1,4 @@
-from timer_service.core.events.pause import LONGEST_MS, SHORTEST_MS, Pause
+from timer_service.core.events.pace import LONGEST_MS, SHORTEST_MS, Pause
 
 AHEAD_MS = 365 * 24 * 3600 * 1000
 

@@ -23,7 +23,7 @@ from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 
 REQUESTS = {"poll-tasks", "report-tasks", "renew-tasks", "get-effects"}
-LEASED = {"timer_schedules", "work_signal_firings", "outbox"}
+LEASED = {"timer_schedules", "work_signal_firings", "outbox", "dead_letters"}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from timer_service.adapters.nats import connection, publisher, storage, stream_u
 from timer_service.adapters.nats import log as nats_log
 from timer_service.adapters.postgres import database
 from timer_service.config import Config
-from timer_service.core.events import pause, relay
+from timer_service.core.events import pace, relay
 from timer_service.core.intake import cursor, reader, trouble
 from timer_service.core.service import retention
 from timer_service.core.values import delays
@@ -39,7 +39,7 @@ HOUR = 3600
         [publisher._CALL_SECONDS + publisher._TIMEOUT_SECONDS, HOLD / 2],  # the relay publishes for half of a lease
         [1, streams._WRITE_SECONDS, 10, streams._DUPLICATE_WINDOW.total_seconds(), HOUR],
         [
-            pause.LONGEST_MS / 1000,
+            pace.LONGEST_MS / 1000,
             storage._REFUSED_SECONDS,
             120,
         ],  # a refusal counts until the next attempt
@@ -49,7 +49,7 @@ HOUR = 3600
         [LEASE + reader._LOOK_SECONDS, 5],  # a fleet goes on so soon after its reader was killed
         [1, nats_log._PULL_SECONDS, nats_log._PULL_SECONDS + nats_log._LATE_SECONDS, 10],
         [1, delays.LONGEST.total_seconds(), delays.LONGEST_DELAY.total_seconds(), HOUR],
-        [1, relay._LOCKED_ROWS_PAUSE_MS, pause.SHORTEST_MS, relay._UNSETTLED_PAUSE_MS, pause.LONGEST_MS, 1000 * HOLD],
+        [1, relay._LOCKED_ROWS_PAUSE_MS, pace.SHORTEST_MS, relay._UNSETTLED_PAUSE_MS, pace.LONGEST_MS, 1000 * HOLD],
         [1, retention._SHORTEST_PAUSE_MS, 1000, retention._TOLERANCE_MS, retention._TRUSTED_AFTER_MS, 1000 * HOUR],
         [500, stream_upkeep._AGAIN_MS, 5000],
     ],

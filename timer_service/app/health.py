@@ -33,18 +33,18 @@ def flows(observed: Observed, role: str) -> dict[str, Health]:
     """
     of = observed
     database = worst(of.reading, of.writing)
+    streams = worst(of.streams[Kind.EVENT], of.streams[Kind.DEAD_LETTER])
     handles = {
         "commands": worst(
             of.broker,
             of.streams[Kind.COMMAND],
             database,
-            of.streams[Kind.DEAD_LETTER],
             of.reader,
         ),
         "queries": worst(of.broker, of.queries, of.reading),
         "requests": worst(of.broker, of.requests, database),
     }
-    works = {"events": worst(of.broker, of.streams[Kind.EVENT], of.publishing, database, of.workers)}
+    works = {"events": worst(of.broker, streams, of.publishing, database, of.workers)}
     match role:
         case "handler":
             return handles

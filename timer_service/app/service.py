@@ -87,7 +87,8 @@ class App:
             on_done=ignore_done if tracing is None else tracing.trace_commands,
         )
         self._hints = Hints(lambda: broker.hint(dispatcher.LOOP, self._clock.now()))
-        self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
+        for each in (self._parts.publishing, self._parts.dead_letters):
+            each.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
         self._requests = None if config.role == "worker" else WorkerRequests(config, self._parts)
         self._loops = self._upkeep_loops(storage)
@@ -105,9 +106,10 @@ class App:
         )
         self._caught_up = asyncio.Event()
         self._queries = self._parts.queries(queries(config.limits))
-        handling = routes(config.enabled, self._wakeups, self._parts.quotas, self._offer, self._parts.handovers)
+        handling = routes(config.enabled, self._wakeups, self._parts.quotas, self._offer)
+        wake_relays = partial(self._wakeups.wake, ("outbox", "dead-letters"))
         self._reader = self._parts.reader(
-            handling, lambda: self._wakeups.wake(("outbox",), self._clock.now()), from_now=config.commands_from == "now"
+            handling, lambda: wake_relays(self._clock.now()), from_now=config.commands_from == "now"
         )
         self._reading = KeptTask("commands", self._reader.run)
         self._stopping = asyncio.Event()
@@ -127,10 +129,13 @@ class App:
             reading=self._database.read_health,
             writing=self._database.health,
             reader=worst(self._reading.health, self._reader.health),
-            publishing=self._parts.publishing.health if self._caught_up.is_set() else _CATCHING_UP,
+            publishing=self._publishing_health() if self._caught_up.is_set() else _CATCHING_UP,
             workers=HEALTHY if self._workers is None else self._workers.health,
         )
         return flows(observed, self._config.role)
+
+    def _publishing_health(self) -> Health:
+        return worst(self._parts.publishing.health, self._parts.dead_letters.health)
 
     def _build_page(self) -> OperationsPage:
         page = build_page(
@@ -264,8 +269,6 @@ class App:
             )
 
         workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
-        if self._parts.allowances.has_limits:
-            workers["event-allowances"] = self._parts.allowances
         workers["clock-repair"] = build_clock_repair(self._parts)
         if self._config.role != "worker":
             workers["audit"] = self._parts.audit

@@ -1,14 +1,12 @@
 """The slices of one instance: the routes of their commands, their queries, and the loops of their workers."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from functools import partial
-from types import MappingProxyType
 
 from timer_service import events, runs, schedules, signals, timers, workflows
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
-from timer_service.core.due.handover import Handover, Receiver
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease
 from timer_service.core.due.loop import Loop, Wakeups, Worker
@@ -54,17 +52,10 @@ def routes(
     wakeups: Wakeups,
     quotas: Quotas,
     offer: Callable[[Lane, int], None],
-    handovers: Mapping[str, Handover] = MappingProxyType({}),
 ) -> list[Route]:
     """Return the route of each slice's commands. `enabled` has the names of the slices that are not disabled."""
     return [
-        Route(
-            each.commands,
-            handler(each, enabled, quotas),
-            partial(wakeups.wake_slice, each.wakes),
-            offer,
-            [handovers[loop] for loop in each.hands_over if loop in handovers],
-        )
+        Route(each.commands, handler(each, enabled, quotas), partial(wakeups.wake_slice, each.wakes), offer)
         for each in SLICES
     ]
 
@@ -135,9 +126,6 @@ class Workers:
         self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)
 
     def _add_loop(self, name: str, worker: Worker, polling_interval: timedelta) -> Loop:
-        handover = worker.handover if isinstance(worker, Receiver) else None
-        if handover is not None:
-            self._parts.handovers[name] = handover
         loop = Loop(
             name,
             worker,
@@ -145,7 +133,6 @@ class Workers:
             polling_interval=polling_interval,
             metrics=self._parts.metrics,
             outages=self._parts.outages,
-            handover=handover,
         )
         self.loops.append(loop)
         return loop

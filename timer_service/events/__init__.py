@@ -1,11 +1,24 @@
 """The events slice: users list the buried events of the outbox and retry them. The outbox itself is in the core."""
 
-from timer_service.core.events.outbox import COUNTED, OUTBOX, stored_message
+from dataclasses import replace
+
+from timer_service.core.due.loop import Worker
+from timer_service.core.events.outbox import COUNTED, DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
 from timer_service.core.limits import event_allowances
-from timer_service.core.service.slice import Slice
+from timer_service.core.service.slice import Parts, Slice
 from timer_service.events.handler import Outcome, handle
 from timer_service.events.messages import RetryEvent
 from timer_service.events.queries import QUERIES
+
+_EVER = 2**31
+"""How many attempts a dead letter has: it is never given up."""
+
+
+def _dead_letter_relay(parts: Parts) -> Worker:
+    """Return what publishes dead letters. They count for no limit, and no event waits while they cannot be stored."""
+    alone = replace(parts, publishing=parts.dead_letters, max_attempts=_EVER)
+    return alone.relay(DEAD_LETTERS, stored_dead_letter, limited=False)
+
 
 SLICE = Slice(
     name="events",
@@ -13,9 +26,9 @@ SLICE = Slice(
     outcomes=Outcome,
     handle=handle,
     queries=QUERIES,
-    workers={"outbox": lambda parts: parts.relay(OUTBOX, stored_message)},
+    workers={"outbox": lambda parts: parts.relay(OUTBOX, stored_message), "dead-letters": _dead_letter_relay},
     wakes=("outbox",),
-    leased=(OUTBOX,),
+    leased=(OUTBOX, DEAD_LETTERS),
     counted=COUNTED,
     usages=(event_allowances.USAGE,),
     delete_settled=event_allowances.delete_empty,

@@ -1,6 +1,5 @@
 """Queries about buried events. A tenant sees only its own events."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -66,18 +65,11 @@ def _view(row: Row) -> Mapping[str, Any]:
     return {
         "tenantId": row["tenant_id"],
         "eventId": row["event_id"],
-        **(_contents(row["head"]) if row["headers"] is None else _letter(row["headers"])),
+        **_contents(row["head"]),
         "addedAt": format_instant(row["added_at"]),
         "attempt": row["attempt"],
         "lastError": row["last_error"],
     }
-
-
-def _letter(headers: str) -> Mapping[str, Any]:
-    """Return what is shown of a dead letter that the broker did not store."""
-    reasons = {"code": "Timer-Error-Code", "message": "Timer-Error-Message", "sequence": "Timer-Source-Sequence"}
-    found = json.loads(headers)
-    return {"eventType": "DeadLetter", "about": {name: found[header][:_MAX_TEXT] for name, header in reasons.items()}}
 
 
 def _contents(head: str) -> Mapping[str, Any]:

@@ -32,7 +32,6 @@ SLICE = Slice(
     queries=QUERIES,
     workers={"sweep": Sweep, LOOP: Announcer},
     wakes=("sweep", LOOP, "outbox"),
-    hands_over=("outbox",),
     leased=(),
     counted=(*store.COUNTED, announcements.COUNTED),
     timed=TIMED,

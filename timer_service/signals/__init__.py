@@ -21,7 +21,6 @@ SLICE = Slice(
     queries=QUERIES,
     workers={"firings": FiringWorker, "evaluation": Evaluation},
     wakes=("firings", "evaluation"),
-    hands_over=("firings",),
     leased=(FIRINGS,),
     counted=COUNTED,
     events=(WorkSignalFired, WorkSignalFailed),

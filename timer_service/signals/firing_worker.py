@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
-from timer_service.core.due.handover import Handover
 from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.due.loop import Pass
 from timer_service.core.events import outbox
@@ -19,7 +18,6 @@ from timer_service.core.service.slice import Parts
 from timer_service.core.values.delays import Backoff, Delays
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.values.message import Event
 from timer_service.signals import firing_store, store
 from timer_service.signals.events import failed_event, fired_event
 from timer_service.signals.firing_store import FIRINGS, defined_of, position_of, signal_of
@@ -40,8 +38,6 @@ class _Processed:
     refused: list[Failure] = field(default_factory=list)
     left: list[Row] = field(default_factory=list)
     """The firings of signals that have too much data for the transaction."""
-    events_left: bool = False
-    """Whether the transaction has left events to the passes of the relay, instead of handing them over."""
 
 
 class FiringWorker:
@@ -55,8 +51,6 @@ class FiringWorker:
         self._batch_size = parts.batch_size
         self._max_attempts = parts.max_attempts
         self._wake = partial(parts.wake, "outbox")
-        self._relay = partial(parts.handovers.get, "outbox")
-        self.handover = Handover(FIRINGS.name, claim=self._claim_in, handle=self._handle_written)
         self._backoff = Backoff()
         self._rng = parts.rng
         self._delays = Delays()
@@ -73,10 +67,6 @@ class FiringWorker:
         self._claimed_nothing_at = None if rows else now
         await self._handle(rows)
         return Pass(len(rows), await self._next_at())
-
-    async def _handle_written(self, rows: Sequence[Row]) -> None:
-        self._metrics.claimed(len(rows))
-        await self._handle(rows)
 
     async def _handle(self, rows: Sequence[Row]) -> None:
         """Process claimed rows. If the database is unavailable, the next tick processes them."""
@@ -206,19 +196,10 @@ class FiringWorker:
             signals[signal.key] = fire(signal, at)
             done.fired.append(row)
         await store.save_signals(tx, before, signals)
-        events = [fired_event(row, at) for row in done.fired]
-        await outbox.add(tx, events, at)
+        await outbox.add(tx, [fired_event(row, at) for row in done.fired], at)
         await self._lease.complete(tx, done.fired, at)  # the rows are locked, so no lease is lost here
         await firing_store.fail(tx, done.refused, at)
-        if events:
-            done.events_left = not await self._hand_over(tx, events, at)
         return done
-
-    async def _hand_over(self, tx: Transaction, events: Sequence[Event], at: int) -> bool:
-        """Hand events over to the relay of this process. Return whether it takes all of these."""
-        relay = self._relay()
-        claimed = [] if relay is None else await relay.claim(tx, at)
-        return {event.id for event in events} <= {row["event_id"] for row in claimed}
 
     async def _fail(self, row: Row, error: str) -> None:
         attempt: int = row["attempt"]
@@ -261,7 +242,7 @@ class FiringWorker:
         for row in done.fired:
             self._delays.forget((row["tenant_id"], row["firing_id"]))
             self._metrics.fired_late(FIRINGS.name, (at - row["due_at"]) / 1000)
-        if done.events_left:
+        if done.fired:
             self._wake(at)
 
     def _count_settled(self, outcome: str, count: int, *, lost: int) -> None:

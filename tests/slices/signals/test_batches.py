@@ -2,10 +2,9 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +15,7 @@ from tests.harness.memory_folder import memory_folder
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.stores import open_sqlite
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
-from timer_service.signals import SLICE
 
 WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "triggerSpec": BLOCKED}
 DONE: dict[str, Any] = WAITING | {"triggerSpec": BLOCKED | {"to": ["done"]}}
@@ -48,31 +45,6 @@ async def test_commands_of_one_batch_see_each_other(signals: Signals) -> None:
     await signals.run()
     assert sorted(signals.fired()) == ["back", "fires"]
     assert await signals.status("late") == "active"
-
-
-async def test_reader_that_is_cancelled(sqlite: SqliteDatabase, clock: ManualClock) -> None:
-    """If the reader is cancelled in its commit, its firings fire without a pass, and the handover closes."""
-    signals = Signals(sqlite, MemoryBroker(), clock)
-    handover = signals.firings.handover
-    route = replace(signals._route(SLICE), handovers=[handover])
-    signals.reader = signals.parts.reader([route], signals._wake_outbox)
-    handover.open(lambda error: pytest.fail(str(error)))
-    await signals.create()
-    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
-    await signals.reader.begin()
-    consuming = asyncio.create_task(signals.reader.turn())
-    commit = sqlite._writer.commit_counting
-
-    async def cancel(check: Callable[[], None] | None) -> int:
-        consuming.cancel()
-        return await commit(check)
-
-    cast("Any", sqlite._writer).commit_counting = cancel
-    await asyncio.wait([consuming])
-    async with asyncio.timeout(30):
-        await handover.close()
-    await signals.publish()
-    assert (consuming.cancelled(), signals.fired()) == (True, ["signal-1"])
 
 
 async def test_more_signals_than_the_inline_limit(signals: Signals) -> None:

@@ -26,8 +26,6 @@ from timer_service.adapters.memory import FEATURES, MemoryBroker, never
 from timer_service.adapters.memory.log import MemoryLog
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.events import outbox
-from timer_service.core.events.outbox import EventKey
 from timer_service.core.intake.cursor import LostCursorError
 from timer_service.core.intake.route import CommandResult, Handle, Route
 from timer_service.core.ports.database import Database, Transaction
@@ -453,20 +451,19 @@ async def test_dead_letter_waits_for_the_broker(store: Database, clock: ManualCl
 
 
 async def test_refused_dead_letter(timers: Timers) -> None:
-    """A dead letter that the broker refuses is kept as a buried row, and is stored whole when it is requeued."""
+    """A dead letter that the broker refuses is kept with the reason, and is stored whole when the broker takes it."""
     timers.broker.refuses = lambda message: message.id == "dlq-1-2"
     for body in (b"{1", b"{2", b"{3"):
         timers.send(body)
     await timers.consume()
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(2 * MAX_ATTEMPTS):
         timers.clock.advance(minutes=10)
         await timers.publish()
     assert sorted(letter.body for letter in timers.broker.dead_letters) == [b"{1", b"{3"]
-    rows = await timers.database.reader.fetch("SELECT tenant_id, event_id, state, last_error FROM outbox")
-    assert [tuple(row) for row in rows] == [("acme", "dlq-1-2", "Buried", "refused")]
+    rows = await timers.database.reader.fetch("SELECT letter_id, state, last_error FROM dead_letters")
+    assert [tuple(row) for row in rows] == [("dlq-1-2", "Waiting", "refused")]
     timers.broker.refuses = never
-    async with timers.database.transaction() as tx:
-        await outbox.requeue(tx, [EventKey("acme", "dlq-1-2")], timers.clock.now())
+    timers.clock.advance(minutes=10)
     await timers.publish()
     assert timers.broker.dead_letters[-1].body == b"{2"
 

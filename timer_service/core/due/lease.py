@@ -141,7 +141,7 @@ class Failure:
 
 @dataclass(slots=True)
 class _Claim:
-    """A claim in progress. On PostgreSQL, several claims of a lease can be: a handover claims beside the passes."""
+    """A claim in progress."""
 
     parameters: Mapping[str, Any]
     turns_began_after: str

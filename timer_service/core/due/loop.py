@@ -9,7 +9,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
-from timer_service.core.due.handover import Handover
 from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog
@@ -61,16 +60,13 @@ class Loop:
         polling_interval: timedelta,
         metrics: MetricsPort,
         outages: OutageLog | None = None,
-        handover: Handover | None = None,
     ) -> None:
-        """`handover` hands rows to the worker. It is open while the loop runs."""
         self.name = name
         self._worker = worker
         self._clock = clock
         self._poll_ms = polling_interval // timedelta(milliseconds=1)
         self._metrics = metrics
         self._outages = outages or OutageLog()
-        self._handover = handover
         self._woken = asyncio.Event()
         self._next_at: float = math.inf
         self._stopping = False
@@ -108,16 +104,6 @@ class Loop:
 
     async def run(self) -> None:
         """Tick until stopped."""
-        if self._handover is None:
-            await self._run()
-            return
-        self._handover.open(self._retry_soon)
-        try:
-            await self._run()
-        finally:
-            await self._handover.close()
-
-    async def _run(self) -> None:
         while not self._stopping:
             self._next_at = math.inf  # a wake during the tick sets it, and is kept
             at = await self._pass()
@@ -146,11 +132,6 @@ class Loop:
             log.debug("pass done", extra={"loop": self.name, "done": done, "next_at": at})
         latest = self._clock.now() + self._poll_ms
         return latest if at is None else min(at, latest)
-
-    def _retry_soon(self, error: DatabaseUnavailableError) -> None:
-        """Wake the loop for rows that were handed over and not handled, as after a failed pass."""
-        self._record(error)
-        self.wake(self._clock.now() + _AFTER_FAILURE_MS)
 
     def _record(self, error: DatabaseUnavailableError) -> None:
         self._failure = str(error)

@@ -1,13 +1,16 @@
-"""The outbox: the table of events and dead letters to publish, written together with the rows that caused them.
+"""The outbox: the table of events to publish, written together with the rows that caused them.
 
 A relay over `OUTBOX` publishes each event at least once, always under the same id, and then deletes its row. A row that
 cannot be published stays in state Buried, with the reason, until it is requeued.
+
+Dead letters have a table and a relay of their own: an event does not wait while their stream is full or missing.
 """
 
 import itertools
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
@@ -26,7 +29,7 @@ _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 OUTBOX = LeasedTable(
     name="outbox",
     key=("tenant_id", "event_id"),
-    claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "headers", "added_at", "ordinal"),
+    claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "added_at", "ordinal"),
     oldest_first="added_at",
     ordinal="ordinal",
     due_at_once="TRUE",
@@ -35,6 +38,13 @@ OUTBOX = LeasedTable(
     waiting="Waiting",
     held="Waiting",
     buried="Buried",
+)
+
+DEAD_LETTERS = replace(
+    OUTBOX,
+    name="dead_letters",
+    key=("tenant_id", "letter_id"),
+    claimed=("tenant_id", "letter_id", "message", "body", "headers", "added_at", "ordinal"),
 )
 
 _NEXT_AVAILABLE = OUTBOX.sql("next_available")
@@ -47,10 +57,12 @@ _LOCKED_AT_ONCE = 8
 COUNTED = (
     CountedRows(OUTBOX.name, OUTBOX.waiting, "available_at IS NOT NULL"),
     CountedRows(OUTBOX.name, OUTBOX.buried, "state = 'Buried'"),
+    CountedRows(DEAD_LETTERS.name, DEAD_LETTERS.waiting, "available_at IS NOT NULL"),
 )
-"""The rows of the outbox that the gauges count."""
+"""The rows that the gauges count."""
 
 _KEY = itemgetter(*OUTBOX.key)
+_LETTER_KEY = itemgetter(*DEAD_LETTERS.key)
 _ORDINALS = itertools.count()
 """One counter for the process. With one per transaction, every function that adds events would have to pass it on."""
 
@@ -81,22 +93,20 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
 
 
 async def add_dead_letters(tx: Transaction, letters: Collection[Message], now: int) -> None:
-    """Write dead letters, which the relay publishes like events."""
+    """Write dead letters, which their relay publishes like events."""
     rows = [
         {
             "tenant_id": letter.address.tenant,
-            "event_id": letter.id,
+            "letter_id": letter.id,
             "message": letter.address.message,
             "body": b64encode(letter.body).decode(),
-            "traceparent": None,
-            "tracestate": None,
             "headers": json.dumps(letter.headers),
             "at": now,
             "ordinal": next(_ORDINALS),
         }
         for letter in letters
     ]
-    await tx.executemany(_SQL["add"], sorted(rows, key=_KEY))
+    await tx.executemany(_SQL["add_dead_letter"], sorted(rows, key=_LETTER_KEY))
 
 
 async def oldest_available(reader: Reader, without: Collection[str] = ()) -> int | None:
@@ -148,12 +158,15 @@ async def read_buried_page(reader: Reader, tenant_id: str, after: Sequence[str |
 
 
 def stored_message(row: Row, _at: int) -> Message:
-    """Return the message of a claimed row. It is the same, byte for byte, each time it is published."""
-    if row["headers"] is not None:
-        address = Address(Kind.DEAD_LETTER, row["tenant_id"], row["message"])
-        return Message(address, row["event_id"], b64decode(row["body"]), json.loads(row["headers"]))
+    """Return the message of a claimed event. It is the same, byte for byte, each time it is published."""
     trace = {name: row[name] for name in ("traceparent", "tracestate") if row[name] is not None}
     return Message(Address(Kind.EVENT, row["tenant_id"], row["message"]), row["event_id"], row["body"].encode(), trace)
+
+
+def stored_dead_letter(row: Row, _at: int) -> Message:
+    """Return the message of a claimed dead letter. It is the same, byte for byte, each time it is published."""
+    address = Address(Kind.DEAD_LETTER, row["tenant_id"], row["message"])
+    return Message(address, row["letter_id"], b64decode(row["body"]), json.loads(row["headers"]))
 
 
 def _parameters(event: Event, now: int) -> dict[str, object]:
@@ -165,7 +178,6 @@ def _parameters(event: Event, now: int) -> dict[str, object]:
         "body": message.body.decode(),
         "traceparent": event.trace.traceparent,
         "tracestate": event.trace.tracestate,
-        "headers": None,
         "at": now,
         "ordinal": next(_ORDINALS),
     }

@@ -1,10 +1,16 @@
 -- name: add
 -- Adds an event, unless an event with its id is there.
 INSERT INTO outbox (
-    tenant_id, event_id, message, body, traceparent, tracestate, headers, added_at, ordinal, state, available_at
+    tenant_id, event_id, message, body, traceparent, tracestate, added_at, ordinal, state, available_at
 )
-VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :headers, :at, :ordinal, 'Waiting', :at)
+VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :at, :ordinal, 'Waiting', :at)
 ON CONFLICT (tenant_id, event_id) DO NOTHING
+
+-- name: add_dead_letter
+-- Adds a dead letter, unless it is there.
+INSERT INTO dead_letters (tenant_id, letter_id, message, body, headers, added_at, ordinal, state, available_at)
+VALUES (:tenant_id, :letter_id, :message, :body, :headers, :at, :ordinal, 'Waiting', :at)
+ON CONFLICT (tenant_id, letter_id) DO NOTHING
 
 -- name: find
 -- The state of one event, and how many characters it has if it is buried.
@@ -26,7 +32,7 @@ WHERE tenant_id = :tenant_id AND event_id = :event_id
 
 -- name: buried_page
 -- The next buried events of a tenant, oldest first, with the start of each body: a body may have 1 MiB.
-SELECT tenant_id, event_id, SUBSTR(body, 1, 4000) AS head, headers, added_at, attempt, last_error
+SELECT tenant_id, event_id, SUBSTR(body, 1, 4000) AS head, added_at, attempt, last_error
 FROM outbox
 WHERE tenant_id = :tenant_id AND state = 'Buried' AND (added_at, event_id) > (:added_at, :event_id)
 ORDER BY added_at, event_id

@@ -11,11 +11,9 @@ from datetime import timedelta
 from functools import partial
 
 from timer_service.core.due.blame import Evidence
-from timer_service.core.due.handover import Handover
 from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.due.loop import PASS_SECONDS, Pass
-from timer_service.core.events.flight import Flight
-from timer_service.core.events.pause import LONGEST_MS, SHORTEST_MS, Pause
+from timer_service.core.events.pace import LONGEST_MS, SHORTEST_MS, Flight, Pause
 from timer_service.core.events.settlement import Settlement, Settler
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.broker import TRANSIENT, Broker, Publish, PublishResult, PublishStatus
@@ -34,7 +32,6 @@ log = logging.getLogger(__name__)
 Encode = Callable[[Row, int], Message]
 """Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
 
-_NO_FAILURES = frozenset({PublishStatus.PUBLISHED, PublishStatus.WITHHELD})
 _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
@@ -70,14 +67,16 @@ class Relay:
         publishing: Publishing | None = None,
         publish: Publish | None = None,
         allowances: EventAllowances | None = None,
+        limited: bool = True,
         backoff: Backoff = Backoff(),
         rng: random.Random | None = None,
     ) -> None:
-        """`publish` is used in place of `broker.publish`. It withholds the events that `allowances` do not admit."""
+        """`publish` replaces `broker.publish`. `limited`: tenants that wait by `allowances` publish nothing."""
         self._database = database
         self._broker = broker
         self._publish_all = publish or broker.publish
         self._allowances = allowances or EventAllowances()
+        self._limited = limited
         self._lease = lease
         self._encode = encode
         self._clock = clock
@@ -93,10 +92,7 @@ class Relay:
         self._evidence = Evidence()
         self._refused_alone = 0
         """How many times a single event was refused since the last one was published."""
-        self._settler = Settler(database, lease, clock, metrics)
-        self.handover = Handover(
-            lease.table.name, claim=self._claim_written, handle=self._fire_written, may_claim=self._may_claim_written
-        )
+        self._settler = Settler(database, lease, self._allowances, clock, metrics)
 
     async def tick(self, now: int) -> Pass:
         """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
@@ -120,6 +116,7 @@ class Relay:
 
     async def _tick(self, now: int) -> Pass:
         await self._settler.settle_left()
+        await self._allowances.look(self._database.reader, now)
         claimed = 0
         flight = Flight(_FLYING * self._lease.most_bytes)
         seconds = asyncio.get_running_loop().time
@@ -172,22 +169,11 @@ class Relay:
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement] = ()) -> list[Row]:
         """Settle claims that were published, and claim the next rows, in one transaction."""
-        waiting = self._allowances.waiting(now)
+        waiting = self._allowances.waiting(now) if self._limited else ()
         rows = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit, waiting))
         if rows or not published:  # else the transaction was needed to settle
             self._metrics.claimed(len(rows))
         return rows
-
-    def _may_claim_written(self, now: int) -> bool:
-        # While a tenant waits, a claim looks at the other ones one by one. No command may wait for that.
-        return not self._pause.probing and not self._allowances.waiting(now) and self._may_claim(now)
-
-    async def _claim_written(self, tx: Transaction, now: int) -> list[Row]:
-        return await self._claim_in(tx, now, self._batch_size)
-
-    async def _fire_written(self, rows: Sequence[Row]) -> None:
-        self._metrics.claimed(len(rows))
-        await self._fire(rows, self._lease.most_bytes)  # so that they are settled at once: no claim may follow
 
     async def _claim_in(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> list[Row]:
         rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)
@@ -250,7 +236,10 @@ class Relay:
                 results = await self._publish_all([message for _, message in messages])
                 self._metrics.published(time.perf_counter() - started)
                 self._sort_results([row for row, _ in messages], results, settlement)
-            waiting = self._withhold_later(waiting, settlement)
+                answers = zip(messages, results, strict=True)
+                self._allowances.count(
+                    each for (_, each), answer in answers if answer.status is PublishStatus.PUBLISHED
+                )
         settlement.release += waiting
         self._set_pause(settlement)
         return settlement
@@ -271,18 +260,6 @@ class Relay:
                 size += len(message.body)
         return messages
 
-    @staticmethod
-    def _withhold_later(waiting: deque[Row], settlement: Settlement) -> deque[Row]:
-        """Withhold the other events of tenants of which one was withheld, so that they keep their order.
-
-        Return the rest.
-        """
-        tenants = {row["tenant_id"] for row in settlement.withheld}
-        if not tenants:
-            return waiting
-        settlement.withheld += (row for row in waiting if row["tenant_id"] in tenants)
-        return deque(row for row in waiting if row["tenant_id"] not in tenants)
-
     def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
         """Decide by the result of each row: published (complete), transient (release), refused (retry or bury).
 
@@ -300,11 +277,9 @@ class Relay:
                 settlement.complete.append(row)
             elif result.status in TRANSIENT:
                 settlement.release.append(row)
-            elif result.status is PublishStatus.WITHHELD:
-                settlement.withheld.append(row)
             else:
                 self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
-        failures = [result for result in results if result.status not in _NO_FAILURES]
+        failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
             self._metrics.publish_failed(status, len(reasons))

@@ -111,7 +111,6 @@ class Handlers:
                 tx, [letter for number, letter in letters.items() if decoded[number][0].position in kept], now
             )
             await outbox.add(tx, [event for each in rejected if (event := each.event(now)) is not None], now)
-        await _hand_over(tx, applied, now)
         if not ends:
             return Done(applied, rejected)
         left = [raw for number, (raw, _) in enumerate(decoded) if number >= ends.get(raw.address.tenant, len(decoded))]
@@ -183,14 +182,6 @@ async def build_letters(decoded: Sequence[Decoded], max_bytes: int) -> dict[int,
             await turns.take(raw.size)
             letters[number] = outcome.letter(max_bytes)
     return letters
-
-
-async def _hand_over(tx: Transaction, applied: Sequence[Applied], now: int) -> None:
-    """Claim the rows that are available at once for workers of this process."""
-    for group in applied:
-        if group.route.handovers and any(at is not None and at <= now for at in map(_WAKE_AT, group.results)):
-            for handover in group.route.handovers:
-                await handover.claim(tx, now)
 
 
 async def wake(applied: Iterable[Applied]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from timer_service.core.due.handover import Handover
 from timer_service.core.due.lanes import Lane
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
@@ -65,5 +64,3 @@ class Route:
     """Wakes the loops of the slice at an instant, or the named one."""
     offer: Callable[[Lane, int], None] = offer_nothing
     """Says that a row of a lane becomes available to workers at an instant."""
-    handovers: Sequence[Handover] = ()
-    """Hand rows that are available at once to workers of this process, in the transaction that writes them."""

@@ -5,18 +5,13 @@ VALUES (:tenant_id, 0, 0, 0)
 ON CONFLICT (tenant_id) DO NOTHING
 
 -- name: lock
--- What a tenant has used.
+-- What a tenant has used. Nothing if another transaction has locked the row.
 SELECT tenant_id, used, counted_at, empty_at FROM event_allowances WHERE tenant_id = :tenant_id
-/* for update */
-
--- name: find
--- Finds the row of a tenant.
-SELECT tenant_id FROM event_allowances WHERE tenant_id = :tenant_id
-
--- name: find_free
--- Locks the row of a tenant, unless another transaction has locked it.
-SELECT tenant_id FROM event_allowances WHERE tenant_id = :tenant_id
 /* skip locked */
+
+-- name: over
+-- The tenants of which nothing is left only after an instant.
+SELECT tenant_id, used, counted_at, empty_at FROM event_allowances WHERE empty_at >= :since
 
 -- name: save
 -- Writes what a tenant has used.
@@ -29,7 +24,7 @@ WHERE tenant_id = :tenant_id
 SELECT CASE WHEN used > :most THEN :most ELSE used END AS used FROM (
     SELECT COALESCE(MAX(
         CASE
-            WHEN empty_at <= :now THEN 0
+            WHEN empty_at <= :now OR counted_at > :now + 600000 THEN 0
             WHEN counted_at >= :now THEN used
             ELSE CAST(used * (1.0 * (empty_at - :now) / (empty_at - counted_at)) AS BIGINT)
         END

@@ -31,8 +31,6 @@ class PublishStatus(StrEnum):
     """The broker has no room now. The message is not the cause. A smaller batch may be stored."""
     UNAVAILABLE = "unavailable"
     """The broker did not answer, or stores nothing now. The message is not the cause, and may have been stored."""
-    WITHHELD = "withheld"
-    """The message was not sent, because its tenant must not publish now. The broker never says this."""
 
 
 TRANSIENT = frozenset({PublishStatus.FULL, PublishStatus.UNAVAILABLE})

@@ -11,7 +11,7 @@ class MetricsPort(Protocol):
         ...
 
     def dead_letter_stored(self, code: str) -> None:
-        """Count a rejected command. Its dead letter is in the outbox."""
+        """Count a rejected command. Its dead letter is in the database."""
         ...
 
     def query_answered(self, name: str, outcome: str) -> None:

@@ -10,12 +10,10 @@ from datetime import timedelta
 from enum import StrEnum
 
 from timer_service.core.due.due_rows import DueTable
-from timer_service.core.due.handover import Handover
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.due.loop import Worker
 from timer_service.core.due.row_counts import CountedRows
-from timer_service.core.events.event_admission import EventAdmission
 from timer_service.core.events.relay import Encode, Relay
 from timer_service.core.intake.commit import OnDone, ignore_done
 from timer_service.core.intake.newest_rejections import NewestRejections
@@ -60,6 +58,9 @@ class Parts:
     newest_rejections: NewestRejections = field(default_factory=NewestRejections)
     """What the operations page shows of dead letters."""
     publishing: Publishing = field(default_factory=Publishing)
+    """Whether events can be published."""
+    dead_letters: Publishing = field(default_factory=Publishing)
+    """Whether dead letters can be published."""
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""
     on_done: OnDone = ignore_done
@@ -69,8 +70,6 @@ class Parts:
     """Who may publish events."""
     offer: Callable[[Lane, int], None] = offer_nothing
     """Says that a row of a lane becomes available to workers of users at an instant."""
-    handovers: dict[str, Handover] = field(default_factory=dict)
-    """Hand rows to the workers of this instance, by the names of their loops."""
     rng: random.Random = field(default_factory=random.Random)
     """The source of the jitter of retries."""
 
@@ -99,8 +98,8 @@ class Parts:
         """Return what answers the queries of `routes`."""
         return Queries(self.database, self.clock, routes, self.metrics, budget=self.budget)
 
-    def relay(self, table: LeasedTable, encode: Encode) -> Relay:
-        """Return a worker that publishes the available rows of `table`."""
+    def relay(self, table: LeasedTable, encode: Encode, *, limited: bool = True) -> Relay:
+        """Return a worker that publishes the available rows of `table`, if `limited` as far as tenants may."""
         return Relay(
             database=self.database,
             broker=self.broker,
@@ -111,14 +110,11 @@ class Parts:
             batch_size=self.batch_size,
             max_attempts=self.max_attempts,
             publishing=self.publishing,
-            publish=self._admitted(self.publish or self.broker.publish),
+            publish=self.publish,
             allowances=self.allowances,
+            limited=limited,
             rng=self.rng,
         )
-
-    def _admitted(self, publish: Publish) -> Publish:
-        """Return `publish` without the events for which tenants have no allowance."""
-        return EventAdmission(publish, self.allowances, self.database, self.clock).publish
 
 
 BuildWorker = Callable[[Parts], Worker]
@@ -140,8 +136,6 @@ class Slice:
     """The loops to wake after a command."""
     leased: tuple[LeasedTable, ...]
     counted: tuple[CountedRows, ...]
-    hands_over: tuple[str, ...] = ()
-    """The loops to whose workers the transactions of its commands hand rows over."""
     due: tuple[DueTable, ...] = ()
     """Its tables whose rows become due, without the leased ones."""
     claimed_by_workers: tuple[LeasedTable, ...] = ()

@@ -28,8 +28,8 @@ class Budget(NamedTuple):
     claim: int
     """The rows of one claim. A single row may have more.
 
-    The claims of a pass that are published at a time have three times as much, and those that were handed over twice. A
-    claim writes its rows with their texts, so this also bounds its transaction: 8 MiB take 170 ms, 2 MiB less than 50.
+    The claims of a pass that are published at a time have three times as much, in each of the three relays. A claim
+    writes its rows with their texts, so this also bounds its transaction: 8 MiB take 170 ms, 2 MiB less than 50.
     """
     queries: int
     """The requests and replies of all queries that wait or are answered."""

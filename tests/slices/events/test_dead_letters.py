@@ -1,0 +1,53 @@
+"""Dead letters on their way to the broker: they hold up no event, and none is given up."""
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.in_process import exhaust
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.reading import catch_up
+from tests.harness.wiring import make_parts
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.ports.broker import PublishStatus
+from timer_service.core.ports.database import Database
+from timer_service.core.values.message import Address, Kind, Message
+from timer_service.events import SLICE
+
+COUNT = 30
+
+
+async def _nobody_sleeps() -> None:
+    """Do nothing: a test takes every pass."""
+
+
+@pytest.mark.parametrize("fault", [PublishStatus.FULL, PublishStatus.REFUSED])
+async def test_dead_letters_that_cannot_be_stored_hold_up_no_event(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, fault: PublishStatus
+) -> None:
+    """However many dead letters of a tenant wait, its events go out. Then its dead letters do, each once."""
+    metrics = RecordingMetrics()
+    parts = make_parts(store, memory_broker, clock, metrics, batch_size=5, max_attempts=3)
+    events, letters = (SLICE.workers[name](parts) for name in ("outbox", "dead-letters"))
+
+    def is_letter(message: Message) -> bool:
+        return message.address.kind is Kind.DEAD_LETTER
+
+    for number in range(COUNT):
+        memory_broker.send(Address(Kind.COMMAND, "acme", "schedule-timer"), b"{", message_id=f"bad-{number}")
+    await catch_up(parts.reader([], _nobody_sleeps))
+    if fault is PublishStatus.FULL:
+        memory_broker.has_no_room_for = is_letter
+    else:
+        memory_broker.refuses = is_letter
+    for _ in range(10):
+        await letters.tick(clock.now())
+        await exhaust(events, clock.now())
+        clock.advance(minutes=5)
+    assert (len(memory_broker.events), len(memory_broker.dead_letters)) == (COUNT, 0)
+    assert (parts.publishing.health.usable, parts.dead_letters.failures > 0) == (True, True)
+    memory_broker.has_no_room_for = memory_broker.refuses = lambda _message: False
+    for _ in range(COUNT):
+        await exhaust(letters, clock.now())
+        clock.advance(minutes=5)
+    assert {each.id for each in memory_broker.dead_letters} == {f"dlq-1-{number + 1}" for number in range(COUNT)}
+    assert metrics.settled_in["dead_letters", "buried"] == 0
