@@ -17,9 +17,7 @@ CREATE TABLE command_log (
     stored_at BIGINT NOT NULL,  -- when the broker stored that command, in nanoseconds of the broker's clock
     revision BIGINT NOT NULL,
     reader TEXT,  -- which process reads; NULL if it has stopped
-    reads_until BIGINT NOT NULL,  -- until when no other process may read
-    tried INTEGER NOT NULL CHECK (tried >= 0),  -- how many commands behind the cursor are being applied after a crash
-    deaths INTEGER NOT NULL CHECK (deaths >= 0)  -- how many processes have ended while they applied the next command alone
+    reads_until BIGINT NOT NULL  -- until when no other process may read
 );
 
 -- Commands that were read and are applied later: those of a tenant with more than its share, and costly ones. A row has commands of
@@ -36,8 +34,8 @@ CREATE TABLE waiting_commands (
     available_at BIGINT NOT NULL,
     attempt INTEGER NOT NULL CHECK (attempt >= 0),  -- how often the next command has failed alone
     last_error TEXT,
-    tried INTEGER NOT NULL DEFAULT 0 CHECK (tried >= 0),  -- as in command_log
-    deaths INTEGER NOT NULL DEFAULT 0 CHECK (deaths >= 0),
+    tried INTEGER NOT NULL DEFAULT 0 CHECK (tried >= 0),  -- how many of the next commands are being applied after a crash
+    deaths INTEGER NOT NULL DEFAULT 0 CHECK (deaths >= 0),  -- how many processes have ended while they applied the next command alone
     PRIMARY KEY (tenant_id, epoch, first_sequence),
     CHECK (last_sequence >= first_sequence),
     CHECK (done >= 0 AND done < number_of_commands)

@@ -42,7 +42,7 @@ async def test_new_database(store: Database) -> None:
     taken = await take(store, "one")
     again = await take(store, "one")
     assert (before, await cursor.find(store.reader)) == (None, None)
-    assert (taken.place.cursor, taken.place.tried, taken.place.deaths) == (LogCursor("", 0), 0, 0)
+    assert taken.place.cursor == LogCursor("", 0)
     assert (taken.is_new, taken.after_crash, again.is_new, again.after_crash) == (True, False, True, False)
     assert len(taken.database_id) == 32
     assert again.database_id == taken.database_id
@@ -52,10 +52,10 @@ async def test_new_database(store: Database) -> None:
 async def test_cursor_is_kept(store: Database, place: LogCursor) -> None:
     """What one process has written, the next one finds, to the nanosecond."""
     taken = await take(store, "one")
-    moved = await move(store, taken.place, cursor=place, tried=3, deaths=1)
+    moved = await move(store, taken.place, cursor=place)
     await cursor.release(store, "other")  # it is not the reader, so this changes nothing
     found = await take(store, "one")
-    assert (found.place.cursor, found.place.tried, found.place.deaths) == (place, 3, 1)
+    assert found.place.cursor == place
     assert await cursor.find(store.reader) == place
     assert found.place.position == Position(place.epoch, place.sequence)
     assert (found.is_new, found.after_crash) == (False, False)
@@ -83,11 +83,10 @@ async def test_one_reader(store: Database) -> None:
 async def test_after_an_orderly_stop(store: Database) -> None:
     """After a release, another process reads at once, and without care."""
     taken = await take(store, "one")
-    await move(store, taken.place, cursor=READ, tried=1, deaths=1)
+    await move(store, taken.place, cursor=READ)
     await cursor.release(store, "one")
     second = await take(store, "two")
     assert (second.after_crash, second.place.cursor) == (False, READ)
-    assert (second.place.tried, second.place.deaths) == (0, 0)
 
 
 async def test_lease_from_a_clock_that_was_ahead(store: Database) -> None:
@@ -95,17 +94,6 @@ async def test_lease_from_a_clock_that_was_ahead(store: Database) -> None:
     await take(store, "one", NOW + 3_600_000)
     second = await take(store, "two", NOW)
     assert second.after_crash
-
-
-@pytest.mark.parametrize(("tried", "deaths"), [(0, 1), (1, 2), (2, 1)])
-async def test_deaths_are_counted(store: Database, tried: int, deaths: int) -> None:
-    """A process that dies while it applies one marked command counts. One that takes its own lease again does not."""
-    taken = await take(store, "one")
-    await move(store, taken.place, cursor=READ, tried=tried, deaths=1)
-    same = await take(store, "one", NOW + 1)
-    other = await take(store, "two", NOW + 2 * LEASE_MS)
-    assert (same.place.tried, same.place.deaths, same.after_crash) == (tried, 1, False)
-    assert (other.place.tried, other.place.deaths, other.after_crash) == (tried, deaths, True)
 
 
 async def test_processes_that_begin_at_once(store: Database) -> None:

@@ -191,18 +191,6 @@ async def test_outages_after_a_crash(processes: Processes, *, stored: bool) -> N
     assert (processes.tried[2:], processes.applied, processes.rejected()) == ([alone(1, 1)], [1], {})
 
 
-async def test_an_orderly_stop_after_deaths(processes: Processes) -> None:
-    """A process that stops in order ends the suspicion: the deaths before it do not count with those after it."""
-    processes.send(1)
-    processes.kills_from_outside = 2
-    assert [await processes.run(), await processes.run()] == [False, False]
-    processes.outages = 2
-    assert await processes.run()
-    processes.kills_from_outside = 2
-    assert [await processes.run(), await processes.run(), await processes.run()] == [False, False, True]
-    assert (processes.applied, processes.rejected()) == ([1], {})
-
-
 async def test_other_tenants_after_a_crash(processes: Processes) -> None:
     """A waiting command that kills the process keeps another tenant's waiting commands from nothing."""
     processes.send(1, 2)

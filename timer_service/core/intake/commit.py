@@ -95,39 +95,17 @@ class Commits:
         """Apply the first commands of waiting rows, in the order of the rows."""
         return await self._commit(decoded, rows=rows)
 
-    async def set_aside(self, raw: RawCommand, available_at: int, attempt: int, error: str) -> None:
-        """Store a command of the log that cannot be applied now, and move the cursor behind it."""
-        (row,) = rows_of([raw])
-
-        async def write(tx: Transaction) -> Place:
-            place = await cursor.move(tx, self._behind(raw), self._clock.now())
-            await waiting_rows.add(tx, [row], available_at, attempt, error)
-            return place
-
-        self.place = await self._in_transaction(write)
-        self.waiting.added(row.tenant, 1, row.size, available_at)
-
     async def postpone(self, row: WaitingRow, available_at: int, attempt: int, error: str) -> None:
         """Record that the next command of a row cannot be applied now."""
-
-        async def write(tx: Transaction) -> Place:
-            place = await cursor.move(tx, self.place, self._clock.now())
-            await waiting_rows.postpone(tx, row, available_at, attempt, error)
-            return place
-
-        self.place = await self._in_transaction(write)
+        await self.change(lambda tx: waiting_rows.postpone(tx, row, available_at, attempt, error))
         self.waiting.postponed(row.tenant, available_at)
 
-    async def mark(self, tried: int) -> None:
-        """Mark the next commands of the log, which are about to be applied after a crash."""
-        await self.keep(self.place._replace(tried=tried))
-
-    async def mark_row(self, row: WaitingRow, tried: int) -> None:
-        """Mark the next commands of a row, which are about to be applied after a crash."""
+    async def change(self, work: Callable[[Transaction], Awaitable[None]]) -> None:
+        """Change waiting rows without applying anything."""
 
         async def write(tx: Transaction) -> Place:
             place = await cursor.move(tx, self.place, self._clock.now())
-            await waiting_rows.mark(tx, row, tried)
+            await work(tx)
             return place
 
         self.place = await self._in_transaction(write)
@@ -141,7 +119,7 @@ class Commits:
 
     def _behind(self, last: RawCommand) -> Place:
         moved = self.place.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
-        return self.place._replace(cursor=moved, tried=0, deaths=0)
+        return self.place._replace(cursor=moved)
 
     async def _commit(
         self,

@@ -28,10 +28,6 @@ class Place(NamedTuple):
 
     cursor: LogCursor
     revision: int
-    tried: int = 0
-    """How many commands behind the cursor are being applied after a crash."""
-    deaths: int = 0
-    """How many processes have ended while they applied only the next command."""
 
     @property
     def position(self) -> Position:
@@ -76,7 +72,7 @@ async def _take(tx: Transaction, reader: str, now: int, *, alone: bool) -> Taken
     (installation,) = await tx.fetch(_SQL["find_installation"])
     cursor = LogCursor(row["log"], row["epoch"], row["sequence"], row["stored_at"])
     return Taken(
-        Place(cursor, row["revision"], row["tried"], row["deaths"]),
+        Place(cursor, row["revision"]),
         installation["database_id"],
         is_new=not row["log"],
         after_crash=before["reader"] not in {None, reader},
@@ -90,8 +86,6 @@ async def move(tx: Transaction, place: Place, now: int) -> Place:
     """
     values = {
         **place.cursor._asdict(),
-        "tried": place.tried,
-        "deaths": place.deaths,
         "until": now + LEASE_MS,
         "revision": place.revision,
     }

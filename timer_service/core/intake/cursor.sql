@@ -1,7 +1,7 @@
 -- name: create
 -- Creates the row of the log, unless it exists.
-INSERT INTO command_log (partition_number, log, epoch, sequence, stored_at, revision, reads_until, tried, deaths)
-VALUES (0, '', 0, 0, 0, 0, 0, 0, 0)
+INSERT INTO command_log (partition_number, log, epoch, sequence, stored_at, revision, reads_until)
+VALUES (0, '', 0, 0, 0, 0, 0)
 ON CONFLICT (partition_number) DO NOTHING
 
 -- name: create_installation
@@ -15,24 +15,21 @@ SELECT database_id FROM installation
 
 -- name: find
 -- Returns how far the log was read, and by whom.
-SELECT log, epoch, sequence, stored_at, revision, reader, reads_until, tried, deaths FROM command_log
+SELECT log, epoch, sequence, stored_at, revision, reader, reads_until FROM command_log
 
 -- name: take
--- Makes a process the reader, if there is none, or its time is over or from a clock that was ahead. A reader that has not stopped has died: if it was applying one
--- command alone, the death is counted.
+-- Makes a process the reader, if there is none, or its time is over or from a clock that was ahead.
 UPDATE command_log
-SET reader = :reader, reads_until = :until, revision = revision + 1,
-    deaths = deaths + CASE WHEN reader <> :reader AND tried = 1 THEN 1 ELSE 0 END
+SET reader = :reader, reads_until = :until, revision = revision + 1
 WHERE partition_number = 0 AND revision = :revision AND (reader IS NULL OR reader = :reader OR reads_until < :now OR reads_until > :latest)
 
 -- name: move
 -- Moves the cursor, if no other process has written the row since it was read.
 UPDATE command_log
-SET log = :log, epoch = :epoch, sequence = :sequence, stored_at = :stored_at, reads_until = :until, tried = :tried, deaths = :deaths,
-    revision = revision + 1
+SET log = :log, epoch = :epoch, sequence = :sequence, stored_at = :stored_at, reads_until = :until, revision = revision + 1
 WHERE partition_number = 0 AND revision = :revision
 
 -- name: release
 -- Lets another process read at once.
-UPDATE command_log SET reader = NULL, reads_until = 0, tried = 0, deaths = 0, revision = revision + 1
+UPDATE command_log SET reader = NULL, reads_until = 0, revision = revision + 1
 WHERE partition_number = 0 AND reader = :reader

@@ -5,9 +5,9 @@ It takes turns between the log and the commands that wait. One transaction follo
 - Of the log: a part of a batch. Most commands are applied at once; `waiting` decides which ones wait.
 - Of the waiting commands: those of the tenants whose turn it is.
 
-A transaction that fails is repeated with half of its commands, until a single one fails. That one is set aside, and its
-tenant waits; `trouble` decides what becomes of it. If the environment is at fault, nothing is applied until it works
-again: then the reader begins again at the cursor.
+If a transaction of the log fails, its commands are stored as waiting ones. A transaction of waiting commands that fails
+is repeated with half of them, until a single one fails. Its tenant waits then; `trouble` decides what becomes of it. If
+the environment is at fault, nothing is applied until it works again: then the reader begins again at the cursor.
 """
 
 import asyncio
@@ -207,7 +207,7 @@ class LogReader:
     async def _take(self) -> Taken | None:
         taken = await cursor.take(self._database, self._name, self._clock.now())
         if taken is not None and taken.after_crash:
-            self._care = CrashCare(self._commits, taken.place.tried, self._batch_size)
+            self._care = CrashCare(self._commits, self._batch_size)
         return taken
 
     async def _open_log(self, taken: Taken) -> None:
@@ -275,33 +275,23 @@ class LogReader:
         return 0 if self._lone[2] else batch.behind
 
     async def _apply_part(self, part: Sequence[RawCommand], behind: int) -> None:
-        """Apply or store commands that follow each other in the log, in one transaction or more."""
-        rest = list(part)
-        size = len(rest)
-        while rest and not self._stopping.is_set():
-            self._working_since = time.monotonic()
-            if self._care is not None:
-                size = await self._care.limit(rest, size)
-            piece = rest[:size]
-            shares = divide(piece, self._waiting, behind + len(rest) - size, self._trouble.stopped)
-            gives_up = self._care is not None and self._care.gives_up_next and bool(shares.now)
-            decoded = [_killed(piece[0])] if gives_up else await self._decode(shares.now)
-            later = [*(raw for raw in shares.now[len(decoded) :]), *shares.later]
-            try:
-                done = await self._commits.of_log(decoded, later, piece[-1])
-            except Exception as error:
-                if not self._may_divide(error) or not decoded:
-                    raise
-                if len(piece) > 1:
-                    size = max(1, len(piece) // 2)
-                    continue
-                await self._set_aside(decoded[0], error)
-                size = 1
-            else:
-                self._record(done)
-                size *= 2
-            rest = rest[len(piece) :]
-        self._commits.waits_briefly = False
+        """Apply commands that follow each other in the log, or store those that wait, in one transaction.
+
+        If it fails, all of them are stored: as waiting commands, those that are at fault are found.
+        """
+        self._working_since = time.monotonic()
+        now, later = divide(part, self._waiting, behind, self._trouble.stopped)
+        if self._care is not None and self._care.stores(len(part)):
+            now, later = [], list(part)
+        decoded = await self._decode(now)
+        try:
+            done = await self._commits.of_log(decoded, [*now[len(decoded) :], *later], part[-1])
+        except Exception as error:
+            if not decoded or not self._may_divide(error):
+                raise
+            await self._commits.of_log((), part, part[-1])
+        else:
+            self._record(done)
         self._working_since = None
 
     async def _decode(self, raws: Sequence[RawCommand]) -> list[Decoded]:
@@ -317,18 +307,6 @@ class LogReader:
             self._commits.waits_briefly = True
         log.warning("transaction of commands failed; dividing it", extra={"reason": error_text(error)})
         return True
-
-    async def _set_aside(self, failed: Decoded, error: Exception) -> None:
-        """Store a command of the log that failed alone. It is tried again after a delay."""
-        raw, command = failed
-        attempt = 0
-        if blame(error) is not Blame.COMMAND or isinstance(command, Rejected):  # a lock is not its fault
-            self._trouble.record_blocked(raw, error)
-        else:
-            attempt = 1
-            self._trouble.is_given_up(self._handlers.route_of(command), command, error, attempt)
-        available_at = self._clock.now() + self._trouble.delay(raw.position)
-        await self._commits.set_aside(raw, available_at, attempt, error_text(error))
 
     def _record(self, done: Done) -> None:
         if self._trouble.record_applied(group.route for group in done.applied):
