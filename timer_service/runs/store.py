@@ -16,7 +16,7 @@ from timer_service.runs.draft import Pending, RunState, read_waiting
 from timer_service.runs.edges import write_needed_by, write_needs
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import JobStatus, RunStatus
-from timer_service.runs.rules import NO_POSITION, Group, Job, Run, RunKey
+from timer_service.runs.rules import Group, Job, Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "store.sql")
 
@@ -38,8 +38,6 @@ _CHANGED = (
     "ready_at",
     "settled_at",
     "stale_at",
-    "position_epoch",
-    "position_sequence",
 )
 """The parameters of `update_job` and `update_jobs` without the names."""
 
@@ -76,21 +74,20 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
         _group(new.run.key, each) for old, new in pairs for each in set(new.groups.values()) - set(old.groups.values())
     ]
     await tx.executemany(_SQL["upsert_group"], groups)
-    removed = [(new.run.key, at) for old, new in pairs for at in _different(old.pending, new.pending)]
-    await tx.executemany(_SQL["delete_pending"], [position_parameters(*each) for each in removed])
-    added = [(new.run.key, new.pending[at]) for old, new in pairs for at in _different(new.pending, old.pending)]
-    await tx.executemany(_SQL["insert_pending"], [_pending(*each) for each in added])
-    await tx.executemany(_SQL["update_run"], [_run(new.run) for old, new in pairs if new.run != old.run])
+    removed = [_pending_key(new.run.key, at) for old, new in pairs for at in old.pending if at not in new.pending]
+    await tx.executemany(_SQL["delete_pending"], removed)
+    added = [
+        _pending(new.run.key, each) for old, new in pairs for at, each in new.pending.items() if at not in old.pending
+    ]
+    await tx.executemany(_SQL["insert_pending"], added)
+    await tx.executemany(_SQL["upsert_run"], [_run(new.run) for old, new in pairs if new.run != old.run])
 
 
 async def _insert_jobs(tx: Transaction, jobs: Collection[tuple[RunKey, Job]]) -> None:
-    await tx.insert(_SQL["insert_pending_job"], [_pending_job(*key, job) for key, job in jobs if _is_as_new(job)])
-    await tx.insert(_SQL["insert_job"], [_new_job(*key, job) for key, job in jobs if not _is_as_new(job)])
-
-
-def _is_as_new(job: Job) -> bool:
-    """Return whether no report has changed a new job, and it was neither skipped nor cancelled."""
-    return job.status is JobStatus.PENDING and job.position == NO_POSITION
+    pending = [each for each in jobs if each[1].status is JobStatus.PENDING]
+    others = [each for each in jobs if each[1].status is not JobStatus.PENDING]
+    await tx.insert(_SQL["insert_pending_job"], [_pending_job(*key, job) for key, job in pending])
+    await tx.insert(_SQL["insert_job"], [_new_job(*key, job) for key, job in others])
 
 
 async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> None:
@@ -114,11 +111,6 @@ async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> N
 
 def _named(changes: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(_CHANGED, changes, strict=True))
-
-
-def _different(left: Mapping[Position, Pending], right: Mapping[Position, Pending]) -> list[Position]:
-    """Return the positions of the commands in `left` that are missing or different in `right`."""
-    return [at for at, pending in left.items() if right.get(at) != pending]
 
 
 def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
@@ -180,8 +172,7 @@ def _in_parts(rows: Iterable[_EdgesRow]) -> Iterator[list[_EdgesRow]]:
 # Values -> parameters
 
 
-def position_parameters(key: RunKey, position: Position) -> dict[str, Any]:
-    """Return the key columns of a pending command."""
+def _pending_key(key: RunKey, position: Position) -> dict[str, Any]:
     return {**key._asdict(), "position_epoch": position.epoch, "position_sequence": position.sequence}
 
 
@@ -210,8 +201,6 @@ def _run(run: Run) -> dict[str, Any]:
         "sweep_at": run.sweep_at,
         "position_epoch": run.position.epoch,
         "position_sequence": run.position.sequence,
-        "since_epoch": run.since.epoch,
-        "since_sequence": run.since.sequence,
         **cause_columns(run.cause),
     }
 
@@ -252,7 +241,6 @@ def _new_job(tenant_id: str, run_id: str, job: Job) -> tuple[Any, ...]:
         job.settled_at,
         job.stale_after_ms,
         job.stale_at,
-        *job.position,
     )
 
 
@@ -267,7 +255,6 @@ def _changes(key: RunKey, job: Job) -> tuple[Any, ...]:
         job.ready_at,
         job.settled_at,
         job.stale_at,
-        *job.position,
     )
 
 
@@ -291,7 +278,7 @@ def _group(key: RunKey, group: Group) -> dict[str, Any]:
 def _pending(key: RunKey, pending: Pending) -> dict[str, Any]:
     command = pending.command
     return {
-        **position_parameters(key, command.position),
+        **_pending_key(key, command.position),
         "command_id": command.id,
         "command_type": command.payload.type,
         "payload": pending.payload,
@@ -320,7 +307,6 @@ def read_run(row: Row) -> Run:
         open_jobs=row["open_jobs"],
         failed_jobs=row["failed_jobs"],
         open_groups=row["open_groups"],
-        since=Position(row["since_epoch"], row["since_sequence"]),
         row_count=row["row_count"],
         pending_bytes=row["pending_bytes"],
         has_outputs=bool(row["has_outputs"]),
@@ -352,8 +338,6 @@ def read_jobs(rows: Iterable[Row]) -> Iterator[tuple[RunKey, Job]]:
         stale_after_ms,
         stale_at,
         payload_bytes,
-        position_epoch,
-        position_sequence,
     ) in rows:
         yield (
             RunKey(tenant_id, run_id),
@@ -369,7 +353,6 @@ def read_jobs(rows: Iterable[Row]) -> Iterator[tuple[RunKey, Job]]:
                 stale_after_ms=stale_after_ms,
                 stale_at=stale_at,
                 payload_bytes=payload_bytes,
-                position=Position(position_epoch, position_sequence),
             ),
         )
 

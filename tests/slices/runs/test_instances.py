@@ -18,6 +18,6 @@ async def test_runs_do_not_wait_for_each_other(
     for name in ("slow", "quick"):
         await runs.start({"a": [], "b": ["a"]}, runId=name)
     async with asyncio.timeout(10), postgres.transaction() as tx:
-        await loader.lock_run(tx, RunKey("acme", "slow"))
+        await loader.lock_runs(tx, [RunKey("acme", "slow")])
         await runs.report("success", "a", runId="quick")
     assert (await runs.ready()).count("b") == 1
