@@ -42,11 +42,8 @@ EDGES = "run_edges_pkey"
 PLANS = {
     "a run, locked": (loader._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
     "a job": (loader._SQL["find_job"], [f"Index Scan {JOB}"]),
-    "jobs of a run, by name": (loader._SQL["find_jobs"], [f"Index Scan {JOB}"]),
     "jobs that changed in the same way": (store._SQL["update_jobs"], [f"Index Scan {JOB}"]),
-    "jobs that need some jobs": (loader._SQL["downstream_of_jobs"], [f"Index Scan {EDGES}"]),
     "a changed job": (store._SQL["update_job"], [f"Index Scan {JOB}"]),
-    "the open jobs of a cancelled run": (store._SQL["cancel_open_jobs"], [f"Index Scan {JOB}"]),
     "jobs that need a job": (loader._SQL["downstream"], [f"Index Scan {EDGES}"]),
     "jobs that a shown job needs": (queries._SQL["needs"], [f"Index Scan {EDGES}"]),
     "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),

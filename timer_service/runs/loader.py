@@ -30,8 +30,6 @@ _IF_FAILED = {str(each): each for each in IfFailed}
 _BYTES_OF_TURN = 64 * 1024
 Names = Mapping[RunKey, Collection[str]]
 """Names of jobs by run."""
-_MANY_JOBS = store.MANY_JOBS
-"""So many jobs of one run are read with one statement for all of them, which takes half as long."""
 _MOST_JOBS = MAX_JOBS // 2
 """For more jobs of one run, all of its jobs are read."""
 _MAX_LEVELS = 50
@@ -198,7 +196,8 @@ class Loader:
 
         The two reads are not joined: without statistics, PostgreSQL would start the join with all jobs of a run.
         """
-        self._add_edges(await self._fetch_named("downstream", "downstream_of_jobs", jobs))
+        named = [store.job_parameters((key, name)) for key, names in jobs.items() for name in names]
+        self._add_edges(await self._reader.fetch_each(_SQL["downstream"], named))
         needing = {key: map(JOB_OF, self._edges_from(key, names)) for key, names in jobs.items()}
         await self._read_jobs({key: set(names).difference(self._jobs[key]) for key, names in needing.items()})
 
@@ -208,23 +207,14 @@ class Loader:
     async def _read_jobs(self, jobs: Names) -> None:
         """Read jobs. If these are most of a run, read all of its jobs, which is faster."""
         whole = [key._asdict() for key, names in jobs.items() if len(names) > _MOST_JOBS]
-        some = {key: names for key, names in jobs.items() if len(names) <= _MOST_JOBS}
-        self._add_jobs(await self._reader.fetch_each(_SQL["jobs_of_run"], whole))
-        self._add_jobs(await self._fetch_named("find_job", "find_jobs", some))
-
-    async def _fetch_named(self, of_job: str, of_jobs: str, jobs: Names) -> list[Row]:
-        """Run the statement `of_job` for each of some jobs, or `of_jobs` for many jobs of one run together."""
-        few = [
+        some = [
             store.job_parameters((key, name))
             for key, names in jobs.items()
-            if len(names) < _MANY_JOBS
+            if len(names) <= _MOST_JOBS
             for name in names
         ]
-        many = [{**key._asdict(), "job_names": list(names)} for key, names in jobs.items() if len(names) >= _MANY_JOBS]
-        return [
-            *await self._reader.fetch_each(_SQL[of_job], few),
-            *await self._reader.fetch_each(_SQL[of_jobs], many),
-        ]
+        self._add_jobs(await self._reader.fetch_each(_SQL["jobs_of_run"], whole))
+        self._add_jobs(await self._reader.fetch_each(_SQL["find_job"], some))
 
     def _add_jobs(self, rows: Iterable[Row]) -> None:
         for key, job in store.read_jobs(rows):

@@ -7,7 +7,7 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: jobs_of_run
 -- Returns all jobs of a run.
-SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
+SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
     stale_after_ms, stale_at, payload_bytes
 FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
@@ -15,7 +15,7 @@ ORDER BY job_name
 
 -- name: open_jobs_of_run
 -- Returns the jobs of a run that have not ended.
-SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
+SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
     stale_after_ms, stale_at, payload_bytes
 FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND settled_at IS NULL
@@ -49,29 +49,16 @@ GROUP BY tenant_id, run_id, group_name
 
 -- name: find_job
 -- Returns a job.
-SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
+SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
     stale_after_ms, stale_at, payload_bytes
 FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
-
--- name: find_jobs
--- Returns jobs of a run.
-SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
-    stale_after_ms, stale_at, payload_bytes
-FROM run_jobs
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names)
 
 -- name: downstream
 -- Returns the jobs that need a job.
 SELECT tenant_id, run_id, job_name, needed_by
 FROM /* each of many */ run_edges
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needed_by IS NOT NULL
-
--- name: downstream_of_jobs
--- Returns, for each of some jobs of a run, the jobs that need it.
-SELECT tenant_id, run_id, job_name, needed_by
-FROM run_edges
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names) AND needed_by IS NOT NULL
 
 -- name: pending
 -- Returns all pending commands of a run, in the order of the log.

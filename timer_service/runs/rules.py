@@ -99,7 +99,7 @@ class Group(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One job."""
+    """One job. The fields up to `payload_bytes` have the order of the columns that `loader.sql` reads."""
 
     name: str
     status: JobStatus = JobStatus.PENDING
@@ -113,9 +113,9 @@ class Job(NamedTuple):
     reason: str | None = None
     stale_after_ms: int | None = None
     stale_at: int | None = None
+    payload_bytes: int = 0
     payload: str | None = None
     """JSON. Written when the job is inserted, and not read back."""
-    payload_bytes: int = 0
     outputs: str | None = None
     """JSON. Written when a report is recorded, and not read back."""
     changed_by: str | None = None

@@ -22,23 +22,11 @@ DO UPDATE SET
 -- name: insert_job
 -- Inserts a job.
 INSERT INTO run_jobs (
-    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, outputs, outputs_bytes,
-    reason, open_needs, open_groups, ready_at,
-    settled_at, stale_after_ms, stale_at
+    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, reason, open_needs, open_groups, ready_at,
+    settled_at, stale_after_ms, stale_at, outputs, outputs_bytes
 ) VALUES (
-    :tenant_id, :run_id, :job_name, :status, :group_name, :payload, :payload_bytes, :outputs,
-    :outputs_bytes, :reason, :open_needs, :open_groups,
-    :ready_at, :settled_at, :stale_after_ms, :stale_at
-)
-
--- name: insert_pending_job
--- Inserts a job that is pending. It has fewer values: a run can have 10,000 jobs, and each value takes time.
-INSERT INTO run_jobs (
-    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, open_needs, open_groups, ready_at,
-    stale_after_ms, stale_at
-) VALUES (
-    :tenant_id, :run_id, :job_name, 'pending', :group_name, :payload, :payload_bytes, :open_needs, :open_groups,
-    :ready_at, :stale_after_ms, :stale_at
+    :tenant_id, :run_id, :job_name, :status, :group_name, :payload, :payload_bytes, :reason, :open_needs, :open_groups,
+    :ready_at, :settled_at, :stale_after_ms, :stale_at, :outputs, :outputs_bytes
 )
 
 -- name: update_job
@@ -54,12 +42,6 @@ UPDATE run_jobs
 SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = :open_groups, ready_at = :ready_at,
     settled_at = :settled_at, stale_at = :stale_at
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names)
-
--- name: cancel_open_jobs
--- Cancels all jobs of a locked run that have not ended: a run can have 10,000.
-UPDATE run_jobs
-SET status = 'cancelled', settled_at = :at, stale_at = NULL, reason = NULL
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND settled_at IS NULL
 
 -- name: update_outputs
 -- Updates the outputs of a job.
