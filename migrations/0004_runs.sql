@@ -9,6 +9,8 @@ CREATE TABLE runs (
     open_jobs INTEGER NOT NULL DEFAULT 0 CHECK (open_jobs >= 0),
     failed_jobs INTEGER NOT NULL DEFAULT 0 CHECK (failed_jobs >= 0),
     open_groups INTEGER NOT NULL DEFAULT 0 CHECK (open_groups >= 0),
+    stored_bytes INTEGER NOT NULL DEFAULT 0 CHECK (stored_bytes >= 0),
+    payload_bytes INTEGER NOT NULL DEFAULT 0 CHECK (payload_bytes >= 0),
     pending_bytes BIGINT NOT NULL DEFAULT 0 CHECK (pending_bytes >= 0),
     has_outputs INTEGER NOT NULL DEFAULT 0 CHECK (has_outputs IN (0, 1)),
     evaluated INTEGER NOT NULL DEFAULT 1 CHECK (evaluated IN (0, 1)),

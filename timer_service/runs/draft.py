@@ -11,7 +11,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 from timer_service.core.values.data import dump_data
@@ -20,7 +19,6 @@ from timer_service.runs import rules
 from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, WaitingGroup
 from timer_service.runs.rules import Group, Job, Run
-from timer_service.runs.stored_bytes import RunBytes, need_bytes
 
 MAX_PENDING_BYTES = 4 * 1024 * 1024
 """The limit for the pending commands of one run."""
@@ -109,8 +107,6 @@ class Draft:
         self.groups = dict(before.groups)
         self.pending = dict(before.pending)
         self.downstream_of_groups = dict(before.downstream_of_groups)
-        self.need_count = sum(map(len, before.downstream.values()))
-        self.need_count += sum(map(len, before.downstream_of_groups.values()))
         self._downstream = dict(before.downstream)
         self._evaluating = evaluating
 
@@ -204,23 +200,9 @@ class Draft:
         return sorted(job.name for job in waiting if not self.jobs[job.name].is_waiting)
 
     @property
-    def counted(self) -> RunBytes:
-        """How the bytes of the run are counted."""
-        return RunBytes.of(self.run.key.run_id, self.run.cause)
-
-    @cached_property
-    def stored_bytes(self) -> int:
-        """The bytes of repeated ids and names. Only commands that add jobs use it: they have read the whole run."""
-        to_jobs, to_groups = (
-            list(chain.from_iterable(edges.values())) for edges in (self._downstream, self.downstream_of_groups)
-        )
-        size = self.counted.jobs((job.name, job.group) for job in self.jobs.values())
-        return size + self.counted.groups(self.groups) + need_bytes(to_jobs) + self.counted.group_needs(to_groups)
-
-    @cached_property
-    def payload_bytes(self) -> int:
-        """The bytes of the payloads of all jobs. Only commands that add jobs use it."""
-        return sum(job.payload_bytes for job in self.jobs.values())
+    def need_count(self) -> int:
+        """How many needs of jobs and groups there are. Only commands that add jobs use it: they have read all jobs."""
+        return self.run.row_count - len(self.jobs) - len(self.groups)
 
     @cached_property
     def members(self) -> dict[str, list[str]]:
@@ -244,14 +226,8 @@ class Draft:
         `resolved` are the edges from the group to the jobs that need it. They no longer count as open.
         """
         self.added_edges.append(AddedEdges(command.position, edges.to_jobs))
-        self.need_count += len(edges.to_jobs) + len(edges.to_groups)
         needs, groups = (Counter(edge.job for edge in each) for each in edges)
         new = {job.name: _new_job(job, group, needs.get(job.name, 0), groups.get(job.name, 0), command) for job in jobs}
-        if "stored_bytes" in vars(self):
-            self.stored_bytes += self.counted.jobs((job.name, group) for job in jobs)
-            self.stored_bytes += need_bytes(edges.to_jobs) + self.counted.group_needs(edges.to_groups)
-        if "payload_bytes" in vars(self):
-            self.payload_bytes += sum(job.payload_bytes for job in new.values())
         self.jobs |= new
         added = len(jobs) + len(edges.to_jobs) + len(edges.to_groups)
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)

@@ -1,6 +1,6 @@
 -- name: find_run
 -- Returns a run.
-SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, pending_bytes, has_outputs, evaluated,
+SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, stored_bytes, payload_bytes, pending_bytes, has_outputs, evaluated,
     flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate
 FROM /* each of many */ runs
 WHERE tenant_id = :tenant_id AND run_id = :run_id

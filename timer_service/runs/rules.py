@@ -62,6 +62,10 @@ class Run(NamedTuple):
     """How many of its groups are not resolved."""
     row_count: int = 0
     """How many rows its jobs, needs and groups have. It decides how many runs one transaction loads."""
+    stored_bytes: int = 0
+    """The bytes of the ids and names that its rows repeat. See `stored_bytes`."""
+    payload_bytes: int = 0
+    """The bytes of the payloads of its jobs."""
     pending_bytes: int = 0
     """The size of its pending commands."""
     has_outputs: bool = False

@@ -7,10 +7,10 @@ from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
-from timer_service.runs.messages import CancelRun, JobStatus, ReportJobStatus, ResolveGroup, RunStatus, StartRun
+from timer_service.runs.graph import Edge, Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
+from timer_service.runs.messages import CancelRun, JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
-from timer_service.runs.stored_bytes import check_bytes, check_payloads
+from timer_service.runs.stored_bytes import RunBytes, count_jobs
 
 SWEEP_MS = 10 * 60 * 1000
 """The delay from the start of a run to its first sweep."""
@@ -63,29 +63,24 @@ class _CommandApplier:
         run, digest = self.draft.run, payload.digest
         if run.started:
             return Outcome.UNCHANGED if run.digest == digest else Outcome.EXISTS
+        cause = cause_of(command)
         self.draft.run = Run(
             key=run.key,
             status=RunStatus.RUNNING,
             position=command.position,
             created_at=self.draft.now,
             digest=digest,
+            open_groups=len(payload.groups),
+            row_count=len(payload.groups),
+            stored_bytes=RunBytes.of(run.key.run_id, cause).groups(payload.groups),
             pending_bytes=run.pending_bytes,
-            cause=cause_of(command),
+            cause=cause,
             sweep_at=self.draft.now + SWEEP_MS,
         )
-        counted = self.draft.counted
-        if flaw := (
-            check_names(payload.jobs, (), payload.groups)
-            or check_size(payload.jobs, {}, (), jobs=0, needs=0)
-            or check_bytes(payload.jobs, {}, (), group=None, counted=counted, used=counted.groups(payload.groups))
-            or self._cycles.get(command.position)
-        ):
-            self.draft.reject(flaw)
-            return Outcome.RUN_REJECTED
-        groups = len(payload.groups)
-        self.draft.run = self.draft.run._replace(open_groups=groups, row_count=groups)
         self.draft.groups = {name: Group(name) for name in payload.groups}
-        self.draft.add_jobs(payload.jobs, None, build_edges(payload.jobs, {}), command)
+        if not self._add_jobs(payload.jobs, None, (), command):
+            self.draft.groups = {}
+            return Outcome.RUN_REJECTED
         self._apply_pending()
         return Outcome.STARTED
 
@@ -102,33 +97,39 @@ class _CommandApplier:
         self.draft.groups[group.name] = group._replace(digest=digest, resolved_at=self.draft.now)
         self.draft.run = self.draft.run._replace(open_groups=self.draft.run.open_groups - 1)
         downstream = self.draft.downstream_of_groups.get(group.name, ())
-        members = self.draft.members
-        names = members[group.name] = [job.name for job in payload.jobs]
-        if flaw := (
-            check_names(payload.jobs, self.draft.jobs, self.draft.groups)
-            or check_size(payload.jobs, members, downstream, jobs=len(self.draft.jobs), needs=self.draft.need_count)
-            or check_bytes(
-                payload.jobs,
-                members,
-                downstream,
-                group=group.name,
-                counted=self.draft.counted,
-                used=self.draft.stored_bytes,
-            )
-            or check_payloads(payload.jobs, self.draft.payload_bytes)
-            or self._cycles.get(command.position)
-        ):
-            self.draft.reject(flaw)
+        names = self.draft.members[group.name] = [job.name for job in payload.jobs]
+        if not self._add_jobs(payload.jobs, group.name, downstream, command):
             return Outcome.RUN_REJECTED
-        to_jobs, to_groups = build_edges(payload.jobs, members)
-        to_members = [edge._replace(upstream=name) for edge in downstream for name in names]
-        edges = NewEdges([*to_jobs, *to_members], to_groups)
-        self.draft.add_jobs(payload.jobs, group.name, edges, command, resolved=downstream)
         for report, jobs in self.draft.take_reports(names):
             self._apply_part(report, jobs)
         if not self.draft.run.open_groups:
             self.draft.take_pending()
         return Outcome.RESOLVED
+
+    def _add_jobs(
+        self, jobs: Sequence[NewJob], group: str | None, downstream: Sequence[Edge], command: Command
+    ) -> bool:
+        """Add the first jobs of a run, or those of a group. If the graph has a flaw, reject the run and return False.
+
+        `downstream` are the edges to the jobs that need the group.
+        """
+        draft, members = self.draft, self.draft.members
+        counted = (
+            check_names(jobs, draft.jobs, draft.groups)
+            or check_size(jobs, members, downstream, jobs=len(draft.jobs), needs=draft.need_count)
+            or self._cycles.get(command.position)
+            or count_jobs(draft.run, jobs, members, downstream, group)
+        )
+        if isinstance(counted, Flaw):
+            draft.reject(counted)
+            return False
+        draft.run = counted
+        to_jobs, to_groups = build_edges(jobs, members)
+        names = [job.name for job in jobs]
+        to_members = [edge._replace(upstream=name) for edge in downstream for name in names]
+        edges = NewEdges([*to_jobs, *to_members], to_groups)
+        draft.add_jobs(jobs, group, edges, command, resolved=downstream)
+        return True
 
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
         if not self.draft.run.started:

@@ -1,23 +1,24 @@
 -- name: upsert_run
 -- Inserts a run, or updates a locked one.
 INSERT INTO runs (
-    tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, pending_bytes, has_outputs,
-    evaluated, flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence,
-    correlation_id, causation_id, traceparent, tracestate
+    tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, stored_bytes, payload_bytes,
+    pending_bytes, has_outputs, evaluated, flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch,
+    position_sequence, correlation_id, causation_id, traceparent, tracestate
 ) VALUES (
-    :tenant_id, :run_id, :status, :digest, :open_jobs, :failed_jobs, :open_groups, :row_count, :pending_bytes,
-    :has_outputs, :evaluated, :flaw_code, :flaw_path, :created_at, :settled_at, :sweep_at, :position_epoch,
-    :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate
+    :tenant_id, :run_id, :status, :digest, :open_jobs, :failed_jobs, :open_groups, :row_count, :stored_bytes,
+    :payload_bytes, :pending_bytes, :has_outputs, :evaluated, :flaw_code, :flaw_path, :created_at, :settled_at,
+    :sweep_at, :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate
 )
 ON CONFLICT (tenant_id, run_id)
 DO UPDATE SET
     status = excluded.status, digest = excluded.digest, open_jobs = excluded.open_jobs, failed_jobs =
-    excluded.failed_jobs, open_groups = excluded.open_groups, row_count = excluded.row_count, pending_bytes =
-    excluded.pending_bytes, has_outputs = excluded.has_outputs, evaluated = excluded.evaluated, flaw_code =
-    excluded.flaw_code, flaw_path = excluded.flaw_path, created_at = excluded.created_at, settled_at =
-    excluded.settled_at, sweep_at = excluded.sweep_at, position_epoch = excluded.position_epoch, position_sequence =
-    excluded.position_sequence, correlation_id = excluded.correlation_id, causation_id = excluded.causation_id,
-    traceparent = excluded.traceparent, tracestate = excluded.tracestate
+    excluded.failed_jobs, open_groups = excluded.open_groups, row_count = excluded.row_count, stored_bytes =
+    excluded.stored_bytes, payload_bytes = excluded.payload_bytes, pending_bytes = excluded.pending_bytes, has_outputs =
+    excluded.has_outputs, evaluated = excluded.evaluated, flaw_code = excluded.flaw_code, flaw_path =
+    excluded.flaw_path, created_at = excluded.created_at, settled_at = excluded.settled_at, sweep_at =
+    excluded.sweep_at, position_epoch = excluded.position_epoch, position_sequence = excluded.position_sequence,
+    correlation_id = excluded.correlation_id, causation_id = excluded.causation_id, traceparent = excluded.traceparent,
+    tracestate = excluded.tracestate
 
 -- name: insert_job
 -- Inserts a job.

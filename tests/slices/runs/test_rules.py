@@ -36,7 +36,7 @@ from timer_service.runs.messages import (
 )
 from timer_service.runs.rules import Job, Outcome, Run, RunKey
 from timer_service.runs.run import apply
-from timer_service.runs.stored_bytes import RunBytes, check_bytes
+from timer_service.runs.stored_bytes import count_jobs
 
 RUN = Run(RunKey("acme", "run-1"), RunStatus.RUNNING, Position(1, 1), NOW)
 ENDS = [JobStatus.SUCCESS, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.DRIFT_DROPPED, JobStatus.TIMED_OUT_STALE]
@@ -215,12 +215,13 @@ def test_size_limits() -> None:
 def test_limit_of_stored_bytes(new: NewJob, members: dict[str, list[str]], waiting: list[str], size: int) -> None:
     """A job counts with the ids that its rows and its event repeat, and a need with the bytes of both names."""
     edges = [Edge("g", name, IfFailed.SKIP) for name in waiting]
-    counted = RunBytes.of("run", Cause("id", None, Trace("abc")))
+    run = Run(RunKey("acme", "run"), None, Position(1, 1), NOW, cause=Cause("id", None, Trace("abc")))
     fits, is_too_much = (
-        check_bytes([new], members, edges, group=None, counted=counted, used=MAX_STORED_BYTES - size + more)
+        count_jobs(run._replace(stored_bytes=MAX_STORED_BYTES - size + more), [new], members, edges, None)
         for more in (0, 1)
     )
-    assert (fits, is_too_much) == (None, (FlawCode.TOO_LARGE, [new.name]))
+    assert fits == run._replace(stored_bytes=MAX_STORED_BYTES)
+    assert is_too_much == (FlawCode.TOO_LARGE, [new.name])
 
 
 def test_names_of_groups_are_found_without_a_search() -> None:
