@@ -83,6 +83,7 @@ PLANS = {
             ("repair", f"Index Scan {key}"),
         )
     },
+    "a run that holds nothing": (store._SQL["delete_run"], [f"Index Scan {RUN}"]),
     "old runs": (retention._SQL["settled_runs"], ["LockRows", "Index Scan runs_settled"]),
 }
 

@@ -35,7 +35,7 @@ def check_runs(model: RunsModel, service: Service) -> None:
     jobs: defaultdict[RunName, dict[str, Row]] = defaultdict(dict)
     for row in service.rows("run_jobs"):
         jobs[_name(row)][row["job_name"]] = row
-    stored = {name: run for name, run in model.runs.items() if run.is_stored}
+    stored = {name: run for name, run in model.runs.items() if run.graph is not None or run.pending}
     assert rows.keys() == stored.keys()
     for name, run in stored.items():
         _check_run(run, rows[name])

@@ -80,8 +80,6 @@ class RunModel:
     status: str | None = None
     position: Position = _NOWHERE
     """The position of its StartRun."""
-    is_stored: bool = False
-    """Whether it was started, or has kept a command."""
     graph: Any = None
     jobs: dict[str, JobModel] = field(default_factory=dict)
     groups: dict[str, list[str] | None] = field(default_factory=dict)
@@ -225,7 +223,7 @@ class RunsModel:
         graph = (_described(payload["jobs"]), sorted(payload.get("groups", ())))
         if run.graph is not None:
             return "unchanged" if run.graph == graph else "exists"
-        run.status, run.position, run.graph, run.evaluated, run.is_stored = "running", position, graph, True, True
+        run.status, run.position, run.graph, run.evaluated = "running", position, graph, True
         groups = dict.fromkeys(payload.get("groups", ()))
         if flaw := RunModel(run.name, groups=dict(groups)).flaw_of(payload["jobs"]):
             return self._reject(run, flaw)
@@ -295,7 +293,7 @@ class RunsModel:
         return "cancelled"
 
     def _keep(self, run: RunModel, kind: str, payload: Mapping[str, Any], position: Position) -> str:
-        run.pending[position], run.is_stored = {"kind": kind, "payload": payload}, True
+        run.pending[position] = {"kind": kind, "payload": payload}
         return "kept"
 
     def _apply_pending(self, run: RunModel, now: int) -> None:

@@ -84,6 +84,11 @@ class Run(NamedTuple):
         return self.digest is not None
 
     @property
+    def holds_something(self) -> bool:
+        """Whether the run was started or holds pending commands. Otherwise it has no row."""
+        return self.started or self.pending_bytes > 0
+
+    @property
     def is_open(self) -> bool:
         """Whether the run is running and has open jobs or open groups."""
         return self.status is RunStatus.RUNNING and (self.open_jobs > 0 or self.open_groups > 0)

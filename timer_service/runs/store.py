@@ -78,7 +78,9 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
         _pending(new.run.key, each) for old, new in pairs for at, each in new.pending.items() if at not in old.pending
     ]
     await tx.executemany(_SQL["insert_pending"], added)
-    await tx.executemany(_SQL["upsert_run"], [_run(new.run) for old, new in pairs if new.run != old.run])
+    runs = [new.run for old, new in pairs if new.run != old.run]
+    await tx.executemany(_SQL["upsert_run"], [_run(run) for run in runs if run.holds_something])
+    await tx.executemany(_SQL["delete_run"], [run.key._asdict() for run in runs if not run.holds_something])
 
 
 async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> None:

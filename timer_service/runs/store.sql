@@ -20,6 +20,10 @@ DO UPDATE SET
     correlation_id = excluded.correlation_id, causation_id = excluded.causation_id, traceparent = excluded.traceparent,
     tracestate = excluded.tracestate
 
+-- name: delete_run
+-- Deletes a run that was not started, and that holds no pending commands any more.
+DELETE FROM runs WHERE tenant_id = :tenant_id AND run_id = :run_id
+
 -- name: insert_job
 -- Inserts a job.
 INSERT INTO run_jobs (

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -140,6 +141,17 @@ async def test_no_trace_of_a_deferred_command(runs: Runs) -> None:
         results = await SLICE.handle(tx, [command(each) for each in payloads], 0, quotas=Quotas(), most_rows=0)  # type: ignore[call-arg]
     assert [result and result.name for result in results] == ["started", None]
     assert [row["run_id"] for row in await runs.rows("runs")] == ["first"]
+
+
+async def test_time_ends_in_the_order_of_the_commands(runs: Runs) -> None:
+    """When the time of a transaction is over, the last commands are left, on whichever runs they are."""
+    commands = [cancel(f"run-{number % 2}") for number in range(300)]
+    seconds = count()
+    async with runs.database.transaction() as tx:
+        results = await SLICE.handle(tx, commands, 0, quotas=Quotas(), monotonic=lambda: float(next(seconds)))  # type: ignore[call-arg]
+    applied = [result is not None for result in results]
+    assert applied == sorted(applied, reverse=True)
+    assert 0 < sum(applied) < len(commands)
 
 
 async def test_ended_runs_are_not_read(runs: Runs) -> None:
