@@ -1,7 +1,6 @@
 -- Runs: graphs of jobs, which the users' workers execute. See docs/runs.md.
 
--- Runs. A row is one run. A run without a status is only named: a command on it was delivered before its StartRun. A cancelled run
--- without a digest is a tombstone: its CancelRun was delivered before its StartRun.
+-- Runs. A row is one run. A run without a status is not started: it holds commands that come before its StartRun in the log.
 CREATE TABLE runs (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -10,6 +9,8 @@ CREATE TABLE runs (
     open_jobs INTEGER NOT NULL DEFAULT 0 CHECK (open_jobs >= 0),
     failed_jobs INTEGER NOT NULL DEFAULT 0 CHECK (failed_jobs >= 0),
     open_groups INTEGER NOT NULL DEFAULT 0 CHECK (open_groups >= 0),
+    stored_bytes INTEGER NOT NULL DEFAULT 0 CHECK (stored_bytes >= 0),
+    payload_bytes INTEGER NOT NULL DEFAULT 0 CHECK (payload_bytes >= 0),
     pending_bytes BIGINT NOT NULL DEFAULT 0 CHECK (pending_bytes >= 0),
     has_outputs INTEGER NOT NULL DEFAULT 0 CHECK (has_outputs IN (0, 1)),
     evaluated INTEGER NOT NULL DEFAULT 1 CHECK (evaluated IN (0, 1)),
@@ -20,8 +21,6 @@ CREATE TABLE runs (
     sweep_at BIGINT,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
-    since_epoch BIGINT NOT NULL DEFAULT 0,
-    since_sequence BIGINT NOT NULL DEFAULT 0,
     correlation_id TEXT,
     causation_id TEXT,
     traceparent TEXT,
@@ -31,7 +30,7 @@ CREATE TABLE runs (
         WHEN 'running' THEN digest IS NOT NULL AND settled_at IS NULL AND flaw_code IS NULL
         WHEN 'success' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NULL AND failed_jobs = 0
         WHEN 'failed' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NULL
-        WHEN 'cancelled' THEN settled_at IS NOT NULL AND flaw_code IS NULL
+        WHEN 'cancelled' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NULL
         WHEN 'rejected' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NOT NULL
         ELSE status IS NULL AND digest IS NULL AND settled_at IS NOT NULL AND flaw_code IS NULL
     END),
@@ -70,8 +69,6 @@ CREATE TABLE run_jobs (
     settled_at BIGINT,
     stale_after_ms BIGINT CHECK (stale_after_ms > 0),
     stale_at BIGINT,
-    position_epoch BIGINT NOT NULL,
-    position_sequence BIGINT NOT NULL,
     PRIMARY KEY (tenant_id, run_id, job_name),
     CHECK ((payload IS NULL) = (payload_bytes = 0)),
     CHECK ((outputs IS NULL) = (outputs_bytes IS NULL)),
@@ -136,7 +133,7 @@ CREATE TABLE run_group_needs (
     PRIMARY KEY (tenant_id, run_id, job_name, group_name)
 );
 
--- Pending commands. A row is one command that was delivered before its run or its job is known.
+-- Pending commands. A row is one command that comes before its run or its job is known.
 CREATE TABLE run_pending_commands (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,

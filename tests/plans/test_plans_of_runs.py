@@ -8,7 +8,7 @@ import pytest
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.runs import announcements, job_events, loader, queries, retention, store, sweep
+from timer_service.runs import announcements, events, loader, queries, retention, store, sweep
 
 RUNS = """
 INSERT INTO runs (
@@ -22,9 +22,9 @@ SELECT 'tenant-7', 'named-' || n, n, n, 0, 0 FROM generate_series(1, $1::bigint)
 """
 JOBS = """
 INSERT INTO run_jobs (
-    tenant_id, run_id, job_name, status, payload_bytes, open_needs, open_groups, position_epoch, position_sequence
+    tenant_id, run_id, job_name, status, payload_bytes, open_needs, open_groups
 )
-SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'pending', 0, 1, 0, 0, 0 FROM generate_series(1, $1::bigint) AS n
+SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'pending', 0, 1, 0 FROM generate_series(1, $1::bigint) AS n
 """
 NEEDS = """
 INSERT INTO run_edges (tenant_id, run_id, job_name, needs, needs_size, needed_by)
@@ -42,23 +42,20 @@ EDGES = "run_edges_pkey"
 PLANS = {
     "a run, locked": (loader._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
     "a job": (loader._SQL["find_job"], [f"Index Scan {JOB}"]),
-    "jobs of a run, by name": (loader._SQL["find_jobs"], [f"Index Scan {JOB}"]),
     "jobs that changed in the same way": (store._SQL["update_jobs"], [f"Index Scan {JOB}"]),
-    "jobs that need some jobs": (loader._SQL["downstream_of_jobs"], [f"Index Scan {EDGES}"]),
     "a changed job": (store._SQL["update_job"], [f"Index Scan {JOB}"]),
-    "the open jobs of a cancelled run": (store._SQL["cancel_open_jobs"], [f"Index Scan {JOB}"]),
     "jobs that need a job": (loader._SQL["downstream"], [f"Index Scan {EDGES}"]),
     "jobs that a shown job needs": (queries._SQL["needs"], [f"Index Scan {EDGES}"]),
-    "the outputs of a job": (job_events._SQL["outputs"], [f"Index Scan {JOB}"]),
-    "jobs that a ready job needs": (job_events._SQL["needs"], [f"Index Scan {EDGES}"]),
-    "the size of the outputs of a job": (job_events._SQL["outputs_size"], [f"Index Scan {JOB}"]),
+    "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
+    "jobs that a ready job needs": (events._SQL["needs"], [f"Index Scan {EDGES}"]),
+    "the size of the outputs of a job": (events._SQL["outputs_size"], [f"Index Scan {JOB}"]),
     "the oldest announcements of a tenant": (
         announcements._SQL["lock_oldest"],
         ["LockRows", "Index Scan run_announcements_pkey"],
     ),
     "an announcement": (announcements._SQL["delete"], ["Index Scan run_announcements_pkey"]),
     "an announcement behind all others": (announcements._SQL["postpone"], ["Index Scan run_announcements_pkey"]),
-    "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),
+    "the pending commands of a run": (loader._SQL["pending"], ["Index Scan run_pending_commands_pkey"]),
     "jobs of a run": (loader._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
     "open jobs of a run": (loader._SQL["open_jobs_of_run"], [f"Index Scan {JOB}"]),
     "edges of a run": (loader._SQL["edges_of_run"], [f"Index Scan {EDGES}"]),
@@ -86,7 +83,7 @@ PLANS = {
             ("repair", f"Index Scan {key}"),
         )
     },
-    "the row of an unused run": (loader._SQL["delete_unused_run"], [f"Index Scan {RUN}"]),
+    "a run that holds nothing": (store._SQL["delete_run"], [f"Index Scan {RUN}"]),
     "old runs": (retention._SQL["settled_runs"], ["LockRows", "Index Scan runs_settled"]),
 }
 

@@ -1,18 +1,15 @@
 """A simple model of runs. It has no counters: it evaluates every job again until nothing changes.
 
-The model takes commands in the order of their delivery. The position of a command is its place in the stream. If both
-orders are the same, docs/runs.md describes the result. If not, these rules apply:
+The model takes commands in the order of the log. docs/runs.md describes the result:
 
-- A ResolveGroup or a report can be delivered before its StartRun or before the ResolveGroup that names its job. It
-  is stored. The stored commands are applied in stream order when the missing command is delivered.
-- If a CancelRun is delivered first, the run is a tombstone. It stores newer commands, because a newer StartRun may
-  follow. It removes older commands, because they belong to the run that was cancelled.
-- A StartRun that is older than the tombstone is cancelled at once.
-- A report of `dispatched`, `running` or `success` is `ignored_not_ready` if its job is not ready at delivery. An
-  executor reports only jobs that are ready, so it never causes this outcome.
-- If a job has two ends, or an end and a skip, the first one delivered wins.
-- `droppedJobs` are applied whatever the outcome of the report's own job. Names of unknown jobs are stored while a
-  group is not resolved.
+- A ResolveGroup or a report can come before its StartRun or before the ResolveGroup that names its job. It is stored.
+  The stored commands are applied in their order when the missing command comes.
+- A CancelRun of a run that is not started removes what was stored before.
+- A report of `dispatched`, `running` or `success` is `ignored_not_ready` if its job is not ready. An executor reports
+  only jobs that are ready, so it never causes this outcome.
+- If a job has two ends, or an end and a skip, the first one wins.
+- `droppedJobs` are applied whatever the outcome of the report's own job. A report that names unknown jobs is stored
+  while a group is not resolved.
 """
 
 from collections import Counter
@@ -63,7 +60,8 @@ class JobModel:
     ready: bool = False
     stale_at: int | None = None
     outputs: Any = None
-    reported_at: Position = _NOWHERE
+    is_skipped: bool = False
+    """Whether the service has skipped it. A report can have this status, too."""
 
     @property
     def ended(self) -> bool:
@@ -76,13 +74,12 @@ class JobModel:
 
 @dataclass(slots=True)
 class RunModel:
-    """One run. Without a graph, it only holds pending commands or, if its status is `cancelled`, is a tombstone."""
+    """One run. Without a graph, it only holds pending commands."""
 
     name: RunName
     status: str | None = None
     position: Position = _NOWHERE
-    since: Position = _NOWHERE
-    """The position of the newest CancelRun that is older than its StartRun."""
+    """The position of its StartRun."""
     graph: Any = None
     jobs: dict[str, JobModel] = field(default_factory=dict)
     groups: dict[str, list[str] | None] = field(default_factory=dict)
@@ -164,7 +161,7 @@ class RunModel:
             if any(
                 skip and self.jobs[up].ended and self.jobs[up].status != "success" for up, skip in upstreams.items()
             ):
-                job.status, job.stale_at = "skipped", None
+                job.status, job.stale_at, job.is_skipped = "skipped", None, True
                 return True
             if not self.unresolved(job) and all(self.jobs[up].ended for up in upstreams):
                 job.ready, job.stale_at = True, None if job.stale_ms is None else now + job.stale_ms
@@ -224,15 +221,8 @@ class RunsModel:
 
     def _start(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
         graph = (_described(payload["jobs"]), sorted(payload.get("groups", ())))
-        if run.graph == graph:
-            run.position = min(position, run.position)
-            if not (run.is_open and position < run.since):
-                return "unchanged"
-            run.end_all()
-            run.status = "cancelled"
-            return "cancelled"
         if run.graph is not None:
-            return "ignored_stale" if position < run.position else "exists"
+            return "unchanged" if run.graph == graph else "exists"
         run.status, run.position, run.graph, run.evaluated = "running", position, graph, True
         groups = dict.fromkeys(payload.get("groups", ()))
         if flaw := RunModel(run.name, groups=dict(groups)).flaw_of(payload["jobs"]):
@@ -244,18 +234,12 @@ class RunsModel:
         run.groups = dict(groups)
         run.add(payload["jobs"], None)
         self._evaluate(run, now)
-        if position < run.since:
-            run.end_all()
-            run.status = "cancelled"
-            return "cancelled"
         self._apply_pending(run, now)
         return "started"
 
     def _resolve(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
-        if self._is_early(run, position):
+        if run.graph is None:
             return self._keep(run, "ResolveGroup", payload, position)
-        if position < run.since:
-            return "ignored_stale"
         group, jobs = payload["groupName"], payload["jobs"]
         if group not in run.groups:
             return "unknown_group" if run.is_open else "already_ended"
@@ -277,20 +261,18 @@ class RunsModel:
         return "resolved"
 
     def _report(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
-        if self._is_early(run, position):
+        if run.graph is None:
             return self._keep(run, "ReportJobStatus", payload, position)
-        if position < run.since:
-            return "ignored_stale"
         may_become_known = run.is_open and run.open_groups > 0
         job, status = run.jobs.get(payload["jobName"]), payload["status"]
         dropped = payload.get("droppedJobs") or []
         if job is None:
             outcome = self._keep(run, "ReportJobStatus", payload, position) if may_become_known else "unknown_job"
         else:
-            outcome = _report_outcome(job, status, position)
+            outcome = _report_outcome(job, status)
             self.not_ready += outcome == "ignored_not_ready"
             if outcome == "recorded":
-                _record(job, payload, position, now)
+                _record(job, payload, now)
             if may_become_known and (unknown := [name for name in dropped if name not in run.jobs]):
                 only = {"jobName": unknown[0], "status": "drift_dropped", "droppedJobs": unknown[1:]}
                 self._keep(run, "ReportJobStatus", {"tenantId": "", "runId": "", **only}, position)
@@ -300,26 +282,18 @@ class RunsModel:
         self._evaluate(run, now)
         return outcome
 
-    def _cancel(self, run: RunModel, _payload: Mapping[str, Any], position: Position, _now: int) -> str:
+    def _cancel(self, run: RunModel, _payload: Mapping[str, Any], _position: Position, _now: int) -> str:
         if run.graph is None:
-            known = run.status is not None
-            run.status, run.since = "cancelled", max(position, run.since)
-            run.pending = {at: command for at, command in run.pending.items() if at > run.since}
-            return "unchanged" if known else "not_found"
-        if position < run.position:
-            run.since = max(position, run.since)
-            return "ignored_stale"
+            run.pending = {}
+            return "not_found"
         if not run.is_open:
             return "unchanged" if run.status == "cancelled" else "already_ended"
         run.end_all()
         run.status = "cancelled"
         return "cancelled"
 
-    def _is_early(self, run: RunModel, position: Position) -> bool:
-        return run.graph is None and position > run.since
-
     def _keep(self, run: RunModel, kind: str, payload: Mapping[str, Any], position: Position) -> str:
-        run.pending.setdefault(position, {"kind": kind, "payload": payload})
+        run.pending[position] = {"kind": kind, "payload": payload}
         return "kept"
 
     def _apply_pending(self, run: RunModel, now: int) -> None:
@@ -352,7 +326,7 @@ class RunsModel:
             if job.ready and not job.ended:
                 self._note(run, "JobReady", name)
                 self.outputs[ExpectedEvent("JobReady", run.name, name)] = run.outputs_for(name)
-            elif job.status == "skipped" and not job.ready and job.reported_at == _NOWHERE:
+            elif job.is_skipped:
                 self._note(run, "JobSkipped", name)
             if job.ready or job.ended:
                 run.noted.add(name)
@@ -392,18 +366,16 @@ class RunsModel:
         self.commit()
 
 
-def _report_outcome(job: JobModel, status: str, position: Position) -> str:
+def _report_outcome(job: JobModel, status: str) -> str:
     if job.ended:
         return "unchanged" if job.status == status else "already_ended"
-    if status in UNFINISHED and position <= job.reported_at:
-        return "unchanged" if position == job.reported_at else "ignored_stale"
     if job.is_waiting and status in NOT_READY:
         return "ignored_not_ready"
     return "recorded"
 
 
-def _record(job: JobModel, payload: Mapping[str, Any], position: Position, now: int) -> None:
-    job.status, job.reported_at = payload["status"], max(position, job.reported_at)
+def _record(job: JobModel, payload: Mapping[str, Any], now: int) -> None:
+    job.status = payload["status"]
     if payload.get("outputs") is not None:
         job.outputs = payload["outputs"]
     if job.ended:

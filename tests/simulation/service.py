@@ -60,7 +60,7 @@ from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.service.slice import Slice
 from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.message import Command, kebab
-from timer_service.runs import job_events
+from timer_service.runs import events as run_events
 from timer_service.schedules.backfill import transaction as backfill_pass
 from timer_service.schedules.firing import transaction as firing_pass
 from timer_service.signals import evaluation
@@ -589,7 +589,7 @@ def small_passes() -> Iterator[None]:
         patch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", math.inf)
         patch.setattr(backfill_pass, "MOST_SLOTS", 3)
         patch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", math.inf)
-        patch.setattr(job_events, "_MOST_BYTES", 3_000)  # one or two of them
+        patch.setattr(run_events, "_MOST_BYTES", 3_000)  # one or two of them
         patch.setattr(evaluation, "TransactionTime", lambda _: TransactionTime(lambda: 0))
         yield
 

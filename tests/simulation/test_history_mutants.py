@@ -86,12 +86,12 @@ def stale_before_waiting_reports(patch: pytest.MonkeyPatch) -> None:
 
 def r8_unknown_dropped_jobs_not_kept(patch: pytest.MonkeyPatch) -> None:
     """Unknown jobs in `droppedJobs` are not kept if the report's own job is known."""
-    still_early = run._CommandApplier._part_to_keep
+    names_later_jobs = run._CommandApplier._may_name_later_jobs
 
-    def still_early_itself(self: Any, report: Any, command: Any) -> Any:
-        return None if report.job_name in self.draft.jobs else still_early(self, report, command)
+    def names_later_job(self: Any, report: Any) -> bool:
+        return report.job_name not in self.draft.jobs and names_later_jobs(self, report)
 
-    patch.setattr(run._CommandApplier, "_part_to_keep", still_early_itself)
+    patch.setattr(run._CommandApplier, "_may_name_later_jobs", names_later_job)
 
 
 def r10_firing_id_without_creation_of_signal(patch: pytest.MonkeyPatch) -> None:
@@ -113,17 +113,8 @@ def r13_ready_after_end(patch: pytest.MonkeyPatch) -> None:
 
 def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
     """Pending commands are applied newest first."""
-
-    def apply_early(self: Any) -> None:
-        pending = sorted(self.draft.pending.items(), reverse=True)
-        commands = [each.whole_command() for _, each in pending]
-        self.draft.remove_pending(list(self.draft.pending))
-        self._applies_early = True
-        for command in commands:
-            self.apply(command)
-        self._applies_early = False
-
-    patch.setattr(run._CommandApplier, "_apply_early", apply_early)
+    take = Draft.take_pending
+    patch.setattr(Draft, "take_pending", lambda draft: take(draft)[::-1])
 
 
 def cancelled_upstream_does_not_skip(patch: pytest.MonkeyPatch) -> None:

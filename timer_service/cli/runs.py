@@ -56,12 +56,11 @@ _EXPLANATIONS = {
     "unchanged": "already in that state",
     "kept": "stored until its run or job is known",
     "not_kept": "4 MiB of commands are already stored for this run; send it again later",
-    "not_found": "there is no such run; an older StartRun that is delivered later will be cancelled",
+    "not_found": "there is no such run",
     "unknown_job": "the run has no such job",
     "unknown_group": "the run has no such group",
     "ignored_not_ready": "the job is not ready",
     "already_ended": "the run or the job has already ended",
-    "ignored_stale": "a newer command was handled earlier",
 }
 
 

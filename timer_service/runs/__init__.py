@@ -5,6 +5,7 @@ from functools import partial
 from timer_service.core.service.slice import Slice
 from timer_service.runs import announcements, store
 from timer_service.runs.announcer import LOOP, Announcer
+from timer_service.runs.applier import USAGES
 from timer_service.runs.handler import handle
 from timer_service.runs.messages import (
     CancelRun,
@@ -21,7 +22,6 @@ from timer_service.runs.queries import QUERIES, RunView
 from timer_service.runs.retention import delete_settled
 from timer_service.runs.rules import Outcome
 from timer_service.runs.sweep import TIMED, Sweep
-from timer_service.runs.usage import USAGES
 
 SLICE = Slice(
     name="runs",

@@ -17,7 +17,7 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.delays import LONGEST, Delays
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.runs import announcements, job_events, store
+from timer_service.runs import announcements, events, store
 from timer_service.runs.store import JobKey
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ async def _announce(tx: Transaction, *, tenant: str, now: int, limit: int) -> in
     rows = await announcements.lock_oldest(tx, tenant, limit)
     found = await announcements.read(tx, rows)
     valid = [each for each in found if each is not None]
-    count = await job_events.add(tx, valid, now)
+    count = await events.add_of_jobs(tx, valid, now)
     left = {each.key for each in valid[count:]}
     done = [row for row in rows if (store.run_key(row), row["job_name"]) not in left]
     return await announcements.delete(tx, done)

@@ -1,88 +1,123 @@
 """Applies the commands of one transaction to their runs, as far as the limits of the tenants allow it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from itertools import islice
 
-from timer_service.core.limits.quotas import Admission, Excess
+from timer_service.core.limits.quotas import Admission, Amounts, Excess, Usage
+from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.values.message import Command
 from timer_service.runs import run
-from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.rules import Outcome, Run
-from timer_service.runs.usage import growth
+from timer_service.runs.draft import RunState
+from timer_service.runs.messages import RunStatus
+from timer_service.runs.rules import Outcome, Run, RunKey
 
 _COMMANDS_AT_ONCE = 200
-"""How many commands on a run are applied before the time is read and other tasks may run."""
+"""How many commands are applied before the time is read and other tasks may run."""
+
+_SQL = load_sql("timer_service.runs", "usage.sql")
+
+OPEN_RUNS = Usage("open_runs", _SQL["count_open"])
+RUN_ROWS = Usage("run_rows", _SQL["sum_rows"])
+EARLY_COMMANDS = Usage("early_commands", _SQL["sum_pending"])
+USAGES = (OPEN_RUNS, RUN_ROWS, EARLY_COMMANDS)
 
 End = Outcome | Excess
 """How a command ended."""
+Numbered = Mapping[int, tuple[RunKey, Command]]
+"""Commands and their runs, by number."""
 
 
 class RunApplier:
     """Applies commands to runs, in one transaction."""
 
     def __init__(
-        self, admission: Admission | None, now: int, transaction_time: TransactionTime, *, evaluating: bool
+        self,
+        before: Mapping[RunKey, RunState],
+        admission: Admission | None,
+        now: int,
+        transaction_time: TransactionTime,
+        *,
+        evaluating: bool,
     ) -> None:
         """If `evaluating` is false, the sweep makes jobs ready and skips jobs later."""
+        self.states = dict(before)
+        """The runs after the commands that were applied."""
+        self.ends: dict[int, End] = {}
+        """How each of these commands ended, by its number."""
         self._admission = admission
         self._now = now
         self._evaluating = evaluating
         self._time = transaction_time
         self._has_refused = False
 
-    async def apply(self, state: RunState, commands: Sequence[Command]) -> tuple[RunState, list[End]]:
-        """Return a run after the commands for which there is time, and how each of these ended."""
-        ends: list[End] = []
-        for start in range(0, len(commands), _COMMANDS_AT_ONCE):
-            if not await self._time.is_left():
-                break
-            part = commands[start : start + _COMMANDS_AT_ONCE]
-            state, found = await self._apply_part(state, part)
-            ends += found
-            if len(found) < len(part):
-                break
-        return state, ends
+    async def apply(self, commands: Numbered) -> None:
+        """Apply the commands for which there is time, in order."""
+        numbers = iter(commands)
+        while part := list(islice(numbers, _COMMANDS_AT_ONCE)):
+            of_tenant = defaultdict[str, dict[int, tuple[RunKey, Command]]](dict)
+            for number in part:
+                of_tenant[commands[number][0].tenant_id][number] = commands[number]
+            for tenant, some in of_tenant.items():
+                if not await self._time.is_left() or not await self._apply_some(tenant, some):
+                    return
 
-    async def _apply_part(self, state: RunState, part: Sequence[Command]) -> tuple[RunState, Sequence[End]]:
-        """Apply commands together. If they exceed a limit, apply only those that do not, as far as there is time."""
-        after, outcomes = run.apply(state, part, self._now, evaluating=self._evaluating)
-        if (excess := await self._exceed(state.run, after.run)) is None:
-            return after, outcomes
-        if len(part) == 1:
-            return state, [excess]
-        refused, tried = await self._refuse(state, part)
-        admitted = [command for number, command in enumerate(part[:tried]) if number not in refused]
-        after, outcomes = run.apply(state, admitted, self._now, evaluating=self._evaluating)
-        left = iter(outcomes)
-        return after, [refused.get(number) or next(left) for number in range(tried)]
+    async def _apply_some(self, tenant: str, commands: Numbered) -> bool:
+        """Apply commands of a tenant. If they exceed a limit together, apply only those that do not, one by one.
 
-    async def _refuse(self, state: RunState, part: Sequence[Command]) -> tuple[dict[int, Excess], int]:
-        """Return the commands that exceed a limit if the others are applied one by one, by their numbers.
-
-        Return also how many commands there was time for: trying one can take as long as all of them together.
+        Return False if there was no time for all of them.
         """
+        if (excess := await self._apply_together(tenant, commands)) is None:
+            return True
+        if len(commands) == 1:
+            self.ends |= dict.fromkeys(commands, excess)
+            return True
         if not self._has_refused:  # so that many are tried before all are applied together again
             self._has_refused = True
             self._time.restart()
-        draft, before = Draft(state, self._now, evaluating=self._evaluating), state.run
-        refused: dict[int, Excess] = {}
-        for number, command in enumerate(part):
-            await asyncio.sleep(0)
-            if not await self._time.is_left() and number > 0:
-                return refused, number
-            tried = draft.copy()
-            run.apply_to(tried, command)
-            after = tried.finish().run
-            if excess := await self._exceed(before, after):
-                refused[number] = excess
-            else:
-                draft, before = tried, after
-        await asyncio.sleep(0)
-        return refused, len(part)
+        await asyncio.sleep(0)  # applying all of them may have taken long
+        for number, each in commands.items():
+            if not await self._time.is_left():
+                return False
+            await self._apply_some(tenant, {number: each})
+        return True
 
-    async def _exceed(self, before: Run, after: Run) -> Excess | None:
-        """Return the limit that a run exceeds after commands."""
-        if self._admission is None:
-            return None
-        return await self._admission.exceeds(before.key.tenant_id, growth(before, after))
+    async def _apply_together(self, tenant: str, commands: Numbered) -> Excess | None:
+        """Apply commands of a tenant, or return the limit that they exceed together."""
+        of_run = defaultdict[RunKey, list[int]](list)
+        for number, (key, _) in commands.items():
+            of_run[key].append(number)
+        after: dict[RunKey, RunState] = {}
+        outcomes: dict[int, Outcome] = {}
+        for key, numbers in of_run.items():
+            on_run = [commands[number][1] for number in numbers]
+            after[key], found = run.apply(self.states[key], on_run, self._now, evaluating=self._evaluating)
+            outcomes |= zip(numbers, found, strict=True)
+        if self._admission is not None:
+            more = Counter[Usage]()
+            for key, state in after.items():
+                more.update(growth(self.states[key].run, state.run))
+            if excess := await self._admission.exceeds(tenant, more):
+                return excess
+        self.states |= after
+        self.ends |= outcomes
+        return None
+
+
+def growth(before: Run, after: Run) -> Amounts:
+    """Return how much more a tenant has after commands on one of its runs than before."""
+    return {
+        OPEN_RUNS: _is_running(after) - _is_running(before),
+        RUN_ROWS: _running_rows(after) - _running_rows(before),
+        EARLY_COMMANDS: after.pending_bytes - before.pending_bytes,
+    }
+
+
+def _is_running(run: Run) -> bool:
+    return run.status is RunStatus.RUNNING
+
+
+def _running_rows(run: Run) -> int:
+    return run.row_count if _is_running(run) else 0

@@ -7,7 +7,6 @@ from itertools import chain
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.turns import Turns
-from timer_service.core.values.errors import ConflictError
 from timer_service.core.values.message import Command, Position
 from timer_service.runs import rules, store
 from timer_service.runs.draft import Pending, RunState
@@ -22,7 +21,7 @@ from timer_service.runs.messages import (
     ResolveGroup,
     StartRun,
 )
-from timer_service.runs.rules import NO_POSITION, Group, Job, Run, RunKey
+from timer_service.runs.rules import Group, Job, Run, RunKey
 from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "loader.sql")
@@ -31,8 +30,6 @@ _IF_FAILED = {str(each): each for each in IfFailed}
 _BYTES_OF_TURN = 64 * 1024
 Names = Mapping[RunKey, Collection[str]]
 """Names of jobs by run."""
-_MANY_JOBS = store.MANY_JOBS
-"""So many jobs of one run are read with one statement for all of them, which takes half as long."""
 _MOST_JOBS = MAX_JOBS // 2
 """For more jobs of one run, all of its jobs are read."""
 _MAX_LEVELS = 50
@@ -44,26 +41,25 @@ async def load(
 ) -> dict[RunKey, RunState]:
     """Read all rows of locked runs that commands can change."""
     loader = Loader(tx, runs)
-    by_type = defaultdict[type, list[tuple[RunKey, Command]]](list)
-    for key, each in ((key, each) for key, on_run in commands.items() for each in on_run):
-        by_type[type(each.payload)].append((key, each))
+    by_type = defaultdict[type, set[RunKey]](set)
+    for key, on_run in commands.items():
+        for each in on_run:
+            by_type[type(each.payload)].add(key)
     is_open = {key for key, run in runs.items() if run.is_open}
-    to_cancel = {key for key, each in by_type[StartRun] if each.position < runs[key].since}
-    whole = ({key for kind in (ResolveGroup, CancelRun) for key, _ in by_type[kind]} | to_cancel) & is_open
+    started = {key for key, run in runs.items() if run.started}
+    whole = (by_type[ResolveGroup] | by_type[CancelRun]) & is_open
     only_cancelled = {key for key in whole if all(isinstance(each.payload, CancelRun) for each in commands[key])}
     await loader.read_open_jobs(only_cancelled)
     await loader.read_whole_runs(whole - only_cancelled)
-    started = {key for key, run in runs.items() if run.started}
-    resolving = {key for key, _ in by_type[ResolveGroup]} & started  # before the StartRun, a ResolveGroup only waits
+    resolving = by_type[ResolveGroup] & started  # before the StartRun, a ResolveGroup only waits
     await loader.read_groups(resolving - whole)
-    starting = {key for key, _ in by_type[StartRun]} - started  # a repeated StartRun changes nothing of what waits
-    await loader.read_pending(resolving | starting | to_cancel | {key for key, _ in by_type[CancelRun]})
-    may_be_kept = [(key, each) for kind in (ReportJobStatus, ResolveGroup) for key, each in by_type[kind]]
-    await loader.read_pending_at({(key, each.position) for key, each in may_be_kept if loader.may_keep(key)})
+    starting = by_type[StartRun] - started  # a repeated StartRun changes nothing of what waits
+    await loader.read_pending(resolving | starting | by_type[CancelRun])
     reports = [
         (key, each.payload)
-        for key, each in by_type[ReportJobStatus]
-        if key in started - whole and isinstance(each.payload, ReportJobStatus)
+        for key in by_type[ReportJobStatus] & started - whole
+        for each in commands[key]
+        if isinstance(each.payload, ReportJobStatus)
     ]
     await loader.read_jobs_of_reports(reports, evaluating)
     return loader.states()
@@ -72,33 +68,11 @@ async def load(
 async def lock_runs(tx: Transaction, keys: Collection[RunKey]) -> dict[RunKey, Run]:
     """Lock and return the runs that exist. The order of the keys prevents deadlocks between instances.
 
-    No other transaction writes these runs until this transaction ends.
+    No other transaction writes these runs or their jobs until this transaction ends. No other inserts runs meanwhile:
+    a transaction of the intake first moves the cursor of the log.
     """
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
     return {run.key: run for run in map(store.read_run, rows)}
-
-
-async def insert_runs(tx: Transaction, keys: Collection[RunKey], now: int) -> dict[RunKey, Run]:
-    """Insert runs that do not exist, lock and return them. Raises `ConflictError` if retention deletes one."""
-    if not keys:
-        return {}
-    new = [{**key._asdict(), "now": now, "no_position": NO_POSITION.sequence} for key in sorted(keys)]
-    await tx.executemany(_SQL["insert_run"], new)
-    inserted = await lock_runs(tx, keys)
-    if len(inserted) < len(keys):
-        raise ConflictError("retention deleted a run before it was locked")
-    return inserted
-
-
-async def delete_unused_runs(tx: Transaction, keys: Iterable[RunKey]) -> None:
-    """Delete inserted runs that no command has changed."""
-    await tx.executemany(_SQL["delete_unused_run"], [key._asdict() for key in sorted(keys)])
-
-
-async def lock_run(tx: Transaction, key: RunKey) -> Run | None:
-    """Lock and return a run. No other transaction writes the run or its jobs until this transaction ends."""
-    rows = await tx.fetch(_FIND_LOCKED, key._asdict())
-    return store.read_run(rows[0]) if rows else None
 
 
 async def count_group_needs(reader: Reader, keys: Collection[RunKey]) -> dict[RunKey, dict[str, int]]:
@@ -107,11 +81,6 @@ async def count_group_needs(reader: Reader, keys: Collection[RunKey]) -> dict[Ru
     for row in await reader.fetch_each(_SQL["count_group_needs"], [key._asdict() for key in keys]):
         counts[RunKey(row["tenant_id"], row["run_id"])][row["group_name"]] = row["count"]
     return counts
-
-
-async def find_run(reader: Reader, key: RunKey) -> Run | None:
-    """Return a run, or None."""
-    return (await find_runs(reader, [key])).get(key)
 
 
 async def find_runs(reader: Reader, keys: Iterable[RunKey]) -> dict[RunKey, Run]:
@@ -146,10 +115,6 @@ class Loader:
             for key, run in self.runs.items()
         }
 
-    def may_keep(self, key: RunKey) -> bool:
-        """Return whether a command on a run may become pending."""
-        return not self.runs[key].started or self.runs[key].open_groups > 0
-
     async def read_whole_runs(self, keys: Collection[RunKey]) -> None:
         """Read all jobs, needs and groups of runs."""
         named = [key._asdict() for key in keys]
@@ -172,24 +137,11 @@ class Loader:
             self._groups[store.run_key(row)][row["group_name"]] = store.read_group(row)
 
     async def read_pending(self, keys: Iterable[RunKey]) -> None:
-        """Read the pending commands of runs, and count their bytes again: earlier versions counted others.
-
-        A run can have 16,000, which take 0.1 s. Other tasks run in between.
-        """
-        waiting = [key for key in keys if self.runs[key].pending_bytes]
+        """Read the pending commands of runs. A run can have 2,000. Other tasks run in between."""
+        waiting = [key._asdict() for key in keys if self.runs[key].pending_bytes]
         turns = Turns(_BYTES_OF_TURN)
-        for row in await self._reader.fetch_each(_SQL["pending"], [key._asdict() for key in waiting]):
+        for row in await self._reader.fetch_each(_SQL["pending"], waiting):
             await turns.take(len(row["payload"]))
-            pending = store.read_pending(row)
-            self._pending[store.run_key(row)][pending.command.position] = pending
-        for key in waiting:
-            size = sum(pending.size for pending in self._pending[key].values())
-            self.runs[key] = self.runs[key]._replace(pending_bytes=size)
-
-    async def read_pending_at(self, positions: Iterable[tuple[RunKey, Position]]) -> None:
-        """Read the pending commands at some positions. A redelivered command must not be kept twice."""
-        named = [store.position_parameters(key, at) for key, at in positions if self.runs[key].pending_bytes]
-        for row in await self._reader.fetch_each(_SQL["pending_at"], named):
             pending = store.read_pending(row)
             self._pending[store.run_key(row)][pending.command.position] = pending
 
@@ -244,7 +196,8 @@ class Loader:
 
         The two reads are not joined: without statistics, PostgreSQL would start the join with all jobs of a run.
         """
-        self._add_edges(await self._fetch_named("downstream", "downstream_of_jobs", jobs))
+        named = [store.job_parameters((key, name)) for key, names in jobs.items() for name in names]
+        self._add_edges(await self._reader.fetch_each(_SQL["downstream"], named))
         needing = {key: map(JOB_OF, self._edges_from(key, names)) for key, names in jobs.items()}
         await self._read_jobs({key: set(names).difference(self._jobs[key]) for key, names in needing.items()})
 
@@ -254,23 +207,14 @@ class Loader:
     async def _read_jobs(self, jobs: Names) -> None:
         """Read jobs. If these are most of a run, read all of its jobs, which is faster."""
         whole = [key._asdict() for key, names in jobs.items() if len(names) > _MOST_JOBS]
-        some = {key: names for key, names in jobs.items() if len(names) <= _MOST_JOBS}
-        self._add_jobs(await self._reader.fetch_each(_SQL["jobs_of_run"], whole))
-        self._add_jobs(await self._fetch_named("find_job", "find_jobs", some))
-
-    async def _fetch_named(self, of_job: str, of_jobs: str, jobs: Names) -> list[Row]:
-        """Run the statement `of_job` for each of some jobs, or `of_jobs` for many jobs of one run together."""
-        few = [
+        some = [
             store.job_parameters((key, name))
             for key, names in jobs.items()
-            if len(names) < _MANY_JOBS
+            if len(names) <= _MOST_JOBS
             for name in names
         ]
-        many = [{**key._asdict(), "job_names": list(names)} for key, names in jobs.items() if len(names) >= _MANY_JOBS]
-        return [
-            *await self._reader.fetch_each(_SQL[of_job], few),
-            *await self._reader.fetch_each(_SQL[of_jobs], many),
-        ]
+        self._add_jobs(await self._reader.fetch_each(_SQL["jobs_of_run"], whole))
+        self._add_jobs(await self._reader.fetch_each(_SQL["find_job"], some))
 
     def _add_jobs(self, rows: Iterable[Row]) -> None:
         for key, job in store.read_jobs(rows):

@@ -1,33 +1,22 @@
--- name: insert_run
--- Inserts the row of an unknown run, without a status.
-INSERT INTO runs (tenant_id, run_id, created_at, settled_at, position_epoch, position_sequence)
-VALUES (:tenant_id, :run_id, :now, :now, :no_position, :no_position)
-ON CONFLICT (tenant_id, run_id) DO NOTHING
-
--- name: delete_unused_run
--- Deletes the row of a run that holds nothing.
-DELETE FROM runs WHERE tenant_id = :tenant_id AND run_id = :run_id AND status IS NULL AND pending_bytes = 0
-
 -- name: find_run
 -- Returns a run.
-SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, pending_bytes, has_outputs, evaluated,
-    flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence, since_epoch,
-    since_sequence, correlation_id, causation_id, traceparent, tracestate
+SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, stored_bytes, payload_bytes, pending_bytes, has_outputs, evaluated,
+    flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate
 FROM /* each of many */ runs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: jobs_of_run
 -- Returns all jobs of a run.
-SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
-    stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
+SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
+    stale_after_ms, stale_at, payload_bytes
 FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 ORDER BY job_name
 
 -- name: open_jobs_of_run
 -- Returns the jobs of a run that have not ended.
-SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
-    stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
+SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
+    stale_after_ms, stale_at, payload_bytes
 FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND settled_at IS NULL
 ORDER BY job_name
@@ -60,17 +49,10 @@ GROUP BY tenant_id, run_id, group_name
 
 -- name: find_job
 -- Returns a job.
-SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
-    stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
+SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
+    stale_after_ms, stale_at, payload_bytes
 FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
-
--- name: find_jobs
--- Returns jobs of a run.
-SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
-    stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
-FROM run_jobs
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names)
 
 -- name: downstream
 -- Returns the jobs that need a job.
@@ -78,23 +60,10 @@ SELECT tenant_id, run_id, job_name, needed_by
 FROM /* each of many */ run_edges
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needed_by IS NOT NULL
 
--- name: downstream_of_jobs
--- Returns, for each of some jobs of a run, the jobs that need it.
-SELECT tenant_id, run_id, job_name, needed_by
-FROM run_edges
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names) AND needed_by IS NOT NULL
-
 -- name: pending
--- Returns all pending commands of a run.
+-- Returns all pending commands of a run, in the order of the log.
 SELECT tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id,
     traceparent, tracestate
 FROM run_pending_commands
 WHERE tenant_id = :tenant_id AND run_id = :run_id
-
--- name: pending_at
--- Returns the pending command at a position.
-SELECT tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id,
-    traceparent, tracestate
-FROM /* each of many */ run_pending_commands
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND position_epoch = :position_epoch
-    AND position_sequence = :position_sequence
+ORDER BY position_epoch, position_sequence

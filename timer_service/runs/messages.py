@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
@@ -275,6 +275,11 @@ class ReportJobStatus(RunPayload):
         fail_fast=True,
         description="Jobs that turned out not to exist. They end as drift_dropped.",
     )
+
+    @property
+    def named_jobs(self) -> Collection[str]:
+        """The job of the report and the jobs that it drops, each once, in their order."""
+        return dict.fromkeys((self.job_name, *(self.dropped_jobs or ())))
 
     @model_validator(mode="after")
     def _can_be_reported(self) -> Self:

@@ -26,39 +26,33 @@ def may_make_many_needs(run: Run, commands: Sequence[Command], most: int) -> boo
 
 def choose_commands(
     runs: Mapping[RunKey, Run],
-    commands: Mapping[RunKey, Sequence[Command]],
+    commands: Sequence[tuple[RunKey, Command]],
     most: int,
     group_needs: Mapping[RunKey, GroupNeeds] = MappingProxyType({}),
-) -> dict[RunKey, Sequence[Command]]:
-    """Return the commands that fit into a transaction of `most` rows, and at least the first one.
+) -> list[int]:
+    """Return the numbers of the commands that fit into a transaction of `most` rows, and at least the first one.
 
-    `runs` are the runs that exist. The commands on one run are taken in their order. A run that does not fit does not
-    hold up the runs behind it. For the first run, only the rows that its commands name or make count: it must be read
-    anyway. `group_needs` has the runs whose commands may make many needs.
+    `runs` are the runs that exist. The commands are chosen in their order. One that does not fit holds up all later
+    ones of its tenant, and none of other tenants. For the first run, only the rows that its commands name or make
+    count: it must be read anyway. `group_needs` has the runs whose commands may make many needs.
     """
-    chosen: dict[RunKey, Sequence[Command]] = {}
+    chosen: list[int] = []
+    loaded: dict[RunKey, int] = {}
+    full: set[str] = set()
     room = most
-    for key, on_run in commands.items():
-        needs = group_needs.get(key, {})
-        count, rows = _count_fitting(runs.get(key), on_run, needs, room, is_first=not chosen)
-        if count:
-            chosen[key] = on_run[:count]
-            room -= rows
+    for number, (key, command) in enumerate(commands):
+        if key.tenant_id in full:
+            continue
+        before = loaded.get(key, 0)
+        after = 0 if key == commands[0][0] else max(before, _loaded_rows(runs.get(key), command))
+        rows = after - before + _own_rows(command, group_needs.get(key, {}))
+        if rows > room and chosen:
+            full.add(key.tenant_id)
+            continue
+        loaded[key] = after
+        room -= rows
+        chosen.append(number)
     return chosen
-
-
-def _count_fitting(
-    run: Run | None, commands: Sequence[Command], group_needs: GroupNeeds, room: int, *, is_first: bool
-) -> tuple[int, int]:
-    """Return how many of the first commands on a run fit, and how many rows count for them."""
-    loaded = own = 0
-    for count, command in enumerate(commands):
-        more_loaded = 0 if is_first else max(loaded, _loaded_rows(run, command))
-        more_own = own + _own_rows(command, group_needs)
-        if more_loaded + more_own > room and not (is_first and count == 0):
-            return count, loaded + own
-        loaded, own = more_loaded, more_own
-    return len(commands), loaded + own
 
 
 def _loaded_rows(run: Run | None, command: Command) -> int:

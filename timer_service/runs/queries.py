@@ -141,7 +141,7 @@ def run_view(run: Run) -> Mapping[str, Any]:
 async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Steps[RawJson]:
     key = RunKey(tenant, request.run_id)
     start = _Start(*read_cursor(request.cursor, str, str)) if request.cursor is not None else _Start("", "")
-    run = await loader.find_run(reader, key)
+    run = (await loader.find_runs(reader, [key])).get(key)
     if run is None or not run.started:
         raise Rejection(Code.NOT_FOUND, f"no run {request.run_id!r}")
     counts = await reader.fetch(_SQL["counts"], key._asdict())

@@ -1,8 +1,7 @@
 -- name: page
 -- Returns the next started runs of a tenant, of all statuses or of one, newest first.
-SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, pending_bytes, has_outputs, evaluated,
-    flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence, since_epoch,
-    since_sequence, correlation_id, causation_id, traceparent, tracestate
+SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, stored_bytes, payload_bytes, pending_bytes, has_outputs, evaluated,
+    flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate
 FROM runs
 WHERE tenant_id = :tenant_id AND digest IS NOT NULL {and_status} AND (created_at, run_id) < (:before_at, :before_id)
 ORDER BY created_at DESC, run_id DESC

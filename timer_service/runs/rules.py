@@ -9,7 +9,7 @@ from timer_service.core.values.message import Position
 from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 
 NO_POSITION = Position(0, 0)
-"""The position of a run without a StartRun and of a job without a report. It is older than every command."""
+"""The position of a run that is not started."""
 UNFINISHED = frozenset({JobStatus.PENDING, JobStatus.DISPATCHED, JobStatus.RUNNING})
 _NOT_FAILURES = frozenset({JobStatus.SUCCESS, JobStatus.SKIPPED})
 
@@ -31,7 +31,6 @@ class Outcome(StrEnum):
     UNCHANGED = "unchanged"
     NOT_FOUND = "not_found"
     ALREADY_ENDED = "already_ended"
-    IGNORED_STALE = "ignored_stale"
     OVER_QUOTA = OVER_QUOTA
 
 
@@ -45,17 +44,14 @@ class RunKey(NamedTuple):
 class Run(NamedTuple):
     """One run, without its jobs.
 
-    A run has a `digest` once it was started. A run without a digest is never shown. It is one of two things:
-
-    - With status None, it holds the pending commands that were delivered before its StartRun.
-    - With status `cancelled`, it is a tombstone: a CancelRun was delivered before its StartRun. If that StartRun is
-      older than the CancelRun, it is cancelled at once. A tombstone can hold pending commands, too.
+    A run has a status and a `digest` once it was started. Before, it only holds the pending commands that come before
+    its StartRun in the log, and is never shown.
     """
 
     key: RunKey
     status: RunStatus | None
     position: Position
-    """The position of its StartRun."""
+    """The position of its StartRun. The ids of its events depend on it."""
     created_at: int
     digest: str | None = None
     open_jobs: int = 0
@@ -64,10 +60,12 @@ class Run(NamedTuple):
     """How many of its jobs ended with a status other than `success` and `skipped`."""
     open_groups: int = 0
     """How many of its groups are not resolved."""
-    since: Position = NO_POSITION
-    """The position of the newest CancelRun that is older than its StartRun. Commands older than that are stale."""
     row_count: int = 0
     """How many rows its jobs, needs and groups have. It decides how many runs one transaction loads."""
+    stored_bytes: int = 0
+    """The bytes of the ids and names that its rows repeat. See `stored_bytes`."""
+    payload_bytes: int = 0
+    """The bytes of the payloads of its jobs."""
     pending_bytes: int = 0
     """The size of its pending commands."""
     has_outputs: bool = False
@@ -84,6 +82,11 @@ class Run(NamedTuple):
     def started(self) -> bool:
         """Whether a StartRun was applied."""
         return self.digest is not None
+
+    @property
+    def holds_something(self) -> bool:
+        """Whether the run was started or holds pending commands. Otherwise it has no row."""
+        return self.started or self.pending_bytes > 0
 
     @property
     def is_open(self) -> bool:
@@ -105,7 +108,7 @@ class Group(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One job."""
+    """One job. The fields up to `payload_bytes` have the order of the columns that `loader.sql` reads."""
 
     name: str
     status: JobStatus = JobStatus.PENDING
@@ -119,11 +122,9 @@ class Job(NamedTuple):
     reason: str | None = None
     stale_after_ms: int | None = None
     stale_at: int | None = None
-    position: Position = NO_POSITION
-    """The position of the newest report that was recorded."""
+    payload_bytes: int = 0
     payload: str | None = None
     """JSON. Written when the job is inserted, and not read back."""
-    payload_bytes: int = 0
     outputs: str | None = None
     """JSON. Written when a report is recorded, and not read back."""
     changed_by: str | None = None
@@ -169,22 +170,15 @@ def causes_skip(if_failed: IfFailed, upstream: Job) -> bool:
     return upstream.status is not JobStatus.SUCCESS and if_failed is IfFailed.SKIP
 
 
-def apply_report(job: Job, status: JobStatus, position: Position, now: int) -> tuple[Outcome, Job]:
-    """Return the outcome of a report, and the job after the report. Reports may be delivered in any order.
-
-    A report of an end is recorded even if a newer report was delivered first: in stream order, the end would have been
-    final before the newer report.
-    """
+def apply_report(job: Job, status: JobStatus, now: int) -> tuple[Outcome, Job]:
+    """Return the outcome of a report, and the job after the report."""
     if job.ended:
         return (Outcome.UNCHANGED if job.status is status else Outcome.ALREADY_ENDED), job
-    if status in UNFINISHED and position <= job.position:
-        return (Outcome.UNCHANGED if position == job.position else Outcome.IGNORED_STALE), job
     if job.is_waiting and (status in UNFINISHED or status is JobStatus.SUCCESS):
         return Outcome.IGNORED_NOT_READY, job
-    newest = max(position, job.position)
     if status in UNFINISHED:
-        return Outcome.RECORDED, job._replace(status=status, position=newest, stale_at=_stale_at(job, now))
-    return Outcome.RECORDED, job._replace(status=status, settled_at=now, stale_at=None, reason=None, position=newest)
+        return Outcome.RECORDED, job._replace(status=status, stale_at=_stale_at(job, now))
+    return Outcome.RECORDED, end(job, status, now)
 
 
 def _stale_at(job: Job, now: int) -> int | None:

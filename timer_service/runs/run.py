@@ -1,16 +1,16 @@
 """Applies commands to one run, as pure functions without I/O."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from timer_service.core.events.cause import cause_of
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
-from timer_service.runs.messages import CancelRun, JobStatus, ReportJobStatus, ResolveGroup, RunStatus, StartRun
+from timer_service.runs.graph import Edge, Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
+from timer_service.runs.messages import CancelRun, JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
-from timer_service.runs.stored_bytes import check_bytes, check_payloads
+from timer_service.runs.stored_bytes import RunBytes, count_jobs
 
 SWEEP_MS = 10 * 60 * 1000
 """The delay from the start of a run to its first sweep."""
@@ -37,11 +37,6 @@ def apply(
     return applier.draft.finish(), outcomes
 
 
-def apply_to(draft: Draft, command: Command) -> Outcome:
-    """Apply one command to a draft, without a search for cycles. Return its outcome."""
-    return _CommandApplier(draft, {}).apply(command)
-
-
 class _CommandApplier:
     """Applies commands to the draft of their run."""
 
@@ -49,7 +44,6 @@ class _CommandApplier:
         """`cycles` has the cycle for the position of each command that closes one. Such a command rejects the run."""
         self.draft = draft
         self._cycles = cycles
-        self._applies_early = False
 
     def apply(self, command: Command) -> Outcome:
         """Apply one command and return its outcome."""
@@ -61,63 +55,38 @@ class _CommandApplier:
             case ReportJobStatus() as payload:
                 return self._report(payload, command)
             case CancelRun():
-                return self._cancel(command)
+                return self._cancel()
             case payload:
                 raise TypeError(f"no command of a run: {type(payload).__name__}")
 
     def _start(self, payload: StartRun, command: Command) -> Outcome:
         run, digest = self.draft.run, payload.digest
-        if run.digest == digest:
-            return self._start_again(command.position)
         if run.started:
-            return Outcome.IGNORED_STALE if command.position < run.position else Outcome.EXISTS
+            return Outcome.UNCHANGED if run.digest == digest else Outcome.EXISTS
+        cause = cause_of(command)
         self.draft.run = Run(
             key=run.key,
             status=RunStatus.RUNNING,
             position=command.position,
             created_at=self.draft.now,
             digest=digest,
-            since=run.since,
+            open_groups=len(payload.groups),
+            row_count=len(payload.groups),
+            stored_bytes=RunBytes.of(run.key.run_id, cause).groups(payload.groups),
             pending_bytes=run.pending_bytes,
-            cause=cause_of(command),
+            cause=cause,
             sweep_at=self.draft.now + SWEEP_MS,
         )
-        counted = self.draft.counted
-        if flaw := (
-            check_names(payload.jobs, (), payload.groups)
-            or check_size(payload.jobs, {}, (), jobs=0, needs=0)
-            or check_bytes(payload.jobs, {}, (), group=None, counted=counted, used=counted.groups(payload.groups))
-            or self._cycles.get(command.position)
-        ):
-            self.draft.reject(flaw)
-            return Outcome.RUN_REJECTED
-        groups = len(payload.groups)
-        self.draft.run = self.draft.run._replace(open_groups=groups, row_count=groups)
         self.draft.groups = {name: Group(name) for name in payload.groups}
-        self.draft.add_jobs(payload.jobs, None, build_edges(payload.jobs, {}), command)
-        if command.position < run.since:
-            self.draft.cancel()
-            return Outcome.CANCELLED
-        self._apply_early()
+        if not self._add_jobs(payload.jobs, None, (), command):
+            self.draft.groups = {}
+            return Outcome.RUN_REJECTED
+        self._apply_pending()
         return Outcome.STARTED
 
-    def _start_again(self, position: Position) -> Outcome:
-        """Apply a StartRun with the graph that the run already has. The older position becomes the position of the run.
-
-        If a CancelRun is between the two positions in the stream, the run is cancelled.
-        """
-        run = self.draft.run
-        self.draft.run = run._replace(position=min(position, run.position))
-        if not (run.is_open and position < run.since):
-            return Outcome.UNCHANGED
-        self.draft.cancel()
-        return Outcome.CANCELLED
-
     def _resolve(self, payload: ResolveGroup, command: Command) -> Outcome:
-        if self._is_early(command):
+        if not self.draft.run.started:
             return self._keep(command)
-        if command.position < self.draft.run.since:
-            return Outcome.IGNORED_STALE
         digest = payload.digest
         if (group := self.draft.groups.get(payload.group_name)) is None:
             return Outcome.UNKNOWN_GROUP if self.draft.run.is_open else Outcome.ALREADY_ENDED
@@ -128,76 +97,74 @@ class _CommandApplier:
         self.draft.groups[group.name] = group._replace(digest=digest, resolved_at=self.draft.now)
         self.draft.run = self.draft.run._replace(open_groups=self.draft.run.open_groups - 1)
         downstream = self.draft.downstream_of_groups.get(group.name, ())
-        members = self.draft.members
-        names = members[group.name] = [job.name for job in payload.jobs]
-        if flaw := (
-            check_names(payload.jobs, self.draft.jobs, self.draft.groups)
-            or check_size(payload.jobs, members, downstream, jobs=len(self.draft.jobs), needs=self.draft.need_count)
-            or check_bytes(
-                payload.jobs,
-                members,
-                downstream,
-                group=group.name,
-                counted=self.draft.counted,
-                used=self.draft.stored_bytes,
-            )
-            or check_payloads(payload.jobs, self.draft.payload_bytes)
-            or self._cycles.get(command.position)
-        ):
-            self.draft.reject(flaw)
+        names = self.draft.members[group.name] = [job.name for job in payload.jobs]
+        if not self._add_jobs(payload.jobs, group.name, downstream, command):
             return Outcome.RUN_REJECTED
-        to_jobs, to_groups = build_edges(payload.jobs, members)
-        to_members = [edge._replace(upstream=name) for edge in downstream for name in names]
-        edges = NewEdges([*to_jobs, *to_members], to_groups)
-        reports = self.draft.take_reports(names)
-        self.draft.add_jobs(payload.jobs, group.name, edges, command, resolved=downstream)
-        for report, jobs in reports:
+        for report, jobs in self.draft.take_reports(names):
             self._apply_part(report, jobs)
         if not self.draft.run.open_groups:
-            self.draft.remove_pending(list(self.draft.pending))
+            self.draft.take_pending()
         return Outcome.RESOLVED
 
+    def _add_jobs(
+        self, jobs: Sequence[NewJob], group: str | None, downstream: Sequence[Edge], command: Command
+    ) -> bool:
+        """Add the first jobs of a run, or those of a group. If the graph has a flaw, reject the run and return False.
+
+        `downstream` are the edges to the jobs that need the group.
+        """
+        draft, members = self.draft, self.draft.members
+        counted = (
+            check_names(jobs, draft.jobs, draft.groups)
+            or check_size(jobs, members, downstream, jobs=len(draft.jobs), needs=draft.need_count)
+            or self._cycles.get(command.position)
+            or count_jobs(draft.run, jobs, members, downstream, group)
+        )
+        if isinstance(counted, Flaw):
+            draft.reject(counted)
+            return False
+        draft.run = counted
+        to_jobs, to_groups = build_edges(jobs, members)
+        names = [job.name for job in jobs]
+        to_members = [edge._replace(upstream=name) for edge in downstream for name in names]
+        edges = NewEdges([*to_jobs, *to_members], to_groups)
+        draft.add_jobs(jobs, group, edges, command, resolved=downstream)
+        return True
+
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
-        if self._is_early(command):
+        if not self.draft.run.started:
             return self._keep(command)
-        if command.position < self.draft.run.since:
-            return Outcome.IGNORED_STALE
-        part = self._part_to_keep(payload, command)
-        if part is not None and not self.draft.keep_pending(part, again=self._applies_early):
+        is_kept = self._may_name_later_jobs(payload)
+        if is_kept and not self.draft.keep_pending(command):
             return Outcome.NOT_KEPT
         before = self.draft.jobs.get(payload.job_name)
         if before is not None:
-            outcome, job = rules.apply_report(before, payload.status, command.position, self.draft.now)
+            outcome, job = rules.apply_report(before, payload.status, self.draft.now)
             self._record(outcome, job, payload, command)
             ended = [job.name] if job.ended and not before.ended else []
         else:
-            outcome, ended = Outcome.UNKNOWN_JOB if part is None else Outcome.KEPT, []
+            outcome, ended = Outcome.KEPT if is_kept else Outcome.UNKNOWN_JOB, []
         ended += self._drop_jobs(payload.dropped_jobs or (), command)
         if ended:
             self.draft.evaluate(ended)
         return outcome
 
-    def _part_to_keep(self, report: ReportJobStatus, command: Command) -> Command | None:
-        """Return the part of a report that is about unknown jobs, or None.
+    def _may_name_later_jobs(self, report: ReportJobStatus) -> bool:
+        """Return whether a report names unknown jobs. They can become known only while a group is open."""
+        run = self.draft.run
+        return run.is_open and run.open_groups > 0 and any(name not in self.draft.jobs for name in report.named_jobs)
 
-        Unknown jobs can become known only while a group is open.
-        """
-        if not (self.draft.run.is_open and self.draft.run.open_groups):
-            return None
-        if report.job_name not in self.draft.jobs:
-            return command
-        unknown = [name for name in report.dropped_jobs or () if name not in self.draft.jobs]
-        return command._replace(payload=_drops(report, unknown)) if unknown else None
-
-    def _apply_part(self, command: Command, jobs: Collection[str]) -> None:
+    def _apply_part(self, command: Command, jobs: Sequence[str]) -> None:
         """Apply a pending report to some of the jobs that it names."""
         report = command.payload
         assert isinstance(report, ReportJobStatus)  # noqa: S101 - after the start of a run, only reports are pending
         if report.job_name in jobs:
-            dropped = [name for name in report.dropped_jobs or () if name in jobs]
-            self._report(report.model_copy(update={"dropped_jobs": dropped}), command)
+            dropped = frozenset(report.dropped_jobs or ())
+            part: dict[str, object] = {"dropped_jobs": [name for name in jobs if name in dropped]}
         else:
-            self._report(_drops(report, list(jobs)), command)
+            first, *others = jobs
+            part = {"job_name": first, "status": JobStatus.DRIFT_DROPPED, "dropped_jobs": others, "outputs": None}
+        self._report(report.model_copy(update=part), command)
 
     def _record(self, outcome: Outcome, job: Job, report: ReportJobStatus, command: Command) -> None:
         if outcome is Outcome.RECORDED:
@@ -221,55 +188,30 @@ class _CommandApplier:
             self.draft.set_job(rules.end(job, JobStatus.DRIFT_DROPPED, self.draft.now)._replace(changed_by=command.id))
         return [job.name for job in dropped]
 
-    def _cancel(self, command: Command) -> Outcome:
-        run, position = self.draft.run, command.position
+    def _cancel(self) -> Outcome:
+        run = self.draft.run
         if not run.started:
-            return self._cancel_unstarted(position)
-        if position < run.position:
-            self.draft.run = run._replace(since=max(position, run.since))
-            return Outcome.IGNORED_STALE
+            self.draft.take_pending()
+            return Outcome.NOT_FOUND
         if not run.is_open:
             return Outcome.UNCHANGED if run.status is RunStatus.CANCELLED else Outcome.ALREADY_ENDED
         self.draft.cancel()
         return Outcome.CANCELLED
 
-    def _cancel_unstarted(self, position: Position) -> Outcome:
-        """Leave a tombstone, so that an older StartRun does not start the run. Remove the older pending commands."""
-        run = self.draft.run
-        since = max(position, run.since)
-        self.draft.run = run._replace(status=RunStatus.CANCELLED, since=since, settled_at=self.draft.now)
-        self.draft.remove_pending([at for at in self.draft.pending if at < since])
-        return Outcome.NOT_FOUND if run.status is None else Outcome.UNCHANGED
-
-    def _is_early(self, command: Command) -> bool:
-        """Return whether a command must be kept until the StartRun of its run is delivered."""
-        return not self.draft.run.started and command.position > self.draft.run.since
-
     def _keep(self, command: Command) -> Outcome:
-        return Outcome.KEPT if self.draft.keep_pending(command, again=self._applies_early) else Outcome.NOT_KEPT
+        return Outcome.KEPT if self.draft.keep_pending(command) else Outcome.NOT_KEPT
 
-    def _apply_early(self) -> None:
-        """Apply the commands that waited for the StartRun, in the order of their positions.
+    def _apply_pending(self) -> None:
+        """Apply the commands that come before the StartRun, in the order of the log.
 
         A report of unknown jobs is kept again. The jobs of a group are read only if they are needed: a run can have
         10,000, but 300,000 may wait.
         """
-        in_order = sorted(self.draft.pending)
-        waiting = [self.draft.pending[position] for position in in_order]
-        self.draft.remove_pending(in_order)
-        self._applies_early = True
-        for each in waiting:
+        for each in self.draft.take_pending():
             if each.resolved_group is None or self._can_resolve(each.resolved_group):
                 self.apply(each.whole_command())
-        self._applies_early = False
 
     def _can_resolve(self, name: str) -> bool:
         """Return whether a ResolveGroup of a group would have an effect."""
         group = self.draft.groups.get(name)
         return group is not None and group.resolved_at is None and self.draft.run.is_open
-
-
-def _drops(report: ReportJobStatus, jobs: Sequence[str]) -> ReportJobStatus:
-    """Return a report that only drops jobs."""
-    drop = {"job_name": jobs[0], "status": JobStatus.DRIFT_DROPPED, "dropped_jobs": jobs[1:], "outputs": None}
-    return report.model_copy(update=drop)

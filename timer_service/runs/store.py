@@ -1,8 +1,9 @@
 """Writes the changes of runs, and converts between rows and values."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from pydantic_core import to_json
@@ -16,7 +17,7 @@ from timer_service.runs.draft import Pending, RunState, read_waiting
 from timer_service.runs.edges import write_needed_by, write_needs
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import JobStatus, RunStatus
-from timer_service.runs.rules import NO_POSITION, Group, Job, Run, RunKey
+from timer_service.runs.rules import Group, Job, Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "store.sql")
 
@@ -28,20 +29,17 @@ _PART_CHARACTERS = 4 * 1024 * 1024
 MANY_JOBS = 50
 """From how many jobs of one run on a statement has a list of names."""
 
-_CHANGED = (
-    "tenant_id",
-    "run_id",
-    "status",
-    "reason",
-    "open_needs",
-    "open_groups",
-    "ready_at",
-    "settled_at",
-    "stale_at",
-    "position_epoch",
-    "position_sequence",
+_CHANGED = ("status", "reason", "open_needs", "open_groups", "ready_at", "settled_at", "stale_at")
+"""The fields of a job that `update_job` and `update_jobs` write."""
+_changes = attrgetter(*_CHANGED)
+_of_job = attrgetter(
+    *("name", "status", "group", "payload", "payload_bytes", "reason"),
+    *("open_needs", "open_groups", "ready_at", "settled_at", "stale_after_ms", "stale_at", "outputs"),
 )
-"""The parameters of `update_job` and `update_jobs` without the names."""
+"""Returns the values of `insert_job` between the key of the run and `outputs_bytes`. Dictionaries take longer."""
+
+_RUN_COLUMNS = tuple(name for name in Run._fields if name not in {"key", "position", "cause"})
+"""The fields of a run that are columns."""
 
 JobKey = tuple[RunKey, str]
 """The key of a job: its run and its name."""
@@ -56,13 +54,11 @@ COUNTED = (
 async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mapping[RunKey, RunState]) -> None:
     """Write the difference between two states of locked runs."""
     pairs = [(before[key], state) for key, state in after.items()]
-    await _insert_jobs(tx, [each for old, new in pairs for each in _added_jobs(old, new)])
-    changed = [(new.run, *each) for old, new in pairs for each in _changed_jobs(old, new)]
-    with_run = [_was_cancelled_with(run, was, job) for run, job, was in changed]
-    await _update_jobs(tx, [(run.key, job) for (run, job, _), each in zip(changed, with_run, strict=True) if not each])
-    cancelled = {run.key: job.settled_at for run, job, _ in compress(changed, with_run)}
-    await tx.executemany(_SQL["cancel_open_jobs"], [{**key._asdict(), "at": at} for key, at in cancelled.items()])
-    outputs = [_outputs((run.key, job.name), job) for run, job, was in changed if job.outputs != was.outputs]
+    new_jobs = [(*key, *_of_job(job), outputs_bytes(job)) for old, new in pairs for key, job in _added_jobs(old, new)]
+    await tx.insert(_SQL["insert_job"], new_jobs)
+    changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
+    await _update_jobs(tx, [(key, job) for key, job, _ in changed])
+    outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
     await tx.executemany(_SQL["update_outputs"], outputs)
     for rows in _in_parts(row for old, new in pairs for row in _changed_edges(old, new)):
         await tx.insert(_SQL["upsert_edges"], rows)
@@ -76,21 +72,15 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
         _group(new.run.key, each) for old, new in pairs for each in set(new.groups.values()) - set(old.groups.values())
     ]
     await tx.executemany(_SQL["upsert_group"], groups)
-    removed = [(new.run.key, at) for old, new in pairs for at in _different(old.pending, new.pending)]
-    await tx.executemany(_SQL["delete_pending"], [position_parameters(*each) for each in removed])
-    added = [(new.run.key, new.pending[at]) for old, new in pairs for at in _different(new.pending, old.pending)]
-    await tx.executemany(_SQL["insert_pending"], [_pending(*each) for each in added])
-    await tx.executemany(_SQL["update_run"], [_run(new.run) for old, new in pairs if new.run != old.run])
-
-
-async def _insert_jobs(tx: Transaction, jobs: Collection[tuple[RunKey, Job]]) -> None:
-    await tx.insert(_SQL["insert_pending_job"], [_pending_job(*key, job) for key, job in jobs if _is_as_new(job)])
-    await tx.insert(_SQL["insert_job"], [_new_job(*key, job) for key, job in jobs if not _is_as_new(job)])
-
-
-def _is_as_new(job: Job) -> bool:
-    """Return whether no report has changed a new job, and it was neither skipped nor cancelled."""
-    return job.status is JobStatus.PENDING and job.position == NO_POSITION
+    removed = [_pending_key(new.run.key, at) for old, new in pairs for at in old.pending if at not in new.pending]
+    await tx.executemany(_SQL["delete_pending"], removed)
+    added = [
+        _pending(new.run.key, each) for old, new in pairs for at, each in new.pending.items() if at not in old.pending
+    ]
+    await tx.executemany(_SQL["insert_pending"], added)
+    runs = [new.run for old, new in pairs if new.run != old.run]
+    await tx.executemany(_SQL["upsert_run"], [_run(run) for run in runs if run.holds_something])
+    await tx.executemany(_SQL["delete_run"], [run.key._asdict() for run in runs if not run.holds_something])
 
 
 async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> None:
@@ -98,27 +88,19 @@ async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> N
 
     Not a few: without statistics of large runs, PostgreSQL reads all jobs of the run for each list of names.
     """
-    names = defaultdict[tuple[Any, ...], list[str]](list)
+    names = defaultdict[tuple[RunKey, tuple[Any, ...]], list[str]](list)
     for key, job in jobs:
-        names[_changes(key, job)].append(job.name)
-    few = [
-        {"job_name": name, **_named(values)}
-        for values, alike in names.items()
-        if len(alike) < MANY_JOBS
-        for name in alike
-    ]
+        names[key, _changes(job)].append(job.name)
+    few: list[dict[str, Any]] = []
+    many: list[dict[str, Any]] = []
+    for (key, values), alike in names.items():
+        named = {**key._asdict(), **dict(zip(_CHANGED, values, strict=True))}
+        if len(alike) < MANY_JOBS:
+            few += [{**named, "job_name": name} for name in alike]
+        else:
+            many.append({**named, "job_names": alike})
     await tx.executemany(_SQL["update_job"], few)
-    many = [{"job_names": alike, **_named(values)} for values, alike in names.items() if len(alike) >= MANY_JOBS]
     await tx.executemany(_SQL["update_jobs"], many)
-
-
-def _named(changes: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(_CHANGED, changes, strict=True))
-
-
-def _different(left: Mapping[Position, Pending], right: Mapping[Position, Pending]) -> list[Position]:
-    """Return the positions of the commands in `left` that are missing or different in `right`."""
-    return [at for at, pending in left.items() if right.get(at) != pending]
 
 
 def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
@@ -127,18 +109,6 @@ def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
 
 def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[Job, Job]]:
     return ((new.jobs[name], job) for name, job in old.jobs.items() if new.jobs[name] is not job)
-
-
-def _was_cancelled_with(run: Run, before: Job, after: Job) -> bool:
-    """Return whether an open job was cancelled because its run ended, and was not changed otherwise.
-
-    A report can also cancel a job, and only this one.
-    """
-    if run.status not in (RunStatus.CANCELLED, RunStatus.REJECTED) or after.status is not JobStatus.CANCELLED:
-        return False
-    return after == before._replace(
-        status=after.status, settled_at=after.settled_at, stale_at=None, reason=None, changed_by=after.changed_by
-    )
 
 
 def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]]) -> Iterator[Edge]:
@@ -180,8 +150,7 @@ def _in_parts(rows: Iterable[_EdgesRow]) -> Iterator[list[_EdgesRow]]:
 # Values -> parameters
 
 
-def position_parameters(key: RunKey, position: Position) -> dict[str, Any]:
-    """Return the key columns of a pending command."""
+def _pending_key(key: RunKey, position: Position) -> dict[str, Any]:
     return {**key._asdict(), "position_epoch": position.epoch, "position_sequence": position.sequence}
 
 
@@ -194,81 +163,13 @@ def job_parameters(key: JobKey) -> dict[str, str]:
 def _run(run: Run) -> dict[str, Any]:
     return {
         **run.key._asdict(),
-        "status": run.status,
-        "digest": run.digest,
-        "open_jobs": run.open_jobs,
-        "failed_jobs": run.failed_jobs,
-        "open_groups": run.open_groups,
-        "row_count": run.row_count,
-        "pending_bytes": run.pending_bytes,
+        **{name: getattr(run, name) for name in _RUN_COLUMNS},
         "has_outputs": int(run.has_outputs),
         "evaluated": int(run.evaluated),
-        "flaw_code": run.flaw_code,
-        "flaw_path": run.flaw_path,
-        "created_at": run.created_at,
-        "settled_at": run.settled_at,
-        "sweep_at": run.sweep_at,
         "position_epoch": run.position.epoch,
         "position_sequence": run.position.sequence,
-        "since_epoch": run.since.epoch,
-        "since_sequence": run.since.sequence,
         **cause_columns(run.cause),
     }
-
-
-def _pending_job(tenant_id: str, run_id: str, job: Job) -> tuple[Any, ...]:
-    """Return the values of `insert_pending_job`, in its order. Dictionaries take longer."""
-    return (
-        tenant_id,
-        run_id,
-        job.name,
-        job.group,
-        job.payload,
-        job.payload_bytes,
-        job.open_needs,
-        job.open_groups,
-        job.ready_at,
-        job.stale_after_ms,
-        job.stale_at,
-    )
-
-
-def _new_job(tenant_id: str, run_id: str, job: Job) -> tuple[Any, ...]:
-    """Return the values of `insert_job`, in its order."""
-    return (
-        tenant_id,
-        run_id,
-        job.name,
-        job.status,
-        job.group,
-        job.payload,
-        job.payload_bytes,
-        job.outputs,
-        outputs_bytes(job),
-        job.reason,
-        job.open_needs,
-        job.open_groups,
-        job.ready_at,
-        job.settled_at,
-        job.stale_after_ms,
-        job.stale_at,
-        *job.position,
-    )
-
-
-def _changes(key: RunKey, job: Job) -> tuple[Any, ...]:
-    """Return the values of `_CHANGED`, in its order."""
-    return (
-        *key,
-        job.status,
-        job.reason,
-        job.open_needs,
-        job.open_groups,
-        job.ready_at,
-        job.settled_at,
-        job.stale_at,
-        *job.position,
-    )
 
 
 def _outputs(key: JobKey, job: Job) -> dict[str, Any]:
@@ -291,7 +192,7 @@ def _group(key: RunKey, group: Group) -> dict[str, Any]:
 def _pending(key: RunKey, pending: Pending) -> dict[str, Any]:
     command = pending.command
     return {
-        **position_parameters(key, command.position),
+        **_pending_key(key, command.position),
         "command_id": command.id,
         "command_type": command.payload.type,
         "payload": pending.payload,
@@ -311,67 +212,23 @@ def run_key(row: Row) -> RunKey:
 
 def read_run(row: Row) -> Run:
     """Return the run in a row of the table `runs`."""
-    return Run(
+    run = Run(
         key=run_key(row),
-        status=None if row["status"] is None else RunStatus(row["status"]),
         position=Position(row["position_epoch"], row["position_sequence"]),
-        created_at=row["created_at"],
-        digest=row["digest"],
-        open_jobs=row["open_jobs"],
-        failed_jobs=row["failed_jobs"],
-        open_groups=row["open_groups"],
-        since=Position(row["since_epoch"], row["since_sequence"]),
-        row_count=row["row_count"],
-        pending_bytes=row["pending_bytes"],
-        has_outputs=bool(row["has_outputs"]),
         cause=read_cause(row),
-        settled_at=row["settled_at"],
-        flaw_code=row["flaw_code"],
-        flaw_path=row["flaw_path"],
-        evaluated=bool(row["evaluated"]),
-        sweep_at=row["sweep_at"],
+        **{name: row[name] for name in _RUN_COLUMNS},
     )
+    status = None if run.status is None else RunStatus(run.status)
+    return run._replace(status=status, has_outputs=bool(run.has_outputs), evaluated=bool(run.evaluated))
 
 
 def read_jobs(rows: Iterable[Row]) -> Iterator[tuple[RunKey, Job]]:
     """Return the jobs of rows of `run_jobs` with their runs, without payload and outputs.
 
-    The columns have the order that all statements of `loader.sql` have. Read by name, 10,000 rows take 30 ms, not 8.
+    The columns have the order of the fields of `Job`. Read by name, 10,000 rows take 30 ms, not 8.
     """
-    for (
-        tenant_id,
-        run_id,
-        job_name,
-        status,
-        group_name,
-        reason,
-        open_needs,
-        open_groups,
-        ready_at,
-        settled_at,
-        stale_after_ms,
-        stale_at,
-        payload_bytes,
-        position_epoch,
-        position_sequence,
-    ) in rows:
-        yield (
-            RunKey(tenant_id, run_id),
-            Job(
-                name=job_name,
-                status=_JOB_STATUSES[status],
-                group=group_name,
-                ready_at=ready_at,
-                open_needs=open_needs,
-                open_groups=open_groups,
-                settled_at=settled_at,
-                reason=reason,
-                stale_after_ms=stale_after_ms,
-                stale_at=stale_at,
-                payload_bytes=payload_bytes,
-                position=Position(position_epoch, position_sequence),
-            ),
-        )
+    for tenant_id, run_id, name, status, *values in rows:
+        yield RunKey(tenant_id, run_id), Job(name, _JOB_STATUSES[status], *values)
 
 
 def read_group(row: Row) -> Group:

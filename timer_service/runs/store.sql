@@ -1,57 +1,52 @@
--- name: update_run
--- Updates a locked run.
-UPDATE runs
-SET status = :status, digest = :digest, open_jobs = :open_jobs, failed_jobs = :failed_jobs,
-    open_groups = :open_groups, row_count = :row_count, pending_bytes = :pending_bytes, has_outputs = :has_outputs, evaluated = :evaluated,
-    flaw_code = :flaw_code, flaw_path = :flaw_path, created_at = :created_at, settled_at = :settled_at,
-    sweep_at = :sweep_at, position_epoch = :position_epoch, position_sequence = :position_sequence,
-    since_epoch = :since_epoch, since_sequence = :since_sequence, correlation_id = :correlation_id,
-    causation_id = :causation_id, traceparent = :traceparent, tracestate = :tracestate
-WHERE tenant_id = :tenant_id AND run_id = :run_id
+-- name: upsert_run
+-- Inserts a run, or updates a locked one.
+INSERT INTO runs (
+    tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, stored_bytes, payload_bytes,
+    pending_bytes, has_outputs, evaluated, flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch,
+    position_sequence, correlation_id, causation_id, traceparent, tracestate
+) VALUES (
+    :tenant_id, :run_id, :status, :digest, :open_jobs, :failed_jobs, :open_groups, :row_count, :stored_bytes,
+    :payload_bytes, :pending_bytes, :has_outputs, :evaluated, :flaw_code, :flaw_path, :created_at, :settled_at,
+    :sweep_at, :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate
+)
+ON CONFLICT (tenant_id, run_id)
+DO UPDATE SET
+    status = excluded.status, digest = excluded.digest, open_jobs = excluded.open_jobs, failed_jobs =
+    excluded.failed_jobs, open_groups = excluded.open_groups, row_count = excluded.row_count, stored_bytes =
+    excluded.stored_bytes, payload_bytes = excluded.payload_bytes, pending_bytes = excluded.pending_bytes, has_outputs =
+    excluded.has_outputs, evaluated = excluded.evaluated, flaw_code = excluded.flaw_code, flaw_path =
+    excluded.flaw_path, created_at = excluded.created_at, settled_at = excluded.settled_at, sweep_at =
+    excluded.sweep_at, position_epoch = excluded.position_epoch, position_sequence = excluded.position_sequence,
+    correlation_id = excluded.correlation_id, causation_id = excluded.causation_id, traceparent = excluded.traceparent,
+    tracestate = excluded.tracestate
+
+-- name: delete_run
+-- Deletes a run that was not started, and that holds no pending commands any more.
+DELETE FROM runs WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: insert_job
 -- Inserts a job.
 INSERT INTO run_jobs (
-    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, outputs, outputs_bytes,
-    reason, open_needs, open_groups, ready_at,
-    settled_at, stale_after_ms, stale_at, position_epoch, position_sequence
+    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, reason, open_needs, open_groups, ready_at,
+    settled_at, stale_after_ms, stale_at, outputs, outputs_bytes
 ) VALUES (
-    :tenant_id, :run_id, :job_name, :status, :group_name, :payload, :payload_bytes, :outputs,
-    :outputs_bytes, :reason, :open_needs, :open_groups,
-    :ready_at, :settled_at, :stale_after_ms, :stale_at, :position_epoch, :position_sequence
-)
-
--- name: insert_pending_job
--- Inserts a job that is pending. It has fewer values: a run can have 10,000 jobs, and each value takes time.
-INSERT INTO run_jobs (
-    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, open_needs, open_groups, ready_at,
-    stale_after_ms, stale_at, position_epoch, position_sequence
-) VALUES (
-    :tenant_id, :run_id, :job_name, 'pending', :group_name, :payload, :payload_bytes, :open_needs, :open_groups,
-    :ready_at, :stale_after_ms, :stale_at, 0, 0
+    :tenant_id, :run_id, :job_name, :status, :group_name, :payload, :payload_bytes, :reason, :open_needs, :open_groups,
+    :ready_at, :settled_at, :stale_after_ms, :stale_at, :outputs, :outputs_bytes
 )
 
 -- name: update_job
 -- Updates a job of a locked run.
 UPDATE run_jobs
 SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = :open_groups, ready_at = :ready_at,
-    settled_at = :settled_at, stale_at = :stale_at, position_epoch = :position_epoch,
-    position_sequence = :position_sequence
+    settled_at = :settled_at, stale_at = :stale_at
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
 -- name: update_jobs
 -- Updates jobs of a locked run that change in the same way: one report can make 10,000 ready.
 UPDATE run_jobs
 SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = :open_groups, ready_at = :ready_at,
-    settled_at = :settled_at, stale_at = :stale_at, position_epoch = :position_epoch,
-    position_sequence = :position_sequence
+    settled_at = :settled_at, stale_at = :stale_at
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names)
-
--- name: cancel_open_jobs
--- Cancels all jobs of a locked run that have not ended: a run can have 10,000.
-UPDATE run_jobs
-SET status = 'cancelled', settled_at = :at, stale_at = NULL, reason = NULL
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND settled_at IS NULL
 
 -- name: update_outputs
 -- Updates the outputs of a job.
@@ -86,7 +81,6 @@ INSERT INTO run_pending_commands (
     :tenant_id, :run_id, :position_epoch, :position_sequence, :command_id, :command_type, :payload, :correlation_id,
     :traceparent, :tracestate
 )
-ON CONFLICT DO NOTHING
 
 -- name: delete_pending
 -- Deletes a pending command.

@@ -5,12 +5,13 @@ A row repeats the id of its run, and so does each index of it. A command of 160 
 10,000 jobs ready: with 64 KiB each, it would write 640 MB.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.events.cause import Cause
 from timer_service.runs.graph import Edge, Flaw
 from timer_service.runs.messages import MAX_PAYLOAD_BYTES, MAX_STORED_BYTES, FlawCode, NewJob
+from timer_service.runs.rules import Run
 
 _LONGEST_SHORT_KEY = 900
 _LONG_KEY_BYTES = 4608
@@ -45,53 +46,29 @@ class RunBytes(NamedTuple):
         """Return the bytes of a need of an unresolved group: a row and an index entry."""
         return self.group(job + group)
 
-    def jobs(self, names: Iterable[tuple[str, str | None]]) -> int:
-        """Return the bytes of jobs, by their names and groups."""
-        return sum(self.job(name_bytes([name]), name_bytes([group or ""])) for name, group in names)
-
     def groups(self, names: Iterable[str]) -> int:
         """Return the bytes of groups."""
         return sum(self.group(name_bytes([name])) for name in names)
 
-    def group_needs(self, edges: Iterable[Edge]) -> int:
-        """Return the bytes of needs of unresolved groups."""
-        return sum(self.group_need(name_bytes([edge.job]), name_bytes([edge.upstream])) for edge in edges)
 
+def count_jobs(
+    run: Run, new: Sequence[NewJob], members: Mapping[str, Sequence[str]], downstream: Iterable[Edge], group: str | None
+) -> Run | Flaw:
+    """Return a run with the bytes of `new` jobs of a `group` counted, or the job with which it has too many.
 
-def check_bytes(
-    new: Iterable[NewJob],
-    members: Mapping[str, Sequence[str]],
-    downstream: Iterable[Edge],
-    *,
-    group: str | None,
-    counted: RunBytes,
-    used: int,
-) -> Flaw | None:
-    """Return the job with which a run takes too many bytes when `new` jobs of a `group` are added to it, or None.
-
-    `used` are the bytes so far. The other arguments are those of `check_size`, which comes first. A run that an earlier
-    version let have more goes on if it gets no more bytes.
+    The other arguments are those of `check_size`, which comes first.
     """
-    for name, size in count_bytes(list(new), members, downstream, group, counted):
-        used += size
-        if size and used > MAX_STORED_BYTES:
+    stored, payloads = run.stored_bytes, run.payload_bytes
+    for name, size in count_bytes(new, members, downstream, group, RunBytes.of(run.key.run_id, run.cause)):
+        stored += size
+        if stored > MAX_STORED_BYTES:
             return Flaw(FlawCode.TOO_LARGE, [name])
-    return None
-
-
-def check_payloads(new: Iterable[NewJob], used: int) -> Flaw | None:
-    """Return the job with which the payloads of a run have too many bytes, or None. `used` are the bytes so far."""
     for job in new:
         if job.payload_text is not None:
-            used += name_bytes([job.payload_text])
-            if used > MAX_PAYLOAD_BYTES:
+            payloads += name_bytes([job.payload_text])
+            if payloads > MAX_PAYLOAD_BYTES:
                 return Flaw(FlawCode.TOO_LARGE, [job.name])
-    return None
-
-
-def need_bytes(edges: Collection[Edge]) -> int:
-    """Return the bytes of needs of jobs. Both jobs of a need store the name of the other one."""
-    return name_bytes(edge.upstream for edge in edges) + name_bytes(edge.job for edge in edges)
+    return run._replace(stored_bytes=stored, payload_bytes=payloads)
 
 
 def name_bytes(names: Iterable[str]) -> int:

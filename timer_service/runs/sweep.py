@@ -217,7 +217,7 @@ def _in_turns(due: Mapping[RunKey, list[str]]) -> dict[RunKey, list[str]]:
 
 async def _needs_repair(reader: Reader, key: RunKey, now: int) -> bool:
     """Return whether a due run would change if it were evaluated as a whole. Reads without a lock."""
-    run = await loader.find_run(reader, key)
+    run = (await loader.find_runs(reader, [key])).get(key)
     if run is None or run.sweep_at is None or run.sweep_at > now:
         return False
     loaded = Loader(reader, {key: run})
@@ -230,7 +230,7 @@ async def _needs_repair(reader: Reader, key: RunKey, now: int) -> bool:
 
 async def _sweep_locked(tx: Transaction, *, key: RunKey, stale: Collection[str], repair: bool, now: int) -> int:
     """Lock and sweep one run. Return the number of events that were added to the outbox."""
-    run = await loader.lock_run(tx, key)
+    run = (await loader.lock_runs(tx, [key])).get(key)
     if run is None or run.status is not RunStatus.RUNNING:
         return 0
     loaded = Loader(tx, {key: run})

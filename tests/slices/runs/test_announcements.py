@@ -14,7 +14,7 @@ from tests.harness.runs import Runs, jobs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.ports.database import Database
-from timer_service.runs import announcements, job_events
+from timer_service.runs import announcements, events
 
 NAMES = [f"job-{number}" for number in range(9)]
 STAR = {"seed": [], **{name: ["seed"] for name in NAMES}}
@@ -29,7 +29,7 @@ def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Ru
 
 def portions_of(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let a transaction add the events of this many jobs without payload and outputs."""
-    monkeypatch.setattr(job_events, "_MOST_BYTES", (count - 1) * job_events._OVERHEAD + 1)
+    monkeypatch.setattr(events, "_MOST_BYTES", (count - 1) * events._OVERHEAD + 1)
 
 
 async def rows_of_outbox(runs: Runs) -> list[Any]:
@@ -82,7 +82,7 @@ async def test_events_of_skipped_jobs_in_portions(runs: Runs, monkeypatch: pytes
 
 async def test_large_events(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads and outputs count: a portion ends with the event that exceeds it, and has at least one."""
-    monkeypatch.setattr(job_events, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(events, "_MOST_BYTES", 10_000)
     needs: dict[str, list[Any]] = {"seed": [], **{name: ["seed"] for name in NAMES}}
     await runs.request("StartRun", jobs=jobs(needs, payload="x" * 1_000))
     await runs.publish()
@@ -91,7 +91,7 @@ async def test_large_events(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
     while (await runs.announcer.tick(runs.clock.now())).done:
         counts.append(9 - len(await deferred(runs)))
     assert counts == [3, 6, 9]
-    monkeypatch.setattr(job_events, "_MOST_BYTES", 1)
+    monkeypatch.setattr(events, "_MOST_BYTES", 1)
     await runs.request("StartRun", runId="large", jobs=jobs({"a": [], "b": []}, payload="x" * 20_000))
     assert len(await deferred(runs)) == 1
     assert (await runs.ready())[-2:] == ["a", "b"]

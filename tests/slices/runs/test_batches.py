@@ -74,15 +74,3 @@ async def test_cause_in_one_batch(runs: Runs) -> None:
     await runs.consume()
     causes = {each["payload"]["jobName"]: each["causationId"] for each in await runs.events_of("JobReady")}
     assert causes["x"] == "resolve"
-
-
-async def test_several_runs_in_one_batch(runs: Runs) -> None:
-    """In a batch for several runs, each command sees the changes of the commands before it."""
-    for run in ("run-2", "run-1"):
-        runs.send("ReportJobStatus", runId=run, jobName="a", status="success")
-        runs.send("StartRun", runId=run, jobs=jobs({"a": [], "b": ["a"], "c": ["b"]}))
-        runs.send("ReportJobStatus", runId=run, jobName="a", status="failed")
-        runs.send("CancelRun", runId=run)
-    await runs.consume()
-    assert await runs.statuses() == {"a": "success", "b": "cancelled", "c": "cancelled"}
-    assert await runs.completed() == ["cancelled", "cancelled"]

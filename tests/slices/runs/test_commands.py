@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import iso
-from tests.harness.random_runs import RandomRuns, check_events
 from tests.harness.runs import RunConversation, jobs, run_after
 from timer_service.core.values.message import Address, Kind
 
@@ -370,14 +369,6 @@ async def test_started_after_a_cancel(runs: RunConversation) -> None:
     assert (await runs.ready(), await runs.completed()) == (["a"], [])
 
 
-async def test_published_before_start(runs: RunConversation) -> None:
-    """Commands that were published before the StartRun are applied after it, in stream order."""
-    await runs.resolve("g", {"b": ["a"]})
-    await runs.report("success", "a", outputs={"n": 1})
-    await runs.start({"a": [], "c": [{"group": "g"}]}, "g")
-    assert (await runs.ready(), await runs.statuses()) == (["b"], {"a": "success", "b": "pending", "c": "pending"})
-
-
 async def test_reply(runs: RunConversation) -> None:
     """The reply to a command has the outcome and the run as it is now."""
     reply = await runs.start({"a": []})
@@ -396,18 +387,7 @@ async def test_tenants_are_isolated(runs: RunConversation) -> None:
     assert (await runs.ask("list-runs", tenant=third))["runs"] == []
 
 
-# Large and random
-
-
-async def test_agrees_with_the_reference_evaluator(runs: RunConversation) -> None:
-    """In random runs, the ready and skipped jobs are those that the reference evaluator finds."""
-    random_runs = RandomRuns(seed=7, count=8)
-    random_runs.start(runs)
-    await runs.consume()
-    while random_runs.report(runs):
-        await runs.consume()
-        assert await random_runs.found(runs) == random_runs.expected()
-    await check_events(runs, random_runs)
+# Large
 
 
 @pytest.mark.slow

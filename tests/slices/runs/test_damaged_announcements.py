@@ -7,7 +7,7 @@ from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
-from timer_service.runs import job_events
+from timer_service.runs import events
 
 NAMES = [f"job-{number}" for number in range(9)]
 
@@ -15,7 +15,7 @@ NAMES = [f"job-{number}" for number in range(9)]
 @pytest.fixture
 def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Return the runs slice on each store in turn. A transaction adds the event of one job."""
-    monkeypatch.setattr(job_events, "_MOST_BYTES", 1)
+    monkeypatch.setattr(events, "_MOST_BYTES", 1)
     return Runs(store, memory_broker, clock)
 
 
@@ -104,7 +104,7 @@ async def test_name_that_is_not_utf8_before_a_damaged_job(
 ) -> None:
     """An announcement with a damaged name does not hold up the jobs behind it, also if one of these fails."""
     runs = Runs(sqlite, memory_broker, clock)
-    monkeypatch.setattr(job_events, "_MOST_BYTES", 1)
+    monkeypatch.setattr(events, "_MOST_BYTES", 1)
     await runs.request("StartRun", jobs=jobs(dict.fromkeys(NAMES, ()), payload="x"))
     monkeypatch.undo()
     await runs.sql("""UPDATE run_jobs SET payload = '"x' WHERE job_name = 'job-1'""")

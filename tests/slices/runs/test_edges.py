@@ -6,12 +6,10 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
-from timer_service.runs import loader
 from timer_service.runs import store as run_store
 from timer_service.runs.edges import read_needed_by, read_needs, write_needed_by, write_needs
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import IfFailed, NewJob, StartRun
-from timer_service.runs.rules import RunKey
 
 SKIP, RUN = IfFailed.SKIP, IfFailed.RUN
 
@@ -55,28 +53,3 @@ def test_digest_is_computed_with_the_command() -> None:
     """The digest of a graph is known before the transaction begins. It takes long for many needs."""
     command = StartRun(tenant_id="acme", run_id="r", jobs=[NewJob(name="a")])
     assert "digest" in vars(command)
-
-
-async def test_jobs_read_together_are_the_same(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many jobs of a run are read, and the jobs that need them, as if each had been read alone."""
-    runs = Runs(store, memory_broker, clock)
-    names = [f"job-{number}" for number in range(60)]
-    for run_id in ("big", "small"):
-        await runs.start({"first": [], **{name: ["first"] for name in names}, "last": names}, runId=run_id)
-    await runs.report("success", "first", runId="big", outputs={"log": 1})
-    found = await loader.find_runs(store.reader, [RunKey("acme", "big"), RunKey("acme", "small")])
-    wanted = {*((key, name) for key in found for name in names[:2]), *((RunKey("acme", "big"), name) for name in names)}
-    states = []
-    for many in (1, 50, 1000):
-        monkeypatch.setattr(loader, "_MANY_JOBS", many)
-        loaded = loader.Loader(store.reader, found)
-        await loaded.read_jobs(wanted)
-        await loaded.read_affected_jobs((), wanted)
-        states.append(loaded.states())
-    assert states[0] == states[1] == states[2]
-    big, small = (states[0][key] for key in found)
-    assert (len(big.jobs), len(small.jobs)) == (61, 3)
-    assert (len(big.downstream), len(small.downstream)) == (60, 2)
-    assert {job.ready_at for job in big.jobs.values()} == {None, clock.now()}

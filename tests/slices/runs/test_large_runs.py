@@ -177,15 +177,6 @@ async def test_large_outputs_of_ready_jobs(runs: Runs, monkeypatch: pytest.Monke
     assert max(sizes) < 3 * MIB
 
 
-async def test_empty_group_of_a_run_that_is_too_large(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that an earlier version let have more bytes was rejected by a group without jobs, which adds none."""
-    await runs.start({"a": [{"group": "g"}], "b": [{"group": "h"}]}, "g", "h")
-    monkeypatch.setattr("timer_service.runs.stored_bytes.MAX_STORED_BYTES", 1)
-    assert (await runs.resolve("g", {}))["outcome"] == "resolved"
-    assert await runs.ready() == ["a"]
-    assert (await runs.resolve("h", {"c": []}))["outcome"] == "run_rejected"
-
-
 async def test_payloads_that_are_too_large_together(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """One report made 4,000 jobs ready, and wrote 246 MB of payloads in one transaction."""
     monkeypatch.setattr("timer_service.runs.stored_bytes.MAX_PAYLOAD_BYTES", 300)

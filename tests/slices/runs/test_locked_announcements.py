@@ -6,10 +6,9 @@ from tests.harness.clock import ManualClock
 from tests.harness.locks import LockedPostgres
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.runs import job_events, loader
+from timer_service.runs import events, loader
 from timer_service.runs.messages import JobReady
 from timer_service.runs.rules import RunKey
-from timer_service.runs.run_event import run_event
 
 TENANTS = ("acme", "globex")
 
@@ -18,14 +17,15 @@ async def test_an_event_that_another_session_has_locked(
     locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the jobs of a tenant cannot be announced because of a lock, those of others are. No pass fails."""
-    monkeypatch.setattr(job_events, "_MOST_BYTES", 1)
+    monkeypatch.setattr(events, "_MOST_BYTES", 1)
     runs = Runs(locks.database, memory_broker, clock)
     for tenant in TENANTS:
         runs.send("StartRun", tenant=tenant, jobs=jobs({"a": [], "b": []}))
         await runs.consume()
-    run = await loader.find_run(locks.database.reader, RunKey("acme", "run-1"))
+    key = RunKey("acme", "run-1")
+    run = (await loader.find_runs(locks.database.reader, [key])).get(key)
     assert run is not None
-    event = run_event(JobReady.type, run, "b", {}, at=0).id
+    event = events.run_event(JobReady.type, run, "b", {}, at=0).id
     columns = "tenant_id, event_id, message, body, added_at, ordinal, state, available_at, attempt"
     lock = f"INSERT INTO outbox ({columns}) VALUES ('acme', '{event}', 'job-ready', '{{}}', 0, 0, 'Waiting', 0, 0)"
     async with locks.locked(lock):

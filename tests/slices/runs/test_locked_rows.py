@@ -1,11 +1,28 @@
-"""A run that another session has locked does not hold up the sweep of the others."""
+"""A run that another session has locked holds up neither commands on others nor the sweep of these."""
+
+import asyncio
 
 from tests.harness.clock import ManualClock
 from tests.harness.locks import LockedPostgres
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.runs import loader
+from timer_service.runs.rules import RunKey
 
 LOCK_RUN = "SELECT 1 FROM runs WHERE run_id = 'run-0' FOR UPDATE"
+
+
+async def test_runs_do_not_wait_for_each_other(
+    locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A command on one run is handled while another run is locked."""
+    runs = Runs(locks.database, memory_broker, clock)
+    for name in ("slow", "quick"):
+        await runs.start({"a": [], "b": ["a"]}, runId=name)
+    async with asyncio.timeout(10), locks.database.transaction() as tx:
+        await loader.lock_runs(tx, [RunKey("acme", "slow")])
+        await runs.report("success", "a", runId="quick")
+    assert (await runs.ready()).count("b") == 1
 
 
 async def test_a_locked_run(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> None:

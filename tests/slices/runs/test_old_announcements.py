@@ -7,7 +7,7 @@ from tests.harness.in_process import exhaust
 from tests.harness.runs import Runs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
-from timer_service.runs import job_events
+from timer_service.runs import events
 
 NAMES = [f"job-{number}" for number in range(9)]
 
@@ -15,7 +15,7 @@ NAMES = [f"job-{number}" for number in range(9)]
 @pytest.fixture
 def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Return the runs slice on each store in turn. A transaction adds the event of one job."""
-    monkeypatch.setattr(job_events, "_MOST_BYTES", 1)
+    monkeypatch.setattr(events, "_MOST_BYTES", 1)
     return Runs(store, memory_broker, clock)
 
 

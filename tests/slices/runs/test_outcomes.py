@@ -60,7 +60,7 @@ ROWS = {
     "cancel: running": Row([START], CANCEL, Outcome.CANCELLED),
     "cancel: none": Row([], CANCEL, Outcome.NOT_FOUND),
     "cancel: cancelled": Row([START, CANCEL], CANCEL, Outcome.UNCHANGED),
-    "cancel: cancelled before it was started": Row([CANCEL], CANCEL, Outcome.UNCHANGED),
+    "cancel: cancelled before it was started": Row([CANCEL], CANCEL, Outcome.NOT_FOUND),
     "cancel: ended": Row(DONE, CANCEL, Outcome.ALREADY_ENDED),
     "cancel: rejected": Row([CYCLE], CANCEL, Outcome.ALREADY_ENDED),
 }
@@ -81,6 +81,6 @@ async def test_every_outcome(runs: RunConversation) -> None:
 
 
 def test_rows_cover_all_outcomes() -> None:
-    """The rows have every outcome except those with tests of their own, and `ignored_stale`, which cannot happen."""
-    others = {Outcome.NOT_KEPT, Outcome.OVER_QUOTA, Outcome.IGNORED_STALE}
+    """The rows have every outcome except those with tests of their own."""
+    others = {Outcome.NOT_KEPT, Outcome.OVER_QUOTA}
     assert {row.outcome for row in ROWS.values()} == set(Outcome) - others

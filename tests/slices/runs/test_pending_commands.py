@@ -3,33 +3,26 @@
 import asyncio
 import json
 import tracemalloc
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 import pytest
-from pydantic import ByteSize
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.counted_reads import CountedReads
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.quotas import Admission, Amounts, Excess
-from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database, Row
-from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.values.message import Command, Position, TenantPayload, Trace
 from timer_service.runs import store as store_of_runs
-from timer_service.runs.applier import RunApplier
+from timer_service.runs.applier import RUN_ROWS, End, RunApplier
 from timer_service.runs.draft import MAX_PENDING_BYTES, Draft, Pending, RunState
-from timer_service.runs.graph import Edge
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, StartRun
-from timer_service.runs.pending_index import PendingIndex
 from timer_service.runs.rules import NO_POSITION, Outcome, Run, RunKey
 from timer_service.runs.run import apply
-from timer_service.runs.stored_bytes import need_bytes
-from timer_service.runs.usage import RUN_ROWS
 
 
 @pytest.fixture
@@ -113,13 +106,24 @@ async def test_partly_applied_report_is_kept_beyond_the_limit(runs: Runs) -> Non
     assert await runs.statuses() == {"a": "pending", "x": "failed", "y": "drift_dropped"}
 
 
-async def test_commands_after_a_tombstone_are_kept(runs: Runs) -> None:
-    """A ResolveGroup behind the CancelRun of an unknown run is kept, because a StartRun may follow."""
+async def test_cancel_between_pending_commands(runs: Runs) -> None:
+    """A CancelRun of a run that is not started drops the pending commands before it. Later ones are kept."""
+    runs.send("ReportJobStatus", jobName="a", status="failed")
+    await runs.consume()
     runs.send("CancelRun")
     runs.send("ResolveGroup", groupName="g", jobs=[])
-    runs.send("StartRun", jobs=jobs({"a": [{"group": "g"}]}), groups=["g"])
     await runs.consume()
-    assert (await runs.ready(), runs.outcomes()) == (["a"], ["kept", "not_found", "started"])
+    assert len(await runs.rows("run_pending_commands")) == 1
+    await runs.start({"a": [{"group": "g"}]}, "g")
+    assert (await runs.ready(), runs.outcomes()) == (["a"], ["kept", "kept", "not_found", "started"])
+    assert await runs.rows("run_pending_commands") == []
+
+
+async def test_cancel_of_an_unknown_run_leaves_nothing(runs: Runs) -> None:
+    """A CancelRun of an unknown run stores nothing, and each one ends as `not_found`."""
+    for _ in range(2):
+        await runs.request("CancelRun")
+    assert (runs.outcomes(), await runs.rows("runs")) == (["not_found"] * 2, [])
 
 
 def send_large_reports(runs: Runs, count: int) -> None:
@@ -305,34 +309,6 @@ def test_few_small_reports_wait_for_their_run() -> None:
     assert set(outcomes) == {Outcome.KEPT, Outcome.NOT_KEPT}
 
 
-async def test_reports_that_an_earlier_version_counted_otherwise(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """The bytes of a run are counted again, so its commands do not exceed a limit because of them."""
-    runs = Runs(store, memory_broker, clock, limits=TenantLimits(default=Limits(early_commands=ByteSize(5_600))))
-
-    async def pending_bytes(change: int = 0) -> int:
-        counted = f"UPDATE runs SET pending_bytes = pending_bytes + {change}"
-        await in_transaction(store, lambda tx: tx.execute(counted))
-        (run,) = await runs.rows("runs")
-        assert isinstance(run["pending_bytes"], int)
-        return run["pending_bytes"]
-
-    await runs.report("running", "x", droppedJobs=["y"] * 10)
-    await runs.report("running", "other")
-    size = await pending_bytes()
-    await pending_bytes(-1_000)
-    started = (await runs.start({}, "g", "h"))["outcome"]
-    assert (started, await pending_bytes()) == ("started", size)
-    await pending_bytes(-1_000)
-    resolved = (await runs.resolve("g", {"x": [], "y": []}))["outcome"]
-    left = await pending_bytes()
-    assert (resolved, 2_000 < left < 2_200) == ("resolved", True)
-    await pending_bytes(1_000)
-    await runs.resolve("h", {})
-    assert (await pending_bytes(), await runs.rows("run_pending_commands")) == (0, [])
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
 async def test_reason_of_a_skip_does_not_depend_on_the_order(runs: Runs, order: tuple[int, ...]) -> None:
     """A job that needs two dropped jobs is skipped because of the one that the report names first."""
@@ -358,46 +334,15 @@ class _NoRows(Admission):
         return Excess("run_rows", 1) if growth[RUN_ROWS] > 0 else None
 
 
-def applier_without_rows(monotonic: Callable[[], float]) -> RunApplier:
-    return RunApplier(_NoRows(), NOW, TransactionTime(monotonic), evaluating=True)
-
-
-async def test_many_groups_beyond_a_limit_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """200 refused ResolveGroup blocked the event loop for 3 s: each read the reports and the needs of the run."""
-    counted: list[str] = []
-    add = PendingIndex.add
-
-    def add_counted(index: PendingIndex, position: Position, unknown: Collection[str]) -> None:
-        counted.append("report")
-        add(index, position, unknown)
-
-    def need_bytes_counted(edges: Collection[Edge]) -> int:
-        counted.append("needs")
-        return need_bytes(edges)
-
-    monkeypatch.setattr(PendingIndex, "add", add_counted)
-    monkeypatch.setattr("timer_service.runs.draft.need_bytes", need_bytes_counted)
-    start = StartRun(**ABOUT, jobs=[NewJob(name="a")], groups=["g1", "g2", "g3"])
-    report = ReportJobStatus(**ABOUT, job_name="z", status=JobStatus.RUNNING)
-    resolved = [ResolveGroup(**ABOUT, group_name=name, jobs=[NewJob(name=name)]) for name in start.groups]
-    commands = number_commands(start, report, *resolved)
-    before, _ = apply(new_run(), commands[:2], NOW, evaluating=True)
-    times: list[float] = []
-
-    def monotonic() -> float:
-        times.append(0.0)
-        return times[-1]
-
-    applier = applier_without_rows(monotonic)
-    counted.clear()
-    together, _ = apply(before, commands[2:], NOW, evaluating=True)
-    once = list(counted)
-    counted.clear()
-    after, ends = await applier.apply(before, commands[2:])
-    assert (after, ends) == (before, [Excess("run_rows", 1)] * 3)
-    assert len(together.jobs) == 4
-    assert sorted(counted) == sorted(2 * once)
-    assert len(times) == 1 + len(resolved), "other tasks run between two of them if the time of a turn is over"
+async def apply_without_rows(
+    before: RunState, commands: Sequence[Command], monotonic: Callable[[], float]
+) -> tuple[RunState, list[End]]:
+    """Apply commands on a run whose tenant may have no more rows. Return the run, and how the first commands ended."""
+    key = before.run.key
+    applier = RunApplier({key: before}, _NoRows(), NOW, TransactionTime(monotonic), evaluating=True)
+    await applier.apply({number: (key, command) for number, command in enumerate(commands)})
+    assert list(applier.ends) == list(range(len(applier.ends)))
+    return applier.states[key], list(applier.ends.values())
 
 
 async def test_commands_beyond_a_limit_are_deferred_when_the_time_is_over() -> None:
@@ -415,9 +360,8 @@ async def test_commands_beyond_a_limit_are_deferred_when_the_time_is_over() -> N
         beside = group.create_task(work_beside())
         left = starts
         for _ in starts:
-            applier = applier_without_rows(lambda: float(next(clock)))
             before = len(turns)
-            after, ends = await applier.apply(new_run(), left)
+            after, ends = await apply_without_rows(new_run(), left, lambda: float(next(clock)))
             assert (after.run.started, ends) == (False, [Excess("run_rows", 1)])
             assert len(left) == 1 or len(turns) > before, "other tasks run"
             left = left[1:]

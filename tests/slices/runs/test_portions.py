@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -142,6 +143,17 @@ async def test_no_trace_of_a_deferred_command(runs: Runs) -> None:
     assert [row["run_id"] for row in await runs.rows("runs")] == ["first"]
 
 
+async def test_time_ends_in_the_order_of_the_commands(runs: Runs) -> None:
+    """When the time of a transaction is over, the last commands are left, on whichever runs they are."""
+    commands = [cancel(f"run-{number % 2}") for number in range(300)]
+    seconds = count()
+    async with runs.database.transaction() as tx:
+        results = await SLICE.handle(tx, commands, 0, quotas=Quotas(), monotonic=lambda: float(next(seconds)))  # type: ignore[call-arg]
+    applied = [result is not None for result in results]
+    assert applied == sorted(applied, reverse=True)
+    assert 0 < sum(applied) < len(commands)
+
+
 async def test_ended_runs_are_not_read(runs: Runs) -> None:
     """A CancelRun of an ended run costs as little as any small command, however many jobs the run has."""
     await start_large(runs, 2)
@@ -186,11 +198,16 @@ def open_run(name: str, row_count: int) -> Run:
     return Run(key, RunStatus.RUNNING, NO_POSITION, 0, digest="", open_jobs=1, row_count=row_count)
 
 
+def keyed(*commands: Command) -> list[tuple[RunKey, Command]]:
+    """Return commands with the keys of their runs."""
+    return [(RunKey(each.tenant, each.payload.run_id), each) for each in commands]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("sizes", "one", "fitting"),
     [
-        ([20_000, 20_000, 10], cancel, [0, 2]),
-        ([10, 20_000, 4980], cancel, [0, 2]),
+        ([20_000, 10, 20_000, 10], cancel, [0, 1]),
+        ([10, 20_000, 10], cancel, [0]),
         ([2000, 2000, 2000], cancel, [0, 1, 2]),  # the first one is read anyway
         ([400] * 40, report, list(range(40))),
         ([20_000] * 3, report, [0]),
@@ -199,21 +216,27 @@ def open_run(name: str, row_count: int) -> Run:
     ids=["large first", "small first", "medium", "reports", "reports on large runs", "unfinished jobs"],
 )
 def test_runs_that_fit(sizes: list[int], one: Any, fitting: list[int]) -> None:
-    """A transaction takes the first run, and all others that fit."""
+    """A transaction takes the first command, and the next ones of its tenant as far as their runs fit."""
     runs = {RunKey("acme", str(number)): open_run(str(number), size) for number, size in enumerate(sizes)}
-    chosen = choose_commands(runs, {key: [one(key.run_id)] for key in runs}, MOST_ROWS)
-    assert [int(key.run_id) for key in chosen] == fitting
+    assert choose_commands(runs, keyed(*(one(key.run_id) for key in runs)), MOST_ROWS) == fitting
+
+
+def test_commands_are_chosen_in_their_order() -> None:
+    """A command that does not fit holds up the later ones of its tenant, also those on other runs."""
+    runs = {RunKey("acme", name): open_run(name, 20_000) for name in ("a", "b")}
+    commands = keyed(report("a"), cancel("b"), report("a"))
+    other = [(RunKey("globex", "c"), cancel("c"))]
+    assert choose_commands(runs, [*commands, *other], MOST_ROWS) == [0, 3]
 
 
 def test_many_commands_on_one_run() -> None:
     """Many commands on one run are divided by the rows that they name."""
-    key = RunKey("acme", "run")
     drops = [f"job-{number}" for number in range(999)]
     large = command(
         ReportJobStatus(tenant_id="acme", run_id="run", job_name="a", status=JobStatus.FAILED, dropped_jobs=drops)
     )
-    chosen = choose_commands({key: open_run("run", 20_000)}, {key: [large] * 12}, MOST_ROWS)
-    assert len(chosen[key]) == 5
+    chosen = choose_commands({RunKey("acme", "run"): open_run("run", 20_000)}, keyed(*[large] * 12), MOST_ROWS)
+    assert len(chosen) == 5
 
 
 def resolve(name: str) -> Command:
@@ -226,10 +249,10 @@ def test_needs_that_a_command_makes_count(needed_by: int, fitting: list[int]) ->
     """A small ResolveGroup makes a need of each job that needs the group on each member. It may fill a transaction."""
     keys = [RunKey("acme", str(number)) for number in range(2)]
     runs = {key: open_run(key.run_id, 330) for key in keys}
-    commands = {key: [resolve(key.run_id)] for key in keys}
-    assert all(may_make_many_needs(runs[key], commands[key], MOST_ROWS) for key in keys)
+    commands = keyed(*(resolve(key.run_id) for key in keys))
+    assert all(may_make_many_needs(runs[key], [each], MOST_ROWS) for key, each in commands)
     chosen = choose_commands(runs, commands, MOST_ROWS, {key: {"x": needed_by} for key in keys})
-    assert [int(key.run_id) for key in chosen] == fitting
+    assert chosen == fitting
 
 
 async def test_groups_with_many_members(runs: Runs) -> None:
@@ -248,5 +271,5 @@ def test_pending_commands_count() -> None:
     """A run with many pending commands is applied alone."""
     keys = [RunKey("acme", name) for name in ("a", "b")]
     runs = {key: Run(key, None, NO_POSITION, 0, pending_bytes=4 * 1024 * 1024) for key in keys}
-    start = {key: [command(StartRun(tenant_id="acme", run_id=key.run_id, jobs=[]))] for key in keys}
-    assert list(choose_commands(runs, start, MOST_ROWS)) == keys[:1]
+    starts = keyed(*(command(StartRun(tenant_id="acme", run_id=key.run_id, jobs=[])) for key in keys))
+    assert choose_commands(runs, starts, MOST_ROWS) == [0]

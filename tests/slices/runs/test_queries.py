@@ -43,19 +43,20 @@ async def test_list_is_newest_first(runs: RunConversation) -> None:
     assert found == [["three", "two"], ["one"], ["two"]]
 
 
-async def test_tombstone_is_not_shown(runs: RunConversation) -> None:
-    """A run that was cancelled before it was started is not found and not listed, not even as cancelled."""
-    await runs.request("CancelRun", runId="tombstone")
+async def test_run_that_is_not_started_is_not_shown(runs: RunConversation) -> None:
+    """A run that has only pending commands, or had some before a CancelRun, is neither found nor listed."""
+    await runs.report("success", "a", runId="pending")
     await runs.start({"a": []}, runId="cancelled")
     await runs.request("CancelRun", runId="cancelled")
-    reply = await runs.request("CancelRun", runId="tombstone")
-    answer = await runs.ask("get-run", runId="tombstone")
+    answers = [await runs.ask("get-run", runId="pending")]
+    reply = await runs.request("CancelRun", runId="pending")
+    answers.append(await runs.ask("get-run", runId="pending"))
     listed = [await runs.ask("list-runs", **question) for question in ({}, {"status": "cancelled"})]
-    assert (reply["outcome"], "run" in reply) == ("unchanged", False)
-    assert answer["error"]["code"] == "NOT_FOUND"
+    assert (reply["outcome"], "run" in reply) == ("not_found", False)
+    assert [each["error"]["code"] for each in answers] == ["NOT_FOUND"] * 2
     assert [[run["runId"] for run in page["runs"]] for page in listed] == [["cancelled"], ["cancelled"]]
-    await runs.start({"a": []}, runId="tombstone")
-    assert await runs.statuses("tombstone") == {"a": "pending"}
+    await runs.start({"a": []}, runId="pending")
+    assert await runs.statuses("pending") == {"a": "pending"}
 
 
 WRONG: list[tuple[str, str, dict[str, Any]]] = [

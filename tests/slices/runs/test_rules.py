@@ -1,7 +1,6 @@
 """The rules of runs, and their agreement with the reference evaluator."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from tests.harness.clock import NOW
 from tests.harness.reference_evaluator import Edges, evaluate_from_scratch
 from timer_service.core.events.cause import Cause
-from timer_service.core.values.message import Command, Position, TenantPayload, Trace
+from timer_service.core.values.message import Command, Position, Trace
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import (
@@ -25,21 +24,19 @@ from timer_service.runs.messages import (
     MAX_JOBS,
     MAX_NEEDS,
     MAX_STORED_BYTES,
-    CancelRun,
     FlawCode,
     GroupNeed,
     IfFailed,
     JobNeed,
     JobStatus,
     NewJob,
-    ReportJobStatus,
     ResolveGroup,
     RunStatus,
     StartRun,
 )
 from timer_service.runs.rules import Job, Outcome, Run, RunKey
-from timer_service.runs.run import apply, apply_to
-from timer_service.runs.stored_bytes import RunBytes, check_bytes
+from timer_service.runs.run import apply
+from timer_service.runs.stored_bytes import count_jobs
 
 RUN = Run(RunKey("acme", "run-1"), RunStatus.RUNNING, Position(1, 1), NOW)
 ENDS = [JobStatus.SUCCESS, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.DRIFT_DROPPED, JobStatus.TIMED_OUT_STALE]
@@ -105,28 +102,27 @@ def test_repair_of_a_sound_run_changes_nothing(edges: Edges, data: st.DataObject
     assert (draft.jobs, draft.run) == (jobs, run)
 
 
-REPORTED = Job("job", JobStatus.RUNNING, ready_at=NOW, position=Position(1, 5))
+REPORTED = Job("job", JobStatus.RUNNING, ready_at=NOW)
+ENDED = REPORTED._replace(status=JobStatus.FAILED)
 
 
 @pytest.mark.parametrize(
-    ("job", "status", "sequence", "outcome", "then"),
+    ("job", "status", "outcome", "then"),
     [
-        (REPORTED, "running", 5, Outcome.UNCHANGED, "running"),
-        (REPORTED, "dispatched", 4, Outcome.IGNORED_STALE, "running"),
-        (REPORTED, "running", 6, Outcome.RECORDED, "running"),
-        (REPORTED, "success", 4, Outcome.RECORDED, "success"),
-        (REPORTED, "failed", 6, Outcome.RECORDED, "failed"),
-        (REPORTED._replace(status=JobStatus.FAILED), "failed", 7, Outcome.UNCHANGED, "failed"),
-        (REPORTED._replace(status=JobStatus.FAILED), "success", 7, Outcome.ALREADY_ENDED, "failed"),
-        (REPORTED._replace(status=JobStatus.FAILED), "running", 7, Outcome.ALREADY_ENDED, "failed"),
-        (Job("job"), "running", 7, Outcome.IGNORED_NOT_READY, "pending"),
-        (Job("job"), "success", 7, Outcome.IGNORED_NOT_READY, "pending"),
-        (Job("job"), "drift_dropped", 7, Outcome.RECORDED, "drift_dropped"),
+        (REPORTED, "running", Outcome.RECORDED, "running"),
+        (REPORTED, "dispatched", Outcome.RECORDED, "dispatched"),
+        (REPORTED, "failed", Outcome.RECORDED, "failed"),
+        (ENDED, "failed", Outcome.UNCHANGED, "failed"),
+        (ENDED, "success", Outcome.ALREADY_ENDED, "failed"),
+        (ENDED, "running", Outcome.ALREADY_ENDED, "failed"),
+        (Job("job"), "running", Outcome.IGNORED_NOT_READY, "pending"),
+        (Job("job"), "success", Outcome.IGNORED_NOT_READY, "pending"),
+        (Job("job"), "drift_dropped", Outcome.RECORDED, "drift_dropped"),
     ],
 )
-def test_report(job: Job, status: str, sequence: int, outcome: Outcome, then: str) -> None:
-    """A report of an end is final in any order of delivery. A waiting job accepts neither running nor success."""
-    found, after = rules.apply_report(job, JobStatus(status), Position(1, sequence), NOW)
+def test_report(job: Job, status: str, outcome: Outcome, then: str) -> None:
+    """An end is final. A waiting job accepts neither running nor success."""
+    found, after = rules.apply_report(job, JobStatus(status), NOW)
     assert (found, after.status) == (outcome, then)
 
 
@@ -219,12 +215,13 @@ def test_size_limits() -> None:
 def test_limit_of_stored_bytes(new: NewJob, members: dict[str, list[str]], waiting: list[str], size: int) -> None:
     """A job counts with the ids that its rows and its event repeat, and a need with the bytes of both names."""
     edges = [Edge("g", name, IfFailed.SKIP) for name in waiting]
-    counted = RunBytes.of("run", Cause("id", None, Trace("abc")))
+    run = Run(RunKey("acme", "run"), None, Position(1, 1), NOW, cause=Cause("id", None, Trace("abc")))
     fits, is_too_much = (
-        check_bytes([new], members, edges, group=None, counted=counted, used=MAX_STORED_BYTES - size + more)
+        count_jobs(run._replace(stored_bytes=MAX_STORED_BYTES - size + more), [new], members, edges, None)
         for more in (0, 1)
     )
-    assert (fits, is_too_much) == (None, (FlawCode.TOO_LARGE, [new.name]))
+    assert fits == run._replace(stored_bytes=MAX_STORED_BYTES)
+    assert is_too_much == (FlawCode.TOO_LARGE, [new.name])
 
 
 def test_names_of_groups_are_found_without_a_search() -> None:
@@ -277,40 +274,3 @@ def test_needs_of_unresolved_groups_count() -> None:
         before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
         outcomes.append(apply(before, commands, NOW, evaluating=True)[1])
     assert outcomes == [[Outcome.STARTED, Outcome.RESOLVED], [Outcome.STARTED, Outcome.RUN_REJECTED]]
-
-
-def test_copy_of_a_draft() -> None:
-    """Commands on the copy of a draft change nothing of the draft."""
-    about = {"tenant_id": "acme", "run_id": "run-1"}
-    waiting = NewJob(name="waiting", needs=[GroupNeed(group="g")])
-    payloads: list[TenantPayload] = [
-        StartRun(**about, jobs=[NewJob(name="a"), waiting], groups=["g", "h", "k"]),
-        ResolveGroup(**about, group_name="h", jobs=[]),
-        ReportJobStatus(**about, job_name="of-g", status=JobStatus.RUNNING),
-        ResolveGroup(
-            **about, group_name="g", jobs=[NewJob(name="of-g", needs=[JobNeed(job="a"), GroupNeed(group="k")])]
-        ),
-        ReportJobStatus(**about, job_name="a", status=JobStatus.SUCCESS),
-        CancelRun(**about),
-    ]
-    commands = [
-        Command(f"cmd-{place}", payload, Position(1, place), None, Trace(), None)
-        for place, payload in enumerate(payloads, 1)
-    ]
-    before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
-
-    def seen(draft: Draft) -> object:
-        reports = draft.copy().take_reports(["of-g"])
-        return deepcopy((draft.finish(), draft.members, draft.added_edges, draft.need_count, reports))
-
-    def applied(draft: Draft, commands: Sequence[Command]) -> Draft:
-        for command in commands:
-            apply_to(draft, command)
-        return draft
-
-    for count in range(1, len(commands)):
-        draft = applied(Draft(before, NOW, evaluating=True), commands[:count])
-        unchanged = seen(draft)
-        copied = applied(draft.copy(), commands[count:])
-        assert seen(draft) == unchanged != seen(copied)
-        assert seen(copied) == seen(applied(Draft(before, NOW, evaluating=True), commands))

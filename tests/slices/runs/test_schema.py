@@ -23,6 +23,8 @@ FORBIDDEN = {
         "open_groups = -1",
         "pending_bytes = -1",
         "row_count = -1",
+        "stored_bytes = -1",
+        "payload_bytes = -1",
         "evaluated = 2",
         "has_outputs = 2",
     ],
