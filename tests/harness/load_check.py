@@ -11,7 +11,7 @@ from typing import Any
 from tests.harness.load import DIAMOND, Load
 from tests.harness.load_user import SeenEvent, Sent
 
-_IMPOSSIBLE = {"rejected", "ignored_stale"}
+_IMPOSSIBLE = {"rejected"}
 """Outcomes of no command of a load: all are valid, and those of a tenant are handled in their order."""
 _VARYING = ("reachedAt", "firedAt", "readyAt", "completedAt")
 """Fields that may differ if an event is published again."""

@@ -68,8 +68,6 @@ class Model:
         is_taken = key is not None and any(each.is_open and each.key == key for each in self.workflows.values())
         was_skipped = known.start == wanted and known.started_by == NEVER
         if known.start is not None and not (backfill and was_skipped and not is_taken):
-            if command and position < known.started_by:
-                return "ignored_stale"
             if known.started_by not in {NEVER, position} or command:
                 return "unchanged" if known.start == wanted else "exists"
             return "unchanged" if known.started_by == position else "busy" if known.start == wanted else "exists"
