@@ -37,6 +37,7 @@ ALTER TABLE work_signal_firings
     ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
     ALTER COLUMN firing_id TYPE TEXT COLLATE "C",
     ALTER COLUMN signal_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN work_item_id TYPE TEXT COLLATE "C",
     ALTER COLUMN dedupe_key TYPE TEXT COLLATE "C";
 
 ALTER TABLE outbox SET (

@@ -12,7 +12,7 @@ from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
 from tests.harness.transactions import recording_route
-from timer_service import runs, signals, timers
+from timer_service import signals, timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
 from timer_service.core.intake.route import CommandResult, Route
@@ -31,7 +31,6 @@ COMMANDS: dict[str, tuple[Slice, str, dict[str, Any]]] = {
         {"signalId": "{}", "triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": iso(after(hours=1))}},
     ),
     "transitions": (signals.SLICE, "TransitionWorkItem", {"workItemId": "{}", "to": "blocked"}),
-    "runs": (runs.SLICE, "StartRun", {"runId": "{}", "jobs": [{"name": "job"}]}),
 }
 
 

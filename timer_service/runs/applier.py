@@ -14,7 +14,7 @@ from timer_service.runs.draft import RunState
 from timer_service.runs.messages import RunStatus
 from timer_service.runs.rules import Outcome, Run, RunKey
 
-_COMMANDS_AT_ONCE = 200
+_COMMANDS_AT_ONCE = 20
 """How many commands are applied before the time is read and other tasks may run."""
 
 _SQL = load_sql("timer_service.runs", "usage.sql")
