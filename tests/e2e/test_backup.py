@@ -203,14 +203,14 @@ async def test_cancel_after_the_backup(user: User, broker: NatsServer, service: 
     """The restored service reads on from the cursor of its backup, before it fires: a later cancel counts."""
     cli = Cli(tmp_path, broker.url)
     now = int(time.time() * 1000)
-    await user.send([schedule("cancelled", now + 2_000), schedule("kept", now + 2_000)])
+    await user.send([schedule("cancelled", now + 4_000), schedule("kept", now + 4_000)])
     await user.until_handled()
     await cli.lines("backup", "backup.db")
-    await user.send([command("CancelTimer", serviceCallId="cancelled"), schedule("later", now + 2_000)])
+    await user.send([command("CancelTimer", serviceCallId="cancelled"), schedule("later", now + 4_000)])
     await user.until_handled()
     await service.kill()
     await cli.lines("restore", "backup.db")
-    await asyncio.sleep(now / 1000 + 2.1 - time.time())  # until the timers are due
+    await asyncio.sleep(now / 1000 + 4.1 - time.time())  # until the timers are due
     await service.start()
     await user.until_stored("TIMER_EVT", 2)
     assert {each.call for each in await user.fired()} == {"kept", "later"}

@@ -114,7 +114,7 @@ async def test_processes_that_begin_at_once(store: Database) -> None:
 
 async def write_and_move(tx: Transaction, place: Place, sequence: int) -> Place:
     """Store a command, and move the cursor last."""
-    await waiting_rows.add(tx, rows_of([raw(sequence)]), NOW)
+    await waiting_rows.add(tx, rows_of([raw(sequence)]))
     return await cursor.move(tx, place, NOW)
 
 
@@ -185,8 +185,8 @@ def parts(command: RawCommand) -> tuple[object, ...]:
     )
 
 
-async def store_waiting(store: Database, *commands: RawCommand, available_at: int = NOW) -> None:
-    await in_transaction(store, lambda tx: waiting_rows.add(tx, rows_of(commands), available_at))
+async def store_waiting(store: Database, *commands: RawCommand) -> None:
+    await in_transaction(store, lambda tx: waiting_rows.add(tx, rows_of(commands)))
 
 
 async def first_rows(store: Database, *tenants: str) -> list[WaitingRow]:
@@ -296,7 +296,9 @@ async def test_partial_progress(store: Database) -> None:
 async def test_command_that_has_failed(store: Database) -> None:
     """What is known of the next command stays until it is applied: attempts, marks and deaths."""
     (new,) = rows_of([raw(1), raw(2)])
-    await in_transaction(store, lambda tx: waiting_rows.add(tx, [new], NOW, 1, "broken"))
+    await in_transaction(store, lambda tx: waiting_rows.add(tx, [new]))
+    row = await first_row(store)
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW, 1, "broken"))
     first = await first_row(store)
     await in_transaction(store, lambda tx: waiting_rows.mark(tx, first._replace(deaths=1), 2))
     marked = await first_row(store)
@@ -320,7 +322,9 @@ async def test_row_limit(store: Database) -> None:
 async def test_commands_before_a_position_that_are_ready(store: Database) -> None:
     """A command waits that may be applied now if it is up to a position and its tenant's first command is not held."""
     await store_waiting(store, raw(10, "a"), raw(20, "b"))
-    await store_waiting(store, raw(5, "later"), available_at=NOW + 1)
+    await store_waiting(store, raw(5, "later"))
+    later = await first_row(store, "later")
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, later, NOW + 1, 1, "broken"))
 
     async def ready(epoch: int, sequence: int, now: int = NOW) -> bool:
         return await waiting_rows.is_ready(store.reader, Position(epoch, sequence), now)
@@ -345,11 +349,11 @@ def summary(known: Waiting, now: Sequence[int]) -> object:
 async def test_a_process_knows_what_waits(store: Database) -> None:
     """What the reader keeps in memory is what another process reads from the table, after each step."""
     known = await state(store)
-    times = [NOW - 1, NOW, NOW + 4_999, NOW + 5_000]
+    times = [0, NOW, NOW + 4_999, NOW + 5_000]
     for tenant, count in (("a", 3), ("b", 2)):
         rows = rows_of([raw(number, tenant) for number in range(count)])
-        await in_transaction(store, lambda tx, rows=rows: waiting_rows.add(tx, rows, NOW))  # type: ignore[misc]
-        known.added(tenant, count, rows[0].size, NOW)
+        await in_transaction(store, lambda tx, rows=rows: waiting_rows.add(tx, rows))  # type: ignore[misc]
+        known.added(tenant, count, rows[0].size)
         assert summary(known, times) == summary(await state(store), times)
     row = await first_row(store, "b")
     await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5_000, 1, "broken"))
@@ -372,16 +376,15 @@ def test_tenants_take_turns() -> None:
     """Tenants have their turns in a fixed order. One that has had its turn, or is new, is behind the others."""
     known = Waiting()
     for tenant in "abc":
-        known.added(tenant, 10, 1_000, NOW)
+        known.added(tenant, 10, 1_000)
     turns = []
     for number in range(5):
         (tenant,) = known.next_tenants(NOW, 1, 10**9)
         turns.append(tenant)
         known.end_turn([tenant])
         if number == 1:
-            known.added("d", 1, 1, NOW)
+            known.added("d", 1, 1)
     assert turns == ["a", "b", "c", "a", "b"]
     assert list(known) == ["d", "c", "a", "b"]
     assert known.next_tenants(NOW, 21, 10**9) == ["d", "c", "a"]
     assert known.next_tenants(NOW, 10**9, 1_001) == ["d", "c"]
-    assert known.next_tenants(NOW - 1, 1, 1) == []

@@ -147,7 +147,10 @@ async def test_a_clock_that_is_set_back(site: Site) -> None:
 
 async def store_waiting(site: Site, raws: list[RawCommand], available_at: int) -> None:
     async with site.database.transaction() as tx:
-        await waiting_rows.add(tx, rows_of(raws), available_at)
+        await waiting_rows.add(tx, rows_of(raws))
+        if available_at > site.clock.now():
+            (row,) = await find_first(tx, ["acme"])
+            await waiting_rows.postpone(tx, row, available_at, 1, "locked")
 
 
 async def test_waiting_commands(site: Site) -> None:

@@ -54,7 +54,7 @@ class Processes:
         assert await reader.begin()
         raws = self.broker.stored.commands
         async with self.database.transaction() as tx:
-            await waiting_rows.add(tx, rows_of(raws), 0)
+            await waiting_rows.add(tx, rows_of(raws))
             last = raws[-1]
             end = {"sequence": last.position.sequence, "stored_at": last.stored_at}
             await tx.execute("UPDATE command_log SET sequence = :sequence, stored_at = :stored_at", end)

@@ -24,9 +24,9 @@ def command(sequence: int, tenant: str = "acme", body: bytes = b"", epoch: int =
 def waiting() -> Waiting:
     """Return what is known of three tenants. The second one must not be tried before 2000."""
     waiting = Waiting()
-    waiting.added("a", 2, 10, NOW)
-    waiting.added("b", 3, 20, 2 * NOW)
-    waiting.added("c", 1, 40, NOW)
+    for tenant, number, size, available_at in (("a", 2, 10, NOW), ("b", 3, 20, 2 * NOW), ("c", 1, 40, NOW)):
+        waiting.added(tenant, number, size)
+        waiting.postponed(tenant, available_at)
     return waiting
 
 
@@ -60,7 +60,7 @@ def test_whose_turn_it_is(waiting: Waiting, now: int, limit: int, most_bytes: in
 
 def test_a_tenant_with_much(waiting: Waiting) -> None:
     """A tenant counts with no more than what its oldest row can have."""
-    waiting.added("a", 100 * ROW_COMMANDS, 100 * MAX_MESSAGE_BYTES, NOW)
+    waiting.added("a", 100 * ROW_COMMANDS, 100 * MAX_MESSAGE_BYTES)
     assert waiting.next_tenants(2 * NOW, ROW_COMMANDS + 1, MAX_MESSAGE_BYTES + 1) == ["a", "b"]
 
 
@@ -79,7 +79,7 @@ def test_what_is_known(waiting: Waiting) -> None:
 def test_a_tenant_that_is_postponed(waiting: Waiting) -> None:
     """A postponed tenant has no turn before its time, also if it gets more commands. A success ends that."""
     waiting.postponed("a", 5 * NOW)
-    waiting.added("a", 1, 1, NOW)
+    waiting.added("a", 1, 1)
     found = [waiting.next_tenants(4 * NOW, MANY, MANY), waiting.next_tenants(5 * NOW, MANY, MANY)]
     waiting.applied("a", 1, 0)
     assert [*found, waiting.next_tenants(NOW, MANY, MANY)] == [["b", "c"], ["a", "b", "c"], ["a", "c"]]
@@ -130,7 +130,7 @@ async def test_stored_commands(sqlite: SqliteDatabase) -> None:
         )
     ]
     async with sqlite.transaction() as tx:
-        await rows.add(tx, rows_of(stored), NOW)
+        await rows.add(tx, rows_of(stored))
     (row,) = await rows.find_first(sqlite.reader, ["acme"])
     assert [fields(each) for each in row.commands] == [fields(each) for each in stored]
     async with sqlite.transaction() as tx:
@@ -151,11 +151,11 @@ async def test_known_after_a_start(sqlite: SqliteDatabase) -> None:
     before = Waiting()
     async with sqlite.transaction() as tx:
         for row in rows_of([command(1, "a"), command(2, "b"), command(3, "a")]):
-            await rows.add(tx, [row], NOW)
-            before.added(row.tenant, len(row.commands), row.size, NOW)
+            await rows.add(tx, [row])
+            before.added(row.tenant, len(row.commands), row.size)
         for row in rows_of([command(4, "a")]):
-            await rows.add(tx, [row], NOW)
-            before.added(row.tenant, 1, row.size, NOW)
+            await rows.add(tx, [row])
+            before.added(row.tenant, 1, row.size)
     (first, other) = await rows.find_first(sqlite.reader, ["a", "b"])
     async with sqlite.transaction() as tx:
         await rows.advance(tx, first, 1)

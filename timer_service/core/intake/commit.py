@@ -133,7 +133,7 @@ class Commits:
         written = await self._write_in_order(decoded, partial(self._write, later=later, last=last, rows=rows))
         self.place = written.place
         for new in written.stored:
-            self.waiting.added(new.tenant, len(new.commands), new.size, 0)
+            self.waiting.added(new.tenant, len(new.commands), new.size)
         for row, number in written.taken:
             self.waiting.applied(row.tenant, number, row.size if number == len(row.commands) else 0)
         try:  # the commands are applied, so no error may let them be applied again
@@ -183,7 +183,7 @@ class Commits:
             return _Written(place, done, (), taken)
         stored = rows_of(sorted([*done.left, *later], key=lambda raw: raw.position)) if done.left or later else ()
         if stored:
-            await waiting_rows.add(tx, stored, now)
+            await waiting_rows.add(tx, stored)
         return _Written(place, done, stored, ())
 
     async def _finish(self, done: Done) -> None:

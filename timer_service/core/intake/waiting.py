@@ -117,12 +117,12 @@ class Waiting:
             if tenant in self._tenants:
                 self._tenants[tenant] = self._tenants.pop(tenant)
 
-    def added(self, tenant: str, number: int, size: int, available_at: int) -> None:
-        """Record rows that were committed."""
+    def added(self, tenant: str, number: int, size: int) -> None:
+        """Record rows that were committed. Their commands may be applied at once."""
         self.number, self.size = self.number + number, self.size + size
         before = self._tenants.get(tenant)
         if before is None:
-            self._tenants[tenant] = TenantWaits(number, size, available_at)
+            self._tenants[tenant] = TenantWaits(number, size, 0)
         else:
             self._tenants[tenant] = before._replace(number=before.number + number, size=before.size + size)
 

@@ -38,7 +38,7 @@ class NewRow(NamedTuple):
     commands: Sequence[RawCommand]
     size: int
 
-    def parameters(self, available_at: int, attempt: int, error: str | None) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """Return the parameters of the statement that adds the row."""
         first, last = self.commands[0].position, self.commands[-1].position
         return {
@@ -49,9 +49,6 @@ class NewRow(NamedTuple):
             "number": len(self.commands),
             "size": self.size,
             "commands": b"".join(map(_dump, self.commands)),
-            "available_at": available_at,
-            "attempt": attempt,
-            "last_error": error,
         }
 
 
@@ -147,11 +144,9 @@ class WaitingRow(NamedTuple):
         return dict(zip(_KEY, (self.tenant, self.epoch, self.first_sequence), strict=True))
 
 
-async def add(
-    tx: Transaction, rows: Iterable[NewRow], available_at: int, attempt: int = 0, error: str | None = None
-) -> None:
-    """Store rows. `attempt` and `error`: how often the first command has failed alone, and why."""
-    await tx.executemany(_SQL["add"], [row.parameters(available_at, attempt, error) for row in rows])
+async def add(tx: Transaction, rows: Iterable[NewRow]) -> None:
+    """Store rows, which may be applied at once."""
+    await tx.executemany(_SQL["add"], [row.parameters() for row in rows])
 
 
 async def find_first(reader: Reader, tenants: Sequence[str]) -> list[WaitingRow]:
