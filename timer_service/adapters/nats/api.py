@@ -1,4 +1,4 @@
-"""Requests to the API of JetStream, as JSON. The driver's own types lack or shorten settings that the server has."""
+"""Requests to the API of JetStream, as JSON, and headers. The driver's types lack or refuse what the server has."""
 
 import json
 from collections.abc import Mapping
@@ -6,6 +6,11 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.js.errors import APIError
+
+from timer_service.core.values.headers import Headers
+
+_VERSION = b"NATS/1.0"
+_END = b"\r\n"
 
 
 async def request(
@@ -18,3 +23,19 @@ async def request(
     if "error" in answer:
         APIError.from_error(answer["error"])  # raises
     return answer
+
+
+class RawHeaders(Headers):
+    """Headers with the status of the first line as the headers `Status` and `Description`, as in the driver."""
+
+    __slots__ = ()
+
+    def __init__(self, block: bytes) -> None:
+        """`block`: the version, which a status may follow, and a line for each header."""
+        super().__init__(block)
+        line = self.block[: self.block.find(_END)]
+        code, _, description = line.removeprefix(_VERSION).strip().partition(b" ")
+        if code.isdigit():
+            self.block += b"\r\nStatus: " + code
+            if description:
+                self.block += b"\r\nDescription: " + description
