@@ -4,12 +4,13 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from nats import errors
 
+from timer_service.adapters.nats.api import write_headers
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.faults import TRANSIENT, Answer, Fault, read_acknowledgement, to_results
 from timer_service.adapters.nats.subjects import Subjects
@@ -31,8 +32,6 @@ _MESSAGES_AT_ONCE = 200  # take about 0.3 ms
 _HEADER_COST = 100
 """The bytes that each header counts in addition, because the driver encodes each by itself."""
 _HEADER_ALLOWANCE = 16 * 1024
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_LINE_ENDS = str.maketrans("\r\n", "  ")
 _is_plain = re.compile(r"[!-~]+").fullmatch
 _NO_ROOM = frozenset({Fault.NO_ROOM, Fault.NO_STORAGE})
 _REFUSED_BATCH = frozenset({Fault.BATCH, Fault.MESSAGE, Fault.UNKNOWN})
@@ -228,9 +227,7 @@ def write_frames(messages: Sequence[Message], batch_id: str, first: int, subject
     frames: list[bytes] = []
     for number, (address, message_id, body, headers) in enumerate(messages, first):
         if headers or not _is_plain(message_id):
-            block = _write_headers(
-                {"Nats-Msg-Id": message_id, **headers, **batch_headers(batch_id, number, last=False)}
-            )
+            block = write_headers({"Nats-Msg-Id": message_id, **headers, **batch_headers(batch_id, number, last=False)})
         else:
             block = (
                 f"NATS/1.0\r\nNats-Msg-Id: {message_id}\r\n"
@@ -240,13 +237,3 @@ def write_frames(messages: Sequence[Message], batch_id: str, first: int, subject
             to = subjects[address] = subject(address).encode()
         frames.append(b"HPUB %b %d %d\r\n%b%b\r\n" % (to, len(block), len(block) + len(body), block, body))
     return b"".join(frames)
-
-
-def _write_headers(headers: Mapping[str, str]) -> bytes:
-    """Return a block of headers."""
-    lines = ["NATS/1.0"]
-    for name, value in headers.items():
-        if not _NAME.fullmatch(name):
-            raise errors.BadHeaderError(name)
-        lines.append(f"{name}: {value.strip().translate(_LINE_ENDS)}")
-    return "\r\n".join([*lines, "\r\n"]).encode()

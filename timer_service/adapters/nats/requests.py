@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache
 from importlib.metadata import version
 
 import nats.errors
@@ -17,6 +17,7 @@ from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 from nats.micro.request import Request as MicroRequest
 from nats.micro.service import EndpointConfig, Service, ServiceConfig
 
+from timer_service.adapters.nats.api import write_headers
 from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import GuardedClient, ReadMessage
 from timer_service.adapters.nats.subjects import Subjects
@@ -52,9 +53,9 @@ class TenantRequests:
         )
         self._subjects = subjects
         self._reply_prefixes = reply_prefix, _IMPORTED_REPLY_PREFIX
-        self._beginnings = {
-            kind: subjects.pattern(kind).partition("*")[0].encode() for kind in (Kind.QUERY, Kind.REQUEST)
-        }
+        self._queries, self._requests = (
+            subjects.pattern(kind).partition("*")[0].encode() for kind in (Kind.QUERY, Kind.REQUEST)
+        )
         self._refuse: QueryFilter = read_all
         self._answer: QueryHandler
         self._receive: ReceiveRequest
@@ -100,7 +101,7 @@ class TenantRequests:
         turns = Turns(_BYTES_PER_TURN)
         for request, reply in replies:
             await turns.take(len(reply.body))
-            await self._send(request.reply_to, reply)
+            await self._send((request.reply_to, reply))
 
     async def close(self) -> None:
         """Stop taking requests. Return when all were received that the server had sent."""
@@ -125,9 +126,8 @@ class TenantRequests:
 
     def _screen(self, message: ReadMessage) -> ReadMessage | None:
         """Take requests, refuse queries that are too many, and let the driver have everything else."""
-        subject = message.subject
-        kind = next((kind for kind, beginning in self._beginnings.items() if subject.startswith(beginning)), None)
-        if kind is None:
+        is_query = message.subject.startswith(self._queries)
+        if not is_query and not message.subject.startswith(self._requests):
             return message
         reply_to = decode_text(message.reply)
         if not may_reply_to(reply_to, *self._reply_prefixes):
@@ -135,8 +135,8 @@ class TenantRequests:
             if self._ignored & (self._ignored - 1) == 0:  # 1, 2, 4, 8: a flood must not flood the log
                 log.warning("messages ignored: their reply subjects are not inboxes", extra={"count": self._ignored})
             return None
-        _, tenant, name = self._subjects.address(kind, decode_text(subject))
-        if kind is Kind.QUERY:
+        _, tenant, name = self._subjects.address(Kind.QUERY, decode_text(message.subject))
+        if is_query:
             refusal = self._refuse(name, tenant)
         else:
             refusal = self._receive(Request(name, tenant, message.body, reply_to))
@@ -145,26 +145,42 @@ class TenantRequests:
             if self._refusing is None or self._refusing.done():
                 self._refusing = asyncio.create_task(self._send_refusals())
         # Nobody reads the headers of a query, and while it waits they may take much more memory than its body.
-        return message._replace(headers=b"") if kind is Kind.QUERY and refusal is None else None
+        return message._replace(headers=b"") if is_query and refusal is None else None
 
     async def _send_refusals(self) -> None:
         while self._refusals:
-            await self._send(*self._refusals.popleft())
+            refusals = [*self._refusals]
+            self._refusals.clear()
+            await self._send(*refusals)
 
     async def _take_query(self, request: MicroRequest) -> None:
         """Start to answer a query. The driver reads the next one of this name when this method returns."""
         _, tenant, name = self._subjects.address(Kind.QUERY, request.subject)
-        reply_to = request._msg.reply  # noqa: SLF001 - the driver has no public access to it
-        task = asyncio.ensure_future(self._answer(name, tenant, request.data, partial(self._send, reply_to)))
+        to = request._msg.reply  # noqa: SLF001 - the driver has no public access to it
+        task = asyncio.ensure_future(self._answer(name, tenant, request.data, lambda reply: self._send((to, reply))))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _send(self, to: str, reply: QueryReply) -> None:
-        headers = None if reply.code is None else {ERROR_CODE_HEADER: reply.code, ERROR_HEADER: reply.message}
+    async def _send(self, *replies: tuple[str, QueryReply]) -> None:
+        """Send replies. It waits while the server takes them slowly."""
         try:
-            await self.connection.client.publish(to, reply.body, headers=headers)
-        except (nats.errors.Error, ValueError) as error:  # ValueError: a header that the driver refuses
-            log.warning("could not send a reply", extra={"reason": error_text(error)})
+            await self.connection.client.send(b"".join(map(_frame, replies)))
+        except nats.errors.Error as error:
+            log.warning("could not send replies", extra={"count": len(replies), "reason": error_text(error)})
+
+
+def _frame(to_and_reply: tuple[str, QueryReply]) -> bytes:
+    """Return the text of the protocol for a reply. An error has the headers of a micro service."""
+    to, reply = to_and_reply
+    if reply.code is None:
+        return b"PUB %b %d\r\n%b\r\n" % (to.encode(), len(reply.body), reply.body)
+    return b"HPUB %b %b" % (to.encode(), _error(reply))
+
+
+@lru_cache(100)
+def _error(reply: QueryReply) -> bytes:
+    block = write_headers({ERROR_CODE_HEADER: reply.code or "", ERROR_HEADER: reply.message})
+    return b"%d %d\r\n%b%b\r\n" % (len(block), len(block) + len(reply.body), block, reply.body)
 
 
 async def _ignore(_message: object) -> None:
