@@ -210,6 +210,18 @@ async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker
     assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_connection_that_is_closed_for_good(broker: NatsBroker, which: int) -> None:
+    """The service learns that one of its connections is closed and will not be restored."""
+    await broker.serve_queries([], echo)
+    lost = asyncio.create_task(broker.wait_lost())
+    await broker.connections[which].flush()
+    assert not lost.done()
+    await broker.connections[which].client.close()
+    async with asyncio.timeout(10):
+        await lost
+
+
 async def test_an_outage_does_not_look_as_if_reading_had_ended(peer: ScriptedPeer, broker: NatsBroker) -> None:
     """While the connection is being restored, the process need not be restarted. If reading has ended, it must be."""
     found = [broker.reading]

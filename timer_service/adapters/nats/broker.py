@@ -135,7 +135,7 @@ class NatsBroker:
     @property
     def reading(self) -> bool:
         """Whether the connections are read, or are being restored."""
-        return all(each.reading for each in self._connections)
+        return all(each.reading for each in self.connections)
 
     @property
     def log(self) -> NatsLog:
@@ -189,7 +189,7 @@ class NatsBroker:
 
     async def wait_lost(self) -> str:
         """Wait until a connection is closed for good. Return the reason."""
-        waiting = {asyncio.create_task(each.closed.wait()): each for each in self._connections}
+        waiting = {asyncio.create_task(each.closed.wait()): each for each in self.connections}
         try:
             ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -204,5 +204,6 @@ class NatsBroker:
         await self._connection.close()
 
     @property
-    def _connections(self) -> list[Connection]:
+    def connections(self) -> Sequence[Connection]:
+        """The connections: that of commands and events, and that of queries and requests if it was opened."""
         return [self._connection, *([] if self._requests is None else [self._requests.connection])]

@@ -149,6 +149,7 @@ class Connection:
                         error_cb=self._on_error,
                         disconnected_cb=self._on_disconnected,
                         reconnected_cb=self._on_reconnected,
+                        closed_cb=self._on_closed,
                         **login,
                     )
                 break
@@ -161,7 +162,8 @@ class Connection:
                 await asyncio.sleep(_RECONNECT_SECONDS)
         # Not earlier: with -1 the driver would retry the first connect forever, without an error.
         options: dict[str, Any] = self.client.options
-        options |= {"max_reconnect_attempts": -1, "closed_cb": self._on_closed}
+        options["max_reconnect_attempts"] = -1
+        self.closed.clear()  # a failed attempt sets it
         self.last_error = ""
 
     async def flush(self) -> None:

@@ -53,14 +53,10 @@ Screen = Callable[[ReadMessage], ReadMessage | None]
 """Returns a message as a subscription shall get it; None if it shall get none. It must be quick."""
 
 
-def _pass_on(message: ReadMessage) -> ReadMessage:
-    return message
-
-
 class GuardedClient(LastingClient):
     """A client whose reading no message can end. Only the service closes its connection."""
 
-    def __init__(self, screen: Screen = _pass_on) -> None:
+    def __init__(self, screen: Screen = lambda message: message) -> None:
         """`screen` gets each message when it is read, before the driver spends time on it."""
         super().__init__()
         self.screen = screen
