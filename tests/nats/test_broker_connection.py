@@ -213,9 +213,10 @@ async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker
 @pytest.mark.parametrize("which", [0, 1])
 async def test_a_connection_that_is_closed_for_good(broker: NatsBroker, which: int) -> None:
     """The service learns that one of its connections is closed and will not be restored."""
-    await broker.serve_queries([], echo)
+    if which == 1:
+        await broker.serve_queries([], echo)
     lost = asyncio.create_task(broker.wait_lost())
-    await broker.connections[which].flush()
+    await broker.connections[which].flush()  # the peer answers the last connection
     assert not lost.done()
     await broker.connections[which].client.close()
     async with asyncio.timeout(10):
