@@ -74,35 +74,27 @@ HEADER = (
 class Attacked:
     """The server, the service and the passwords of the tenants."""
 
-    def __init__(
-        self, broker: NatsServer, front: NatsServer | None, service: Service, prepared: Prepared, pauses: Path
-    ) -> None:
+    def __init__(self, broker: NatsServer, service: Service, prepared: Prepared, pauses: Path) -> None:
         self.broker = broker
-        self.front = front
-        """The server in front of the attacking tenant, if it has one."""
         self.service = service
         self._prepared = prepared
         self._pauses = pauses
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, folder: Path, *, fronted: bool = False, **settings: str) -> AsyncIterator[Self]:
-        """Start the servers and the service with the files that prepare.py makes."""
-        tenants = ["tenant-b", "--front", "tenant-a:4222"] if fronted else _TENANTS
-        prepared, pauses = await asyncio.to_thread(Prepared, folder / "prepared", *tenants), folder / "pauses"
+    async def running(cls, folder: Path, **settings: str) -> AsyncIterator[Self]:
+        """Start the server and the service with the files that prepare.py makes."""
+        prepared, pauses = await asyncio.to_thread(Prepared, folder / "prepared", *_TENANTS), folder / "pauses"
         login = {"TIMER_NATS_USER": "timer-service"}
         login["TIMER_NATS_PASSWORD_FILE"] = str(prepared.password_file("timer-service"))
         async with AsyncExitStack() as stack:
             broker = await stack.enter_async_context(prepared.broker(folder / "nats"))
-            front = None
-            if fronted:
-                front = await stack.enter_async_context(prepared.front(folder / "front"))
             await separate_tenants(broker, prepared.password_file("operator"), *_TENANTS)
             service = Service(folder / "service", broker.url, **login, **{PAUSES: str(pauses)}, **settings)
             service.command = [sys.executable, "-m", "tests.harness.watched_service", "serve"]
             await stack.enter_async_context(service)
             await _create_consumers(broker, prepared.password("operator"))
-            yield cls(broker, front, service, prepared, pauses)
+            yield cls(broker, service, prepared, pauses)
 
     async def attack(self, kind: str, seconds: float, most: int = 10**9) -> Figures:
         """Attack for some seconds, with at most so many messages, while the other tenant uses the service."""
@@ -112,7 +104,7 @@ class Attacked:
                 sys.executable,
                 "-m",
                 "tests.harness.attacks.attacker",
-                str((self.front or self.broker).port),
+                str(self.broker.port),
                 str(seconds),
                 str(most),
                 kind,

@@ -13,10 +13,10 @@ from tests.harness.builders import event
 from tests.harness.clock import NOW
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.query_connection import QueryConnection
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.broker import PublishResult, PublishStatus, Reply, read_all
+from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Reply, SendReply
 from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import Code
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""
@@ -80,7 +80,7 @@ async def test_a_denied_hint_does_no_harm(peer: ScriptedPeer, prefix: str) -> No
     broker = await NatsBroker.connect(peer.url, prefix, reply_prefix="_INBOX.", manage_streams=True)
     subject = Subjects(prefix).hint("outbox").encode()
     await peer.send(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject)
-    await until(lambda: broker._connection._last_error != "")
+    await until(lambda: broker._connection.last_error != "")
     assert broker.health == HEALTHY
     await peer.send(DENIED)
     await until(lambda: broker.health != HEALTHY)
@@ -106,23 +106,37 @@ async def test_the_reason_of_an_outage_is_forgotten_with_it(peer: ScriptedPeer, 
     assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
 
 
-async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(peer: ScriptedPeer) -> None:
-    """The same is true for the connection for queries."""
+async def echo(_name: str, _tenant: str, body: bytes, send: SendReply) -> None:
+    await send(QueryReply(body))
 
-    async def ignore(*_arguments: object) -> None:
-        pass
 
-    connection = QueryConnection(Subjects("timer"), "_INBOX.", read_all, ignore, ignore)
-    await connection.open(peer.url, {}, [], ignore)
+async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """The same is true for the connection for queries and requests."""
+    await broker.serve_queries([], echo)  # the peer sends to the last connection
     reasons: list[str | None] = []
     for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
         await peer.send(raw)
-        await until(lambda: not connection.health.usable)
-        reasons.append(connection.health.reason)
-        await until(lambda: connection.health.usable)
-    await connection.close()
-    away = "not connected to the broker for queries:"
+        await until(lambda: not broker.query_health.usable)
+        reasons.append(broker.query_health.reason)
+        await until(lambda: broker.query_health.usable)
+    away = "not connected to the broker for queries and requests:"
     assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
+    assert broker.health == HEALTHY
+
+
+async def test_a_flood_of_queries_is_refused_while_it_is_read(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """Each query of the flood gets its refusal, and the query of another tenant in between is answered."""
+    busy = QueryReply(b"busy", Code.BUSY, "ask again later")
+    await broker.serve_queries(["list"], echo, lambda _name, tenant: busy if tenant == "a" else None)
+    await peer.until(lambda: peer.subscribed("timer.qry.v1.*.list"))
+    flood = [(b"a", b"_R_.%d" % number) for number in range(500)]
+    for tenant, reply in (*flood[:250], (b"b", b"_R_.b"), *flood[250:]):
+        await peer.deliver("timer.qry.v1.*.list", b"timer.qry.v1.%b.list" % tenant, b"hi", reply=reply)
+    await peer.until(lambda: len(peer.published) >= 501)
+    replies = {to: body for to, _, body in peer.published if to.startswith("_R_.")}
+    assert replies.pop("_R_.b") == b"hi"
+    assert len(replies) == 500
+    assert {body[-4:] for body in replies.values()} == {b"busy"}
 
 
 async def test_the_same_error_is_logged_once(
@@ -194,6 +208,19 @@ async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker
     peer.answer = cut
     await broker.streams.tick(NOW)
     assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_connection_that_is_closed_for_good(broker: NatsBroker, which: int) -> None:
+    """The service learns that one of its connections is closed and will not be restored."""
+    if which == 1:
+        await broker.serve_queries([], echo)
+    lost = asyncio.create_task(broker.wait_lost())
+    await broker.connections[which].flush()  # the peer answers the last connection
+    assert not lost.done()
+    await broker.connections[which].client.close()
+    async with asyncio.timeout(10):
+        await lost
 
 
 async def test_an_outage_does_not_look_as_if_reading_had_ended(peer: ScriptedPeer, broker: NatsBroker) -> None:

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from tests.harness.raw_nats import header_block
-from timer_service.adapters.nats.headers import RawHeaders
+from timer_service.adapters.nats.api import RawHeaders
 
 MANY = header_block(*(b"%x:" % number for number in range(8_000)))
 

@@ -16,7 +16,7 @@ from tests.harness.processes import NatsServer
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
 from tests.harness.tcp_proxy import DRIPPING, GOOD, TcpProxy
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.login import Login
+from timer_service.adapters.nats.connection import Login
 from timer_service.core.ports.log import LogUnavailableError
 from timer_service.core.values.errors import StartError
 

@@ -84,13 +84,6 @@ async def config(client: Client, stream: str) -> Mapping[str, Any]:
     return found
 
 
-async def stream_of(client: Client, tenant: str) -> str:
-    """Return the name of a tenant's own stream, to which its commands go."""
-    found = await request(client, "STREAM.NAMES", {"subject": f"timer.cmd.v1.{tenant}.*"})
-    (name,) = found["streams"]
-    return str(name)
-
-
 async def test_shared_stream_is_converted(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     """A shared stream keeps its commands, and those from the new streams are behind them. The service reads on."""
     async with operator(server) as client, service(server) as broker:
@@ -118,7 +111,7 @@ async def test_tenants_are_added(server: NatsServer) -> None:
     """A second run adds only what is missing, and keeps the settings that the operator has changed."""
     async with operator(server) as client:
         await separate_tenants(client, SUBJECTS, ["a"])
-        own = await stream_of(client, "a")
+        own = SUBJECTS.tenant_commands("a")
         await request(client, f"STREAM.UPDATE.{own}", {**await config(client, own), "max_bytes": 7_000_000})
         before = [await config(client, name) for name in ("TIMER_CMD", own)]
         assert await separate_tenants(client, SUBJECTS, ["a"]) == []
@@ -148,9 +141,9 @@ async def test_unfinished_run_is_continued(server: NatsServer) -> None:
         await separate_tenants(client, SUBJECTS, ["a", "b"])
         await publish(client, "b", "before")
         await until_taken(client, 1)
-        own = await stream_of(client, "a")
+        own = SUBJECTS.tenant_commands("a")
         await request(client, f"STREAM.UPDATE.{own}", {**await config(client, own), "subjects": ["other"]})
-        await request(client, f"STREAM.DELETE.{await stream_of(client, 'b')}")
+        await request(client, f"STREAM.DELETE.{SUBJECTS.tenant_commands('b')}")
         assert await separate_tenants(client, SUBJECTS, ["a", "b"]) == ["b"]
         await publish(client, "a", "of a")
         await publish(client, "b", "of b")
@@ -220,49 +213,6 @@ async def test_stream_of_commands_is_purged(server: NatsServer) -> None:
         assert await until_taken(client, 1) == ["after"]
 
 
-async def test_known_names_are_replaced(server: NatsServer) -> None:
-    """A stream that others can guess takes no more commands, but those that it has are taken."""
-    async with operator(server) as client:
-        known = {"name": "TIMER_CMD_a", "subjects": ["timer.cmd.v1.a.*"], "retention": "workqueue"}
-        await request(client, "STREAM.CREATE.TIMER_CMD_a", known)
-        await publish(client, "a", "old")
-        source = {"name": "TIMER_CMD_a"}
-        await request(client, "STREAM.CREATE.TIMER_CMD", {"name": "TIMER_CMD", "sources": [source]})
-        assert await separate_tenants(client, SUBJECTS, ["a"]) == ["a"]
-        assert await separate_tenants(client, SUBJECTS, ["a"]) == []
-        assert SUBJECTS.tenant_of_stream(await stream_of(client, "a")) == "a"
-        await publish(client, "a", "new")
-        assert sorted(await until_taken(client, 2)) == ["new", "old"]
-
-
-async def test_known_name_that_looks_secret(server: NatsServer) -> None:
-    """A stream with a known name is not taken for that of a tenant with a shorter name."""
-    longer = "org_" + "0123456789abcdef" * 2
-    async with operator(server) as client:
-        known = {"name": f"TIMER_CMD_{longer}", "subjects": [f"timer.cmd.v1.{longer}.*"], "retention": "workqueue"}
-        await request(client, f"STREAM.CREATE.{known['name']}", known)
-        await request(client, "STREAM.CREATE.TIMER_CMD", {"name": "TIMER_CMD", "sources": [{"name": known["name"]}]})
-        assert await separate_tenants(client, SUBJECTS, ["org"]) == ["org"]
-        await publish(client, longer, "of the longer one")
-        await publish(client, "org", "of the shorter one")
-        assert sorted(await until_taken(client, 2)) == ["of the longer one", "of the shorter one"]
-
-
-@pytest.mark.parametrize("digit", ["0", "f"])
-async def test_two_operators_at_a_time(server: NatsServer, digit: str) -> None:
-    """If a tenant has got two streams, and commands go to the one that is not taken from, the next run mends it."""
-    async with operator(server) as client:
-        await separate_tenants(client, SUBJECTS, ["a"])
-        taken, other = await stream_of(client, "a"), "TIMER_CMD_a_" + digit * 64
-        settings = await config(client, taken)
-        await request(client, f"STREAM.UPDATE.{taken}", {**settings, "subjects": [taken]})
-        await request(client, f"STREAM.CREATE.{other}", {**settings, "name": other})
-        await publish(client, "a", "waits")
-        assert await separate_tenants(client, SUBJECTS, ["a"]) == []
-        assert await until_taken(client, 1) == ["waits"]
-        assert {each["name"] for each in (await config(client, "TIMER_CMD"))["sources"]} == {taken, other}
-
-
 async def test_operators_add_other_tenants(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant that another operator adds while a run creates streams keeps its source."""
     async with operator(server) as client:
@@ -279,25 +229,6 @@ async def test_operators_add_other_tenants(server: NatsServer, monkeypatch: pyte
         for tenant in ("a", "b", "c"):
             await publish(client, tenant, tenant)
         assert sorted(await until_taken(client, 3)) == ["a", "b", "c"]
-
-
-_LINE = "Nats-Stream-Source"
-
-
-async def test_tenant_cannot_skip_commands_of_another(server: NatsServer) -> None:
-    """A header that the server takes for its own, after a crash, names no stream of another tenant."""
-    async with operator(server) as client:
-        await separate_tenants(client, SUBJECTS, ["a", "b"])
-        await publish(client, "b", "before")
-        await until_taken(client, 1)
-        # The server looks for the second header in vain, until it removes the first one.
-        await publish(client, "a", "hostile", **{"Nats-Expected-X": 2 * _LINE, _LINE: "TIMER_CMD_b 1000000"})
-        await until_taken(client, 2)
-        await server.kill()
-    await server.start()
-    async with operator(server) as client:
-        await publish(client, "b", "after")
-        assert await until_taken(client, 3) == ["before", "hostile", "after"]
 
 
 async def test_repeats(server: NatsServer) -> None:

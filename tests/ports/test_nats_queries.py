@@ -77,7 +77,7 @@ async def test_unusable_reply_subject(harness: NatsHarness, reply: str, caplog: 
     assert (await harness.ask("get-timer", "acme", b"next")).body == b"next"
     assert handler.asked == [b"next"]
     assert harness.broker.health == HEALTHY
-    assert "queries ignored" in caplog.text
+    assert "messages ignored" in caplog.text
 
 
 async def test_many_ignored_queries(harness: NatsHarness, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ async def test_many_ignored_queries(harness: NatsHarness, caplog: pytest.LogCapt
     for _ in range(1000):
         await harness.user.publish(SUBJECT, b"", reply="elsewhere")
     assert (await harness.ask("get-timer", "acme", b"next")).body == b"next"
-    assert caplog.text.count("queries ignored") == 10
+    assert caplog.text.count("messages ignored") == 10
 
 
 @pytest.mark.parametrize("headers", [{"Status": "503"}, {"Nats-Msg-Id": "\u00e9"}, {"a": "x" * 60_000}])
@@ -111,32 +111,3 @@ async def test_query_that_is_refused_unread(harness: NatsHarness) -> None:
     await harness.user.publish(SUBJECT, b"no inbox", reply="timer.cmd.v1.other.x")
     assert (await harness.ask("get-timer", "other", b"answered")).body == b"answered"
     assert handler.asked == [b"answered"]
-
-
-async def test_lost_connection_of_queries(harness: NatsHarness) -> None:
-    """If only the connection for queries is lost, only queries are down, and they are answered again later."""
-    await harness.broker.serve_queries(["get-timer"], Handler().answer)
-    assert harness.broker.query_health == HEALTHY
-    client = harness.broker._queries._client  # type: ignore[union-attr]
-    assert client._transport is not None
-    client._transport.close()
-    async with asyncio.timeout(10):
-        while harness.broker.query_health.usable:
-            await asyncio.sleep(0.001)
-        assert harness.broker.health == HEALTHY
-        while not harness.broker.query_health.usable:
-            await asyncio.sleep(0.001)
-    await client.flush()
-    assert (await harness.ask("get-timer", "acme", b"again")).body == b"again"
-
-
-async def test_answered_queries_are_forgotten(harness: NatsHarness) -> None:
-    """The service keeps nothing of a query after its answer."""
-    await harness.broker.serve_queries(["get-timer"], Handler().answer)
-    for body in (b"1", b"2"):
-        await harness.ask("get-timer", "acme", body)
-    assert harness.broker._queries is not None
-    service = harness.broker._queries._service
-    async with asyncio.timeout(10):
-        while service._tasks:  # type: ignore[union-attr]
-            await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.brokers import HARNESSES, BrokerHarness, NatsHarness
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
+from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription, SendReply
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import Code
 
@@ -131,7 +131,7 @@ async def test_requests_after_an_outage(harness: BrokerHarness) -> None:
         async with asyncio.timeout(10):
             while not connection.health.usable:
                 await asyncio.sleep(0.01)
-        await connection._client.flush()
+        await connection.connection.flush()
     assert (await harness.request("poll-tasks", "acme", b"1")).body == b"1"
 
 
@@ -158,7 +158,7 @@ async def test_unusable_reply_subject(nats_harness: NatsHarness, reply: str, cap
     assert (await nats_harness.request("poll-tasks", "acme", b"next")).body == b"next"
     assert [each.body for each in instance.received] == [b"next"]
     assert nats_harness.broker.health == HEALTHY
-    assert "requests ignored" in caplog.text
+    assert "messages ignored" in caplog.text
 
 
 @pytest.mark.parametrize("headers", [{"Status": "503"}, {"Nats-Msg-Id": "\u00e9"}, {"a": "x" * 60_000}])
@@ -196,21 +196,27 @@ async def test_receiver_that_fails(nats_harness: NatsHarness, caplog: pytest.Log
 
 
 async def test_lost_connection_of_requests(nats_harness: NatsHarness) -> None:
-    """If only the connection for requests is lost, only requests are down, and they are received again later."""
-    await Instance().serve(nats_harness)
-    connection = nats_harness.broker._requests
-    assert connection is not None
-    client = connection._client
-    transport: Any = client._transport
+    """If only the connection for queries and requests is lost, only these are down, and they arrive again later."""
+    broker = nats_harness.broker
+    await broker.serve_queries(["get-timer"], echo)
+    subscription = await Instance().serve(nats_harness)
+    assert broker._requests is not None
+    connection = broker._requests.connection
+    transport: Any = connection.client._transport
     transport.close()
     async with asyncio.timeout(10):
-        while nats_harness.broker.request_health.usable:
+        while broker.query_health.usable:
             await asyncio.sleep(0.001)
-        assert (nats_harness.broker.health, nats_harness.broker.query_health) == (HEALTHY, HEALTHY)
-        while not nats_harness.broker.request_health.usable:
+        assert (broker.health, subscription.health.usable) == (HEALTHY, False)
+        while not broker.query_health.usable:
             await asyncio.sleep(0.001)
-    await client.flush()
+    await connection.flush()
     assert (await nats_harness.request("poll-tasks", "acme", b"again")).body == b"again"
+    assert (await nats_harness.ask("get-timer", "acme", b"again")).body == b"again"
+
+
+async def echo(_name: str, _tenant: str, body: bytes, send: SendReply) -> None:
+    await send(QueryReply(body))
 
 
 async def test_workers_learn_that_nobody_serves(nats_harness: NatsHarness) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from nats.errors import BadHeaderError
 
-from timer_service.adapters.nats.batch_frames import write_frames
+from timer_service.adapters.nats.publisher import write_frames
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.values.message import Address, Kind, Message
 

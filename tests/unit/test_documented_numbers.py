@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from timer_service import http
-from timer_service.adapters.nats import storage as storage_of_broker
+from timer_service.adapters.nats import streams
 from timer_service.adapters.postgres import database as postgres
 from timer_service.app import slices, storage, usage
 from timer_service.app.service import _UPKEEP_INTERVAL
@@ -76,7 +76,7 @@ NUMBERS = {
         f"opens up to {postgres.MOST_CONNECTIONS}: {postgres._WORK_CONNECTIONS} for its own work",
         f"own work, {postgres._QUERY_CONNECTIONS} for queries and gauges",
         f"A statement may take {postgres._STATEMENT_SECONDS} s, a statement of a migration one hour",
-        f"or {storage_of_broker._REFUSED_SECONDS} s after the last refusal",
+        f"or {streams._REFUSED_SECONDS} s after the last refusal",
         f"The process ends at most {process._CLOSE_SECONDS} s after `TIMER_SHUTDOWN_TIMEOUT`",
     ],
 }

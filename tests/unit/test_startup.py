@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.instance import InstanceBroker
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.login import Login
+from timer_service.adapters.nats.connection import Login
 from timer_service.app import schema
 from timer_service.app.slices import QUERIES, SLICES
 from timer_service.app.startup import open_app

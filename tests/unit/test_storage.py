@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 from timer_service.adapters.nats.faults import STORED, Answer, Fault
-from timer_service.adapters.nats.storage import Storage, check_account
+from timer_service.adapters.nats.streams import Storage, check_account
 from timer_service.core.values.message import Kind
 
 MIB = 1024 * 1024

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from timer_service.adapters.nats import connection, publisher, storage, stream_upkeep, streams
+from timer_service.adapters.nats import connection, publisher, streams
 from timer_service.adapters.nats import log as nats_log
 from timer_service.adapters.postgres import database
 from timer_service.config import Config
@@ -40,7 +40,7 @@ HOUR = 3600
         [1, streams._WRITE_SECONDS, 10, streams._DUPLICATE_WINDOW.total_seconds(), HOUR],
         [
             pace.LONGEST_MS / 1000,
-            storage._REFUSED_SECONDS,
+            streams._REFUSED_SECONDS,
             120,
         ],  # a refusal counts until the next attempt
         [0.1, reader._LONE_SECONDS, reader._PAUSE_SECONDS, trouble._UNHEALTHY_SECONDS, 60],
@@ -51,7 +51,7 @@ HOUR = 3600
         [1, delays.LONGEST.total_seconds(), delays.LONGEST_DELAY.total_seconds(), HOUR],
         [1, relay._LOCKED_ROWS_PAUSE_MS, pace.SHORTEST_MS, relay._UNSETTLED_PAUSE_MS, pace.LONGEST_MS, 1000 * HOLD],
         [1, retention._SHORTEST_PAUSE_MS, 1000, retention._TOLERANCE_MS, retention._TRUSTED_AFTER_MS, 1000 * HOUR],
-        [500, stream_upkeep._AGAIN_MS, 5000],
+        [500, streams._AGAIN_MS, 5000],
     ],
 )
 def test_limits_in_order(limits: list[float]) -> None:

@@ -2,7 +2,7 @@
 
 from pydantic import SecretStr
 
-from timer_service.adapters.nats.login import Login
+from timer_service.adapters.nats.connection import Login
 from timer_service.config import Config
 
 

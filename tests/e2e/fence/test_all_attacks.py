@@ -54,13 +54,6 @@ async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
         yield running
 
 
-@pytest.fixture
-async def fronted(tmp_path: Path) -> AsyncIterator[Attacked]:
-    """Return a service whose attacking tenant has a server of its own in front."""
-    async with Attacked.running(tmp_path, fronted=True) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def table() -> None:
     print(f"\n{HEADER}")
@@ -121,26 +114,6 @@ async def test_traces_delay_another_tenant_until_they_end(kind: str, attacked: A
     async with asyncio.timeout(60):
         while (await attacked.service.page("/readyz"))[0] != 200:
             await asyncio.sleep(0.1)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(SECONDS + 300)
-@pytest.mark.parametrize("kind", [*TRACES, "traces of many subscriptions"])
-async def test_traces_in_front_hurt_no_other_tenant(kind: str, fronted: Attacked, table: None) -> None:
-    """With a server in front of the attacking tenant, a flood of traces delays nobody else."""
-    figures = await fronted.attack(kind, SECONDS)
-    print(figures.row(f"{kind}, in front"))
-    check(figures, f"{kind}, in front")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TRACES)
-async def test_short_traces_in_front_hurt_no_other_tenant(kind: str, fronted: Attacked) -> None:
-    """With a server in front of the attacking tenant, the service is ready beside a short flood of traces."""
-    figures = await fronted.attack(kind, 0.5)
-    row = f"\n{HEADER}\n{figures.row(kind)}"
-    assert max(figures.command_ms, figures.query_ms, figures.timer_ms) <= LONGEST_IN_SHORT_SUITE_MS, row
-    assert (figures.unready, figures.seen) == ("", 0), row
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
@@ -57,112 +56,12 @@ def test_prepared_server_accepts_the_passwords(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-@pytest.mark.parametrize("name", ["operator", "TIMERS", "LINK", "Include", "two words", "a.b", ""])
+@pytest.mark.parametrize("name", ["operator", "TIMERS", "Include", "two words", "a.b", ""])
 def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
     """A name that no tenant can have is refused before anything is written."""
     ran = prepare(tmp_path / "server", "tenant-a", name)
     assert (ran.returncode, "cannot be the name of a tenant" in ran.stderr) == (1, True)
     assert not (tmp_path / "server").exists()
-
-
-def test_commands_put_a_server_in_front(tmp_path: Path) -> None:
-    """The commands of docs/security.md make two configurations that the server accepts. Run again, nothing changes."""
-    section = SECURITY.read_text().partition("## Put a server in front of a tenant")[2]
-    (_, *arguments), *starts = [
-        [each.replace("./broker", str(tmp_path / "broker")) for each in line.split()]
-        for line in section.partition("```sh\n")[2].partition("```")[0].splitlines()
-    ]
-    command = [sys.executable, *arguments]
-    ran = subprocess.run(command, cwd=DEPLOY.parent, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert len(starts) == 2
-    for program, *options in starts:
-        checked = subprocess.run([BIN / program, "-t", *options], capture_output=True, text=True, check=False)
-        assert checked.returncode == 0, checked.stderr
-    files = [file for file in (tmp_path / "broker").rglob("*") if file.is_file()]
-    assert {file.stat().st_mode & 0o077 for file in files} == {0}
-    before = [file.read_text() for file in files]
-    subprocess.run(command, cwd=DEPLOY.parent, capture_output=True, check=True)
-    assert [file.read_text() for file in files] == before
-
-
-def test_fronts_are_added_to_a_prepared_server(tmp_path: Path) -> None:
-    """A tenant with a login at the server is not put behind a front: its login would stay. Other accounts stay."""
-    prepare(tmp_path / "server", "tenant-a")
-    before = (tmp_path / "server" / "tenants.conf").read_text()
-    ran = prepare(tmp_path / "server", "--front", "tenant-a:4223")
-    assert (ran.returncode, "delete its block there" in ran.stderr) == (1, True)
-    assert (tmp_path / "server" / "tenants.conf").read_text() == before
-    assert "restart it" in prepare(tmp_path / "server", "--front", "acme_2:4223").stdout
-    assert "Reload the server" in prepare(tmp_path / "server", "--front", "0815:4224").stdout
-    after = (tmp_path / "server" / "tenants.conf").read_text()
-    assert after.startswith(before)
-    assert re.findall(r"^(\S+) {$", after, re.MULTILINE) == ["tenant-a", "acme_2", "0815"]
-    front = (tmp_path / "server" / "fronts" / "0815.conf").read_text()
-    assert ("port: 4224\n" in front, "tenant-a" in front, "acme_2" in front) == (True, False, False)
-
-
-def test_prepare_names_no_front_that_does_not_exist(tmp_path: Path) -> None:
-    """Another port for a server in front, or a file that was deleted, is an error that says what to change."""
-    front = tmp_path / "server" / "fronts" / "tenant-a.conf"
-    prepare(tmp_path / "server", "--front", "tenant-a:4223")
-    ran = prepare(tmp_path / "server", "--front", "tenant-a:4224")
-    assert (ran.returncode, "another port" in ran.stderr, "\nport: 4223\n" in front.read_text()) == (1, True, True)
-    front.unlink()
-    ran = prepare(tmp_path / "server", "--front", "tenant-a:4223")
-    assert (ran.returncode, "delete the block of tenant-a" in ran.stderr) == (1, True)
-
-
-def test_prepare_needs_the_line_for_fronts(tmp_path: Path) -> None:
-    """A configuration of an older version has no line for servers in front. The error names it."""
-    prepare(tmp_path / "server", "tenant-a")
-    config = tmp_path / "server" / "nats.conf"
-    (line,) = re.findall(r"^# (leafnodes .*)$", config.read_text(), re.MULTILINE)
-    config.write_text(config.read_text().replace(f"# {line}\n", ""))
-    ran = prepare(tmp_path / "server", "--front", "tenant-b:4223")
-    assert (ran.returncode, ran.stderr.endswith(f"{line}\n")) == (1, True)
-    config.write_text(config.read_text() + line)
-    assert prepare(tmp_path / "server", "--front", "tenant-b:4223").returncode == 0
-
-
-@pytest.mark.parametrize("front", ["tenant-a", "tenant-a:", "tenant-a:0", "tenant-a:65536", ":4223", "operator:4223"])
-def test_prepare_refuses_fronts(front: str, tmp_path: Path) -> None:
-    """A front without a tenant or a port is refused before anything is written."""
-    ran = prepare(tmp_path / "server", "--front", front)
-    assert (ran.returncode > 0, front.partition(":")[0] in ran.stderr) == (True, True)
-    assert not (tmp_path / "server").exists()
-
-
-@pytest.mark.parametrize(
-    ("fronts", "why"),
-    [
-        (("tenant-a:4223", "tenant-a:4224"), "a tenant has one server in front"),
-        (("tenant-a:4223", "tenant-b:4223"), "need different ports"),
-    ],
-)
-def test_prepare_refuses_fronts_that_contradict(fronts: tuple[str, ...], why: str, tmp_path: Path) -> None:
-    """A tenant with two ports, or a port for two tenants, is refused before anything is written."""
-    ran = prepare(tmp_path / "server", *(f"--front={front}" for front in fronts))
-    assert (ran.returncode, why in ran.stderr) == (1, True)
-    assert not (tmp_path / "server").exists()
-
-
-def test_prepare_adds_nobody_to_a_server_that_lets_tenants_read_all_events(tmp_path: Path) -> None:
-    """A new tenant imports its own stream of events, which a configuration of an older version does not export."""
-    prepare(tmp_path / "server", "tenant-a")
-    config = tmp_path / "server" / "nats.conf"
-    config.write_text(config.read_text().replace("MSG.NEXT.*.*", "MSG.NEXT.TIMER_EVT.*"))
-    ran = prepare(tmp_path / "server", "tenant-b")
-    assert (ran.returncode, "nats.conf is of an older version" in ran.stderr) == (1, True)
-    assert "tenant-b" not in (tmp_path / "server" / "tenants.conf").read_text()
-
-
-def test_prepare_gives_a_port_to_one_front(tmp_path: Path) -> None:
-    """The port of a server in front that exists is refused for another tenant, also in a later call."""
-    prepare(tmp_path / "server", "--front", "tenant-a:4223")
-    ran = prepare(tmp_path / "server", "tenant-c", "--front", "tenant-b:4223")
-    assert (ran.returncode, "tenant-a.conf has the port 4223 already" in ran.stderr) == (1, True)
-    assert "tenant-c" not in (tmp_path / "server" / "tenants.conf").read_text()
 
 
 def test_prepare_names_a_tenant_that_looks_like_an_option(tmp_path: Path) -> None:
@@ -183,17 +82,6 @@ def test_prepare_names_the_folder_with_a_file_that_is_no_text(tmp_path: Path) ->
     (tmp_path / "tenants.conf").write_bytes(b"\xff")
     ran = prepare(tmp_path, "tenant-a")
     assert (ran.returncode, ran.stderr) == (1, f"prepare.py: a file in {tmp_path} is not text in UTF-8\n")
-
-
-def test_front_with_a_password_of_the_operator(tmp_path: Path) -> None:
-    """A password of the link may have any characters, also those that have a meaning in an address."""
-    (tmp_path / "passwords").mkdir(mode=0o700)
-    (tmp_path / "passwords" / "tenant-a.link").write_text('a"b@c:/%?#')
-    prepare(tmp_path, "--front", "tenant-a:4223")
-    (front,) = re.findall(
-        r'"nats://tenant-a.link:([^"]*)@127.0.0.1:7422"', (tmp_path / "fronts/tenant-a.conf").read_text()
-    )
-    assert unquote(front) == 'a"b@c:/%?#'
 
 
 def test_prepare_accepts_no_empty_password(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.harness.fence import PASSWORDS, Peer, connect, separate_tenants
 from tests.harness.log_caller import LogCaller
 from tests.harness.processes import NatsServer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.login import Login
+from timer_service.adapters.nats.connection import Login
 from timer_service.core.values.raw_command import RawCommand
 
 SUBJECT = "timer.cmd.v1.tenant-a.schedule-timer"

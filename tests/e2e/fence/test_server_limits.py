@@ -49,26 +49,6 @@ async def test_answered_pulls_stay_in_the_server(tmp_path: Path) -> None:
         await operator.connection.close()
 
 
-async def test_server_forgets_queries_without_a_reply(tmp_path: Path) -> None:
-    """The server keeps the reply subject of a query without an answer only for as long as nats.conf says."""
-    port = unused_port()
-    config = f"{CONFIG}\nhttp: 127.0.0.1:{port}\n".replace('response_threshold: "10s"', 'response_threshold: "500ms"')
-    async with NatsServer(tmp_path / "nats", config=config, **PASSWORDS) as broker:
-        service = await connect(broker, "timer-service")
-        (queries,) = await service.subscribe("timer.qry.v1.*.count-timers")
-        a = await connect(broker, "tenant-a")
-        await a.subscribe("_INBOX.tenant-a.*")
-        for number in range(PULLS):
-            await a.connection.publish(COUNT, b"{}", f"_INBOX.tenant-a.{number}")
-        for _ in range(PULLS):
-            await queries.next_msg(PATIENCE_SECONDS)
-        async with asyncio.timeout(PATIENCE_SECONDS):  # less than the two minutes of the server itself
-            while await kept_replies(port) + await kept_replies(port, "TIMER_SERVICE"):
-                await asyncio.sleep(0.02)
-        await a.connection.close()
-        await service.connection.close()
-
-
 async def test_server_keeps_little_for_a_tenant_that_does_not_read(tmp_path: Path) -> None:
     """The server keeps at most 32 MB for a connection that does not read, and drops the rest."""
     port = unused_port()

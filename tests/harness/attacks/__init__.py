@@ -6,7 +6,7 @@ from tests.harness.attacks.attack import Attack
 from tests.harness.attacks.broker_use import BROKER_USE
 from tests.harness.attacks.commands import COMMANDS as OTHER_COMMANDS
 from tests.harness.attacks.copies import COPIES, TRACES
-from tests.harness.attacks.costly import COSTLY
+from tests.harness.attacks.costly import COSTLY as OF_FEATURES
 from tests.harness.attacks.fuzz import fuzz
 from tests.harness.attacks.queries import QUERIES
 from tests.harness.attacks.rejects import REJECTS
@@ -33,7 +33,7 @@ _FLOODS: Mapping[str, Attack] = {
     "a flood of bodies that are no JSON": REJECTS["no JSON"],
 }
 """Attacks with small commands, sent as fast as the server reads them."""
-ATTACKS: Mapping[str, Attack] = {
+_ALL: Mapping[str, Attack] = {
     **COMMANDS,
     **_paced(REJECTS),
     **_FLOODS,
@@ -44,6 +44,11 @@ ATTACKS: Mapping[str, Attack] = {
     **BROKER_USE,
     **COPIES,
 }
+_UNREAD = ("replies that are not read", "small replies to many subscriptions")
+"""Floods whose replies the server cannot deliver. Replies to others wait behind these."""
+ATTACKS: Mapping[str, Attack] = {name: attack for name, attack in _ALL.items() if name not in _UNREAD}
+COSTLY: Mapping[str, Attack] = {**OF_FEATURES, **{name: _ALL[name] for name in _UNREAD}}
+"""Attacks that delay others by seconds."""
 
 
 def find(name: str) -> Attack:

@@ -1,11 +1,20 @@
-"""Requests to the API of JetStream, as JSON. The driver's own types lack or shorten settings that the server has."""
+"""Requests to the API of JetStream, as JSON, and headers. The driver's types lack or refuse what the server has."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from nats.aio.client import Client
+from nats.errors import BadHeaderError
 from nats.js.errors import APIError
+
+from timer_service.core.values.headers import Headers
+
+_VERSION = b"NATS/1.0"
+_END = b"\r\n"
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_LINE_ENDS = str.maketrans("\r\n", "  ")
 
 
 async def request(
@@ -18,3 +27,29 @@ async def request(
     if "error" in answer:
         APIError.from_error(answer["error"])  # raises
     return answer
+
+
+class RawHeaders(Headers):
+    """Headers with the status of the first line as the headers `Status` and `Description`, as in the driver."""
+
+    __slots__ = ()
+
+    def __init__(self, block: bytes) -> None:
+        """`block`: the version, which a status may follow, and a line for each header."""
+        super().__init__(block)
+        line = self.block[: self.block.find(_END)]
+        code, _, description = line.removeprefix(_VERSION).strip().partition(b" ")
+        if code.isdigit():
+            self.block += b"\r\nStatus: " + code
+            if description:
+                self.block += b"\r\nDescription: " + description
+
+
+def write_headers(headers: Mapping[str, str]) -> bytes:
+    """Return a block of headers, as the driver writes it. Raises `BadHeaderError` for a name that cannot be sent."""
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name):
+            raise BadHeaderError(name)
+        lines.append(f"{name}: {value.strip().translate(_LINE_ENDS)}")
+    return "\r\n".join([*lines, "\r\n"]).encode()

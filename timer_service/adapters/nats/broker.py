@@ -1,5 +1,6 @@
 """The NATS connection behind the broker port."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -8,16 +9,12 @@ from typing import Any
 import nats.errors
 from nats.aio.msg import Msg
 
-from timer_service.adapters.nats.connection import Connection
+from timer_service.adapters.nats.connection import Connection, Login
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.log import NatsLog
-from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
-from timer_service.adapters.nats.query_connection import QueryConnection
-from timer_service.adapters.nats.request_connection import RequestConnection
-from timer_service.adapters.nats.storage import Storage
-from timer_service.adapters.nats.stream_upkeep import StreamUpkeep
-from timer_service.adapters.nats.streams import prepare_streams
+from timer_service.adapters.nats.requests import TenantRequests
+from timer_service.adapters.nats.streams import Storage, StreamUpkeep, prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import (
     BrokerFeatures,
@@ -38,13 +35,14 @@ log = logging.getLogger(__name__)
 _HINT_DIGITS = 15
 _ANONYMOUS = Login()
 _OVERLAP = timedelta(minutes=1)
+_UNSENT_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 
 
 class NatsBroker:
     """`core.broker.Broker` on NATS JetStream."""
 
     def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
-        self._connection = Connection(harmless=subjects.hint(""))
+        self._connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES, harmless=subjects.hint(""))
         self._subjects = subjects
         self._log: NatsLog
         self._storage: Storage
@@ -52,8 +50,7 @@ class NatsBroker:
         self.streams: StreamUpkeep
         """A worker that checks the streams, and their health."""
         self._reply_prefix = reply_prefix
-        self._queries: QueryConnection | None = None
-        self._requests: RequestConnection | None = None
+        self._requests: TenantRequests | None = None
         self._urls = ""
         self._login: Mapping[str, Any] = {}
 
@@ -132,19 +129,13 @@ class NatsBroker:
 
     @property
     def query_health(self) -> Health:
-        """Whether queries arrive: their connection is down, or healthy."""
-        return HEALTHY if self._queries is None else self._queries.health
-
-    @property
-    def request_health(self) -> Health:
-        """Whether requests of workers arrive: their connection is down, or healthy."""
+        """Whether queries and requests arrive."""
         return HEALTHY if self._requests is None else self._requests.health
 
     @property
     def reading(self) -> bool:
         """Whether the connections are read, or are being restored."""
-        others = all(each is None or each.reading for each in (self._queries, self._requests))
-        return others and self._connection.reading
+        return all(each.reading for each in self.connections)
 
     @property
     def log(self) -> NatsLog:
@@ -158,18 +149,20 @@ class NatsBroker:
         return await self._publisher.publish(messages)
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
-        """Answer queries on a connection of their own. Raises `StartError` if it cannot be opened."""
-        self._queries = QueryConnection(
-            self._subjects, self._reply_prefix, refuse, self._connection.record_error, self._connection.end
-        )
-        await self._queries.open(self._urls, self._login, names, answer)
+        """Answer queries. Raises `StartError` if their connection cannot be opened."""
+        await (await self._open_requests()).serve_queries(names, answer, refuse)
 
-    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestConnection:
-        """Receive requests on a connection of their own. Raises `StartError` if it cannot be opened."""
-        self._requests = RequestConnection(
-            self._subjects, self._reply_prefix, receive, self._connection.record_error, self._connection.end
-        )
-        await self._requests.open(self._urls, self._login, names)
+    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> TenantRequests:
+        """Receive requests. Raises `StartError` if their connection cannot be opened."""
+        requests = await self._open_requests()
+        await requests.serve_requests(names, receive)
+        return requests
+
+    async def _open_requests(self) -> TenantRequests:
+        """Return what receives queries and requests, on another connection."""
+        if self._requests is None:
+            self._requests = TenantRequests(self._subjects, self._reply_prefix)
+            await self._requests.connection.open(self._urls, self._login)
         return self._requests
 
     async def reply(self, replies: Sequence[Reply]) -> None:
@@ -195,14 +188,22 @@ class NatsBroker:
         await self._client.subscribe(self._subjects.hint(), cb=receive)
 
     async def wait_lost(self) -> str:
-        """Wait until the connection is closed for good. Return the reason."""
-        return await self._connection.wait_closed()
+        """Wait until a connection is closed for good. Return the reason."""
+        waiting = {asyncio.create_task(each.closed.wait()): each for each in self.connections}
+        try:
+            ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        return waiting[ended.pop()].last_error
 
     async def close(self) -> None:
         """Send what is buffered, such as replies, and disconnect."""
-        self._connection.begin_to_close()
         if self._requests is not None:
             await self._requests.disconnect()
-        if self._queries is not None:
-            await self._queries.close()
         await self._connection.close()
+
+    @property
+    def connections(self) -> Sequence[Connection]:
+        """The connections: that of commands and events, and that of queries and requests if it was opened."""
+        return [self._connection, *([] if self._requests is None else [self._requests.connection])]

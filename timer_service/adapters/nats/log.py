@@ -34,10 +34,9 @@ from nats.aio.subscription import Subscription
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.api import RawHeaders, request
 from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import ReadMessage
-from timer_service.adapters.nats.headers import RawHeaders
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening

@@ -1,20 +1,26 @@
-"""The streams of the service: created, updated or only checked.
+"""The streams of the service: created, updated or only checked, at the start and while the service runs.
 
 Streams are described as the server does, in JSON. So an update changes nothing that belongs to the operator: the types
 of the driver lack settings of a newer server, and shorten the times of sources.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
+import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import Error as JetStreamError
 
 from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.faults import Answer, Fault
 from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, worst
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Kind
 
@@ -31,6 +37,13 @@ TENANT_CONSUMER = "commands-"
 """How the name of a consumer begins by which the stream of commands reads a tenant's stream."""
 _DUPLICATE_WINDOW = timedelta(minutes=2)
 _WRITE_SECONDS = 5
+_AGAIN_MS = 1000
+_FULL = 0.99
+"""The share of a limit from which a stream counts as full. The next messages may still fit, the next batch may not."""
+_ACCOUNT = "INFO"
+_DENIED_ACCOUNT = f'"$JS.API.{_ACCOUNT}"'.lower()
+_REFUSED_SECONDS = 65
+"""How long a refusal counts. Messages that wait for room are published again within a minute."""
 
 StreamInfo = Mapping[str, Any]
 """What JetStream says about a stream: `config`, `state`, `created` and more."""
@@ -124,3 +137,168 @@ def settings_that_lose(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nanoseconds(duration: timedelta) -> int:
     return duration // timedelta(microseconds=1) * 1000
+
+
+class Storage:
+    """The room of the streams beyond their own limits, as far as it is known.
+
+    The account's room is known if the service may look it up. The room of the server's disk is known only by refusals.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._account: Mapping[str, Any] | None = None
+        self._may_look_up = True
+        self._refusals: dict[Kind, RecentFailure] = {}
+
+    def denied(self, reason: str) -> bool:
+        """Return whether an error of the server denies the look-up of the account. Then it is not tried again."""
+        if _DENIED_ACCOUNT not in reason.lower():
+            return False
+        self._may_look_up = False
+        return True
+
+    def connection_lost(self) -> None:
+        """Forget what the last server said. The next one may permit more."""
+        self._may_look_up = True
+        self._account = None
+
+    async def look_up(self) -> None:
+        """Look up the account. If that fails, nothing is known about its room."""
+        if self._may_look_up:
+            try:
+                self._account = await request(self._client, _ACCOUNT)
+            except (nats.errors.Error, JetStreamError, OSError):
+                self._account = None
+
+    def record(self, kind: Kind, answers: Collection[Answer]) -> None:
+        """Record whether the broker had room for messages of one kind."""
+        refused = next((answer for answer in answers if answer.fault is Fault.NO_STORAGE), None)
+        failure = self._refusals.setdefault(kind, RecentFailure(_REFUSED_SECONDS))
+        if refused is not None:
+            name = "dead letters" if kind is Kind.DEAD_LETTER else "events"
+            failure.record(f"the broker has no room for {name}, and commands need the same storage: {refused.reason}")
+        elif any(answer.fault is None for answer in answers):
+            failure.clear()
+
+    def health(self, kind: Kind, info: StreamInfo | None) -> Health:
+        """Return whether there is room for the messages of one kind. `info`: their stream, if it is known."""
+        account = HEALTHY if info is None or self._account is None else check_account(self._account, info)
+        if kind is not Kind.COMMAND:
+            return account
+        return worst(account, *(failure.health for failure in self._refusals.values()))
+
+
+def check_account(account: Mapping[str, Any], info: StreamInfo) -> Health:
+    """Return whether an account has room for more messages of a stream.
+
+    With limits for each number of replicas, those of the stream's number count.
+    """
+    replicas, in_memory = info["config"]["num_replicas"], info["config"]["storage"] == "memory"
+    tier = account["tiers"].get(f"R{replicas}", {}) if account.get("tiers") else account
+    name, field = ("max_mem", "memory") if in_memory else ("max_file", "storage")
+    used, limit = tier.get(field, 0), tier.get("limits", {}).get(f"max_{field}", 0)
+    if limit <= 0 or used < limit - _least_room(limit):
+        return HEALTHY
+    return Health.down(
+        f"the account of the streams is full: it has {used} of {name} = {limit} bytes; "
+        "raise the limit, or delete messages that nobody needs"
+    )
+
+
+def _least_room(limit: int) -> int:
+    """Return the bytes that must be free: for the largest message and at least 1 % of the limit, but at most 5 %."""
+    return min(max(MAX_MESSAGE_BYTES, limit // 100), limit // 20)
+
+
+class StreamUpkeep:
+    """A worker that checks the streams again, as at the start: it creates and updates them, or only reports them.
+
+    A missing stream is created empty. The messages that it had are lost.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        subjects: Subjects,
+        storage: Storage,
+        found: Mapping[Kind, StreamInfo],
+        *,
+        manage: bool,
+    ) -> None:
+        """`found`: the streams at the start."""
+        self._client = client
+        self._storage = storage
+        self._subjects = subjects
+        self._manage = manage
+        self._found = dict(found)
+        self._outages = {
+            kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
+        }
+        self._checked: dict[Kind, Health] = {kind: check_room(info) for kind, info in found.items()}
+
+    @property
+    def health(self) -> Mapping[Kind, Health]:
+        """The health of each stream at the last check, or since then if the broker had no room.
+
+        Without a connection, nothing is known about the streams.
+        """
+        return {
+            kind: worst(checked, self._storage.health(kind, self._found.get(kind)))
+            for kind, checked in self._checked.items()
+        }
+
+    @property
+    def keeps_events_for(self) -> timedelta | None:
+        """How long the stream of events keeps them, at the last look; None: for ever."""
+        age: int = self._found[Kind.EVENT]["config"]["max_age"]
+        return timedelta(microseconds=age // 1000) if age > 0 else None
+
+    async def tick(self, now: int) -> Pass:
+        """Check every stream once, if the broker is connected. Check again soon while one has a problem."""
+        if self._client.is_connected:
+            checks = asyncio.gather(*map(self._check, STORED_KINDS))
+            _, checked = await asyncio.gather(self._storage.look_up(), checks)
+            if self._client.is_connected:  # otherwise a check without an answer shows nothing about the stream
+                self._checked = dict(zip(STORED_KINDS, checked, strict=True))
+                self._log()
+        well = all(health.reason is None for health in self.health.values())
+        return Pass(0, None if well else now + _AGAIN_MS)
+
+    async def _check(self, kind: Kind) -> Health:
+        name = self._subjects.stream(kind)
+        try:
+            info = await prepare_stream(self._client, self._subjects, kind, manage=self._manage)
+        except StartError as error:
+            return Health.down(str(error))
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            return Health.down(f"JetStream does not answer about stream {name}: {str(error) or type(error).__name__}")
+        is_new = kind not in self._found or info["created"] != self._found[kind]["created"]
+        self._found[kind] = info
+        if is_new:
+            log.warning(
+                "a stream was created again; messages that only the old one had are lost", extra={"stream": name}
+            )
+        return check_room(info)
+
+    def _log(self) -> None:
+        for kind, health in self.health.items():
+            if health.reason is None:
+                self._outages[kind].record_success()
+            else:
+                self._outages[kind].record_failure(health.reason)
+
+
+def check_room(info: StreamInfo) -> Health:
+    """Return whether a stream has room, as far as its own limits are concerned."""
+    config, state = info["config"], info["state"]
+    for name, used, limit in (
+        ("max_bytes", state["bytes"], config["max_bytes"]),
+        ("max_msgs", state["messages"], config["max_msgs"]),
+    ):
+        if limit > 0 and used >= limit * _FULL:
+            return Health.down(
+                f"stream {config['name']} is full: it has {used} of {name} = {limit}; "
+                "raise the limit, or delete messages that nobody needs"
+            )
+    return HEALTHY

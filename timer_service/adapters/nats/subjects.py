@@ -1,16 +1,11 @@
 """NATS subjects of addresses: `<prefix>.<kind>.v1.<tenant>.<message>`."""
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
-from secrets import token_hex
 
 from timer_service.core.values.message import Address, Kind
 
 _VERSION = "v1"
-_SECRET_BYTES = 32
-"""With so many, no stream with a name that is not secret looks like one: a tenant has 64 characters at most."""
-_SECRET = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +41,8 @@ class Subjects:
         """Return the name of the stream that stores a kind, such as `TIMER_CMD`."""
         return f"{self.prefix}_{kind}".replace(".", "_").upper()
 
-    def new_tenant_stream(self, tenant: str) -> str:
-        """Return a name for a tenant's own stream of commands, such as `TIMER_CMD_acme_9f…`. Nobody can guess it.
-
-        A tenant that knew the name could make the server skip commands of this stream. See docs/decisions/0088.
-        """
-        return f"{self.known_tenant_stream(tenant)}_{token_hex(_SECRET_BYTES)}"
-
-    def tenant_of_stream(self, name: str) -> str | None:
-        """Return the tenant for which `new_tenant_stream` returned a name; None for any other name."""
-        known, _, secret = name.rpartition("_")
-        prefix = self.known_tenant_stream("")
-        return known.removeprefix(prefix) if known.startswith(prefix) and _SECRET.fullmatch(secret) else None
-
-    def known_tenant_stream(self, tenant: str) -> str:
-        """Return the name that a tenant's own stream of commands had before it was secret, such as `TIMER_CMD_acme`."""
+    def tenant_commands(self, tenant: str) -> str:
+        """Return the name of a tenant's own stream of commands, such as `TIMER_CMD_acme`."""
         return f"{self.stream(Kind.COMMAND)}_{tenant}"
 
     def tenant_events(self, tenant: str) -> str:

@@ -2,11 +2,8 @@
 
 The server stores the commands of one stream one after the other, so a flood of one tenant delays all tenants of its
 stream. A tenant's stream has a queue of its own. It keeps a command only until the stream of commands has stored it.
-
-The name of a tenant's stream is secret: see docs/decisions/0088.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,14 +30,12 @@ _Config = Mapping[str, Any]
 async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence[str]) -> list[str]:
     """Give each tenant a stream of its own, and return the tenants that had none. Existing settings stay.
 
-    A tenant whose stream has a name that others can guess gets another stream. The old one is emptied, and stays.
-
     Tenants without a stream of their own can publish no command afterwards. If it fails, run it again. Raises
     `StartError` with the reason of the server.
     """
     with start_errors("the streams of the tenants"):
         commands = await find(client, subjects.stream(Kind.COMMAND))
-        found = await _find_streams(client, subjects, tenants)
+        found = {tenant: await find(client, subjects.tenant_commands(tenant)) for tenant in tenants}
         replicas = 1 if commands is None else commands["config"]["num_replicas"]
         streams = {
             tenant: info or await create(client, _empty_stream(subjects, tenant, replicas))
@@ -50,7 +45,6 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
         await _take_from(client, subjects, sources)
         # Last, because until now the stream of commands had these subjects.
         for tenant, info in streams.items():
-            await _empty_known_stream(client, subjects.known_tenant_stream(tenant))
             await _update(client, info, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
     return [tenant for tenant, info in found.items() if info is None]
 
@@ -80,10 +74,8 @@ async def _source(client: Client, subjects: Subjects, tenant: str, info: StreamI
 async def _take_from(client: Client, subjects: Subjects, sources: Mapping[str, _Config]) -> None:
     """Make the stream of commands take them from these sources of tenants, from those that it has, and from no others.
 
-    A stream that was deleted is no longer a source: its tenant has one with another name. The settings are read just
-    before they are changed: another operator may have added tenants.
+    The settings are read just before they are changed: another operator may have added tenants.
     """
-    names = await _read_names(client)
     commands = await find(client, subjects.stream(Kind.COMMAND))
     if commands is None:
         wanted = {"subjects": [], "sources": [*sources.values()], "duplicate_window": _SHORTEST_WINDOW}
@@ -91,12 +83,7 @@ async def _take_from(client: Client, subjects: Subjects, sources: Mapping[str, _
         return
     config, pattern = commands["config"], subjects.pattern(Kind.COMMAND)
     wanted_names = {each["name"] for each in sources.values()}
-    kept = [
-        each
-        for each in config.get("sources") or ()
-        if each["name"] not in wanted_names
-        and (each["name"] in names or subjects.tenant_of_stream(each["name"]) not in sources)
-    ]
+    kept = [each for each in config.get("sources") or () if each["name"] not in wanted_names]
     others = [each for each in config.get("subjects") or () if not covers(each, pattern)]
     wanted = {"subjects": others, "sources": [*kept, *sources.values()], "duplicate_window": _SHORTEST_WINDOW}
     await _update(client, commands, wanted)
@@ -106,48 +93,13 @@ def _empty_stream(subjects: Subjects, tenant: str, replicas: int) -> _Config:
     """Return the settings of a tenant's stream. The server gives a stream without subjects its own name as subject."""
     return {
         **wanted_stream(subjects, Kind.COMMAND),
-        "name": subjects.new_tenant_stream(tenant),
+        "name": subjects.tenant_commands(tenant),
         "subjects": [],
         "retention": "workqueue",
         "max_age": 0,
         "max_bytes": _MAX_BYTES,
         "num_replicas": replicas,
     }
-
-
-async def _empty_known_stream(client: Client, name: str) -> None:
-    """Let a stream whose name is not secret take no more commands. It stays a source for those that it has."""
-    if info := await find(client, name):
-        await _update(client, info, {"subjects": [name]})
-
-
-async def _find_streams(client: Client, subjects: Subjects, tenants: Sequence[str]) -> Mapping[str, StreamInfo | None]:
-    """Return the stream of each tenant that has one with a secret name, also if nothing takes its commands yet.
-
-    If two operators have created one each, it is the one to which the commands go.
-    """
-    names = defaultdict[str | None, list[str]](list)
-    for name in sorted(await _read_names(client)):
-        names[subjects.tenant_of_stream(name)].append(name)
-    found: dict[str, StreamInfo | None] = {}
-    for tenant in tenants:
-        pattern = subjects.pattern_of_tenant(Kind.COMMAND, tenant)
-        streams = [info for name in names.get(tenant, ()) if (info := await find(client, name))]
-        taking = [info for info in streams if pattern in (info["config"].get("subjects") or ())]
-        found[tenant] = next(iter(taking + streams), None)
-    return found
-
-
-async def _read_names(client: Client) -> set[str]:
-    """Return the names of all streams."""
-    names = set[str]()
-    while True:
-        page = await request(client, "STREAM.NAMES", {"offset": len(names)}, seconds=SECONDS)
-        found = page.get("streams") or []
-        known = len(names)
-        names.update(found)
-        if len(names) == known or len(names) >= page["total"]:
-            return names
 
 
 async def _update(client: Client, info: StreamInfo, changes: _Config) -> None:

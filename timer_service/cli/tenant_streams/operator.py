@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from timer_service.adapters.nats.connect import connect
+from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.app.login import nats_login
@@ -28,21 +28,9 @@ async def stream_events(config: Config, tenants: Sequence[str]) -> Mapping[str, 
 
 @asynccontextmanager
 async def _operator(config: Config) -> AsyncIterator[GuardedClient]:
-    errors: list[str] = []
-
-    async def remember(error: Exception) -> None:
-        errors.append(str(error))
-
-    client = await connect(
-        GuardedClient,
-        config.broker_url,
-        name="timer-service tenants",
-        pending_size=_UNSENT_BYTES,
-        last_error=lambda: errors[-1] if errors else "",
-        error_cb=remember,
-        **nats_login(config).options(),
-    )
+    connection = Connection("timer-service tenants", unsent_bytes=_UNSENT_BYTES)
+    await connection.open(config.broker_url, nats_login(config).options())
     try:
-        yield client
+        yield connection.client
     finally:
-        await client.close()
+        await connection.close()

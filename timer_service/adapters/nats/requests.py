@@ -1,0 +1,187 @@
+"""The connection for the queries and requests of tenants. A flood of them does not delay commands and events.
+
+Any tenant may send faster than the service reads. So each message is looked at when it is read: requests are handed
+over at once, queries that are too many are refused, and neither waits in the large buffers of the driver.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.metadata import version
+
+import nats.errors
+from nats.aio.subscription import Subscription
+from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
+from nats.micro.request import Request as MicroRequest
+from nats.micro.service import EndpointConfig, Service, ServiceConfig
+
+from timer_service.adapters.nats.api import write_headers
+from timer_service.adapters.nats.connection import Connection
+from timer_service.adapters.nats.driver import GuardedClient, ReadMessage
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.intake.replies import may_reply_to
+from timer_service.core.ports.broker import QueryFilter, QueryHandler, QueryReply, ReceiveRequest, Request, read_all
+from timer_service.core.ports.health import Health
+from timer_service.core.ports.turns import Turns
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.headers import decode_text
+from timer_service.core.values.message import Kind
+
+log = logging.getLogger(__name__)
+
+_IMPORTED_REPLY_PREFIX = "_R_."
+"""Prefix of the reply subjects that the server makes for requests from other accounts. No client can choose one."""
+_QUEUE = "timer-service"
+_UNSENT_BYTES = 1024 * 1024
+_BYTES_PER_TURN = 256 * 1024
+_MOST_REFUSALS = 1000
+"""How many refusals wait to be sent. Waiting for the server would end the reading, so the oldest are dropped."""
+
+
+class TenantRequests:
+    """A `core.ports.broker.RequestSubscription`, and the micro service `timer-service`, which answers queries."""
+
+    def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
+        """`reply_prefix`: of the inboxes to which replies are sent."""
+        self.connection = Connection(
+            "timer-service requests",
+            unsent_bytes=_UNSENT_BYTES,
+            part="the broker for queries and requests",
+            new=lambda: GuardedClient(self._screen),
+        )
+        self._subjects = subjects
+        self._reply_prefixes = reply_prefix, _IMPORTED_REPLY_PREFIX
+        self._queries, self._requests = (
+            subjects.pattern(kind).partition("*")[0].encode() for kind in (Kind.QUERY, Kind.REQUEST)
+        )
+        self._refuse: QueryFilter = read_all
+        self._answer: QueryHandler
+        self._receive: ReceiveRequest
+        self._service: Service | None = None
+        self._answering: set[asyncio.Task[object]] = set()
+        self._interests: list[Subscription] = []
+        self._refusals: deque[tuple[str, QueryReply]] = deque(maxlen=_MOST_REFUSALS)
+        self._refusing: asyncio.Task[None] | None = None
+        self._ignored = 0
+
+    @property
+    def health(self) -> Health:
+        """Down while the connection is lost."""
+        return self.connection.health
+
+    @property
+    def outages(self) -> int:
+        """How many times the connection was lost."""
+        return self.connection.outages
+
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter) -> None:
+        """Start to answer the named queries. Instances share them, and `$SRV.PING`, `INFO` and `STATS` find them."""
+        self._answer, self._refuse = answer, refuse
+        description = "Queries about timers, signals, runs and buried events."
+        config = ServiceConfig(name=_QUEUE, version=version("timer-service"), description=description)
+        self._service = Service(self.connection.client, config)
+        await self._service.start()
+        for name in names:
+            subject = self._subjects.pattern(Kind.QUERY, name)
+            await self._service.add_endpoint(EndpointConfig(name=name, subject=subject, handler=self._take_query))
+        await self.connection.flush()
+
+    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> None:
+        """Start to receive the named requests. Instances share them."""
+        self._receive = receive
+        for name in names:
+            subject = self._subjects.pattern(Kind.REQUEST, name)
+            self._interests.append(await self.connection.client.subscribe(subject, _QUEUE, cb=_ignore))
+        await self.connection.flush()
+
+    async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
+        """Send replies. They are lost while the connection is lost."""
+        turns = Turns(_BYTES_PER_TURN)
+        for request, reply in replies:
+            await turns.take(len(reply.body))
+            await self._send((request.reply_to, reply))
+
+    async def close(self) -> None:
+        """Stop taking requests. Return when all were received that the server had sent."""
+        interests, self._interests = self._interests, []
+        try:
+            for interest in interests:
+                await interest.unsubscribe()
+            await self.connection.flush()
+        except nats.errors.Error:
+            log.debug("could not unsubscribe from requests: the connection is lost")
+
+    async def disconnect(self) -> None:
+        """Stop to answer queries, send the replies that are ready, and disconnect. Other queries get no reply."""
+        for task in self._answering:
+            task.cancel()
+        if self._service is not None and self.connection.client.is_connected:
+            try:
+                await self._service.stop()
+            except nats.errors.Error:
+                log.debug("could not stop the micro service: the connection is lost")
+        await self.connection.close()
+
+    def _screen(self, message: ReadMessage) -> ReadMessage | None:
+        """Take requests, refuse queries that are too many, and let the driver have everything else."""
+        is_query = message.subject.startswith(self._queries)
+        if not is_query and not message.subject.startswith(self._requests):
+            return message
+        reply_to = decode_text(message.reply)
+        if not may_reply_to(reply_to, *self._reply_prefixes):
+            self._ignored += 1
+            if self._ignored & (self._ignored - 1) == 0:  # 1, 2, 4, 8: a flood must not flood the log
+                log.warning("messages ignored: their reply subjects are not inboxes", extra={"count": self._ignored})
+            return None
+        _, tenant, name = self._subjects.address(Kind.QUERY, decode_text(message.subject))
+        if is_query:
+            refusal = self._refuse(name, tenant)
+        else:
+            refusal = self._receive(Request(name, tenant, message.body, reply_to))
+        if refusal is not None:
+            self._refusals.append((reply_to, refusal))
+            if self._refusing is None or self._refusing.done():
+                self._refusing = asyncio.create_task(self._send_refusals())
+        # Nobody reads the headers of a query, and while it waits they may take much more memory than its body.
+        return message._replace(headers=b"") if is_query and refusal is None else None
+
+    async def _send_refusals(self) -> None:
+        while self._refusals:
+            refusals = [*self._refusals]
+            self._refusals.clear()
+            await self._send(*refusals)
+
+    async def _take_query(self, request: MicroRequest) -> None:
+        """Start to answer a query. The driver reads the next one of this name when this method returns."""
+        _, tenant, name = self._subjects.address(Kind.QUERY, request.subject)
+        to = request._msg.reply  # noqa: SLF001 - the driver has no public access to it
+        task = asyncio.ensure_future(self._answer(name, tenant, request.data, lambda reply: self._send((to, reply))))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _send(self, *replies: tuple[str, QueryReply]) -> None:
+        """Send replies. It waits while the server takes them slowly."""
+        try:
+            await self.connection.client.send(b"".join(map(_frame, replies)))
+        except nats.errors.Error as error:
+            log.warning("could not send replies", extra={"count": len(replies), "reason": error_text(error)})
+
+
+def _frame(to_and_reply: tuple[str, QueryReply]) -> bytes:
+    """Return the text of the protocol for a reply. An error has the headers of a micro service."""
+    to, reply = to_and_reply
+    if reply.code is None:
+        return b"PUB %b %d\r\n%b\r\n" % (to.encode(), len(reply.body), reply.body)
+    return b"HPUB %b %b" % (to.encode(), _error(reply))
+
+
+@lru_cache(100)
+def _error(reply: QueryReply) -> bytes:
+    block = write_headers({ERROR_CODE_HEADER: reply.code or "", ERROR_HEADER: reply.message})
+    return b"%d %d\r\n%b%b\r\n" % (len(block), len(block) + len(reply.body), block, reply.body)
+
+
+async def _ignore(_message: object) -> None:
+    """Ignore a message. `_screen` passes none to the subscriptions of requests."""
