@@ -13,12 +13,13 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.service import App
-from timer_service.app.storage import ClockReader, FileWatch, Storage
+from timer_service.app.storage import FileWatch, Storage
 from timer_service.config import Config
 from timer_service.core.due.loop import Loop, Pass
 from timer_service.core.ports.broker import QueryFilter, QueryHandler, read_all
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.service.clock_repair import ClockReader
 from timer_service.core.values.message import Kind
 from timer_service.metrics import Metrics
 

@@ -9,10 +9,11 @@ from tests.harness.databases import Databases
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.app.storage import ClockReader, FileWatch, open_storage
+from timer_service.app.storage import FileWatch, open_storage
 from timer_service.config import Config
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.clock import SystemClock
+from timer_service.core.service.clock_repair import ClockReader
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.clock import NOW, MachineClocks
-from timer_service.app.storage import ClockReader
 from timer_service.core.ports.clock import SystemClock
+from timer_service.core.service.clock_repair import ClockReader
 
 HOUR = 3600
 HOUR_MS = HOUR * 1000

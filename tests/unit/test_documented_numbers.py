@@ -59,7 +59,7 @@ NUMBERS = {
         f"of the last second took, at most {quotas._VALID_SECONDS} s",
         f"| delete rows that were settled `TIMER_RETENTION_DAYS` ago | {slices._RETENTION_INTERVAL.seconds} s |",
         f"| samples the gauges | {slices._ROW_COUNTS_INTERVAL.seconds} s |",
-        f"reads the clock of the machine on SQLite | 5 s; {storage._READING_MS / 1000} s on SQLite |",
+        f"reads the clock of the machine on SQLite | 5 s; {clock_repair._READING_MS / 1000} s on SQLite |",
         f"[are still there](#if-the-database-file-was-deleted) | {storage._LOOKING_MS // 1000} s |",
         f"after a failed write, writes until a write succeeds | {_UPKEEP_INTERVAL.seconds} s |",
         f"while the clock was ahead](#after-a-wrong-clock) | {_UPKEEP_INTERVAL.seconds} s |",

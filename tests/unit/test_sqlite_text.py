@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.stores import opened_sqlite
-from timer_service.adapters.sqlite.statements import insert, parts
-from timer_service.adapters.sqlite.text import join, prepare
+from timer_service.adapters.sqlite.statements import insert, join, parts, prepare
 
 FIND = "SELECT key, number FROM /* each of many */ kept WHERE key = :key AND number = :number"
 INSERT = "INSERT INTO kept (key, number) VALUES (:key, :number) ON CONFLICT (key) DO NOTHING"

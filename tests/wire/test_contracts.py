@@ -47,7 +47,6 @@ from timer_service.core.requests.query import Queries, QueryRoute
 from timer_service.core.requests.requests import RequestRoute
 from timer_service.core.values.codec import decode_command, decode_envelope, encode
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import (
     Address,
     Kind,
@@ -57,7 +56,7 @@ from timer_service.core.values.message import (
     TenantPayload,
     kebab,
 )
-from timer_service.core.values.raw_command import RawCommand
+from timer_service.core.values.raw_command import Headers, RawCommand
 from timer_service.signals.events import failed_event, fired_event
 from timer_service.timers.events import timer_event
 

@@ -12,13 +12,13 @@ from timer_service.core.due.loop import Pass, Worker
 from timer_service.core.ports.clock import Clock, SystemClock
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.metrics_port import MetricsPort
+from timer_service.core.service.clock_repair import ClockReader
 from timer_service.core.values.errors import StartError
 
 if TYPE_CHECKING:
     from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
 
 _CLOSE_SECONDS = 5
-_READING_MS = 500
 _LOOKING_MS = 2000
 
 
@@ -30,21 +30,6 @@ class Storage:
     clock: Clock
     upkeep: Mapping[str, Worker] = field(default_factory=dict)
     """The workers that database and clock need, by the names of their loops."""
-
-
-class ClockReader:
-    """A worker that reads the clock twice a second.
-
-    A jump of the clock is followed a second after a reading has shown it. Without readings, an idle service would
-    notice it only with the next command, and fire this command's timer by the old time.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
-        """Read the clock once."""
-        return Pass(0, self._clock.now() + _READING_MS)
 
 
 class FileWatch:

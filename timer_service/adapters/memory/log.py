@@ -7,9 +7,8 @@ from itertools import accumulate
 
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
-from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import Address, Position
-from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
+from timer_service.core.values.raw_command import MESSAGE_ID, Headers, RawCommand
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from nats.aio.client import Client
 from nats.errors import BadHeaderError
 from nats.js.errors import APIError
 
-from timer_service.core.values.headers import Headers
+from timer_service.core.values.raw_command import Headers
 
 _VERSION = b"NATS/1.0"
 _END = b"\r\n"

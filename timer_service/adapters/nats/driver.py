@@ -21,7 +21,7 @@ from nats.protocol.parser import Parser
 
 from timer_service.adapters.nats.api import RawHeaders
 from timer_service.core.ports.turns import Turns
-from timer_service.core.values.headers import decode_text
+from timer_service.core.values.raw_command import decode_text
 from timer_service.nats_client import LastingClient
 
 log = logging.getLogger(__name__)

@@ -42,9 +42,8 @@ from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.headers import Headers, decode_text
 from timer_service.core.values.message import Address, Kind, Position
-from timer_service.core.values.raw_command import RawCommand
+from timer_service.core.values.raw_command import Headers, RawCommand, decode_text
 from timer_service.nats_client import UNREADABLE_ANSWER
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from timer_service.core.ports.broker import QueryFilter, QueryHandler, QueryRepl
 from timer_service.core.ports.health import Health
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.error_text import error_text
-from timer_service.core.values.headers import decode_text
 from timer_service.core.values.message import Kind
+from timer_service.core.values.raw_command import decode_text
 
 log = logging.getLogger(__name__)
 

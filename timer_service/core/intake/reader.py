@@ -88,7 +88,8 @@ class LogReader:
         self._budget = budget
         self._from_now = from_now
         self._handlers = Handlers(routes)
-        self._trouble = Trouble(outages or OutageLog())
+        self._outages = outages or OutageLog()
+        self._trouble = Trouble(self._outages)
         self._name = secrets.token_hex(8)
         self._commits = Commits(
             database=database,
@@ -309,7 +310,8 @@ class LogReader:
         return True
 
     def _record(self, done: Done) -> None:
-        if self._trouble.record_applied(group.route for group in done.applied):
+        self._outages.record_success(part="commands")
+        if self._trouble.has_failed and self._trouble.record_applied(group.route for group in done.applied):
             self._waiting.retry_all()
 
     async def _apply_waiting(self) -> None:

@@ -32,8 +32,10 @@ class Trouble:
         self._evidence = Evidence()
         self._delays = Delays()
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
-        self._has_failed = False
+        self.has_failed = False
         """Whether a command has failed or was blocked since this process began."""
+        self.stopped: frozenset[str] = frozenset()
+        """The names of the messages whose handler fails for every command. These wait, and are tried one by one."""
         self._failing: dict[Route | Blame, str] = {}
         """The handlers that fail for every command, and the reasons; `BLOCKED` if every command waits for a lock."""
 
@@ -43,12 +45,6 @@ class Trouble:
         reason = next(iter(self._failing.values()), None)
         return self._failure.health if reason is None else Health.down(reason)
 
-    @property
-    def stopped(self) -> frozenset[str]:
-        """The names of the messages whose handler fails for every command. These wait, and are tried one by one."""
-        routes = [each for each in self._failing if isinstance(each, Route)]
-        return frozenset(kebab(payload.type) for route in routes for payload in route.payloads)
-
     def record_outage(self, error: Exception) -> None:
         """Record that nothing can be applied now."""
         self._outages.record_failure(str(error), part="commands")
@@ -57,9 +53,6 @@ class Trouble:
 
     def record_applied(self, routes: Iterable[Route]) -> bool:
         """Record a transaction that succeeded. Return whether a handler works again that failed for every command."""
-        self._outages.record_success(part="commands")
-        if not self._has_failed:
-            return False
         worked: set[Route | Blame] = {*routes}
         if worked:
             worked.add(Blame.BLOCKED)
@@ -67,6 +60,7 @@ class Trouble:
         again = worked & self._failing.keys()
         for route in again:
             del self._failing[route]
+        self._find_stopped()
         return bool(again)
 
     def delay(self, position: Position) -> int:
@@ -79,7 +73,7 @@ class Trouble:
 
     def record_blocked(self, raw: RawCommand, error: Exception) -> None:
         """Record that a command alone was blocked. That is not its fault, and it is tried until it succeeds."""
-        self._has_failed = True
+        self.has_failed = True
         self._evidence.record((), [(Blame.BLOCKED, raw.position)])
         about = {"tenant": raw.address.tenant, "message_id": raw.message_id, "sequence": raw.position.sequence}
         log.warning("command blocked; its tenant waits", extra={**about, "reason": error_text(error)})
@@ -92,7 +86,7 @@ class Trouble:
         If a handler applies no command any more, the fault is probably not in the commands, so they are tried longer.
         """
         position = command.position
-        self._has_failed = True
+        self.has_failed = True
         self._evidence.record((), [(route, position)])
         about = {"tenant": command.tenant, "command_id": command.id, "type": command.payload.type, "attempt": attempt}
         log.error("command failed", exc_info=error, extra=about)
@@ -101,4 +95,9 @@ class Trouble:
             reason = f"every command fails: {error_text(error)}"
             self._outages.record_failure(reason, part="commands")
             self._failing[route] = reason
+            self._find_stopped()
         return attempt >= (_MOST_ATTEMPTS_IF_ALL_FAIL if all_fail else _MOST_ATTEMPTS)
+
+    def _find_stopped(self) -> None:
+        routes = [each for each in self._failing if isinstance(each, Route)]
+        self.stopped = frozenset(kebab(payload.type) for route in routes for payload in route.payloads)

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.errors import ConflictError, DuplicateError
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 0.05
+_PARAMETER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
+"""Matches parameters. Literals, comments and casts match first, because they may look as if they hold parameters."""
 
 
 async def in_transaction(
@@ -82,3 +85,22 @@ async def run_to_completion(step: Coroutine[Any, Any, _T] | asyncio.Future[_T]) 
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
         raise
+
+
+class Statement(NamedTuple):
+    """A statement with numbered parameters, and the names of the parameters in the order of their numbers."""
+
+    text: str
+    names: tuple[str, ...]
+
+
+def number_parameters(sql: str, placeholder: Callable[[int], str]) -> Statement:
+    """Replace each `:name` by the placeholder of its number. Numbers begin at 1."""
+    numbers: dict[str, int] = {}
+
+    def replace(match: re.Match[str]) -> str:
+        if (name := match["name"]) is None:
+            return match[0]
+        return placeholder(numbers.setdefault(name, len(numbers) + 1))
+
+    return Statement(_PARAMETER.sub(replace, sql), tuple(numbers))

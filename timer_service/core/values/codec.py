@@ -11,7 +11,6 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, from_json
 
 from timer_service.core.values.errors import Code, Fault, Rejection
-from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import (
     MAX_MESSAGE_BYTES,
     TENANT_PATTERN,
@@ -26,7 +25,7 @@ from timer_service.core.values.message import (
     Trace,
     kebab,
 )
-from timer_service.core.values.raw_command import RawCommand
+from timer_service.core.values.raw_command import Headers, RawCommand
 from timer_service.core.values.stored_json import quote, write
 
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from timer_service.core.values.errors import Rejection
-from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import TENANT_PATTERN, Address, Kind, Message, Position
-from timer_service.core.values.raw_command import RawCommand
+from timer_service.core.values.raw_command import Headers, RawCommand
 from timer_service.core.values.visible import escape_character
 
 UNREADABLE = "~unreadable"

@@ -1,14 +1,73 @@
-"""A command as a broker stores it, before it is decoded."""
+"""A command as a broker stores it, before it is decoded.
+
+Its headers stay a block of bytes until somebody reads them. Anybody may publish a command with 10,000 headers. As a
+dictionary they would take 20 times the memory of their bytes, and as much time as hundreds of commands.
+"""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Self
 
-from timer_service.core.values.headers import Headers
 from timer_service.core.values.message import IDENTIFIER_PATTERN, Address, Position
 
 MESSAGE_ID = "Nats-Msg-Id"
 """The header with the id of the message. A broker that keeps the id elsewhere adds it."""
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
+_MOST_BYTES = 64 * 1024
+"""How much of a block is kept."""
+_FIRST_LINE = b"NATS/1.0"
+_END = b"\r\n"
+
+
+def decode_text(raw: bytes) -> str:
+    r"""Return text of a protocol. Bytes that are not UTF-8 become escapes such as `\xff`."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+class Headers:
+    """The headers of a command. Lines that are no headers are skipped."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: bytes) -> None:
+        """`block`: a line that is skipped, and a line for each header. Only the first 64 KiB are kept."""
+        self.block = block if len(block) <= _MOST_BYTES else block[:_MOST_BYTES]
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Self:
+        """Return the headers in a dictionary."""
+        lines = (f"{name}: {value}".encode() for name, value in headers.items())
+        return cls(_END.join((_FIRST_LINE, *lines)) if headers else b"")
+
+    @property
+    def size(self) -> int:
+        """The bytes that they take in memory, which are the bytes on the wire."""
+        return len(self.block)
+
+    def get(self, name: str) -> str | None:
+        """Return the last value of a header, or None."""
+        beginning = _beginning(name)
+        found = self.block.rfind(beginning)
+        if found < 0:
+            return None
+        start = found + len(beginning)
+        end = self.block.find(_END, start)
+        return decode_text(self.block[start : end if end >= 0 else None]).strip()
+
+    def items(self) -> Iterator[tuple[str, str]]:
+        """Return all headers in order. A name may occur several times."""
+        for line in self.block.split(_END)[1:]:
+            name, colon, value = line.partition(b":")
+            if name and colon:
+                yield decode_text(name), decode_text(value).strip()
+
+
+@cache
+def _beginning(name: str) -> bytes:
+    """Return the bytes with which the line of a header begins, with the end of the line before it."""
+    return b"\r\n%b:" % name.encode()
 
 
 @dataclass(slots=True, eq=False)
