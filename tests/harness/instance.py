@@ -12,8 +12,9 @@ from tests.harness.processes import PATIENCE_SECONDS, read_page, unused_port
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.adapters.sqlite.files import FileWatch
 from timer_service.app.service import App
-from timer_service.app.storage import FileWatch, Storage
+from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.due.loop import Loop, Pass
 from timer_service.core.ports.broker import QueryFilter, QueryHandler, read_all
@@ -76,7 +77,7 @@ class Instance:
         self.config = Config.model_validate({"http_port": unused_port(), "shutdown_timeout": 10_000, **settings})
         self.app = App(
             self.config,
-            Storage(database, clock, {"clock": ClockReader(clock), "file": FileWatch(database, clock)}),
+            Storage(database, clock, {"clock": ClockReader(clock), "file": FileWatch(database.check_files, clock)}),
             cast("NatsBroker", self.broker),
             Metrics(self.registry),
             self.registry,

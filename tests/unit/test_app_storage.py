@@ -9,7 +9,8 @@ from tests.harness.databases import Databases
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.app.storage import FileWatch, open_storage
+from timer_service.adapters.sqlite.files import FileWatch
+from timer_service.app.storage import open_storage
 from timer_service.config import Config
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.clock import SystemClock
@@ -36,7 +37,7 @@ async def test_reading_of_the_clock() -> None:
 
 async def test_watch_of_the_file(sqlite: SqliteDatabase, tmp_path: Path) -> None:
     """Every two seconds, the service looks whether its SQLite file is still there."""
-    watch = FileWatch(sqlite, ManualClock())
+    watch = FileWatch(sqlite.check_files, ManualClock())
     assert await watch.tick(0) == Pass(0, NOW + 2000)
     (tmp_path / "timers.db").unlink()
     with pytest.raises(DatabaseUnavailableError):

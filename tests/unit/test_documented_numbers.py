@@ -7,7 +7,8 @@ import pytest
 from timer_service import http
 from timer_service.adapters.nats import streams
 from timer_service.adapters.postgres import database as postgres
-from timer_service.app import slices, storage, usage
+from timer_service.adapters.sqlite import files
+from timer_service.app import slices, usage
 from timer_service.app.service import _UPKEEP_INTERVAL
 from timer_service.cli import process
 from timer_service.config import Config
@@ -60,7 +61,7 @@ NUMBERS = {
         f"| delete rows that were settled `TIMER_RETENTION_DAYS` ago | {slices._RETENTION_INTERVAL.seconds} s |",
         f"| samples the gauges | {slices._ROW_COUNTS_INTERVAL.seconds} s |",
         f"reads the clock of the machine on SQLite | 5 s; {clock_repair._READING_MS / 1000} s on SQLite |",
-        f"[are still there](#if-the-database-file-was-deleted) | {storage._LOOKING_MS // 1000} s |",
+        f"[are still there](#if-the-database-file-was-deleted) | {files._LOOKING_MS // 1000} s |",
         f"after a failed write, writes until a write succeeds | {_UPKEEP_INTERVAL.seconds} s |",
         f"while the clock was ahead](#after-a-wrong-clock) | {_UPKEEP_INTERVAL.seconds} s |",
         f"A tenant has at most {audit._LINES_OF_TENANT} lines a second, and all tenants have {audit._LINES}.",

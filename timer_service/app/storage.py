@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.adapters.sqlite.files import FileWatch
 from timer_service.app.tasks import close_within
 from timer_service.config import Config
-from timer_service.core.due.loop import Pass, Worker
+from timer_service.core.due.loop import Worker
 from timer_service.core.ports.clock import Clock, SystemClock
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.metrics_port import MetricsPort
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
 
 _CLOSE_SECONDS = 5
-_LOOKING_MS = 2000
 
 
 @dataclass(frozen=True)
@@ -32,29 +32,16 @@ class Storage:
     """The workers that database and clock need, by the names of their loops."""
 
 
-class FileWatch:
-    """A worker that looks whether the file of a SQLite database is still under its name.
-
-    Commands find out themselves. This is for a service that gets none.
-    """
-
-    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
-
-    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
-        """Look once. Raises `DatabaseUnavailableError` if the file was deleted or replaced."""
-        await self._database.check_files()
-        return Pass(0, self._clock.now() + _LOOKING_MS)
-
-
 @asynccontextmanager
 async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[Storage]:
     """Open the configured database and its clock. Raises `StartError` if that fails."""
     async with open_database(config) as database:
         if isinstance(database, SqliteDatabase):
             system_clock = SystemClock()
-            upkeep: dict[str, Worker] = {"clock": ClockReader(system_clock), "file": FileWatch(database, system_clock)}
+            upkeep: dict[str, Worker] = {
+                "clock": ClockReader(system_clock),
+                "file": FileWatch(database.check_files, system_clock),
+            }
             yield Storage(database, system_clock, upkeep)
         else:
             clock = await _postgres_clock(database, metrics)

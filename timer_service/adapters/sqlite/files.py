@@ -6,14 +6,17 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
+_LOOKING_MS = 2000
 log = logging.getLogger(__name__)
 
 PRIVATE_FILE = 0o600
@@ -232,3 +235,20 @@ def _lost(path: Path) -> str:
         'have copied its open files: see "If the database file was deleted" in docs/operations.md. Until then commands '
         "wait in the broker"
     )
+
+
+class FileWatch:
+    """A worker that looks whether the file of a SQLite database is still under its name.
+
+    Commands find out themselves. This is for a service that gets none.
+    """
+
+    def __init__(self, look: Callable[[], Awaitable[None]], clock: Clock) -> None:
+        """`look` looks once. It raises `DatabaseUnavailableError` if the file was deleted or replaced."""
+        self._look = look
+        self._clock = clock
+
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        """Look once."""
+        await self._look()
+        return Pass(0, self._clock.now() + _LOOKING_MS)
