@@ -12,6 +12,7 @@ from timer_service.core.intake.commit import Commits
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.message import Message
+from timer_service.core.values.raw_command import RawCommand
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -60,6 +61,17 @@ def waiting_tenant_applied_directly(patch: pytest.MonkeyPatch) -> None:
     """Commands of a tenant whose older commands wait are applied at once."""
     divide = waiting.divide
     patch.setattr(reader, "divide", lambda batch, _waiting, *rest: divide(batch, (), *rest))
+
+
+def commands_behind_a_left_one_applied_directly(patch: pytest.MonkeyPatch) -> None:
+    """A command whose body was left in the log waits, and those of its tenant behind it do not."""
+
+    def divide(batch: Sequence[RawCommand], *rest: Any) -> waiting.Shares:
+        whole = [raw for raw in batch if not raw.left_bytes]
+        return divide_in_order(whole, *rest)._replace(later=[raw for raw in batch if raw.left_bytes])
+
+    divide_in_order = waiting.divide
+    patch.setattr(reader, "divide", divide)
 
 
 def stored_in_reverse(patch: pytest.MonkeyPatch) -> None:
@@ -146,6 +158,7 @@ INTAKE_MUTANTS: Sequence[Mutate] = (
     cursor_moved_after_the_effects,
     cursor_compared_with_nothing,
     waiting_tenant_applied_directly,
+    commands_behind_a_left_one_applied_directly,
     stored_in_reverse,
     waiting_rows_ordered_by_time,
     waiting_rows_ordered_without_epoch,

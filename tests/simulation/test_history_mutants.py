@@ -11,7 +11,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.simulation.draws import Scenario
-from tests.simulation.intake_mutants import INTAKE_MUTANTS, given_up_after_one_death
+from tests.simulation.intake_mutants import (
+    INTAKE_MUTANTS,
+    commands_behind_a_left_one_applied_directly,
+    given_up_after_one_death,
+)
 from tests.simulation.scenarios import (
     many_signals_in_batches,
     odd_orders_with_repeats,
@@ -138,6 +142,7 @@ MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     pending_commands_unsorted: [odd_orders_with_repeats, runs_in_guaranteed_order],
     cancelled_upstream_does_not_skip: _RUNS,
     **dict.fromkeys(INTAKE_MUTANTS, _FAULTS),
+    commands_behind_a_left_one_applied_directly: [one_reader_with_faults],
     given_up_after_one_death: [one_reader_that_crashes],
     **SCHEDULE_MUTANTS,
     **WORKFLOW_MUTANTS,
