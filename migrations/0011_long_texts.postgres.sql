@@ -2,7 +2,7 @@
 -- narrow, and no change of a row writes its text again. See timer_service/core/due/long_texts.py.
 -- The keys have the collation "C": see 0005_engine.postgres.sql.
 CREATE TABLE long_texts (
-    owner TEXT NOT NULL,  -- the table of the row
+    owner TEXT COLLATE "C" NOT NULL,  -- the table of the row
     tenant_id TEXT COLLATE "C" NOT NULL,
     text_id TEXT COLLATE "C" NOT NULL,  -- the id of the event, or of the dead letter
     text TEXT NOT NULL,

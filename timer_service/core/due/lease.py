@@ -261,7 +261,8 @@ class Lease(FairRows):
 
     async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
         """Return rows to the waiting state as if they had not been claimed: available at once, in their old order."""
-        self.look_again()
+        if rows:
+            self.look_again()
         return await tx.executemany(self._release, [self._held(row) for row in self._in_key_order(rows)])
 
     async def void(self, tx: Transaction, now: int) -> int:
