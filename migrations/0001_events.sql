@@ -4,7 +4,8 @@ CREATE TABLE outbox (
     tenant_id TEXT NOT NULL,
     event_id TEXT NOT NULL,
     message TEXT NOT NULL,
-    body TEXT NOT NULL,
+    body TEXT,  -- NULL: it is in long_texts
+    large_body INTEGER CHECK (large_body > 1000),  -- how many characters it has there
     traceparent TEXT,
     tracestate TEXT,
     added_at BIGINT NOT NULL,
@@ -17,7 +18,8 @@ CREATE TABLE outbox (
     PRIMARY KEY (tenant_id, event_id),
     CHECK ((state = 'Waiting') = (available_at IS NOT NULL)),
     CHECK (available_at >= added_at),
-    CHECK (lease_token IS NULL OR state = 'Waiting')
+    CHECK (lease_token IS NULL OR state = 'Waiting'),
+    CHECK ((body IS NULL) = (large_body IS NOT NULL))
 );
 
 -- Used by the statements of lease.sql that select by available_at, such as `claim` and `next_available`, and by the gauges.
@@ -35,7 +37,8 @@ CREATE TABLE dead_letters (
     tenant_id TEXT NOT NULL,
     letter_id TEXT NOT NULL,
     message TEXT NOT NULL,
-    body TEXT NOT NULL,  -- in base64
+    body TEXT,  -- in base64; NULL: it is in long_texts
+    large_body INTEGER CHECK (large_body > 1000),  -- how many characters it has there
     headers TEXT NOT NULL,  -- as JSON
     added_at BIGINT NOT NULL,
     ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- the order of rows that one instance added at one instant
@@ -45,7 +48,8 @@ CREATE TABLE dead_letters (
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     PRIMARY KEY (tenant_id, letter_id),
-    CHECK (available_at >= added_at)
+    CHECK (available_at >= added_at),
+    CHECK ((body IS NULL) = (large_body IS NOT NULL))
 );
 
 -- Used like `outbox_available`.

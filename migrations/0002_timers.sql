@@ -4,7 +4,8 @@ CREATE TABLE timer_schedules (
     service_call_id TEXT NOT NULL,
     state TEXT NOT NULL,
     due_at BIGINT NOT NULL,
-    data TEXT,
+    data TEXT,  -- NULL, too, if it is in long_texts
+    large_data INTEGER CHECK (large_data > 1000),  -- how many characters it has there
     correlation_id TEXT,
     causation_id TEXT,
     traceparent TEXT,
@@ -13,6 +14,8 @@ CREATE TABLE timer_schedules (
     registered_at BIGINT NOT NULL,
     reached_at BIGINT,
     cancelled_at BIGINT,
+    expires_at BIGINT,
+    expired_at BIGINT,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
     available_at BIGINT,
@@ -23,16 +26,22 @@ CREATE TABLE timer_schedules (
     -- The columns that each state sets. A timer can be claimed if and only if it is still to fire. One CASE instead of an
     -- IN: for each row that SQLite writes, it builds the list of an IN again. This took half of the time of a write.
     CHECK (CASE state
-        WHEN 'Scheduled' THEN available_at IS NOT NULL AND COALESCE(reached_at, cancelled_at) IS NULL
-        WHEN 'Reached' THEN reached_at IS NOT NULL AND COALESCE(available_at, cancelled_at) IS NULL
-        WHEN 'Cancelled' THEN cancelled_at IS NOT NULL AND COALESCE(available_at, reached_at) IS NULL
-        WHEN 'Failed' THEN COALESCE(available_at, reached_at, cancelled_at) IS NULL
+        WHEN 'Scheduled' THEN available_at IS NOT NULL AND COALESCE(reached_at, cancelled_at, expired_at) IS NULL
+        WHEN 'Reached' THEN reached_at IS NOT NULL AND COALESCE(available_at, cancelled_at, expired_at) IS NULL
+        WHEN 'Expired' THEN expired_at IS NOT NULL AND expires_at IS NOT NULL
+            AND COALESCE(available_at, reached_at, cancelled_at) IS NULL
+        WHEN 'Cancelled' THEN cancelled_at IS NOT NULL AND COALESCE(available_at, reached_at, expired_at) IS NULL
+        WHEN 'Failed' THEN COALESCE(available_at, reached_at, cancelled_at, expired_at) IS NULL
         ELSE FALSE
     END),
     CHECK (lease_token IS NULL OR available_at IS NOT NULL),
     -- A timer never fires early.
     CHECK (available_at >= due_at),
-    CHECK (reached_at >= due_at)
+    CHECK (reached_at >= due_at),
+    -- A timer expires after its due time. From then on, it is never announced as reached, and before, never as expired.
+    CHECK (expires_at > due_at),
+    CHECK (reached_at < expires_at),
+    CHECK (expired_at >= expires_at)
 );
 
 -- Used by the statements of lease.sql that select by available_at, such as `claim` and `next_available`, and by the gauges.
@@ -46,9 +55,13 @@ CREATE INDEX timer_schedules_scheduled ON timer_schedules (tenant_id, due_at, se
 -- Used by `page` and `count` for the other states, one index per state. One index over all states would have the same columns
 -- as the index of Scheduled timers, and SQLite's planner would then not choose that partial index.
 CREATE INDEX timer_schedules_reached ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Reached';
+CREATE INDEX timer_schedules_expired ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Expired';
 CREATE INDEX timer_schedules_cancelled ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Cancelled';
 CREATE INDEX timer_schedules_failed ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Failed';
 
 -- Used by `delete_settled`.
-CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(reached_at, cancelled_at))
-    WHERE COALESCE(reached_at, cancelled_at) IS NOT NULL;
+CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(reached_at, cancelled_at, expired_at))
+    WHERE COALESCE(reached_at, cancelled_at, expired_at) IS NOT NULL;
+
+-- Used by `sum_large_data`.
+CREATE INDEX timer_schedules_large ON timer_schedules (tenant_id, large_data) WHERE large_data IS NOT NULL;

@@ -96,8 +96,6 @@ KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
 KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
 KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
 KEY_OF_OUTBOX = "sqlite_autoindex_outbox_1 (tenant_id=? AND event_id=?)"
-SUMMED = "SCAN weighed", "USE TEMP B-TREE FOR ORDER BY", "SCAN (subquery-4)", "SCAN summed"
-"""A running sum over the sizes of at most as many rows as a claim has."""
 REPAIRED_FIRINGS = leased_rows(FIRINGS, timedelta(seconds=30))
 REPAIRED_EVENTS = leased_rows(OUTBOX, timedelta(seconds=30))
 
@@ -174,22 +172,6 @@ PLANS = {
         OUTBOX.sql("claim_of_tenant"),
         [PLACE_OF_EVENT, "outbox_pending (tenant_id=? AND added_at<?)"],
     ),
-    "the bytes of a claim of events": (
-        OUTBOX.sql("weigh_available"),
-        ["outbox_available (available_at<?)", "SCAN weighed"],
-    ),
-    "the bytes of a tenant's share of events": (
-        OUTBOX.sql("weigh_of_tenant"),
-        ["outbox_pending (tenant_id=? AND added_at<?)", "SCAN weighed"],
-    ),
-    "how much of a claim of events fits": (
-        OUTBOX.sql("fitting"),
-        ["outbox_available (available_at<?)", *SUMMED],
-    ),
-    "how much of a tenant's share of events fits": (
-        OUTBOX.sql("fitting_of_tenant"),
-        ["outbox_pending (tenant_id=? AND added_at<?)", *SUMMED],
-    ),
     "an event that waits": (outbox._SQL["find_waiting"], ["outbox_pending (tenant_id=? AND added_at<?)"]),
     "the end of a page of events": (REPAIRED_EVENTS.sql("page_end"), ["outbox_available (available_at>?)"]),
     "events to repair": (REPAIRED_EVENTS.sql("find_wrong"), ["outbox_available (available_at>? AND available_at<?)"]),
@@ -199,7 +181,11 @@ PLANS = {
     "buried events": (outbox.COUNTED[1].sql, ["outbox_buried"]),
     "a page of buried events": (
         outbox._SQL["buried_page"],
-        ["outbox_buried (tenant_id=? AND (added_at,event_id)>(?,?))"],
+        [
+            "outbox_buried (tenant_id=? AND (added_at,event_id)>(?,?))",
+            "CORRELATED SCALAR SUBQUERY 1",
+            "sqlite_autoindex_long_texts_1 (owner=? AND tenant_id=? AND text_id=?)",
+        ],
     ),
     **{f"a buried event, {name}": (outbox._SQL[name], [KEY_OF_OUTBOX]) for name in ("find", "requeue")},
 }

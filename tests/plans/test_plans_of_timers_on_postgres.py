@@ -42,6 +42,7 @@ FROM generate_series(1, $1::bigint) AS n
 """
 
 KEY = "Index Scan timer_schedules_pkey"
+TEXT = "Index Scan long_texts_pkey"
 UNFINISHED = "timer_cancellations_unfinished"
 ONE_CANCELLATION = "Index Scan timer_cancellations_pkey"
 AVAILABLE = "timer_schedules_available"
@@ -63,8 +64,8 @@ STATEMENTS = {
     "complete": (TIMERS.sql("complete"), [KEY]),
     "retry": (TIMERS.sql("retry"), [KEY]),
     "release": (TIMERS.sql("release"), [KEY]),
-    "find": (timers._SQL["find"], [KEY]),
-    "find and lock": (timers._FIND_LOCKED, ["LockRows", KEY]),
+    "find": (timers._SQL["find"], [KEY, TEXT]),
+    "find and lock": (timers._FIND_LOCKED, ["LockRows", KEY, TEXT]),
     "move": (timers._SQL["move"], [KEY]),
     "overdue": (overdue_sql(TIMERS), [f"Index Only Scan {AVAILABLE}"]),
     "pending timers of a tenant": (PENDING.sql, [f"Index Only Scan {SCHEDULED}"]),
@@ -78,7 +79,7 @@ STATEMENTS = {
         cancellations._SQL["lock_due"],
         ["LockRows", f"Index Only Scan {UNFINISHED}", ONE_CANCELLATION],
     ),
-    "page of a cancellation": (cancellations._SQL["page"], ["Index Scan timer_schedules_pkey"]),
+    "page of a cancellation": (cancellations._SQL["page"], ["Index Only Scan timer_schedules_pkey"]),
     "cancel a page": (cancellations._SQL["cancel"], [KEY]),
     "save a cancellation": (cancellations._SQL["save"], [ONE_CANCELLATION]),
     "delete a cancellation": (cancellations._SQL["delete"], [ONE_CANCELLATION]),
@@ -87,7 +88,10 @@ STATEMENTS = {
         ["CTE Scan", "LockRows", "Index Scan timer_schedules_settled", KEY],
     ),
 } | {
-    f"list {state}": (timers._SQL["page"].format(where=timers._WHERE[state]), [f"Index Scan timer_schedules_{index}"])
+    f"list {state}": (
+        timers._SQL["page"].format(where=timers._WHERE[state]),
+        [f"Index Scan timer_schedules_{index}", TEXT],
+    )
     for state, index in zip(State, ("scheduled", "reached", "expired", "cancelled", "failed"), strict=True)
 }
 

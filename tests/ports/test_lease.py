@@ -3,7 +3,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import product
@@ -17,7 +17,7 @@ from tests.harness.clock import NOW, after
 from tests.harness.timers import put_timers
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.due.tenant_turns import TenantTurns
-from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.ports.database import Database, Row
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import ConflictError
 from timer_service.core.values.message import Position, Trace
@@ -110,6 +110,7 @@ async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lea
         "service_call_id": "call-1",
         "due_at": NOW,
         "data": "1",
+        "large_data": None,
         "correlation_id": "corr",
         "causation_id": "cause",
         "traceparent": "parent",
@@ -588,255 +589,7 @@ async def test_count_available(store: Database, lease: Lease) -> None:
     assert await lease.count_available(store.reader, held["available_at"], 100) == 6
 
 
-# Claims bounded by bytes
-
-
-def large(tenant: str, count: int, size: int, since: int = NOW - 10_000) -> list[Timer]:
-    """Return timers of one tenant with data of `size` characters, due a millisecond after each other."""
-    return [
-        scheduled(f"call-{number:04}", since + number, Position(1, 1), tenant=tenant, data=f"{number:04}".ljust(size))
-        for number in range(count)
-    ]
-
-
-@pytest.mark.parametrize("limit", [1000, 20, 3])
-async def test_claim_is_bounded_by_bytes(store: Database, limit: int) -> None:
-    """A claim holds at most its bytes, oldest rows first, with their texts. The other rows are as if not claimed."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    await put(store, *large("a", 10, 50), *large("b", 20, 3000, NOW - 5000))
-    claims: list[list[Row]] = []
-    while rows := await claim(store, lease, limit=limit):
-        claims.append(rows)
-        waiting = "SELECT DISTINCT attempt FROM timer_schedules WHERE available_at <= :now"
-        assert [row["attempt"] for row in await store.reader.fetch(waiting, {"now": NOW})] in ([0], [])
-        async with store.transaction() as tx:
-            assert await lease.complete_claim(tx, rows, NOW, shared=not store.exclusive) == len(rows)
-    assert all(sum(len(row["data"]) for row in rows) <= 10_000 for rows in claims)
-    together = [row for rows in claims for row in rows]
-    assert [row["data"].strip() for row in together if row["tenant_id"] == "b"] == [f"{n:04}" for n in range(20)]
-    assert shares(together) == {"a": 10, "b": 20}
-
-
-@pytest.mark.parametrize("limit", [1000, 4])
-async def test_bytes_of_a_claim_are_those_of_utf8(store: Database, limit: int) -> None:
-    """A character may have four bytes. With characters counted, a claim had up to four times its bytes."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    text = "\U0001f600" * 1_000
-    await put(store, *(scheduled(f"call-{number}", NOW, Position(1, 1), data=text) for number in range(5)))
-    assert [len(await claim(store, lease, limit=limit)) for _ in range(4)] == [2, 2, 1, 0]
-
-
-async def test_row_larger_than_a_claim(store: Database) -> None:
-    """A row that is larger than the bytes of a claim is claimed alone, with its text."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=1000)
-    await put(store, *large("a", 3, 5000))
-    claims = [await claim(store, lease) for _ in range(4)]
-    assert [[len(row["data"]) for row in rows] for rows in claims] == [[5000], [5000], [5000], []]
-
-
-async def test_a_claim_tells_whether_rows_were_left_out(store: Database) -> None:
-    """The relay claims again at once if a claim has left out rows for their bytes, and only then."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=1000)
-    await put(store, *large("a", 2, 5000), timer("small", NOW, "b"))
-    found = [(len(await claim(store, lease)), lease.was_cut) for _ in range(4)]
-    lease.was_cut = True
-    found.append((len(await claim(store, lease)), lease.was_cut))
-    assert found[0][1]
-    assert (sum(count for count, _ in found), found[3:]) == (3, [(0, False)] * 2)
-
-
-async def test_large_rows_of_one_tenant_leave_room_for_others(store: Database) -> None:
-    """If the rows of one tenant fill a claim with bytes, the next claim still holds the rows of another tenant."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    await put(store, *large("a", 50, 3000), *large("b", 1, 3000, NOW), timer(tenant="c"))
-    assert shares(await claim(store, lease)) == {"a": 2, "b": 1, "c": 1}
-
-
-@pytest.mark.parametrize("waiting", [[], ["q"]])
-async def test_rows_that_were_left_out_are_available_at_once(store: Database, waiting: list[str]) -> None:
-    """Beside a tenant that waits, the rows that did not fit into a claim were looked at a second later."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    await put(store, *large("a", 6, 6000, NOW - 9000))
-    async with store.transaction() as tx:
-        assert len(await lease.claim(tx, NOW, 100, alone=store.exclusive, waiting=waiting)) == 1
-    next_at = await lease.next_available(store.reader)
-    assert next_at is not None
-    assert next_at <= NOW
-
-
-@pytest.mark.parametrize("waiting", [[], ["q"]])
-async def test_large_rows_take_turns_with_old_ones_of_others(store: Database, waiting: list[str]) -> None:
-    """A row that is larger than its tenant's share waited until no older row of another tenant was due."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    for tenant in "abcdfg":
-        await put(store, *large(tenant, 50, 2500, NOW - 9000))
-    await put(store, *large("e", 3, 2500, NOW - 10))
-    counts = Counter[str]()
-    for _ in range(8):
-        async with store.transaction() as tx:
-            counts.update(shares(await lease.claim(tx, NOW, 100, alone=store.exclusive, waiting=waiting)))
-    assert counts["e"] == 3
-    assert min(counts.values()) >= 3
-
-
-async def test_old_large_row_beside_many_small_ones(store: Database) -> None:
-    """A row that is larger than its tenant's share waited as long as the others had enough rows for their shares."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    for tenant in "abc":
-        await put(store, *large(tenant, 200, 500, NOW - 9000))
-    await put(store, *large("e", 1, 4000, NOW - 20_000))
-    found = [shares(await claim(store, lease)) for _ in range(2)]
-    assert sum(each["e"] for each in found) == 1
-    assert all(each[tenant] >= 2 for each in found for tenant in "abc")
-
-
-async def test_claims_grow_again_after_large_rows(store: Database) -> None:
-    """After large rows, claims take whole batches again. No row is lost."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    await put(store, *large("a", 30, 3000, NOW - 9000), *(timer(f"small-{n}", NOW - 500 + n, "a") for n in range(200)))
-    counts = []
-    while rows := await claim(store, lease, limit=100):
-        counts.append(len(rows))
-    assert counts[0] == 3
-    assert (sum(counts), lease.was_cut) == (230, False)
-    assert max(counts) >= 90
-    assert len(counts) < 22
-
-
-@pytest.mark.parametrize("waiting", [[], ["c"]])
-@pytest.mark.parametrize("tenants", ["a", "ab"])
-async def test_claims_write_few_large_rows(store: Database, tenants: str, waiting: list[str]) -> None:
-    """A claim does not write many large rows to release them again, also if small rows come before them."""
-    released: list[int] = []
-
-    class Recording(Lease):
-        async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
-            released.append(len(rows))
-            return await super().release(tx, rows)
-
-    lease = Recording(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    for tenant in tenants:
-        await put(store, *(timer(f"small-{n}", NOW - 9000 + n, tenant) for n in range(20)))
-        await put(store, *large(tenant, 100, 1500, NOW - 5000))
-    counts: list[int] = []
-    while not counts or counts[-1]:
-        async with store.transaction() as tx:
-            rows = await lease.claim(tx, NOW, 1000, alone=store.exclusive, waiting=waiting)
-        counts.append(len(rows))
-    assert (sum(counts), lease.was_cut) == (120 * len(tenants), False)
-    assert counts[0] >= 5
-    assert max(released, default=0) <= 4 * 10_000 // 1500
-
-
-class _Weighed:
-    """A transaction that counts how many times it weighs the rows of tenants, or of all."""
-
-    def __init__(self, tx: Transaction) -> None:
-        self._tx = tx
-        self.weighed = 0
-        self.most_rows = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tx, name)
-
-    async def fetch(self, sql: str, parameters: Mapping[str, Any]) -> Sequence[Row]:
-        self._count(sql, [parameters])
-        return await self._tx.fetch(sql, parameters)
-
-    async def fetch_each(self, sql: str, many: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
-        self._count(sql, many)
-        return await self._tx.fetch_each(sql, many)
-
-    def _count(self, sql: str, many: Sequence[Mapping[str, Any]]) -> None:
-        if "AS weighed" in sql:
-            self.weighed += len(many)
-            self.most_rows = max(self.most_rows, *(each["limit"] for each in many), 0)
-
-
-@pytest.mark.parametrize("waiting", [[], ["q"]])
-@pytest.mark.parametrize("tenants", ["a", "ab"])
-async def test_rows_of_a_claim_are_weighed_few_times(store: Database, tenants: str, waiting: list[str]) -> None:
-    """If old rows hardly exceed the bytes of a claim and many are empty, a claim weighed hundreds of times, for 5 s."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    for tenant in tenants:
-        await put(store, *large(tenant, 20 // len(tenants), 2001, NOW - 9000))
-        await put(store, *(timer(f"small-{n}", NOW - 5000 + n, tenant) for n in range(600)))
-    async with store.transaction() as tx:
-        weighed: Any = _Weighed(tx)
-        rows = await lease.claim(weighed, NOW, 500, alone=store.exclusive, waiting=waiting)
-    assert len(rows) == 4
-    assert weighed.weighed <= 2 * len(tenants)
-
-
-@pytest.mark.parametrize("waiting", [[], ["q"]])
-@pytest.mark.parametrize("tenants", ["a", "ab"])
-async def test_few_large_rows_are_weighed(store: Database, tenants: str, waiting: list[str]) -> None:
-    """A claim of 1,000 rows read the texts of all of them, 1 GB of large events, to find that few fit."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    for tenant in tenants:
-        await put(store, *large(tenant, 120, 3000, NOW - 9000))
-    async with store.transaction() as tx:
-        weighed: Any = _Weighed(tx)
-        rows = await lease.claim(weighed, NOW, 1000, alone=store.exclusive, waiting=waiting)
-    assert len(rows) == 3
-    assert weighed.most_rows <= 20
-
-
-@pytest.mark.parametrize("waiting", [[], ["q"]])
-async def test_old_large_rows_of_one_tenant_leave_others_their_shares(store: Database, waiting: list[str]) -> None:
-    """Beside a tenant with many large rows, a claim takes as many rows of the others as without it, also newer ones."""
-    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    await put(store, *large("z", 100, 5000))
-    for tenant in "abcd":
-        await put(store, *(timer(f"small-{n}", NOW - 500 + n, tenant) for n in range(60)))
-    for _ in range(3):
-        async with store.transaction() as tx:
-            found = shares(await lease.claim(tx, NOW, 100, alone=store.exclusive, waiting=waiting))
-        assert found == {"a": 20, "b": 20, "c": 20, "d": 20, "z": 1}
-
-
-@pytest.mark.parametrize("waiting", [[], ["c"]])
-async def test_large_rows_of_many_tenants(store: Database, waiting: list[str]) -> None:
-    """A claim writes few large rows also if each is of another tenant. Those that are left out have the next turns."""
-    released: list[int] = []
-
-    class Recording(Lease):
-        async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
-            released.append(len(rows))
-            return await super().release(tx, rows)
-
-    lease = Recording(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    await put(store, *(timer(f"small-{n}", NOW - 9000 + n, "t00") for n in range(200)))
-    for number in range(50):
-        await put(store, *large(f"t{number:02}", 3, 5000, NOW - 5000))
-    found, claims = Counter[str](), 0
-    while len(found) < 50:
-        async with store.transaction() as tx:
-            rows = await lease.claim(tx, NOW, 100, alone=store.exclusive, waiting=waiting)
-        found.update(shares(rows))
-        claims += 1
-    assert claims <= 60
-    assert max(released, default=0) <= 4 * 10_000 // 5000
-
-
-async def test_more_of_many_tenants_beside_a_waiting_one(store: Database) -> None:
-    """Tenants that have more rows than their shares get more of them, but few large ones together."""
-    released: list[int] = []
-
-    class Recording(Lease):
-        async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
-            released.append(len(rows))
-            return await super().release(tx, rows)
-
-    lease = Recording(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
-    await put(store, *(timer(tenant=f"small-{number:02}") for number in range(38)))
-    for number in range(12):
-        await put(store, *(timer(f"small-{each}", NOW - 9000, f"t{number:02}") for each in range(4)))
-        await put(store, *large(f"t{number:02}", 20, 1500, NOW - 5000))
-    async with store.transaction() as tx:
-        rows = await lease.claim(tx, NOW, 200, alone=store.exclusive, waiting=["q"])
-    assert len(rows) >= 38 + 12 * 4
-    assert sum(released) <= 4 * 10_000 // 1500
+# The schema
 
 
 FORBIDDEN = {

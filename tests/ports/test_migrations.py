@@ -1,6 +1,5 @@
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from timer_service.runs.messages import IfFailed
 BUNDLED = read_migrations(MIGRATIONS)
 FOR_SQLITE = [each for each in BUNDLED if each.engine in {None, "sqlite"}]
 FIRST = BUNDLED[-1].number + 1
-EXPIRY = 11
 RUN_EDGES = 23
 SKIP, RUN = IfFailed.SKIP, IfFailed.RUN
 A = Migration(FIRST, f"{FIRST:04}_a", "-- A; with a comment\nCREATE TABLE a (n BIGINT);\nINSERT INTO a VALUES (1);\n")
@@ -208,51 +206,6 @@ def test_bundled_migrations() -> None:
     """The bundled migrations are numbered without a gap, and each has a name."""
     assert sorted({each.number for each in BUNDLED}) == list(range(1, FIRST))
     assert all(each.name[4] == "_" and len(each.name) > 5 for each in BUNDLED)
-
-
-ROWS = """
-INSERT INTO timer_schedules (
-    tenant_id, service_call_id, state, due_at, event_id, registered_at, reached_at, cancelled_at,
-    position_epoch, position_sequence, available_at, lease_token, attempt, last_error, data, large_data
-) VALUES
-    ('acme', 'scheduled', 'Scheduled', 5, 'e1', 1, NULL, NULL, 1, 1, 9, 'token', 2, 'refused', '"x"', 2000),
-    ('acme', 'reached', 'Reached', 5, 'e2', 1, 6, NULL, 1, 2, NULL, NULL, 1, NULL, NULL, NULL),
-    ('acme', 'cancelled', 'Cancelled', 5, 'e3', 1, NULL, 6, 1, 3, NULL, NULL, 0, NULL, NULL, NULL),
-    ('acme', 'failed', 'Failed', 5, 'e4', 1, NULL, NULL, 1, 4, NULL, NULL, 3, 'refused', NULL, NULL)
-"""
-
-
-def _as_dict(row: Any) -> dict[str, Any]:
-    return {name: row[name] for name in row.keys()}  # noqa: SIM118 - a row of SQLite iterates over its values
-
-
-async def keep_timers(database: Database) -> None:
-    """Migrate an empty database to the schema before the expiry, write timers, and migrate it to head."""
-    await migrate(database, [each for each in BUNDLED if each.number < EXPIRY])
-    async with database.transaction() as tx:
-        await tx.execute(ROWS)
-    old = await database.reader.fetch("SELECT * FROM timer_schedules AS old ORDER BY service_call_id")
-    await migrate(database, BUNDLED)
-    new = await database.reader.fetch("SELECT * FROM timer_schedules AS new ORDER BY service_call_id")
-    assert len(new) == 4
-    for before, after in zip(map(_as_dict, old), map(_as_dict, new), strict=True):
-        assert after == {**before, "expires_at": None, "expired_at": None}
-
-
-async def test_timers_are_kept_on_sqlite(tmp_path: Path) -> None:
-    """On SQLite, the new table of timers with an expiry has every timer of the old one, with all its values."""
-    async with opened_sqlite(tmp_path / "old.db") as database:
-        await keep_timers(database)
-
-
-async def test_timers_are_kept_on_postgres(databases: Databases) -> None:
-    """On PostgreSQL, every timer keeps its values when the table gets an expiry."""
-    async with databases.database() as url:
-        database = await PostgresDatabase.open(url)
-        try:
-            await keep_timers(database)
-        finally:
-            await database.close()
 
 
 NEEDS = """

@@ -386,7 +386,7 @@ async def test_slow_publishing_does_not_outlast_the_lease(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If publishing is so slow that the lease would expire, the other rows of the claim are released in time."""
-    monkeypatch.setattr("timer_service.core.events.relay._CHUNK_BYTES", MIB // 4)
+    monkeypatch.setattr("timer_service.core.events.relay._CHUNK_CHARACTERS", MIB // 4)
     timers = Timers(store, memory_broker, clock)
     for number in range(25):
         timers.send(schedule_timer(f"call-{number:02}", data="x" * 64_000))

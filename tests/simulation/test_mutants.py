@@ -3,7 +3,7 @@
 import json
 import random
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,10 +14,11 @@ from tests.simulation.intake_mutants import INTAKE_MUTANTS
 from tests.simulation.timer_state_machine import TALLY, TimerStateMachine
 from timer_service import timers
 from timer_service.core.due import lease
+from timer_service.core.due.long_texts import LongTexts
 from timer_service.core.events.relay import Relay
 from timer_service.core.events.settlement import Settlement
 from timer_service.core.ports.broker import PublishResult, PublishStatus
-from timer_service.core.ports.database import Row
+from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.values.message import Message
 from timer_service.timers import cancellations, events, rules, store
 from timer_service.timers.messages import State
@@ -158,12 +159,23 @@ def only_one_page(patch: pytest.MonkeyPatch) -> None:
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
     """Rows are completed before they are published."""
 
-    async def fire(self: Relay, rows: Sequence[Row], _size: int) -> None:
+    async def fire(self: Relay, rows: Sequence[Row]) -> None:
         at = self._clock.now()
         await self._settler.settle(Settlement(at, complete=list(rows)))
         await self._broker.publish([self._encode(row, at) for row in rows])
 
     patch.setattr(Relay, "_fire", fire)
+
+
+def long_data_is_written_once(patch: pytest.MonkeyPatch) -> None:
+    """A timer that gets other long data keeps the text of its first one."""
+    add = LongTexts.add
+
+    async def add_first(self: LongTexts, tx: Transaction, texts: Mapping[tuple[str, str], str]) -> None:
+        if not await tx.fetch("SELECT 1 AS one FROM long_texts"):
+            await add(self, tx, texts)
+
+    patch.setattr(LongTexts, "add", add_first)
 
 
 def random_event_id(patch: pytest.MonkeyPatch) -> None:
@@ -219,6 +231,7 @@ MUTANTS = [
     unchanged_timers_stay_old,
     only_one_page,
     settle_before_publish,
+    long_data_is_written_once,
     random_event_id,
     claimed_early,
     unavailable_counts_as_published,

@@ -28,6 +28,7 @@ from tests.simulation.faults import (
 from tests.simulation.log_ledger import LogChange
 from tests.simulation.timer_model import TimerCommand, TimerName
 from tests.simulation.timer_system import INSTANCES, BrokerMode, TimerSystem
+from timer_service.core.due.long_texts import LONGEST_IN_ROW
 from timer_service.core.values.duration import format_duration
 from timer_service.core.values.message import kebab
 
@@ -54,7 +55,7 @@ class Expiry(NamedTuple):
 _NAMES = [TimerName(*name.split("/")) for name in ("acme/xa", "acme/xb", "globex/xa", "acme/xc", "globex/xb")]
 names = st.sampled_from(_NAMES)
 broker_modes = st.sampled_from([BrokerMode.NORMAL, BrokerMode.NORMAL, *BrokerMode])
-contents = st.sampled_from([None, None, "1", "2"])
+contents = st.sampled_from([None, None, "1", "2", json.dumps("x" * LONGEST_IN_ROW)])
 replacements = st.sampled_from([True, True, False])
 expiries = st.builds(
     Expiry, relative=st.sampled_from([False, False, True]), late_by=st.sampled_from([None, None, None, 250, 10_000])

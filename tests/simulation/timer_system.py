@@ -65,9 +65,9 @@ VISIBILITY_TIMEOUT = timedelta(seconds=30)
 INSTANCES = 2
 
 _ROWS = """
-SELECT tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, data, event_id, available_at,
-    lease_token, attempt, expires_at, COALESCE(reached_at, expired_at)
-FROM timer_schedules
+SELECT timers.tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, COALESCE(data, text),
+    event_id, available_at, lease_token, attempt, expires_at, COALESCE(reached_at, expired_at)
+FROM timer_schedules AS timers LEFT JOIN long_texts ON owner = 'timer_schedules' AND text_id = event_id
 """
 _MOST_WAITING_BYTES = 800
 """Some five commands."""

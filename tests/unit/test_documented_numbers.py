@@ -50,7 +50,7 @@ NUMBERS = {
     "performance.md": [
         f"A row has {waiting_rows.ROW_BYTES // 1024} KiB or {waiting_rows.ROW_COMMANDS:,} commands",
         f"take long to compute ends after {turns._TRANSACTION_SECONDS * 1000:.0f} ms",
-        f"published in chunks of about {relay._CHUNK_BYTES // MIB} MiB",
+        f"published in chunks of about {relay._CHUNK_CHARACTERS // MIB} MiB",
         f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",
         f"After {fair_queue.MOST_REFUSALS} refused queries of a tenant in a second",
         f"{registry.MOST_WORKERS:,} workers in `list-workers`, with {registry._TYPES_BYTES // 1024} KiB of types each",

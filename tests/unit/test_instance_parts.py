@@ -34,7 +34,6 @@ SETTINGS: Mapping[str, Any] = {
     "memory_budget": "192MiB",
     "limits_file": LIMITS,
 }
-FIRINGS_CLAIM = 2 * MIB  # firings have no large column, so their claims need no share of the budget
 HELD = {
     "_batch_size": {7},
     "_max_attempts": {9, 2**31},
@@ -42,8 +41,7 @@ HELD = {
     "_keep_ms": {216_000_000},
     "_reply_prefix": {"_REPLY."},
     "room": {BUDGET.portion},
-    "_claim_bytes": {BUDGET.portion},
-    "most_bytes": {BUDGET.claim, FIRINGS_CLAIM},
+    "_claim_bytes": {BUDGET.claim, BUDGET.portion},
 }
 """The attributes that have values of the settings, whichever part has them."""
 SHARED = (
@@ -73,7 +71,7 @@ def numbers(values: set[Any]) -> set[Any]:
 
 def claim_bytes(worker: Any) -> Any:
     """Return the most bytes that a worker claims."""
-    return worker._claims._claim_bytes if isinstance(worker, Dispatcher) else worker._lease.most_bytes
+    return (worker._claims if isinstance(worker, Dispatcher) else worker)._claim_bytes
 
 
 async def test_settings(instance: Instance) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -72,7 +73,9 @@ class Recorder:
 
 def claimed(*key: str) -> list[Row]:
     tenant, name = key
-    rows: list[dict[str, Any]] = [{tenant: f"t{n % 2}", name: IDS[n], "lease_token": "token"} for n in range(len(IDS))]
+    rows: list[dict[str, Any]] = [
+        {tenant: f"t{n % 2}", name: IDS[n], "lease_token": "token", "large_body": None} for n in range(len(IDS))
+    ]
     return list(rows)
 
 
@@ -111,11 +114,11 @@ async def test_mixed_settlement_locks_all_rows_first() -> None:
 
 async def test_events_are_added_in_key_order() -> None:
     """Events are inserted in the order of their keys, and keep the numbers of their own order."""
-    tx = Recorder("tenant_id", "event_id", "ordinal")
+    tx = Recorder("tenant_id", "event_id")
     await outbox.add(tx, [Event(name, "a.b", "acme", {}, NOW) for name in IDS], NOW)
     (added,) = tx.statements
-    assert [event for _, event, _ in added] == sorted(IDS)
-    assert [event for _, event, _ in sorted(added, key=lambda row: row[2])] == IDS
+    assert [event for _, event, *_ in added] == sorted(IDS)
+    assert [event for _, event, *_ in sorted(added, key=itemgetter(-2))] == IDS
 
 
 async def test_timers_are_saved_in_key_order() -> None:
@@ -154,7 +157,7 @@ async def test_signals_and_work_items_are_locked_in_key_order() -> None:
     events_tx = Recorder("tenant_id", "event_id")
     await signals.find_locked(signals_tx, [Key("acme", name) for name in IDS])
     await signals.save_items(items_tx, {ItemKey("acme", name): None for name in IDS}, NOW)
-    await outbox.lock_events(events_tx, [outbox.EventKey("acme", name) for name in IDS])
+    await outbox.lock_states(events_tx, [outbox.EventKey("acme", name) for name in IDS])
     for tx in (signals_tx, items_tx, events_tx):
         assert all(keys == [("acme", name) for name in sorted(IDS)] for keys in tx.statements if keys)
 

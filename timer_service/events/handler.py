@@ -27,16 +27,12 @@ async def handle(
     *,
     quotas: Quotas,  # noqa: ARG001 - the commands add no rows
 ) -> Sequence[CommandResult | None]:
-    """Apply commands in order, with one write. If the events have much data, the commands on some are deferred."""
+    """Apply commands in order, with one write."""
     keys = [_key(command) for command in commands]
-    found, deferred = await outbox.lock_events(tx, set(keys))
-    before = {key: event.state for key, event in found.items()}
+    before = await outbox.lock_states(tx, set(keys))
     after = dict(before)
     results: list[CommandResult | None] = []
     for key in keys:
-        if key in deferred:
-            results.append(None)
-            continue
         outcome = _apply(after.get(key))
         if outcome is Outcome.RETRIED:
             after[key] = OUTBOX.waiting

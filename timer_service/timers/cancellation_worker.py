@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import partial
 
 from timer_service.core.due.loop import Pass
-from timer_service.core.due.portions import MOST_DATA
 from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Transaction
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _TIMERS = 1000
 """How many timers one transaction reads, shared equally by the tenants. On SQLite it takes 10 to 20 ms, so
-commands and claims hardly wait. The tenants share the data that it writes in the same way."""
+commands and claims hardly wait."""
 _TENANTS = 20
 """How many tenants one transaction serves, with one cancellation of each. So each page has 50 timers or more."""
 _LOCKED_PAUSE_MS = 50
@@ -72,7 +71,7 @@ class CancellationWorker:
         unfinished: list[Cancellation] = []
         finished: list[Cancellation] = []
         for each in due:
-            page = await cancellations.read_page(tx, each, share, MOST_DATA // len(due))
+            page = await cancellations.read_page(tx, each, share)
             cancelled = await cancellations.cancel_page(tx, each, page.calls, now)
             (finished if page.is_last else unfinished).append(each.after_page(page, cancelled))
         await cancellations.save(tx, unfinished)

@@ -20,8 +20,6 @@ LOOP = "cancellations"
 """The loop of the worker that cancels the timers."""
 LEAST_TIMERS = 2
 """A page repeats the last timer of the page before. With room for only one, a pass would not end."""
-_FIRST_READ = 64
-"""How many timers are read first. Then twice as many each time, so that much data is seen after a few timers."""
 _LAST_CHARACTER = "\U0010ffff"
 _SURROGATES = range(0xD800, 0xE000)
 _LONGEST_ID = 200
@@ -155,31 +153,18 @@ async def lock_due(tx: Transaction, tenants: Collection[str], now: int) -> list[
     return [_cancellation(row) for row in rows]
 
 
-async def read_page(reader: Reader, cancellation: Cancellation, limit: int, most_data: int) -> CancelledPage:
-    """Return the ids of the next timers of a cancellation, whatever their state, up to `limit`, in order.
+async def read_page(reader: Reader, cancellation: Cancellation, limit: int) -> CancelledPage:
+    """Return the ids of the next timers of a cancellation, whatever their state, in order, up to `limit`.
 
-    The timers to cancel have at most `most_data` characters of data, because they are written with it. A page has at
-    least two timers: the first one may be the last one of the page before.
+    The first timer may be the last one of the page before.
     """
-    calls: list[str] = []
-    at_once = _FIRST_READ
-    while len(calls) < limit:
-        begin = calls[-1] if calls else cancellation.next_call_id
-        wanted = min(at_once, limit - len(calls)) + len(calls[-1:])
-        page = {**_key_columns(cancellation.key), "from": begin, "end": cancellation.end, "limit": wanted}
-        rows = await reader.fetch(_SQL["page"], page)
-        before = len(calls)
-        for row in (row for row in rows if row["service_call_id"] not in calls[-1:]):
-            most_data -= row["size"]
-            if most_data < 0 and len(calls) >= LEAST_TIMERS:
-                return CancelledPage(calls, is_last=False)
-            calls.append(row["service_call_id"])
-        if len(rows) < wanted:
-            return CancelledPage(calls, is_last=True)
-        if len(calls) == before:  # SQLite: damaged ids, which are all read as the last one
-            limit += 1
-        at_once *= 2
-    return CancelledPage(calls, is_last=False)
+    while True:
+        bounds = {"from": cancellation.next_call_id, "end": cancellation.end, "limit": limit}
+        rows = await reader.fetch(_SQL["page"], {"tenant_id": cancellation.key.tenant_id, **bounds})
+        calls = list(dict.fromkeys(row["service_call_id"] for row in rows))
+        if len(rows) < limit or len(calls) > 1:
+            return CancelledPage(calls, is_last=len(rows) < limit)
+        limit *= 2  # SQLite: damaged ids, which are all read as one
 
 
 async def cancel_page(tx: Transaction, cancellation: Cancellation, calls: Sequence[str], now: int) -> int:

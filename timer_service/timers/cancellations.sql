@@ -3,13 +3,8 @@
 INSERT INTO timer_cancellations ({columns}) VALUES ({values})
 
 -- name: page
--- Returns the next timers of a tenant in the order of their ids, whatever their state, and how many characters of large data
--- those have that `cancel` writes again.
-SELECT service_call_id,
-    CASE WHEN (state = 'Scheduled' OR state = 'Failed')
-            AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)
-        THEN COALESCE(large_data, 0) ELSE 0 END AS size
-FROM timer_schedules
+-- Returns the next timers of a tenant in the order of their ids, whatever their state.
+SELECT service_call_id FROM timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id >= :from AND service_call_id < :end
 ORDER BY service_call_id
 LIMIT :limit

@@ -75,7 +75,7 @@ async def _add_new(
     inserted = await store.insert_new(tx, rows.values())
     if len(inserted) < len(rows):
         keys = {tuple(values[:2]) for values in inserted}
-        for number in [number for number, (values, _) in rows.items() if values[:2] not in keys]:
+        for number in [number for number, (values, _, _) in rows.items() if values[:2] not in keys]:
             results[number] = None
             del rows[number]
         growth = store.growth_by_rows(rows.values(), now) if admission else {}

@@ -4,6 +4,7 @@ import hashlib
 from enum import StrEnum
 from typing import NamedTuple
 
+from timer_service.core.due.long_texts import LONGEST_IN_ROW
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Position, Trace
@@ -37,10 +38,6 @@ class Key(NamedTuple):
     service_call_id: str
 
 
-LARGE_DATA = 1000
-"""The data of a timer counts in the limit `stored_data` if it has more characters."""
-
-
 class Schedule(NamedTuple):
     """The values of one ScheduleTimer command. Values of two commands are never mixed."""
 
@@ -55,9 +52,9 @@ class Schedule(NamedTuple):
 
     @property
     def large_data(self) -> int | None:
-        """The number of characters of the data; None if they are few."""
+        """The number of characters of the data, which then count in the limit `stored_data`; None if they are few."""
         length = len(self.data or "")
-        return length if length > LARGE_DATA else None
+        return length if length > LONGEST_IN_ROW else None
 
 
 class Timer(NamedTuple):

@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.due.lease import Expiry, LeasedTable
+from timer_service.core.due.long_texts import LONGEST_IN_ROW, LongTexts, TextKey
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.limits.quotas import Amounts, Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
@@ -13,7 +14,7 @@ from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import ConflictError
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.timers.messages import PlainTimer, State
-from timer_service.timers.rules import LARGE_DATA, Key, Schedule, Timer
+from timer_service.timers.rules import Key, Schedule, Timer
 
 _SQL = load_sql("timer_service.timers", "store.sql")
 _PLAIN_COLUMNS = tuple(name for name in Schedule._fields if name != "trace")
@@ -30,6 +31,7 @@ _USUAL_COLUMNS = (
 _RARE_COLUMNS = ("large_data", "expires_at", "correlation_id", *Trace._fields)
 """Columns that are NULL in most new timers. SQLite takes 0.3 µs for each that an insert names."""
 _DUE_AT = _USUAL_COLUMNS.index("due_at")
+_EVENT_ID = _USUAL_COLUMNS.index("event_id")
 _LARGE_DATA = _RARE_COLUMNS.index("large_data")
 _SETTLED_AT = "COALESCE(reached_at, cancelled_at, expired_at) AS settled_at"
 _SQL["put"] = _SQL["put"].format(
@@ -41,16 +43,18 @@ _ADD_USUAL, _ADD_ANY = (
     _SQL["add"].format(columns=", ".join(columns), values=", ".join(f":{name}" for name in columns))
     for columns in (_USUAL_COLUMNS, (*_USUAL_COLUMNS, *_RARE_COLUMNS))
 )
+_TEXTS = LongTexts("timer_schedules", "data", "large_data", "event_id")
+_READ = (*(f"{_TEXTS.expression} AS data" if name == "data" else name for name in _COLUMNS), _SETTLED_AT)
 for _name in ("find", "page"):  # not `*`: a new column would break the prepared statements of older instances
-    _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join((*_COLUMNS, _SETTLED_AT)))
+    _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_READ))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
 TIMERS = LeasedTable(
     name="timer_schedules",
     key=("tenant_id", "service_call_id"),
-    claimed=("tenant_id", "service_call_id", *_SCHEDULE_COLUMNS),
+    claimed=("tenant_id", "service_call_id", "large_data", *_SCHEDULE_COLUMNS),
     oldest_first="due_at",
-    large="data",
+    texts=_TEXTS,
     state="state",
     waiting=State.SCHEDULED,
     held=State.SCHEDULED,
@@ -77,8 +81,10 @@ PENDING = Usage("pending_timers", _SQL["count_pending"])
 STORED_DATA = Usage("stored_data", _SQL["sum_large_data"])
 
 
-NewRow = tuple[tuple[Any, ...], tuple[Any, ...]]
-"""The values of a new timer for the usual columns, and for the rare ones, which are often `_NO_RARE_VALUES`."""
+NewRow = tuple[tuple[Any, ...], tuple[Any, ...], str | None]
+"""The values of a new timer for the usual columns, and for the rare ones, which are often `_NO_RARE_VALUES`, and its
+long text.
+"""
 
 
 class Cursor(NamedTuple):
@@ -111,15 +117,19 @@ async def insert_new(tx: Transaction, new: Iterable[NewRow]) -> Sequence[Sequenc
     each timer on SQLite.
     """
     in_order = sorted(new, key=itemgetter(0))
-    if all(rare is _NO_RARE_VALUES for _, rare in in_order):
-        return await tx.insert(_ADD_USUAL, [usual for usual, _ in in_order])
-    return await tx.insert(_ADD_ANY, [usual + rare for usual, rare in in_order])
+    if all(rare is _NO_RARE_VALUES for _, rare, _ in in_order):
+        return await tx.insert(_ADD_USUAL, [usual for usual, _, _ in in_order])
+    inserted = await tx.insert(_ADD_ANY, [usual + rare for usual, rare, _ in in_order])
+    keys = {tuple(row[:2]) for row in inserted}
+    long = {(usual[0], usual[_EVENT_ID]): text for usual, _, text in in_order if text and usual[:2] in keys}
+    await _TEXTS.add(tx, long)
+    return inserted
 
 
 def growth_by_rows(new: Iterable[NewRow], now: int) -> Mapping[str, Amounts]:
     """Return how much each tenant has by the rows of new timers."""
     pending, data = Counter[str](), Counter[str]()
-    for row, rare in new:
+    for row, rare, _ in new:
         pending[row[0]] += row[_DUE_AT] > now
         data[row[0]] += rare[_LARGE_DATA] or 0
     return {tenant: {PENDING: pending[tenant], STORED_DATA: data[tenant]} for tenant in pending}
@@ -155,6 +165,14 @@ async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key,
     written += await tx.executemany(_SQL["put"], [_parameters(timer) for timer in full])
     if written != len(changed):
         raise ConflictError(f"{len(changed) - written} of {len(changed)} timers were changed by another instance")
+    old, new = _long_texts(before[timer.key] for timer in full if timer.key in before), _long_texts(full)
+    await _TEXTS.delete(tx, old.keys() - new.keys())
+    await _TEXTS.add(tx, {key: new[key] for key in new.keys() - old.keys()})
+
+
+def _long_texts(timers: Iterable[Timer]) -> dict[TextKey, str]:
+    schedules = ((timer.key.tenant_id, timer.schedule) for timer in timers)
+    return {(tenant, each.event_id): each.data for tenant, each in schedules if each.data and each.large_data}
 
 
 def _is_moved(before: Timer | None, after: Timer) -> bool:
@@ -202,7 +220,9 @@ async def oldest_due(reader: Reader, tenant_id: str) -> int | None:
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     """Delete up to `limit` timers that were settled before the instant `before`; return how many."""
-    return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
+    deleted = await tx.fetch(_SQL["delete_settled"], {"before": before, "limit": limit})
+    await _TEXTS.delete(tx, [(row["tenant_id"], row["event_id"]) for row in deleted if row["large_data"] is not None])
+    return len(deleted)
 
 
 def _timer(row: Row) -> Timer:
@@ -229,13 +249,14 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
     return {
         **_place(timer),
         "state": timer.state,
-        "large_data": schedule.large_data,
         "registered_at": timer.registered_at,
         "cancelled_at": timer.settled_at,
         "available_at": timer.available_at,
         "attempt": timer.attempt,
         "last_error": timer.last_error,
         **dict(zip(_SCHEDULE_COLUMNS, (*schedule[:-1], *schedule.trace), strict=True)),
+        "data": None if schedule.large_data else schedule.data,
+        "large_data": schedule.large_data,
     }
 
 
@@ -262,22 +283,23 @@ def new_row(timer: Timer) -> NewRow:
         _SCHEDULED,
         schedule.due_at,
         schedule.event_id,
-        schedule.data,
+        None if schedule.large_data else schedule.data,
         schedule.causation_id,
         timer.registered_at,
         *timer.position,
         timer.available_at,
     )
     rare = (schedule.large_data, schedule.expires_at, schedule.correlation_id, *schedule.trace)
-    return values, _NO_RARE_VALUES if rare == _NO_RARE_VALUES else rare
+    return values, _NO_RARE_VALUES if rare == _NO_RARE_VALUES else rare, schedule.data if schedule.large_data else None
 
 
 def plain_row(command: Command, payload: PlainTimer, due_at: int, event_id: str, now: int) -> NewRow:
     """Return the row of the new timer of a plain command. It is that of `rules.new_timer`, in half the time."""
     command_id, _, (epoch, sequence), correlation_id, trace, _, _ = command
     tenant, call, _, _, data = payload
-    values = tenant, call, _SCHEDULED, due_at, event_id, data, command_id, now, epoch, sequence, due_at
-    is_large = data is not None and len(data) > LARGE_DATA
-    if correlation_id is None and not is_large and trace == _NO_TRACE:
-        return values, _NO_RARE_VALUES
-    return values, (len(data or "") if is_large else None, None, correlation_id, *trace)
+    text = data if data is not None and len(data) > LONGEST_IN_ROW else None
+    in_row = data if text is None else None
+    values = tenant, call, _SCHEDULED, due_at, event_id, in_row, command_id, now, epoch, sequence, due_at
+    if correlation_id is None and text is None and trace == _NO_TRACE:
+        return values, _NO_RARE_VALUES, None
+    return values, (None if text is None else len(text), None, correlation_id, *trace), text

@@ -44,7 +44,7 @@ SELECT COUNT(*) AS count FROM (
 SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL
 
 -- name: delete_settled
--- Deletes timers that were settled before an instant, oldest first.
+-- Deletes timers that were settled before an instant, oldest first. Returns where their long texts are.
 DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
     WITH picked AS MATERIALIZED (  -- locked, so that a timer that a command has just scheduled again is not deleted
@@ -55,6 +55,7 @@ WHERE (tenant_id, service_call_id) IN (
     )
     SELECT tenant_id, service_call_id FROM picked
 )
+RETURNING tenant_id, event_id, large_data
 
 -- name: count_pending
 -- Counts the timers of a tenant that fire later, at most `most`. The order makes PostgreSQL use the index of the tenant.

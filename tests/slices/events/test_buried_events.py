@@ -6,7 +6,6 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.in_process import InProcess
-from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Database
@@ -64,19 +63,6 @@ async def test_large_buried_events(events: Events) -> None:
     assert [(each["eventId"], each["about"]) for each in page["events"]] == [
         (each, {"runId": "push-1"}) for each in names
     ]
-
-
-async def test_large_events_are_retried_in_portions(events: Events) -> None:
-    """A transaction retries few large events, because it writes these again. Events that wait do not count."""
-    names = [f"event-{number:02}" for number in range(12)]
-    for name in names:
-        await events.bury(name, log="x" * 400_000)
-    await events.add("waiting", log="x" * 1_000_000)
-    route, applied = recording_route(SLICE, events._woken)
-    events.reader = events.parts.reader([route], events._wake_outbox)
-    assert await events.retry(*names) == ["retried"] * 12
-    assert await events.retry(*names, "waiting", "unknown") == ["not_found", *["unchanged"] * 13]
-    assert [len(payloads) for payloads in applied] == [5, 5, 2, 14]
 
 
 async def test_retried_event_is_published(events: Events) -> None:

@@ -18,7 +18,6 @@ from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.due.portions import MOST_DATA
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Database
 from timer_service.core.service.clock_repair import ClockRepair
@@ -144,28 +143,6 @@ async def test_pages(timers: Timers, count: int) -> None:
     await timers.pass_cancellations()
     assert await scheduled_calls(timers) == {"a", "b"}
     assert [event["count"] for event in await announced(timers)] == [count]
-
-
-@pytest.mark.parametrize("size", [60_000, 3_000_000])
-async def test_pages_with_much_data(timers: Timers, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction cancels timers with at most 2 MiB of data, at least one of them. No timer is missed."""
-    small, large = [f"a/{number:03}" for number in range(300)], [f"a/x{number:03}" for number in range(70)]
-    async with timers.database.transaction() as tx:
-        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in (*small, *large)])
-        await tx.execute(f"UPDATE timer_schedules SET large_data = {size} WHERE service_call_id LIKE 'a/x%'", {})
-    await timers.cancel_many("a/")
-    cancelled: list[int] = []
-    cancel_page = cancellations.cancel_page
-
-    async def record(*arguments: Any) -> int:
-        cancelled.append(await cancel_page(*arguments))
-        return cancelled[-1]
-
-    monkeypatch.setattr(cancellations, "cancel_page", record)
-    await timers.pass_cancellations()
-    fitting = max(MOST_DATA // size, 1)
-    assert max(cancelled[1:]) == fitting
-    assert (sum(cancelled), await scheduled_calls(timers)) == (370, set())
 
 
 @pytest.mark.usefixtures("small_pages")

@@ -19,7 +19,10 @@ def send(timers: Timers, call: str, text: str, tenant: str = "acme") -> Position
 async def data(timers: Timers, tenant: str = "acme") -> dict[str, object]:
     """Return the data of the timers of a tenant."""
     rows = await timers.database.reader.fetch(
-        "SELECT service_call_id, data FROM timer_schedules WHERE tenant_id = :tenant", {"tenant": tenant}
+        "SELECT service_call_id, COALESCE(data, text) AS data FROM timer_schedules AS timers "
+        "LEFT JOIN long_texts AS texts ON texts.tenant_id = timers.tenant_id AND text_id = event_id "
+        "WHERE timers.tenant_id = :tenant",
+        {"tenant": tenant},
     )
     return {row["service_call_id"]: json.loads(row["data"]) for row in rows}
 

@@ -7,13 +7,11 @@ The table has the columns `tenant_id` and `available_at`, and two indexes over t
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from timer_service.core.due.tenant_turns import TenantTurns
-from timer_service.core.due.waiting_tenants import Look, no_tenants, take_beside
-from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.due.fair_rows import FairRows, Shares, Steps
+from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.sql import load_sql
 
 _SQL = load_sql("timer_service.core.due", "lease.sql")
@@ -49,49 +47,45 @@ class DueTable:
         )
 
 
-class DueRows:
+def no_tenants(_now: int) -> Collection[str]:
+    """Let no tenant wait."""
+    return ()
+
+
+class DueRows(FairRows):
     """Selects due rows. No row is returned that another transaction has locked."""
 
     def __init__(self, table: DueTable, waiting: Callable[[int], Collection[str]] = no_tenants) -> None:
         """`waiting` returns the tenants whose rows are left out at an instant."""
+        super().__init__(table.sql, takes_away=False)
         self._waiting = waiting
-        self._look: Look | None = None
-        """What the last select has found if it left out waiting tenants."""
         self.key_of = itemgetter(*table.key)
         """Returns the key of a row."""
         self._table = table
         self._due = table.sql("due")
         self._due_of_tenant = table.sql("due_of_tenant")
         self._due_by_key = table.sql("due_by_key")
-        self._count_available = table.sql("count_available")
-        self._next_available = table.sql("next_available")
-        self._next_available_after = table.sql("next_available_after")
-        self._turns = TenantTurns(table.sql("due_tenants"))
 
     async def select(self, tx: Transaction, now: int, limit: int, beyond: Mapping[str, int] = NOTHING) -> list[Row]:
         """Lock and return up to `limit` rows that are due at `now`, in the order in which they became due.
 
-        If more rows are due, each tenant gets an equal share. If these are less than half of the limit, the oldest rows
-        get the rest. A tenant in `beyond` gets so many rows in addition: its oldest rows are not those that come first.
-        Rows with a damaged key are left out: nothing can be written to them, so they would be handled in each pass.
+        If more rows are due, each tenant gets an equal share first, and the oldest rows get the rest. A tenant in
+        `beyond` gets so many rows in addition: its oldest rows are not those that come first. Rows with a damaged key
+        are left out: nothing can be written to them, so they would be handled in each pass.
         """
-        rows = await self._select(tx, now, limit, beyond)
-        return sorted(await self._without_damaged_keys(tx, rows, now), key=itemgetter("available_at"))
 
-    async def _select(self, tx: Transaction, now: int, limit: int, beyond: Mapping[str, int]) -> list[Row]:
-        self._look = None
-        fetch = partial(self._select_each, tx, now, beyond)
-        if waiting := self._waiting(now):
-            rows, self._look = await take_beside(tx, self._turns, fetch, now=now, limit=limit, waiting=waiting)
-            return rows
-        (row,) = await tx.fetch(self._count_available, {"now": now, "limit": limit + 1})
-        rows = list(await fetch(await self._turns.shares(tx, now, limit) if row["count"] > limit else []))
-        if 2 * len(rows) < limit:
+        async def select_shares(shares: Shares) -> Sequence[Row]:
+            each = [{"tenant_id": name, "now": now, "limit": share + beyond.get(name, 0)} for name, share in shares]
+            return await tx.fetch_each(self._due_of_tenant, each)
+
+        async def add_oldest(rows: list[Row], count: int) -> list[Row]:
             known = set(map(self.key_of, rows))
-            most = limit + sum(beyond.values())
+            most = len(rows) + count + sum(beyond.values())
             oldest = await tx.fetch(self._due, {"now": now, "limit": most})
-            rows += [row for row in oldest if self.key_of(row) not in known][: most - len(rows)]
-        return rows
+            return rows + [row for row in oldest if self.key_of(row) not in known][: most - len(rows)]
+
+        rows = await self.take(tx, now, limit, self._waiting(now), Steps(select_shares, add_oldest))
+        return sorted(await self._without_damaged_keys(tx, rows, now), key=itemgetter("available_at"))
 
     async def _without_damaged_keys(self, tx: Transaction, rows: list[Row], now: int) -> list[Row]:
         doubtful = [key for key in map(self.key_of, rows) if may_be_damaged(key)]
@@ -100,21 +94,7 @@ class DueRows:
         damaged = set(doubtful) - set(map(self.key_of, await self.select_keys(tx, doubtful, now)))
         return [row for row in rows if self.key_of(row) not in damaged]
 
-    async def _select_each(
-        self, tx: Transaction, now: int, beyond: Mapping[str, int], shares: Sequence[tuple[str, int]]
-    ) -> Sequence[Row]:
-        each = [{"tenant_id": tenant, "now": now, "limit": share + beyond.get(tenant, 0)} for tenant, share in shares]
-        return await tx.fetch_each(self._due_of_tenant, each)
-
     async def select_keys(self, tx: Transaction, keys: Sequence[Any], now: int) -> list[Row]:
         """Lock and return the rows among `keys` that are due at `now`."""
         many = [{**dict(zip(self._table.key, key, strict=True)), "now": now} for key in sorted(keys)]
         return list(await tx.fetch_each(self._due_by_key, many))
-
-    async def next_available(self, reader: Reader) -> int | None:
-        """Return when the next row is due; None if no row is waiting."""
-        if self._look is not None:
-            return await self._look.next_at(reader, self._next_available_after)
-        (row,) = await reader.fetch(self._next_available)
-        at: int | None = row["at"]
-        return at

@@ -10,7 +10,7 @@ WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row,
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
 WHERE rowid IN (SELECT place FROM picked)
-RETURNING {claimed}{size}, attempt, lease_token, available_at
+RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: claim_alone
 -- Like `claim`, on SQLite, where no other process claims. It finds rows by their row ids, and `read_claim` returns them.
@@ -20,61 +20,15 @@ WHERE rowid IN (SELECT rowid FROM {table} WHERE available_at <= :now ORDER BY av
 
 -- name: read_claim
 -- Returns the rows of a claim.
-SELECT {claimed}{size}, attempt, lease_token, available_at
+SELECT {claimed}, attempt, lease_token, available_at
 FROM {table}
 WHERE available_at = :until AND lease_token = :token
-
--- name: load
--- The large column of a held row, which the claim did not return.
-SELECT {key}, {large} FROM {table} WHERE {key_is} AND lease_token = :token
 
 -- name: count_available
 -- How many rows are available, up to a limit. The order makes planners step through the index of `available_at`.
 SELECT COUNT(*) AS count FROM (
     SELECT 1 AS one FROM {table} WHERE available_at <= :now ORDER BY available_at LIMIT :limit
 ) AS counted
-
--- name: weigh_available
--- How long the texts of the rows are that have been available longest, up to a limit. On SQLite, 1,000 rows of 500 characters
--- take 0.25 ms.
-SELECT CAST(COALESCE(SUM(size), 0) AS BIGINT) AS size FROM (
-    SELECT OCTET_LENGTH({large}) AS size FROM {table} WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit
-) AS weighed
-
--- name: fitting
--- How many of the rows that have been available longest, up to a limit, have texts that fit into `room` together.
-SELECT COUNT(*) AS count FROM (
-    SELECT SUM(size) OVER (ORDER BY available_at{then} ROWS UNBOUNDED PRECEDING) AS total FROM (
-        SELECT COALESCE(OCTET_LENGTH({large}), 0) AS size, available_at{then} FROM {table}
-        WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit
-    ) AS weighed
-) AS summed
-WHERE total <= :room
-
--- name: weigh_of_tenant
--- How long the texts of the oldest available rows of one tenant are, up to a limit.
-SELECT CAST(:tenant_id AS TEXT) AS tenant_id, CAST(COALESCE(SUM(size), 0) AS BIGINT) AS size FROM (
-    SELECT OCTET_LENGTH({large}) AS size FROM {table}
-    WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
-    ORDER BY {oldest_first}{then}
-    LIMIT :limit
-) AS weighed
-
--- name: fitting_of_tenant
--- How many of the oldest available rows of one tenant, up to a limit, have texts that fit into `room` together, at least one,
--- and how long these texts are.
-SELECT CAST(:tenant_id AS TEXT) AS tenant_id,
-    COUNT(CASE WHEN number = 1 OR total <= :room THEN 1 END) AS count,
-    CAST(COALESCE(MAX(CASE WHEN number = 1 OR total <= :room THEN total END), 0) AS BIGINT) AS size
-FROM (
-    SELECT SUM(size) OVER oldest AS total, ROW_NUMBER() OVER oldest AS number FROM (
-        SELECT COALESCE(OCTET_LENGTH({large}), 0) AS size, {oldest_first}{then} FROM {table}
-        WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
-        ORDER BY {oldest_first}{then}
-        LIMIT :limit
-    ) AS weighed
-    WINDOW oldest AS (ORDER BY {oldest_first}{then} ROWS UNBOUNDED PRECEDING)
-) AS summed
 
 -- name: due_tenants
 -- The next tenants that have due rows, up to a limit, and then the last tenant that was looked at. Each tenant with rows
@@ -120,7 +74,7 @@ WITH picked AS MATERIALIZED (
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
 WHERE rowid IN (SELECT place FROM picked)
-RETURNING {claimed}{size}, attempt, lease_token, available_at
+RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: look_at_lane
 -- How many rows of a lane are available, up to a limit, and when the next other row of the lane is available.

@@ -1,6 +1,6 @@
 """The turns of tenants: which tenants a select or a claim shares its rows between."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 from timer_service.core.ports.database import Reader, Transaction
@@ -20,11 +20,6 @@ class _Scan(NamedTuple):
     looked_at: int
 
 
-def in_turn(tenants: Iterable[str], after: str) -> list[str]:
-    """Return tenants in the order of their turns, which begin after a tenant."""
-    return sorted(tenants, key=lambda tenant: (tenant <= after, tenant))
-
-
 class TenantTurns:
     """The tenants that have due rows, round-robin: each call continues where the last one ended."""
 
@@ -32,11 +27,6 @@ class TenantTurns:
         """`due_tenants`: that statement of `lease.sql` or of `unfinished_commands.sql` for a table."""
         self._statement = due_tenants
         self._last = ""
-
-    @property
-    def last(self) -> str:
-        """The tenant after which the next call begins."""
-        return self._last
 
     async def shares(self, tx: Transaction, now: int, limit: int) -> list[tuple[str, int]]:
         """Return tenants with rows that are due at `now`, and how many of `limit` rows each of them gets.
@@ -58,14 +48,6 @@ class TenantTurns:
     def continue_after(self, tenant: str) -> None:
         """Let the next call continue after one of the tenants that the last call returned: the others got no turn."""
         self._last = tenant
-
-    def go_back(self, tenant: str, began_after: str) -> None:
-        """Like `continue_after`, but do nothing if the next call continues before that tenant.
-
-        `began_after` is what `last` was before the last call.
-        """
-        if self._last in {"", began_after} or [tenant, self._last] == in_turn([tenant, self._last], began_after):
-            self._last = tenant
 
     async def next_due(self, reader: Reader, now: int, limit: int, waiting: Collection[str] = ()) -> list[str]:
         """Return the next tenants with rows that are due at `now` and that are not in `waiting`, up to `limit`.

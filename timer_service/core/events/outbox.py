@@ -9,31 +9,35 @@ Dead letters have a table and a relay of their own: an event does not wait while
 import itertools
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from timer_service.core.due.lease import LeasedTable
-from timer_service.core.due.portions import load_in_portions
+from timer_service.core.due.long_texts import LONGEST_IN_ROW, LongTexts, TextKey
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.codec import encode
 from timer_service.core.values.message import Address, Event, Kind, Message
 
+_TEXTS = LongTexts("outbox", "body", "large_body", "event_id")
 _SQL = load_sql("timer_service.core.events", "outbox.sql")
+_SQL["buried_page"] = _SQL["buried_page"].format(body=_TEXTS.expression)
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
 OUTBOX = LeasedTable(
     name="outbox",
     key=("tenant_id", "event_id"),
-    claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "added_at", "ordinal"),
+    claimed=(
+        *("tenant_id", "event_id", "message", "body", "large_body", "traceparent", "tracestate", "added_at"),
+        "ordinal",
+    ),
     oldest_first="added_at",
     ordinal="ordinal",
     due_at_once="TRUE",
-    large="body",
+    texts=_TEXTS,
     state="state",
     waiting="Waiting",
     held="Waiting",
@@ -44,15 +48,14 @@ DEAD_LETTERS = replace(
     OUTBOX,
     name="dead_letters",
     key=("tenant_id", "letter_id"),
-    claimed=("tenant_id", "letter_id", "message", "body", "headers", "added_at", "ordinal"),
+    claimed=("tenant_id", "letter_id", "message", "body", "large_body", "headers", "added_at", "ordinal"),
+    texts=LongTexts("dead_letters", "body", "large_body", "letter_id"),
 )
 
 _NEXT_AVAILABLE = OUTBOX.sql("next_available")
 _OLDEST_OF_TENANTS = OUTBOX.sql("due_tenants")
 _TENANTS = 5000
 _EVER = 2**62
-_LOCKED_AT_ONCE = 8
-"""How many events are locked at a time. An event may have 1 MiB, and the database reads it to return its size."""
 
 COUNTED = (
     CountedRows(OUTBOX.name, OUTBOX.waiting, "available_at IS NOT NULL"),
@@ -61,8 +64,7 @@ COUNTED = (
 )
 """The rows that the gauges count."""
 
-_KEY = itemgetter(*OUTBOX.key)
-_LETTER_KEY = itemgetter(*DEAD_LETTERS.key)
+_KEY = itemgetter(0, 1)
 _ORDINALS = itertools.count()
 """One counter for the process. With one per transaction, every function that adds events would have to pass it on."""
 
@@ -74,39 +76,51 @@ class EventKey(NamedTuple):
     event_id: str
 
 
-class LockedEvent(NamedTuple):
-    """An event in the outbox."""
-
-    state: str
-    size: int
-    """How many characters it has if it is buried; else 0."""
-
-
 async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     """Write events, which the relay publishes after the commit. An event whose id is in the outbox is not changed.
 
     The relay publishes events in the order in which this instance added them, as far as docs/guarantees.md promises.
     The caller should wake the relay's loop; otherwise the relay finds the events at its next poll.
     """
-    rows = [_parameters(event, now) for event in events]  # numbers the events in their order
-    await tx.executemany(_SQL["add"], sorted(rows, key=_KEY))  # in the order in which every transaction locks rows
+    rows, texts = [], _Texts()
+    for event in events:
+        message, trace = encode(event), event.trace
+        body = texts.place((event.tenant, event.id), message.body.decode())
+        values = (message.address.message, *body, trace.traceparent, trace.tracestate)
+        rows.append((event.tenant, event.id, *values, now, next(_ORDINALS), now))
+    inserted = await tx.insert(
+        _SQL["add"], sorted(rows, key=_KEY)
+    )  # in the order in which every transaction locks rows
+    await texts.add(tx, OUTBOX, inserted)
 
 
 async def add_dead_letters(tx: Transaction, letters: Collection[Message], now: int) -> None:
     """Write dead letters, which their relay publishes like events."""
-    rows = [
-        {
-            "tenant_id": letter.address.tenant,
-            "letter_id": letter.id,
-            "message": letter.address.message,
-            "body": b64encode(letter.body).decode(),
-            "headers": json.dumps(letter.headers),
-            "at": now,
-            "ordinal": next(_ORDINALS),
-        }
-        for letter in letters
-    ]
-    await tx.executemany(_SQL["add_dead_letter"], sorted(rows, key=_LETTER_KEY))
+    rows, texts = [], _Texts()
+    for letter in letters:
+        tenant = letter.address.tenant
+        body = texts.place((tenant, letter.id), b64encode(letter.body).decode())
+        values = (letter.address.message, *body, json.dumps(letter.headers))
+        rows.append((tenant, letter.id, *values, now, next(_ORDINALS), now))
+    inserted = await tx.insert(_SQL["add_dead_letter"], sorted(rows, key=_KEY))
+    await texts.add(tx, DEAD_LETTERS, inserted)
+
+
+class _Texts(dict[TextKey, str]):
+    """The long texts of rows that are to be added."""
+
+    def place(self, key: TextKey, text: str) -> tuple[str | None, int | None]:
+        """Return the values of the columns `body` and `large_body`. Keep a text for which the row has no room."""
+        if len(text) <= LONGEST_IN_ROW:
+            return text, None
+        self[key] = text
+        return None, len(text)
+
+    async def add(self, tx: Transaction, table: LeasedTable, inserted: Iterable[Sequence[Any]]) -> None:
+        """Write the texts of the rows that were inserted. The others are there already, with their texts."""
+        if self and table.texts:
+            keys = {(row[0], row[1]) for row in inserted}
+            await table.texts.add(tx, {key: text for key, text in self.items() if key in keys})
 
 
 async def oldest_available(reader: Reader, without: Collection[str] = ()) -> int | None:
@@ -130,19 +144,10 @@ async def find_waiting(reader: Reader, since: Mapping[str, int]) -> set[str]:
     return {row["tenant_id"] for row in await reader.fetch_each(_SQL["find_waiting"], each)}
 
 
-async def lock_events(
-    tx: Transaction, keys: Collection[EventKey]
-) -> tuple[dict[EventKey, LockedEvent], frozenset[EventKey]]:
-    """Lock the events that exist until the transaction ends. Return them, and the keys that are left.
-
-    Keys are left if buried events have much data: `requeue` would write all of it again.
-    """
-    return await load_in_portions(keys, partial(_lock, tx), attrgetter("size"), _LOCKED_AT_ONCE)
-
-
-async def _lock(tx: Transaction, keys: Sequence[EventKey]) -> dict[EventKey, LockedEvent]:
-    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in keys])
-    return {EventKey(row["tenant_id"], row["event_id"]): LockedEvent(row["state"], row["size"]) for row in rows}
+async def lock_states(tx: Transaction, keys: Collection[EventKey]) -> dict[EventKey, str]:
+    """Lock the events that exist until the transaction ends, and return their states."""
+    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
+    return {EventKey(row["tenant_id"], row["event_id"]): row["state"] for row in rows}
 
 
 async def requeue(tx: Transaction, keys: Collection[EventKey], now: int) -> None:
@@ -167,17 +172,3 @@ def stored_dead_letter(row: Row, _at: int) -> Message:
     """Return the message of a claimed dead letter. It is the same, byte for byte, each time it is published."""
     address = Address(Kind.DEAD_LETTER, row["tenant_id"], row["message"])
     return Message(address, row["letter_id"], b64decode(row["body"]), json.loads(row["headers"]))
-
-
-def _parameters(event: Event, now: int) -> dict[str, object]:
-    message = encode(event)
-    return {
-        "tenant_id": event.tenant,
-        "event_id": event.id,
-        "message": message.address.message,
-        "body": message.body.decode(),
-        "traceparent": event.trace.traceparent,
-        "tracestate": event.trace.tracestate,
-        "at": now,
-        "ordinal": next(_ORDINALS),
-    }

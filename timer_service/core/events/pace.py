@@ -1,8 +1,10 @@
-"""When a relay claims: how long it waits while the broker stores nothing, and how many claims overlap."""
+"""When and how much a relay claims: pauses while the broker stores nothing, overlapping claims, bytes of a claim."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from timer_service.core.events.settlement import Settlement
+from timer_service.core.ports.database import Row
 
 SHORTEST_MS = 250
 """The first pause. Timers may be late by this much after a short outage of the broker."""
@@ -61,10 +63,8 @@ class Pause:
 class Flight:
     """The claims of a pass that are being published, and how to settle those that were published."""
 
-    def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: if the claims have more together, only two overlap."""
-        self._most_bytes = most_bytes
-        self._publishing: dict[asyncio.Task[Settlement | None], int] = {}
+    def __init__(self) -> None:
+        self._publishing: set[asyncio.Task[Settlement | None]] = set()
         self._published: list[Settlement] = []
         self._errors: list[BaseException] = []
 
@@ -81,12 +81,11 @@ class Flight:
     @property
     def is_full(self) -> bool:
         """Whether no other claim may be published meanwhile."""
-        many = len(self._publishing)
-        return many >= _OVERLAPPING_BATCHES or (many > 1 and sum(self._publishing.values()) > self._most_bytes)
+        return len(self._publishing) >= _OVERLAPPING_BATCHES
 
-    def add(self, task: asyncio.Task[Settlement | None], size: int) -> None:
-        """Add the task that publishes a claim of `size` bytes."""
-        self._publishing[task] = size
+    def add(self, task: asyncio.Task[Settlement | None]) -> None:
+        """Add the task that publishes a claim."""
+        self._publishing.add(task)
 
     def take_published(self) -> list[Settlement]:
         """Return what must be settled, and forget it."""
@@ -109,10 +108,31 @@ class Flight:
             raise self._errors[0]
 
     async def _wait(self, until: str) -> None:
-        finished, _ = await asyncio.wait(self._publishing, return_when=until)
+        finished, self._publishing = await asyncio.wait(self._publishing, return_when=until)
         for task in finished:
-            del self._publishing[task]
             if (error := task.exception()) is not None:
                 self._errors.append(error)
             elif (settlement := task.result()) is not None:
                 self._published.append(settlement)
+
+
+def share_lengths(
+    rows: Sequence[Row], length_of: Callable[[Row], int], most: int
+) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Return the rows of a claim to publish now, and those to release.
+
+    If the rows have more than `most` characters, each tenant gets an equal share for its first rows, and at least one
+    row. So the events of others do not wait until the long texts of one tenant are published.
+    """
+    if sum(map(length_of, rows)) <= most:
+        return rows, []
+    tenants = {row["tenant_id"] for row in rows}
+    used: dict[str, int] = {}
+    kept: list[Row] = []
+    left: list[Row] = []
+    for row in rows:
+        tenant = row["tenant_id"]
+        is_first = tenant not in used
+        used[tenant] = used.get(tenant, 0) + length_of(row)
+        (kept if is_first or used[tenant] <= most // len(tenants) else left).append(row)
+    return kept, left

@@ -12,8 +12,9 @@ from functools import partial
 
 from timer_service.core.due.blame import Evidence
 from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
+from timer_service.core.due.long_texts import LONGEST_IN_ROW
 from timer_service.core.due.loop import PASS_SECONDS, Pass
-from timer_service.core.events.pace import LONGEST_MS, SHORTEST_MS, Flight, Pause
+from timer_service.core.events.pace import LONGEST_MS, SHORTEST_MS, Flight, Pause, share_lengths
 from timer_service.core.events.settlement import Settlement, Settler
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.broker import TRANSIENT, Broker, Publish, PublishResult, PublishStatus
@@ -22,6 +23,7 @@ from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.health import Publishing
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.ports.transactions import run_at_once
+from timer_service.core.values.budget import DEFAULT_BUDGET
 from timer_service.core.values.delays import LONGEST_DELAY, Backoff
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError
@@ -32,16 +34,15 @@ log = logging.getLogger(__name__)
 Encode = Callable[[Row, int], Message]
 """Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
 
+_Claimed = tuple[Sequence[Row], bool]
+"""Rows of a claim to publish, and whether others were released because of their long texts."""
+
 _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
 _GROWTH = 4
-_SMALL_PART = 2
-"""A claim with at most this part of the bytes of a claim may wait for the next one before it is settled."""
-_FLYING = 2
-"""If the claims that are published at a time have more than the bytes of so many claims, only two of them overlap."""
-_CHUNK_BYTES = 2 * 1024 * 1024
-"""The messages that are encoded and published at a time. The bodies of the other rows of the claim exist only once."""
+_CHUNK_CHARACTERS = 2 * 1024 * 1024
+"""How many characters of rows are loaded, encoded and published at a time."""
 _LONGEST_TURN_MS = LONGEST_DELAY // timedelta(milliseconds=1)
 _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait for rows that another instance is claiming. A claim takes about this long,
@@ -68,21 +69,28 @@ class Relay:
         publish: Publish | None = None,
         allowances: EventAllowances | None = None,
         limited: bool = True,
+        claim_bytes: int = DEFAULT_BUDGET.claim,
         backoff: Backoff = Backoff(),
         rng: random.Random | None = None,
     ) -> None:
-        """`publish` replaces `broker.publish`. `limited`: tenants that wait by `allowances` publish nothing."""
+        """`publish` replaces `broker.publish`. `limited`: tenants that wait by `allowances` publish nothing.
+
+        `claim_bytes`: how many characters the long texts of a claim may have.
+        """
         self._database = database
         self._broker = broker
         self._publish_all = publish or broker.publish
         self._allowances = allowances or EventAllowances()
         self._limited = limited
         self._lease = lease
+        self._texts = lease.table.texts
+        self._loading = asyncio.Lock()
         self._encode = encode
         self._clock = clock
         self._metrics = metrics
         self._batch_size = batch_size
         self._limit = self._first_limit = min(_FIRST_BATCH, batch_size)
+        self._claim_bytes = claim_bytes
         self._max_attempts = max_attempts
         self._publishing = publishing or Publishing()
         self._backoff = backoff
@@ -118,7 +126,7 @@ class Relay:
         await self._settler.settle_left()
         await self._allowances.look(self._database.reader, now)
         claimed = 0
-        flight = Flight(_FLYING * self._lease.most_bytes)
+        flight = Flight()
         seconds = asyncio.get_running_loop().time
         until = seconds() + PASS_SECONDS
         try:
@@ -127,14 +135,13 @@ class Relay:
                     break
                 probing = self._pause.probing
                 limit = 1 if probing else self._limit
-                rows = await self._claim(now, limit, flight.take_published())
+                rows, left = await self._claim(now, limit, flight.take_published())
                 claimed += len(rows)
                 if rows:
-                    flight.add(
-                        asyncio.create_task(self._fire(rows, self._lease.claimed_bytes)), self._lease.claimed_bytes
-                    )
-                took_all = len(rows) < limit and not self._lease.was_cut
-                self._limit = self._first_limit if took_all else min(_GROWTH * self._limit, self._batch_size)
+                    flight.add(asyncio.create_task(self._fire(rows)))
+                took_all = not left and len(rows) < limit
+                growing = 2 * len(rows) if left else _GROWTH * self._limit
+                self._limit = self._first_limit if took_all else min(growing, self._batch_size)
                 while flight.is_full or (flight.is_open and (took_all or probing)):
                     await flight.wait()
                 if took_all and not flight.has_published:
@@ -167,36 +174,36 @@ class Relay:
     def _may_claim(self, now: int) -> bool:
         return self._pause.is_over(now, broker_usable=self._broker.health.usable)
 
-    async def _claim(self, now: int, limit: int, published: Sequence[Settlement] = ()) -> list[Row]:
+    async def _claim(self, now: int, limit: int, published: Sequence[Settlement] = ()) -> _Claimed:
         """Settle claims that were published, and claim the next rows, in one transaction."""
         waiting = self._allowances.waiting(now) if self._limited else ()
-        rows = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit, waiting))
+        rows, left = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit, waiting))
         if rows or not published:  # else the transaction was needed to settle
             self._metrics.claimed(len(rows))
-        return rows
+        return rows, left
 
-    async def _claim_in(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> list[Row]:
-        rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)
+    async def _claim_in(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> _Claimed:
+        rows: Sequence[Row] = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)
+        left: Sequence[Row] = []
+        if self._texts is not None:
+            rows, left = share_lengths(rows, self._texts.length_of, self._claim_bytes)
+            await self._lease.release(tx, left)
         await self._lease.discount(tx, [row for row in rows if self._is_exhausted(row)])
-        return rows
+        return rows, bool(left)
 
     def _is_exhausted(self, row: Row) -> bool:
         """Return whether the process died, or lost its lease, at each attempt on a row, together with other rows."""
         exhausted: bool = row["attempt"] > self._max_attempts
         return exhausted
 
-    async def _fire(self, rows: Sequence[Row], size: int) -> Settlement | None:
-        """Publish rows of `size` bytes and settle them, or return how the transaction of the next claim can do it.
-
-        Large rows are settled at once: while they wait, they are in memory.
-        """
+    async def _fire(self, rows: Sequence[Row]) -> Settlement | None:
+        """Publish rows and settle them, or return how the transaction of the next claim can do it."""
         until = self._clock.now() + self._lease.hold_ms // 2
         exhausted = [row for row in rows if self._is_exhausted(row)]
         first = [row for row in rows if not self._is_exhausted(row)] if exhausted else rows
         if first:
             settlement = await self._publish(first, until, whole=not exhausted)
-            is_small = size <= self._lease.most_bytes // _SMALL_PART
-            if settlement.all_completed and is_small and self._database.exclusive:
+            if settlement.all_completed and self._database.exclusive:
                 return settlement
             await self._settler.settle(settlement)
         if exhausted:
@@ -231,7 +238,7 @@ class Relay:
         settlement = Settlement(max(self._clock.now(), self._lease.claimed_at(rows[0])), whole)
         waiting = deque(rows)
         while waiting and not settlement.release and self._clock.now() <= until:
-            if messages := self._encode_chunk(waiting, settlement):
+            if messages := await self._encode_chunk(waiting, settlement):
                 started = time.perf_counter()
                 results = await self._publish_all([message for _, message in messages])
                 self._metrics.published(time.perf_counter() - started)
@@ -244,20 +251,30 @@ class Relay:
         self._set_pause(settlement)
         return settlement
 
-    def _encode_chunk(self, waiting: deque[Row], settlement: Settlement) -> list[tuple[Row, Message]]:
-        """Take rows from `waiting` and return their messages, until these have the size of a chunk."""
-        messages: list[tuple[Row, Message]] = []
+    async def _encode_chunk(self, waiting: deque[Row], settlement: Settlement) -> list[tuple[Row, Message]]:
+        """Take the rows of a chunk from `waiting`, load their long texts, and return their messages.
+
+        The long texts of the other rows are in the database only. If it is away, the rows are released.
+        """
+        chunk: list[Row] = []
         size = 0
-        while waiting and size < _CHUNK_BYTES:
-            row = waiting.popleft()
+        while waiting and size < _CHUNK_CHARACTERS:
+            chunk.append(row := waiting.popleft())
+            size += LONGEST_IN_ROW + (self._texts.length_of(row) if self._texts else 0)
+        try:
+            async with self._loading:  # claims that overlap are published in their order
+                texts = await self._texts.load(self._database.reader, chunk) if self._texts else {}
+        except DatabaseUnavailableError:
+            settlement.release += chunk
+            return []
+        messages: list[tuple[Row, Message]] = []
+        for row in chunk:
             try:
-                message = self._encode(row, settlement.at)
+                loaded = self._texts.with_text(row, self._lease.table.claimed, texts) if self._texts else row
+                messages.append((row, self._encode(loaded, settlement.at)))
             except Exception as error:
                 log.exception("row cannot be encoded", extra={"table": self._lease.table.name})
                 self._fail(row, f"cannot be encoded: {error_text(error)}", settlement)
-            else:
-                messages.append((row, message))
-                size += len(message.body)
         return messages
 
     def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:

@@ -9,19 +9,19 @@ from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
+from timer_service.core.due.isolate import isolate
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.ports.transactions import run_at_once
-from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.values.errors import DatabaseUnavailableError
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _FUTILE = 5
-"""If so many rows cannot be settled, each alone, and no other row was settled, the cause is not in the rows."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,6 @@ class Settlement:
     release: list[Row] = field(default_factory=list)
     retry: list[Failure] = field(default_factory=list)
     bury: list[Failure] = field(default_factory=list)
-    completed: int = 0
-    """How many of the rows were completed before, because the others were locked."""
     is_written: bool = False
     """Whether a transaction has written it. That may also be so if its task was cancelled."""
 
@@ -64,11 +62,6 @@ class Settlement:
             retry=[each for each in self.retry if id(each.row) in kept],
             bury=[each for each in self.bury if id(each.row) in kept],
         )
-
-    def halves(self) -> "list[Settlement]":
-        """Return two settlements that together settle the same rows, in the same order."""
-        rows, middle = self.rows, self.count() // 2
-        return [self.part(rows[:middle]), self.part(rows[middle:])]
 
     async def write(self, tx: Transaction, lease: Lease) -> dict[str, int]:
         """Settle the rows one by one. Return the number of rows changed, by outcome."""
@@ -117,36 +110,31 @@ class Settler:
     async def settle(self, settlement: Settlement) -> None:
         """Settle rows. If that fails, settle them in halves, so that one bad row does not hold the others.
 
-        A row that cannot be settled alone keeps its lease until the lease expires. Rows that another session has locked
-        wait for `settle_left`. Raises `DatabaseUnavailableError`, or the error that every row met. After that, and if
-        this is cancelled, `settle_left` settles the rest.
+        A row that cannot be settled alone keeps its lease until the lease expires. What is left waits for
+        `settle_left`: rows that another session has locked, and the rest after an outage, a cancellation or two
+        seconds. Raises an outage, and the error of a row if five rows failed alone and none was settled. Then the cause
+        is probably not in the rows, and all of them are left.
         """
-        parts = [settlement]
-        settled, failed = 0, 0
+        rows = settlement.rows
+        rest = set(map(id, rows))
+
+        async def write(some: Sequence[Row]) -> None:
+            part = settlement if len(some) == len(rows) else settlement.part(some)
+            try:
+                await self._write(part)
+            finally:
+                rest.difference_update(map(id, some) if part.is_written else ())
+
         try:
-            while parts:
-                part = parts.pop()
-                try:
-                    parts += await self._write(part)
-                except DatabaseBlockedError as error:
-                    self._leave_locked(part, str(error))
-                except (DatabaseUnavailableError, asyncio.CancelledError):
-                    parts += [] if part.is_written else [part]
-                    raise
-                except Exception as error:
-                    if part.count() > 1:
-                        about = {"count": part.count()}
-                        log.warning("settling failed, settling in halves", exc_info=error, extra=about)
-                        parts += reversed(part.halves())
-                        continue
-                    log.exception("row cannot be settled", extra={"table": self._lease.table.name})
-                    failed += 1
-                    if failed >= _FUTILE and not settled:
-                        raise
-                else:
-                    settled += part.count()
+            result = await isolate(rows, write)
+            if len(result.broken) >= _FUTILE and not result.done:
+                raise result.broken[0].error
+            for row, error in result.broken:
+                rest.discard(id(row))
+                log.error("row cannot be settled", exc_info=error, extra={"table": self._lease.table.name})
         finally:
-            self._left += parts
+            if rest:
+                self._leave(settlement.part(row for row in rows if id(row) in rest))
 
     async def settle_and(self, claims: Sequence[Settlement], work: Callable[[Transaction], Awaitable[_T]]) -> _T:
         """Settle whole claims whose rows are all complete, and do `work`, in one transaction. Return its result.
@@ -197,36 +185,27 @@ class Settler:
 
             return await run_at_once(self._database, settle)
 
-    async def _write(self, part: Settlement) -> list[Settlement]:
-        """Settle rows. Return what is left to settle: a claim of which others have locked some rows.
-
-        If others use the database, nothing waits for a lock: what is locked waits for `settle_left`.
-        """
-        shared = not self._database.exclusive
-        if part.all_completed:
-            complete = partial(self._lease.complete_claim, rows=part.complete, at=part.at, shared=shared)
-            fired = await self._run([part], complete)
-            missing = part.count() - fired
-            self._record(part, {"fired": fired}, lost=0 if shared else missing)
-            return [Settlement(part.at, complete=part.complete, completed=fired)] if shared and missing else []
-        changed, locked = await self._run([part], partial(self._write_free if shared else self._write_all, part))
+    async def _write(self, part: Settlement) -> None:
+        """Settle rows. If others use the database, nothing waits for a lock: what is locked waits for `settle_left`."""
+        changed, locked = await self._run([part], partial(self._write_in, part))
         if locked:
-            self._leave_locked(part.part(locked), "locked by another session")
-        self._record(part, changed, lost=part.count() - part.completed - sum(changed.values()) - len(locked))
-        return []
+            self._leave(part.part(locked))
+        self._record(part, changed, lost=part.count() - sum(changed.values()) - len(locked))
 
-    async def _write_all(self, part: Settlement, tx: Transaction) -> tuple[Mapping[str, int], Sequence[Row]]:
-        return await part.write(tx, self._lease), []
+    async def _write_in(self, part: Settlement, tx: Transaction) -> tuple[Mapping[str, int], Sequence[Row]]:
+        """Settle rows. Return how many changed, by outcome, and the rows that another session has locked."""
+        shared, fired = not self._database.exclusive, 0
+        if part.all_completed:
+            fired = await self._lease.complete_claim(tx, part.complete, part.at, shared=shared)
+        if fired == part.count() or (part.all_completed and not shared):
+            return {"fired": fired}, []
+        free, locked = await self._lease.find_free(tx, part.rows) if shared else (part.rows, [])
+        changed = await part.part(free).write(tx, self._lease)
+        return {**changed, "fired": fired + changed["fired"]}, locked
 
-    async def _write_free(self, part: Settlement, tx: Transaction) -> tuple[Mapping[str, int], Sequence[Row]]:
-        """Settle the rows that no other session has locked. Return what changed, and the locked rows."""
-        free, locked = await self._lease.find_free(tx, part.rows)
-        return await part.part(free).write(tx, self._lease), locked
-
-    def _leave_locked(self, part: Settlement, reason: str) -> None:
+    def _leave(self, part: Settlement) -> None:
         self._left.append(part)
-        about = {"table": self._lease.table.name, "count": part.count(), "reason": reason}
-        log.warning("settling blocked; settling the locked rows later", extra=about)
+        log.warning("rows are settled later", extra={"table": self._lease.table.name, "count": part.count()})
 
     def _record(self, part: Settlement, changed: Mapping[str, int], *, lost: int) -> None:
         table = self._lease.table

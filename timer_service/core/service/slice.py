@@ -103,7 +103,7 @@ class Parts:
         return Relay(
             database=self.database,
             broker=self.broker,
-            lease=Lease(table, self.visibility_timeout, self.budget.claim),
+            lease=Lease(table, self.visibility_timeout),
             encode=encode,
             clock=self.clock,
             metrics=self.metrics,
@@ -113,6 +113,7 @@ class Parts:
             publish=self.publish,
             allowances=self.allowances,
             limited=limited,
+            claim_bytes=self.budget.claim,
             rng=self.rng,
         )
 

@@ -26,10 +26,9 @@ class Budget(NamedTuple):
     part: int
     """The commands of one batch that are decoded at a time. A single command may have more."""
     claim: int
-    """The rows of one claim. A single row may have more.
+    """The long texts of the rows of one claim, in characters. A single row of a tenant may have more.
 
-    The claims of a pass that are published at a time have three times as much, in each of the three relays. A claim
-    writes its rows with their texts, so this also bounds its transaction: 8 MiB take 170 ms, 2 MiB less than 50.
+    Bounds how long a claim is published, and what its settlement deletes. In memory is one chunk of each claim.
     """
     queries: int
     """The requests and replies of all queries that wait or are answered."""

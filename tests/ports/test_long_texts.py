@@ -1,0 +1,189 @@
+"""Texts of more than 1,000 characters are in a table of their own, and are read just before they are published."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import schedule_timer
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.timers import Timers
+from tests.harness.wiring import make_parts
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.due.lease import LeasedTable
+from timer_service.core.events import outbox
+from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
+from timer_service.core.events.relay import Encode
+from timer_service.core.ports.database import Database, Reader, Row, Transaction
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Address, Event, Kind, Message
+from timer_service.timers import store as timer_store
+
+LONG = "x" * 2_000
+OTHER = "y" * 3_000
+LATER = NOW + 60_000
+
+
+@pytest.fixture
+def timers(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Timers:
+    return Timers(store, memory_broker, clock)
+
+
+async def texts(store: Database) -> list[str]:
+    """Return the first characters of the long texts."""
+    return sorted(row["text"][:2] for row in await store.reader.fetch("SELECT text FROM long_texts"))
+
+
+async def shown(timers: Timers) -> Any:
+    return (await timers.ask("get-timer", {"serviceCallId": "call-1"}))["data"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        ([LONG], ['"x']),
+        ([LONG, OTHER], ['"y']),
+        ([LONG, "short"], []),
+        (["short", LONG], ['"x']),
+        ([LONG, None], ['"x']),
+        ([LONG, None, OTHER], ['"y']),
+    ],
+    ids=["one", "another", "a short one instead", "a long one instead", "cancelled", "scheduled again"],
+)
+async def test_the_data_of_a_timer(timers: Timers, steps: Sequence[str | None], kept: list[str]) -> None:
+    """A long text is kept once, as long as its timer has it: also while the timer is cancelled. A query shows it."""
+    for number, text in enumerate(steps):
+        await (timers.cancel() if text is None else timers.schedule(due_at=LATER + number, data=text))
+    assert await texts(timers.database) == kept
+    assert await shown(timers) == [each for each in steps if each is not None][-1]
+
+
+async def test_a_timer_that_is_scheduled_as_it_was(timers: Timers) -> None:
+    """A ScheduleTimer with the same long data changes nothing."""
+    await timers.schedule(due_at=LATER, data=LONG)
+    await timers.schedule(due_at=LATER, data=LONG)
+    assert timers.outcomes() == {"scheduled": 1, "unchanged": 1}
+    assert (await shown(timers), await texts(timers.database)) == (LONG, ['"x'])
+
+
+async def test_a_timer_with_long_data_fires(timers: Timers) -> None:
+    """The event has the data. The text is deleted with the timer, and no other."""
+    await timers.schedule("call-1", data=LONG)
+    await timers.schedule("call-2", data="short")
+    await timers.schedule("later", due_at=LATER, data=OTHER)
+    await timers.tick()
+    assert sorted(json.loads(each.body)["payload"]["data"] for each in timers.broker.events) == ["short", LONG]
+    assert await shown(timers) == LONG
+    async with timers.database.transaction() as tx:
+        assert await timer_store.delete_settled(tx, timers.clock.now() + 1, 10) == 2
+    assert await texts(timers.database) == ['"y']
+
+
+async def test_a_timer_that_is_replaced_while_it_fires(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a timer gets other data between its claim and its event, no event mixes the two. It fires at its new time."""
+    await timers.schedule("call-1", data=LONG)
+    texts_of = timer_store.TIMERS.texts
+    assert texts_of is not None
+    load = type(texts_of).load
+
+    async def replace_first(self: Any, reader: Reader, rows: Sequence[Row]) -> dict[tuple[str, str], str]:
+        monkeypatch.setattr(type(texts_of), "load", load)
+        await timers.schedule("call-1", due_at=LATER, data=OTHER)
+        return await load(self, reader, rows)
+
+    monkeypatch.setattr(type(texts_of), "load", replace_first)
+    await timers.tick()
+    assert (timers.fired(), timers.metrics.lost) == ([], 1)
+    timers.clock.set(LATER)
+    await timers.tick()
+    assert [json.loads(each.body)["payload"]["data"] for each in timers.broker.events] == [OTHER]
+
+
+async def test_the_database_is_away_when_texts_are_read(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the rows are released, and fire as soon as the database is back, without a counted attempt."""
+    await timers.schedule("call-1", data=LONG)
+    texts_of = type(timer_store.TIMERS.texts)
+
+    async def fail(*_: object) -> dict[tuple[str, str], str]:
+        raise DatabaseUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(texts_of, "load", fail)
+        await timers.tick()
+    assert (timers.fired(), (await timers.row())["attempt"]) == ([], 0)
+    timers.clock.advance(seconds=1)
+    await timers.tick()
+    assert timers.fired() == ["call-1"]
+
+
+async def test_a_text_that_is_missing(timers: Timers) -> None:
+    """A row whose text is missing is given up after its attempts, with the reason. It stops no other."""
+    await timers.schedule("call-1", data=LONG)
+    await timers.schedule("call-2", data=OTHER)
+    await timers.sql("DELETE FROM long_texts WHERE text LIKE '\"x%'")
+    for _ in range(10):
+        await timers.tick()
+        timers.clock.advance(minutes=10)
+    row = await timers.row("call-1")
+    assert (row["state"], timers.fired()) == ("Failed", ["call-2"])
+    assert "its long text is missing" in row["last_error"]
+
+
+async def test_long_texts_of_one_tenant(timers: Timers) -> None:
+    """They take a share of a claim: the first one has the newer timer of another tenant. No row is lost or late."""
+    for number in range(80):
+        timers.send(
+            schedule_timer(f"call-{number}", NOW - 1000 + number, tenant="large", data="x" * 60_000), tenant="large"
+        )
+    timers.send(schedule_timer("small", tenant="other"), tenant="other")
+    await timers.consume()
+    claims: list[list[str]] = []
+
+    async def record(messages: Sequence[Message]) -> None:
+        claims.append([message.address.tenant for message in messages])
+
+    timers.broker.before_publishing = record
+    while await timers.tick():
+        pass
+    assert "other" in claims[0]
+    assert max(map(len, claims)) <= 2 * 1024 * 1024 // 60_000 + 1
+    assert (len(timers.broker.events), timers.metrics.lost) == (81, 0)
+    assert {(await timers.row(f"call-{number}", "large"))["attempt"] for number in range(80)} == {1}
+
+
+async def add_event(tx: Transaction, number: int, text: str) -> None:
+    await outbox.add(tx, [Event(f"id-{number}", "something.happened", "acme", {"text": text}, NOW)], NOW)
+
+
+async def add_letter(tx: Transaction, number: int, text: str) -> None:
+    letter = Message(Address(Kind.DEAD_LETTER, "acme", "schedule-timer"), f"id-{number}", text.encode(), {})
+    await outbox.add_dead_letters(tx, [letter], NOW)
+
+
+@pytest.mark.parametrize(
+    ("table", "add", "encode"),
+    [(OUTBOX, add_event, stored_message), (DEAD_LETTERS, add_letter, stored_dead_letter)],
+    ids=["events", "dead letters"],
+)
+async def test_long_bodies(
+    timers: Timers,
+    table: LeasedTable,
+    add: Callable[..., Any],
+    encode: Encode,
+) -> None:
+    """A row is published with its long body, byte for byte, and both are deleted. A row that exists keeps its body."""
+    store, broker = timers.database, timers.broker
+    async with store.transaction() as tx:
+        await add(tx, 1, LONG)
+        await add(tx, 2, "short")
+        await add(tx, 1, OTHER)
+    assert len(await texts(store)) == 1
+    relay = make_parts(store, broker, timers.clock, timers.metrics).relay(table, encode)
+    await relay.tick(NOW)
+    published = broker.events if table is OUTBOX else broker.dead_letters
+    bodies = {message.id: message.body.decode() for message in published}
+    assert sorted(bodies) == ["id-1", "id-2"]
+    assert LONG in bodies["id-1"]
+    assert OTHER not in bodies["id-1"]
+    assert (await texts(store), list(await store.reader.fetch(f"SELECT * FROM {table.name}"))) == ([], [])
