@@ -2,15 +2,21 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from datetime import timedelta
 from typing import Generic, NamedTuple, TypeVar
 
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.loop import PASS_SECONDS
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.delays import Delays
+from timer_service.core.values.error_text import error_text
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 _OF_ENVIRONMENT = frozenset({Blame.SETUP, Blame.BUSY, Blame.OUTAGE})
 
@@ -30,6 +36,16 @@ class Isolated(NamedTuple, Generic[T]):
     """Their own error made the transaction fail."""
     blocked: Sequence[Failed[T]]
     """A lock of another session, a statement that took too long, or a conflict made the transaction fail."""
+
+    @property
+    def failed(self) -> Sequence[Failed[T]]:
+        """The broken and the blocked items."""
+        return [*self.broken, *self.blocked]
+
+    def raise_if_all_are_broken(self) -> None:
+        """Raise an error of the items if several are broken and none is done: the fault is probably not in them."""
+        if not self.done and len(self.broken) > 1:
+            raise self.broken[0].error
 
 
 async def isolate(
@@ -66,3 +82,49 @@ async def isolate(
         else:
             done += part
     return Isolated(done, broken, blocked)
+
+
+async def isolate_in_transactions(
+    database: Database, items: Sequence[T], handle: Callable[[Transaction, Sequence[T]], Awaitable[object]]
+) -> Isolated[T]:
+    """Like `isolate`. `handle` handles items in a transaction. Only the first transaction waits longer for locks."""
+
+    async def attempt(part: Sequence[T]) -> None:
+        async def work(tx: Transaction) -> None:
+            if len(part) < len(items):
+                await tx.wait_briefly()
+            await handle(tx, part)
+
+        await in_transaction(database, work)
+
+    return await isolate(items, attempt)
+
+
+class Retry(NamedTuple):
+    """When a row that failed is tried again, in Unix milliseconds, and why it failed."""
+
+    at: int
+    error: str
+
+
+class Retries(Generic[K]):
+    """Decides when rows that failed are tried again: after 1 s, 2 s, 4 s, ... 60 s. Logs each failure."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._delays = Delays()
+
+    def of(self, failed: Iterable[Failed[K]], now: int) -> dict[K, Retry]:
+        """Return when to try each row again, by its key. It waits longer each time."""
+        retries: dict[K, Retry] = {}
+        for key, error in failed:
+            delay = self._delays.next(key)
+            about = {"table": self._table, "key": key, "seconds": delay.total_seconds()}
+            log.warning("a row that is due failed; trying it later", exc_info=error, extra=about)
+            retries[key] = Retry(now + delay // timedelta(milliseconds=1), error_text(error))
+        return retries
+
+    def forget(self, keys: Iterable[K]) -> None:
+        """Record that rows were handled."""
+        for key in keys:
+            self._delays.forget(key)
