@@ -199,12 +199,6 @@ def _characters(signal: Signal) -> int:
     return signal.definition.characters
 
 
-async def lock_free(tx: Transaction, keys: Collection[Key]) -> set[Key]:
-    """Lock and return the signals that exist and that no other transaction has locked. Never waits."""
-    rows = await tx.fetch_each(_SQL["find_free"], [key._asdict() for key in sorted(keys)])
-    return {Key(row["tenant_id"], row["signal_id"]) for row in rows}
-
-
 async def page(
     reader: Reader, tenant_id: str, *, item: str | None, statuses: Sequence[Status], after: str, limit: int
 ) -> list[Signal]:
