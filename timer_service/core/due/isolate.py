@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
 
 _OF_ENVIRONMENT = frozenset({Blame.SETUP, Blame.BUSY, Blame.OUTAGE})
 
@@ -85,17 +86,23 @@ async def isolate(
 
 
 async def isolate_in_transactions(
-    database: Database, items: Sequence[T], handle: Callable[[Transaction, Sequence[T]], Awaitable[object]]
+    database: Database,
+    items: Sequence[T],
+    handle: Callable[[Transaction, Sequence[T]], Awaitable[R]],
+    then: Callable[[R], object],
 ) -> Isolated[T]:
-    """Like `isolate`. `handle` handles items in a transaction. Only the first transaction waits longer for locks."""
+    """Like `isolate`. `handle` handles items in a transaction, and `then` gets its result after the commit.
+
+    Only the first transaction waits for locks for long.
+    """
 
     async def attempt(part: Sequence[T]) -> None:
-        async def work(tx: Transaction) -> None:
+        async def work(tx: Transaction) -> R:
             if len(part) < len(items):
                 await tx.wait_briefly()
-            await handle(tx, part)
+            return await handle(tx, part)
 
-        await in_transaction(database, work)
+        then(await in_transaction(database, work))
 
     return await isolate(items, attempt)
 

@@ -271,8 +271,8 @@ class Requests:
         except Exception as error:  # noqa: BLE001 - of the environment, so all others would fail too
             await self._fail(subscription, _without(valid, [each for each, _ in results]), error)
             return results
-        for each, error in isolated.failed:
-            await self._fail(subscription, [each], error)
+        for each, reason in isolated.failed:
+            await self._fail(subscription, [each], reason)
         untried = _without(valid, [*isolated.done, *(each.item for each in isolated.failed)])
         queue.put_back([each.entry for each in untried])
         return results
@@ -281,7 +281,7 @@ class Requests:
         return await self._weigh(self._database.reader, [each.asked for each in valid])
 
     async def _commit(self, valid: Sequence[Valid], *, most: int) -> Sequence[Answer]:
-        """Apply requests in one transaction. Return their answers. If they are fewer than `most`, no lock is waited for."""
+        """Apply requests in one transaction. Return their answers. Fewer than `most` do not wait for locks."""
         now = self._clock.now()
         handle = await self._prepare(now)
 
