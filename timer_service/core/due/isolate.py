@@ -53,9 +53,12 @@ async def isolate(
     items: Sequence[T],
     attempt: Callable[[Sequence[T]], Awaitable[object]],
     *,
+    failed: Exception | None = None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Isolated[T]:
     """Handle items together. If that fails, handle halves, down to the items that fail alone.
+
+    `failed`: the error with which all items together have failed already.
 
     `attempt` handles items in one transaction, or raises and leaves nothing behind. `n` items take `2 * n - 1` attempts
     at most. After 2 s no further part is tried.
@@ -69,20 +72,28 @@ async def isolate(
     parts = [items] if items else []
     while parts and not (monotonic() > until and (done or broken or blocked)):
         part = parts.pop()
-        try:
-            await attempt(part)
-        except Exception as error:
-            kind = blame(error)
-            if kind in _OF_ENVIRONMENT:
-                raise
-            if half := len(part) // 2:
-                log.warning("transaction failed, handling its halves", exc_info=error, extra={"count": len(part)})
-                parts += [part[half:], part[:half]]
-            else:
-                (broken if kind is Blame.COMMAND else blocked).append(Failed(part[0], error))
-        else:
+        error = failed or await _error_of(attempt(part))
+        failed = None
+        if error is None:
             done += part
+            continue
+        kind = blame(error)
+        if kind in _OF_ENVIRONMENT:
+            raise error
+        if half := len(part) // 2:
+            log.warning("transaction failed, handling its halves", exc_info=error, extra={"count": len(part)})
+            parts += [part[half:], part[:half]]
+        else:
+            (broken if kind is Blame.COMMAND else blocked).append(Failed(part[0], error))
     return Isolated(done, broken, blocked)
+
+
+async def _error_of(work: Awaitable[object]) -> Exception | None:
+    try:
+        await work
+    except Exception as error:  # noqa: BLE001 - `blame` knows every error
+        return error
+    return None
 
 
 async def isolate_in_transactions(
@@ -90,6 +101,8 @@ async def isolate_in_transactions(
     items: Sequence[T],
     handle: Callable[[Transaction, Sequence[T]], Awaitable[R]],
     then: Callable[[R], object],
+    *,
+    failed: Exception | None = None,
 ) -> Isolated[T]:
     """Like `isolate`. `handle` handles items in a transaction, and `then` gets its result after the commit.
 
@@ -104,7 +117,7 @@ async def isolate_in_transactions(
 
         then(await in_transaction(database, work))
 
-    return await isolate(items, attempt)
+    return await isolate(items, attempt, failed=failed)
 
 
 class Retry(NamedTuple):
