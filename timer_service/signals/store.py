@@ -131,9 +131,9 @@ async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) ->
     await tx.executemany(_SQL["add_event"], parameters)
 
 
-async def find_waiting_tenants(tx: Transaction, after: str, limit: int) -> list[str]:
+async def find_waiting_tenants(reader: Reader, after: str, limit: int) -> list[str]:
     """Return the next tenants after `after` that have unevaluated transitions."""
-    rows = await tx.fetch(_SQL["waiting_tenants"], {"after": after, "limit": limit})
+    rows = await reader.fetch(_SQL["waiting_tenants"], {"after": after, "limit": limit})
     return [row["tenant_id"] for row in rows]
 
 
