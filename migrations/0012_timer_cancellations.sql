@@ -14,6 +14,7 @@ CREATE TABLE timer_cancellations (
     next_call_id TEXT NOT NULL,
     cancelled_count BIGINT NOT NULL DEFAULT 0 CHECK (cancelled_count >= 0),
     available_at BIGINT NOT NULL,
+    last_error TEXT,
     PRIMARY KEY (tenant_id, position_epoch, position_sequence)
 );
 

@@ -66,7 +66,6 @@ PLANS = {
     "a schedule, locked": (store._FIND_LOCKED, ["LockRows", KEY]),
     "the data of a schedule": (store._SQL["load_data"], [KEY]),
     "a changed schedule": (store._SQL["update"], [KEY]),
-    "a schedule whose workflow is locked": (store._SQL["defer"], [KEY]),
     "a fired schedule": (store._SQL["advance"], [KEY]),
     "due schedules": (SCHEDULES.sql("due"), ["LockRows", DUE]),
     "due schedules of a tenant": (SCHEDULES.sql("due_of_tenant"), ["LockRows", "Index Scan schedules_due"]),

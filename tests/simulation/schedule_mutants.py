@@ -32,16 +32,16 @@ def cursor_moved_before_the_outbox_write(patch: pytest.MonkeyPatch) -> None:
     async def hold(_tx: Any, new: Sequence[Event], _now: int) -> None:
         held.extend(new)
 
-    fire = firing_worker.FiringWorker._fire
+    tick = firing_worker.FiringWorker.tick
 
-    async def fire_and_then_write(self: Any, select: Any, now: int) -> Any:
+    async def tick_and_then_write(self: Any, now: int) -> Any:
         held.clear()
-        fired = await fire(self, select, now)
+        passed = await tick(self, now)
         await in_transaction(self._database, lambda tx: outbox.add(tx, held, now))
-        return fired
+        return passed
 
     patch.setattr(firing_pass, "outbox", SimpleNamespace(add=hold))
-    patch.setattr(firing_worker.FiringWorker, "_fire", fire_and_then_write)
+    patch.setattr(firing_worker.FiringWorker, "tick", tick_and_then_write)
 
 
 def event_id_from_the_count(patch: pytest.MonkeyPatch) -> None:

@@ -414,8 +414,15 @@ async def test_repair_of_the_clock(new: NewInstance) -> None:
     """After a wrong clock, the rows of every table that wait for an instant are corrected."""
     repair = vars(new().loop("clock-repair")._worker)
     assert sorted(each.table for each in reachable(repair) if isinstance(each, TimedRows)) == [
-        *("dead_letters", "outbox", "run_jobs", "runs", "schedule_backfills", "schedules", "timer_cancellations"),
-        *("timer_schedules", "work_signal_firings", "workflow_effects", "workflow_workers", "workflows"),
+        *("dead_letters", "outbox", "run_announcements", "run_jobs", "runs", "schedule_backfills", "schedules"),
+        *(
+            "timer_cancellations",
+            "timer_schedules",
+            "work_signal_firings",
+            "workflow_effects",
+            "workflow_workers",
+            "workflows",
+        ),
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from timer_service.core.due.due_rows import DueRows
+from timer_service.core.due.isolate import Retry
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.events import outbox
 from timer_service.core.events.cause import Cause
@@ -146,7 +147,7 @@ async def test_backfills_are_written_in_key_order() -> None:
     tx = Recorder("tenant_id", "position_sequence")
     await backfills.add(tx, made)
     await backfills.save(tx, made)
-    await backfills.postpone(tx, dict.fromkeys(keys, NOW), dict.fromkeys(keys, "an error"))
+    await backfills.postpone(tx, dict.fromkeys(keys, Retry(NOW, "an error")))
     await backfills.delete(tx, keys)
     assert tx.statements == [[("acme", 1), ("acme", 2), ("acme", 3)]] * 4
 

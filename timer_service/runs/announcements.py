@@ -6,12 +6,15 @@ the outbox, and one row for each of the others. `announcer` writes these events 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from datetime import timedelta
+from typing import NamedTuple
 
-from timer_service.core.due.due_rows import may_be_damaged
+from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.values.delays import LONGEST
 from timer_service.runs import loader, store
 from timer_service.runs.draft import RunState
 from timer_service.runs.loader import Loader
@@ -33,7 +36,35 @@ _SQL = load_sql("timer_service.runs", "announcements.sql")
 COUNTED = CountedRows("run_announcements", "waiting", "TRUE")
 """The announcements that wait."""
 
+TIMED = TimedRows(
+    table="run_announcements",
+    key=("tenant_id", "available_at", "run_id", "job_name"),
+    instant="available_at",
+    is_wrong=f"available_at - {LONGEST // timedelta(milliseconds=1) + SLACK_MS} > :now",
+    repair="available_at = :now",
+)
+"""The announcements that wait."""
+
 States = Mapping[RunKey, RunState]
+
+
+class AnnouncementKey(NamedTuple):
+    """The key of a row."""
+
+    tenant_id: str
+    available_at: int
+    run_id: str
+    job_name: str
+
+    @classmethod
+    def of(cls, row: Row) -> "AnnouncementKey":
+        """Return the key of a row."""
+        return cls(*(row[name] for name in cls._fields))
+
+    @property
+    def job(self) -> JobKey:
+        """The key of the job."""
+        return RunKey(self.tenant_id, self.run_id), self.job_name
 
 
 class Announcement(NamedTuple):
@@ -97,33 +128,28 @@ def _is_skipped(job: Job) -> bool:
 async def defer(tx: Transaction, announcements: Sequence[Announcement], now: int) -> None:
     """Write announcements, so that their events can be added later."""
     rows = sorted(
-        (each.run.key.tenant_id, now, each.run.key.run_id, each.job.name, each.caused_by, each.outputs_share)
+        (each.run.key.tenant_id, now, each.run.key.run_id, each.job.name, now, each.caused_by, each.outputs_share)
         for each in announcements
     )
     await tx.insert(_SQL["defer"], rows)
 
 
-async def lock_oldest(tx: Transaction, tenant: str, limit: int) -> Sequence[Row]:
-    """Lock and return the rows of the oldest announcements of a tenant that no other instance has locked.
-
-    Rows with a damaged key are left out: they can be neither deleted nor postponed, so they would hold up those behind.
-    """
-    most = limit
-    while True:
-        rows = await tx.fetch(_SQL["lock_oldest"], {"tenant_id": tenant, "limit": most})
-        whole = await _without_damaged_keys(tx, rows)
-        if len(whole) >= limit or len(rows) < most:
-            return whole[:limit]
-        most *= 2
+async def next_available(reader: Reader) -> int | None:
+    """Return when the next announcement may be tried; None if there is none."""
+    (row,) = await reader.fetch(_SQL["next_available"])
+    at: int | None = row["at"]
+    return at
 
 
-async def _without_damaged_keys(tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
-    doubtful = [key for key in _keys(rows) if may_be_damaged(key.values())]
-    if not doubtful:
-        return rows
-    found = {tuple(key.values()) for key in _keys(await tx.fetch_each(_SQL["find"], doubtful))}
-    damaged = {tuple(key.values()) for key in doubtful} - found
-    return [row for row, key in zip(rows, _keys(rows), strict=True) if tuple(key.values()) not in damaged]
+async def find_due(reader: Reader, tenant: str, now: int, limit: int) -> list[AnnouncementKey]:
+    """Return the oldest due announcements of a tenant, without a lock."""
+    rows = await reader.fetch(_SQL["due"], {"tenant_id": tenant, "now": now, "limit": limit})
+    return [AnnouncementKey.of(row) for row in rows]
+
+
+async def lock(tx: Transaction, keys: Sequence[AnnouncementKey]) -> Sequence[Row]:
+    """Lock and return the rows of announcements that are still there and that no other instance has locked."""
+    return await tx.fetch_each(_SQL["lock"], [key._asdict() for key in keys])
 
 
 async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]:
@@ -150,21 +176,11 @@ def _announcement(state: RunState | None, row: Row) -> Announcement | None:
 
 
 async def delete(tx: Transaction, rows: Sequence[Row]) -> int:
-    """Delete rows that were locked. Return how many were deleted: a row with a damaged key stays."""
-    return await tx.executemany(_SQL["delete"], _keys(rows))
+    """Delete rows that were locked. Return how many."""
+    return await tx.executemany(_SQL["delete"], [AnnouncementKey.of(row)._asdict() for row in rows])
 
 
-async def postpone(tx: Transaction, tenant: str, now: int) -> Sequence[Row]:
-    """Put the oldest announcement of a tenant behind all its others. Return its row.
-
-    If the clock was ahead, some were deferred later than now.
-    """
-    rows = await lock_oldest(tx, tenant, 1)
-    (latest,) = await tx.fetch(_SQL["latest"], {"tenant_id": tenant})
-    until = now if latest["at"] is None else max(now, latest["at"] + 1)
-    await tx.executemany(_SQL["postpone"], [{**key, "until": until} for key in _keys(rows)])
-    return rows
-
-
-def _keys(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in ("tenant_id", "deferred_at", "run_id", "job_name")} for row in rows]
+async def postpone(tx: Transaction, retries: Mapping[AnnouncementKey, Retry]) -> None:
+    """Let announcements wait, with the error of each."""
+    many = [{**key._asdict(), "until": at, "error": error} for key, (at, error) in sorted(retries.items())]
+    await tx.executemany(_SQL["postpone"], many)

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from datetime import timedelta
 from functools import partial
 
 from timer_service.core.due.due_rows import may_be_damaged
@@ -21,7 +20,6 @@ from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.service.slice import Parts
-from timer_service.core.values.delays import LONGEST, Delays
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.runs import events, loader, rules, store
 from timer_service.runs.announcer import LOOP
@@ -73,9 +71,6 @@ class Sweep:
         self._overdue: set[JobKey] = set()
         """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
         self._turns = TenantTurns(_SQL["stale_tenants"])
-        self._delays = Delays()
-        self._blocked_until: dict[RunKey, int] = {}
-        """When to sweep the runs again that another session had locked."""
         self._left: dict[RunKey, list[str]] = {}
         """The runs for which the last pass had no time, with their stale jobs."""
 
@@ -90,14 +85,10 @@ class Sweep:
         due |= {key: [] for key in await self._due_runs(now) if key not in left}
         for key, name in await self._stale_jobs(now, {(key, name) for key, names in left.items() for name in names}):
             due[key].append(name)
-        latest = now + LONGEST // timedelta(milliseconds=1)  # a later instant is from a clock that was ahead
-        self._blocked_until = {key: until for key, until in self._blocked_until.items() if now < until <= latest}
-        swept = await self._sweep_runs(
-            _in_turns({key: names for key, names in due.items() if key not in self._blocked_until}), now
-        )
+        swept, locked = await self._sweep_runs(_in_turns(due), now)
         if self._left:
             return Pass(swept, now)
-        if self._overdue or self._blocked_until:
+        if self._overdue or locked:
             return Pass(swept, now + _RECHECK_MS)
         at = await self._next_at()
         is_left = at is not None and at <= now and not due and not await self._is_any_whole(now)
@@ -113,16 +104,22 @@ class Sweep:
         oldest = _jobs(await self._database.reader.fetch(_SQL["oldest_stale_job"], {"now": now}))
         return bool(await self._still_stale(oldest, now))
 
-    async def _sweep_runs(self, due: Mapping[RunKey, list[str]], now: int) -> int:
-        """Sweep runs until the time of the pass is up, at least one. Return how many."""
+    async def _sweep_runs(self, due: Mapping[RunKey, list[str]], now: int) -> tuple[int, int]:
+        """Sweep runs until the time of the pass is up, at least one. Return how many, and how many were locked."""
         seconds = asyncio.get_running_loop().time
         until = seconds() + PASS_SECONDS
+        swept = locked = 0
         for number, (key, names) in enumerate(due.items()):
             if number and seconds() > until:
                 self._left = dict(list(due.items())[number:])
-                return number
-            await self._sweep(key, names, now)
-        return len(due)
+                break
+            if await self._sweep(key, names, now):
+                swept += 1
+            else:
+                locked += 1
+        if locked:
+            log.warning("other sessions have locked runs; sweeping these later", extra={"count": locked})
+        return swept, locked
 
     async def _stale_jobs(self, now: int, left: Collection[JobKey]) -> set[JobKey]:
         """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream.
@@ -174,31 +171,24 @@ class Sweep:
         found = [(await self._database.reader.fetch(_SQL[name]))[0]["at"] for name in ("next_sweep", "next_stale")]
         return min((at for at in found if at is not None), default=None)
 
-    async def _sweep(self, key: RunKey, stale: Collection[str], now: int) -> None:
+    async def _sweep(self, key: RunKey, stale: Collection[str], now: int) -> bool:
+        """Sweep a run, or postpone it if that fails. Return False if another session has locked it: it stays due."""
         try:
             repair = await _needs_repair(self._database.reader, key, now)
             sweep = partial(_sweep_locked, key=key, stale=stale, repair=repair, now=now)
             added = await in_transaction(self._database, sweep)
-        except DatabaseBlockedError as error:
-            delay = self._delays.next(key)
-            self._blocked_until[key] = now + delay // timedelta(milliseconds=1)
-            about = {
-                "tenant": key.tenant_id,
-                "run_id": key.run_id,
-                "reason": str(error),
-                "seconds": delay.total_seconds(),
-            }
-            log.warning("sweep of a run blocked; trying it later", extra=about)
+        except DatabaseBlockedError:
+            return False
         except DatabaseUnavailableError:
             raise
         except Exception:
             log.exception("sweep of a run failed", extra={"tenant": key.tenant_id, "run_id": key.run_id})
             await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
         else:
-            self._delays.forget(key)
             if added:
                 for loop in ("outbox", LOOP):
                     self._wake(loop, now)
+        return True
 
 
 def _jobs(rows: Iterable[Row]) -> set[JobKey]:
@@ -230,6 +220,7 @@ async def _needs_repair(reader: Reader, key: RunKey, now: int) -> bool:
 
 async def _sweep_locked(tx: Transaction, *, key: RunKey, stale: Collection[str], repair: bool, now: int) -> int:
     """Lock and sweep one run. Return the number of events that were added to the outbox."""
+    await tx.wait_briefly()
     run = (await loader.lock_runs(tx, [key])).get(key)
     if run is None or run.status is not RunStatus.RUNNING:
         return 0

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from timer_service.core.due.due_rows import DueTable
+from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.limits.quotas import Usage
@@ -114,15 +115,10 @@ async def advance(tx: Transaction, schedules: Collection[Schedule]) -> None:
     await tx.executemany(_SQL["advance"], [{**each.key._asdict(), **_advance_parameters(each)} for each in in_order])
 
 
-async def postpone(tx: Transaction, errors: Mapping[Key, str], now: int) -> None:
-    """Let locked due schedules wait a minute, with the error of each. Their rows are not read: they may be damaged."""
-    many = [{**key._asdict(), "error": errors[key], "retry_at": now + RETRY_MS} for key in sorted(errors)]
+async def postpone(tx: Transaction, retries: Mapping[Key, Retry]) -> None:
+    """Let locked due schedules wait, with the error of each. Their rows are not read: they may be damaged."""
+    many = [{**key._asdict(), "error": error, "retry_at": at} for key, (at, error) in sorted(retries.items())]
     await tx.executemany(_SQL["postpone"], many)
-
-
-async def defer(tx: Transaction, until: Mapping[Key, int]) -> None:
-    """Let locked due schedules wait until an instant each."""
-    await tx.executemany(_SQL["defer"], [{**key._asdict(), "retry_at": at} for key, at in sorted(until.items())])
 
 
 async def load_data(tx: Transaction, keys: Collection[Key]) -> dict[Key, str]:

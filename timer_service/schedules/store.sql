@@ -21,10 +21,6 @@ UPDATE schedules SET {advances} WHERE tenant_id = :tenant_id AND schedule_id = :
 UPDATE schedules SET available_at = :retry_at, last_error = :error
 WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
 
--- name: defer
--- Lets a locked due schedule wait.
-UPDATE schedules SET available_at = :retry_at WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
-
 -- name: load_data
 -- Returns the data of a schedule.
 SELECT tenant_id, schedule_id, data

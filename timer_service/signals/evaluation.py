@@ -4,19 +4,22 @@ A command leaves transitions to this worker if the slice is disabled, if too man
 one of them has a long trigger.
 """
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from timer_service.core.due.isolate import isolate_in_transactions
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.database import Transaction
-from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.service.slice import Parts
 from timer_service.signals import firing_store, store
 from timer_service.signals.firings import Firing, evaluate
 from timer_service.signals.signal import ItemKey, Transition, Waiting
+
+log = logging.getLogger(__name__)
 
 _MAX_TRANSITIONS = 100
 _MAX_FIRINGS = 1000
@@ -36,37 +39,46 @@ class Evaluation:
         self._seen_tenant = ""
 
     async def tick(self, now: int) -> Pass:
-        """Match unevaluated transitions with waiting signals. Wake the firings loop if there are new firings."""
-        evaluated, firings = await in_transaction(self._database, lambda tx: self._evaluate_next(tx, now))
-        if firings:
-            self._wake(now)
+        """Match unevaluated transitions with waiting signals. Wake the firings loop if there are new firings.
+
+        Transitions of a tenant whose transaction fails stay where they are. Those of other tenants are matched.
+        """
+        tenants = await self._next_tenants()
+        counts: list[int] = []
+        share = _MAX_TRANSITIONS // max(len(tenants), 1)
+        evaluate = partial(self._evaluate_tenants, share=share, now=now)
+        isolated = await isolate_in_transactions(self._database, tenants, evaluate, counts.append)
+        for tenant, error in isolated.failed:
+            log.error("transitions cannot be matched with signals", exc_info=error, extra={"tenant": tenant})
+        evaluated = sum(counts)
         return Pass(evaluated, now if evaluated else None)
 
-    async def _evaluate_next(self, tx: Transaction, now: int) -> tuple[int, int]:
-        """Evaluate the next transitions. Return the numbers of evaluated transitions and of new firings."""
-        transitions = await self._lock_next(tx)
+    async def _next_tenants(self) -> list[str]:
+        """Return the next tenants with unevaluated transitions.
+
+        If there are more of them than transitions in one pass, the next pass continues with the next tenants.
+        """
+        reader = self._database.reader
+        tenants = await store.find_waiting_tenants(reader, self._seen_tenant, _MAX_TRANSITIONS)
+        if self._seen_tenant and not tenants:
+            tenants = await store.find_waiting_tenants(reader, "", _MAX_TRANSITIONS)
+        self._seen_tenant = tenants[-1] if len(tenants) == _MAX_TRANSITIONS else ""
+        return tenants
+
+    async def _evaluate_tenants(self, tx: Transaction, tenants: Sequence[str], share: int, now: int) -> int:
+        """Evaluate the next transitions of tenants, `share` of each. Return how many were evaluated."""
+        found = await store.lock_next_transitions(tx, tenants, share)
+        transitions = sorted(found, key=lambda transition: transition.key.tenant_id)
         if not transitions:
-            return 0, 0
+            return 0
         evaluated, firings = await self._evaluate(tx, transitions, now)
         if len(evaluated) < len(transitions):  # the next tenants come first in the next pass
             self._seen_tenant = evaluated[-1].key.tenant_id
         await store.save_progress(tx, evaluated)
         await firing_store.add(tx, firings, now)
-        return len(evaluated), len(firings)
-
-    async def _lock_next(self, tx: Transaction) -> list[Transition]:
-        """Lock the next transitions, the same number for each tenant, in the order of the tenants.
-
-        If there are more tenants than transitions in one pass, the next pass continues with the next tenants.
-        """
-        tenants = await store.find_waiting_tenants(tx, self._seen_tenant, _MAX_TRANSITIONS)
-        if self._seen_tenant and not tenants:
-            tenants = await store.find_waiting_tenants(tx, "", _MAX_TRANSITIONS)
-        self._seen_tenant = tenants[-1] if len(tenants) == _MAX_TRANSITIONS else ""
-        if not tenants:
-            return []
-        transitions = await store.lock_next_transitions(tx, tenants, _MAX_TRANSITIONS // len(tenants))
-        return sorted(transitions, key=lambda transition: transition.key.tenant_id)
+        if firings:
+            tx.on_commit(partial(self._wake, now))
+        return len(evaluated)
 
     async def _evaluate(
         self, tx: Transaction, transitions: Sequence[Transition], now: int

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
+from timer_service.core.due.isolate import Failed, Retries, isolate_in_transactions
 from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.due.loop import Pass
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
-from timer_service.core.values.delays import Backoff, Delays
+from timer_service.core.values.delays import Backoff
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.signals import firing_store, store
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 _RETRY_LOCKED_MS = 5
 """How long to wait before the next claim if another instance has locked all available firings."""
 
+_Key = tuple[str, str]
+
 
 @dataclass(slots=True)
 class _Processed:
@@ -38,6 +41,8 @@ class _Processed:
     refused: list[Failure] = field(default_factory=list)
     left: list[Row] = field(default_factory=list)
     """The firings of signals that have too much data for the transaction."""
+    lost: int = 0
+    """How many firings another process has claimed."""
 
 
 class FiringWorker:
@@ -53,9 +58,9 @@ class FiringWorker:
         self._wake = partial(parts.wake, "outbox")
         self._backoff = Backoff()
         self._rng = parts.rng
-        self._delays = Delays()
+        self._retries = Retries[_Key](FIRINGS.name)
         self._unprocessed: list[Row] = []
-        """Rows that were claimed before the database became unavailable. The next tick processes them first."""
+        """Claimed rows for which the last tick had no time or no database. The next one processes them first."""
         self._claimed_nothing_at: int | None = None
 
     async def tick(self, now: int) -> Pass:
@@ -66,7 +71,7 @@ class FiringWorker:
             rows = await self._claim(now)
         self._claimed_nothing_at = None if rows else now
         await self._handle(rows)
-        return Pass(len(rows), await self._next_at())
+        return Pass(len(rows), now if self._unprocessed else await self._next_at())
 
     async def _handle(self, rows: Sequence[Row]) -> None:
         """Process claimed rows. If the database is unavailable, the next tick processes them."""
@@ -79,7 +84,7 @@ class FiringWorker:
                 else:
                     await self._or_postpone(row, self._process_alone(row))
         except DatabaseUnavailableError:
-            self._unprocessed += rows
+            self._unprocessed = list(rows)
             raise
 
     async def _next_at(self) -> int | None:
@@ -115,78 +120,55 @@ class FiringWorker:
             self._count_lost(1)
 
     async def _process(self, rows: Sequence[Row]) -> None:
-        """Process rows together. If the batch fails, process its halves, until the failing row is alone.
+        """Process rows together. What fails alone is tried again later. What is left is processed by the next tick.
 
         If the clock was set back since a claim, they are processed at the instant of the claim: none is due later.
         """
         if not rows:
             return
         at = max(self._clock.now(), *map(self._lease.claimed_at, rows))
-        try:
-            done = await in_transaction(self._database, lambda tx: self._fire(tx, rows, at))
-        except DatabaseBlockedError as error:
-            await self._process_unlocked(rows, error)
-        except DatabaseUnavailableError:
-            raise
-        except Exception as error:
-            if (half := len(rows) // 2) > 0:
-                log.warning(
-                    "batch of firings failed, processing it in halves", exc_info=error, extra={"count": len(rows)}
-                )
-                await self._process(rows[:half])
-                await self._process(rows[half:])
-                return
-            about = {"tenant": rows[0]["tenant_id"], "firing_id": rows[0]["firing_id"]}
-            log.exception("firing failed", extra=about)
-            await self._or_postpone(rows[0], self._fail(rows[0], error_text(error)))
-        else:
-            self._record(done, len(rows) - len(done.left), at)
-            await self._process(done.left)
+        left: list[Row] = []
 
-    async def _process_unlocked(self, rows: Sequence[Row], error: DatabaseBlockedError) -> None:
-        """Process the rows that wait for no lock, and postpone the others. Their attempts do not count."""
-        free = await in_transaction(self._database, lambda tx: self._find_unlocked(tx, rows))
-        if len(free) == len(rows) and len(rows) > 1:  # a statement took too long
-            half = len(rows) // 2
-            await self._process(rows[:half])
-            await self._process(rows[half:])
-            return
-        process = free if len(free) < len(rows) else []
-        processed = set(map(id, process))
-        await self._postpone([row for row in rows if id(row) not in processed], error)
-        await self._process(process)
+        def record(done: _Processed) -> None:
+            left.extend(done.left)
+            self._record(done, at)
+
+        isolated = await isolate_in_transactions(self._database, rows, partial(self._fire, at=at), record)
+        tried = {id(row) for row in (*isolated.done, *(row for row, _ in isolated.failed))}
+        self._unprocessed += [*left, *(row for row in rows if id(row) not in tried)]
+        await self._postpone(isolated.blocked)
+        for row, error in isolated.broken:
+            about = {"tenant": row["tenant_id"], "firing_id": row["firing_id"]}
+            log.error("firing failed", exc_info=error, extra=about)
+            await self._or_postpone(row, self._fail(row, error_text(error)))
 
     async def _or_postpone(self, row: Row, work: Awaitable[None]) -> None:
         """Await work on one firing. If it waits for a lock, postpone the firing, so that it holds up no other."""
         try:
             await work
         except DatabaseBlockedError as error:
-            await self._postpone([row], error)
+            await self._postpone([Failed(row, error)])
 
-    async def _find_unlocked(self, tx: Transaction, rows: Sequence[Row]) -> list[Row]:
-        free, _ = await self._lease.find_free(tx, rows)
-        signals = await store.lock_free(tx, {signal_of(row) for row in free})
-        return [row for row in free if signal_of(row) in signals]
+    async def _postpone(self, failed: Sequence[Failed[Row]]) -> None:
+        """Return firings to the queue as if they had not been claimed, but until a later instant."""
+        if failed:
+            await in_transaction(self._database, partial(self._postpone_in, failed=failed))
 
-    async def _postpone(self, rows: Sequence[Row], error: DatabaseBlockedError) -> None:
-        about = {"table": FIRINGS.name, "count": len(rows), "reason": str(error)}
-        log.warning("firings blocked; processing them later", extra=about)
-        await in_transaction(self._database, lambda tx: self._postpone_in(tx, rows, str(error)))
-
-    async def _postpone_in(self, tx: Transaction, rows: Sequence[Row], error: str) -> None:
-        """Return rows to the queue as if they had not been claimed, but until a later instant."""
-        free, _ = await self._lease.find_free(tx, rows)
-        now = self._clock.now()
-        delays = {id(row): self._delays.next((row["tenant_id"], row["firing_id"])) for row in free}
-        retry_at = {key: now + delay // timedelta(milliseconds=1) for key, delay in delays.items()}
-        await self._lease.retry(tx, [Failure(row, error, retry_at[id(row)], counts=False) for row in free])
+    async def _postpone_in(self, tx: Transaction, failed: Sequence[Failed[Row]]) -> None:
+        errors = {_key(row): error for row, error in failed}
+        free, _ = await self._lease.find_free(tx, [row for row, _ in failed])
+        retries = self._retries.of([Failed(_key(row), errors[_key(row)]) for row in free], self._clock.now())
+        later = [(row, retries[_key(row)]) for row in free]
+        await self._lease.retry(tx, [Failure(row, retry.error, retry.at, counts=False) for row, retry in later])
 
     async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Processed:
         """Fire the rows whose signal is active and fail the others. A row with a lost lease does not change."""
         before, not_read = await store.lock_in_portions(tx, {signal_of(row) for row in rows})
         signals = dict(before)
         done = _Processed(left=[row for row in rows if signal_of(row) in not_read])
-        held = await firing_store.lock_held(tx, [row for row in rows if signal_of(row) not in not_read])
+        wanted = [row for row in rows if signal_of(row) not in not_read]
+        held = await firing_store.lock_held(tx, wanted)
+        done.lost = len(wanted) - len(held)
         for row in sorted(held, key=position_of):  # the oldest cause fires first
             signal = signals.get(signal_of(row))
             reason = refusal(signal, defined_of(row), position_of(row))
@@ -236,11 +218,11 @@ class FiringWorker:
             await outbox.add(tx, [failed_event(failure, at)], at)
         return buried
 
-    def _record(self, done: _Processed, claimed: int, at: int) -> None:
-        self._count_settled("refused", len(done.refused), lost=claimed - len(done.fired) - len(done.refused))
+    def _record(self, done: _Processed, at: int) -> None:
+        self._count_settled("refused", len(done.refused), lost=done.lost)
         self._count_settled("fired", len(done.fired), lost=0)
+        self._retries.forget(map(_key, done.fired))
         for row in done.fired:
-            self._delays.forget((row["tenant_id"], row["firing_id"]))
             self._metrics.fired_late(FIRINGS.name, (at - row["due_at"]) / 1000)
         if done.fired:
             self._wake(at)
@@ -254,3 +236,7 @@ class FiringWorker:
     def _count_lost(self, count: int) -> None:
         self._metrics.leases_lost(count)
         log.warning("leases lost before they were settled", extra={"count": count})
+
+
+def _key(row: Row) -> _Key:
+    return row["tenant_id"], row["firing_id"]

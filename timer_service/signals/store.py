@@ -131,9 +131,9 @@ async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) ->
     await tx.executemany(_SQL["add_event"], parameters)
 
 
-async def find_waiting_tenants(tx: Transaction, after: str, limit: int) -> list[str]:
+async def find_waiting_tenants(reader: Reader, after: str, limit: int) -> list[str]:
     """Return the next tenants after `after` that have unevaluated transitions."""
-    rows = await tx.fetch(_SQL["waiting_tenants"], {"after": after, "limit": limit})
+    rows = await reader.fetch(_SQL["waiting_tenants"], {"after": after, "limit": limit})
     return [row["tenant_id"] for row in rows]
 
 
@@ -197,12 +197,6 @@ async def lock_in_portions(tx: Transaction, keys: Collection[Key]) -> tuple[dict
 
 def _characters(signal: Signal) -> int:
     return signal.definition.characters
-
-
-async def lock_free(tx: Transaction, keys: Collection[Key]) -> set[Key]:
-    """Lock and return the signals that exist and that no other transaction has locked. Never waits."""
-    rows = await tx.fetch_each(_SQL["find_free"], [key._asdict() for key in sorted(keys)])
-    return {Key(row["tenant_id"], row["signal_id"]) for row in rows}
 
 
 async def page(

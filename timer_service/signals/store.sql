@@ -58,12 +58,6 @@ SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, n
 FROM /* each of many */ work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
--- name: find_free
--- Locks a signal that no other transaction has locked.
-SELECT tenant_id, signal_id FROM work_signals
-WHERE tenant_id = :tenant_id AND signal_id = :signal_id
-/* skip locked */
-
 -- name: waiting
 -- Returns the next active signals of a work item after a signal id. A long trigger is NULL.
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind,

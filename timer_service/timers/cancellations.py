@@ -55,6 +55,8 @@ class Cancellation(NamedTuple):
     """When the pass may begin. It stays during a pass, so a pass that has begun remains the oldest of its tenant."""
     cancelled_count: int = 0
     """How many timers were cancelled."""
+    last_error: str | None = None
+    """Why the last page failed."""
 
     @property
     def end(self) -> str:
@@ -63,7 +65,7 @@ class Cancellation(NamedTuple):
 
     def after_page(self, page: CancelledPage, cancelled: int) -> "Cancellation":
         """Return the cancellation after a page of which some timers were cancelled."""
-        counted = self._replace(cancelled_count=self.cancelled_count + cancelled)
+        counted = self._replace(cancelled_count=self.cancelled_count + cancelled, last_error=None)
         return counted if page.is_last else counted._replace(next_call_id=page.calls[-1])
 
     def event(self, now: int) -> Event:
@@ -110,17 +112,18 @@ def prefix_end(prefix: str) -> str:
     return kept[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
 
 
+TABLE = "timer_cancellations"
 _SQL = load_sql("timer_service.timers", "cancellations.sql")
 _KEY = ("tenant_id", "position_epoch", "position_sequence")
 _PLAIN_COLUMNS = tuple(name for name in Cancellation._fields if name not in {"key", "trace"})
 _COLUMNS = (*_KEY, *Trace._fields, *_PLAIN_COLUMNS)
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
-_SQL |= statements_of("timer_cancellations", _COLUMNS)
+_SQL |= statements_of(TABLE, _COLUMNS)
 DUE_TENANTS = _SQL["due_tenants"]
 """The statement that finds the tenants with due cancellations, for `TenantTurns`."""
 
 TIMED = TimedRows(
-    table="timer_cancellations",
+    table=TABLE,
     key=_KEY,
     instant="available_at",
     is_wrong=f"available_at - {int(LONGEST.total_seconds() * 1000) + SLACK_MS} > :now",
@@ -128,7 +131,7 @@ TIMED = TimedRows(
 )
 """The cancellations that wait for their next page."""
 
-COUNTED = CountedRows("timer_cancellations", "Waiting", "TRUE")
+COUNTED = CountedRows(TABLE, "Waiting", "TRUE")
 """The cancellations that the gauges count."""
 
 

@@ -5,12 +5,10 @@ dies before the commit, their deadlines have still passed. Each tenant has an eq
 cannot be ended waits, and stops no other.
 """
 
-import logging
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import partial
 
-from timer_service.core.due.isolate import Failed, isolate
+from timer_service.core.due.isolate import Retries, isolate_in_transactions
 from timer_service.core.due.loop import Pass
 from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
@@ -18,14 +16,10 @@ from timer_service.core.intake.backlog import RECHECK_MS, BacklogGate
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
-from timer_service.core.values.delays import Delays
-from timer_service.core.values.error_text import error_text
 from timer_service.workflows import store
 from timer_service.workflows.events import events_of
 from timer_service.workflows.messages import FailureCode
 from timer_service.workflows.workflow import Key
-
-log = logging.getLogger(__name__)
 
 _MOST_WORKFLOWS = 500
 """How many workflows one pass ends."""
@@ -41,7 +35,7 @@ class DeadlineWorker:
         self._wake = partial(parts.wake, "outbox")
         self._gate = BacklogGate(parts.broker, parts.database)
         self._turns = TenantTurns(store.DEADLINE_TENANTS)
-        self._delays = Delays()
+        self._retries = Retries[Key](store.WORKFLOWS.name)
 
     async def tick(self, now: int) -> Pass:
         """End workflows whose deadline has passed at `now`. The pass counts them, and those that cannot be ended.
@@ -62,34 +56,19 @@ class DeadlineWorker:
 
     async def _end_each(self, overdue: Sequence[Key], now: int) -> int:
         """End workflows together, and postpone those that fail alone. Return how many were ended or postponed."""
-        ended = 0
+        ended: list[int] = []
+        isolated = await isolate_in_transactions(self._database, overdue, partial(self._end, now=now), ended.append)
+        if isolated.failed:
+            retries = self._retries.of(isolated.failed, now)
+            await in_transaction(self._database, lambda tx: store.postpone_deadlines(tx, retries, now))
+        return sum(ended) + len(isolated.failed)
 
-        async def end(keys: Sequence[Key]) -> None:
-            nonlocal ended
-            ended += await in_transaction(self._database, partial(_end, keys=keys, now=now))
-
-        isolated = await isolate(overdue, end)
-        if ended:
-            self._wake(now)
-        failed = [*isolated.broken, *isolated.blocked]
-        if failed:
-            await in_transaction(self._database, partial(self._postpone, failed=failed, now=now))
-        return ended + len(failed)
-
-    async def _postpone(self, tx: Transaction, *, failed: Sequence[Failed[Key]], now: int) -> None:
-        errors: dict[Key, tuple[int, str]] = {}
-        for key, error in failed:
-            delay = self._delays.next(key)
-            about = {"tenant": key.tenant_id, "workflow_id": key.workflow_id, "seconds": delay.total_seconds()}
-            log.warning("a workflow was not ended at its deadline; trying it later", exc_info=error, extra=about)
-            errors[key] = now + delay // timedelta(milliseconds=1), error_text(error)
-        await store.postpone_deadlines(tx, errors, now)
-
-
-async def _end(tx: Transaction, *, keys: Sequence[Key], now: int) -> int:
-    """End workflows whose deadline has passed. Return how many: others are locked, or their keys are damaged."""
-    before = await store.lock_overdue(tx, keys, now)
-    after = {key: each.fail(FailureCode.DEADLINE, now) for key, each in before.items()}
-    await store.advance(tx, before, after)
-    await outbox.add(tx, events_of(before, after, now), now)
-    return len(after)
+    async def _end(self, tx: Transaction, keys: Sequence[Key], now: int) -> int:
+        """End workflows whose deadline has passed. Return how many: others are locked, or their keys are damaged."""
+        before = await store.lock_overdue(tx, keys, now)
+        after = {key: each.fail(FailureCode.DEADLINE, now) for key, each in before.items()}
+        await store.advance(tx, before, after)
+        await outbox.add(tx, events_of(before, after, now), now)
+        if after:
+            tx.on_commit(partial(self._wake, now))
+        return len(after)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from timer_service.core.due.isolate import Retry
 from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns, read_cause
@@ -220,17 +221,15 @@ async def lock_overdue(tx: Transaction, keys: Collection[Key], now: int) -> dict
     return by_key(await tx.fetch_each(_SQL["lock_overdue"], each))
 
 
-async def postpone_deadlines(tx: Transaction, errors: Mapping[Key, tuple[int, str]], now: int) -> None:
-    """Let workflows wait until an instant that could not be ended at their deadline, with the reason."""
-    each = [
-        {**key._asdict(), "until": until, "error": error, "now": now} for key, (until, error) in sorted(errors.items())
-    ]
+async def postpone_deadlines(tx: Transaction, retries: Mapping[Key, Retry], now: int) -> None:
+    """Let workflows wait that could not be ended at their deadline, with the reason."""
+    each = [{**key._asdict(), "until": at, "error": error, "now": now} for key, (at, error) in sorted(retries.items())]
     await tx.executemany(_SQL["postpone_deadline"], each)
 
 
-async def postpone(tx: Transaction, key: Key, until: int, error: str, now: int) -> None:
-    """Let an available workflow wait until an instant that could not be sent to a worker, with the reason."""
-    await tx.execute(_SQL["postpone"], {**key._asdict(), "until": until, "error": error, "now": now})
+async def postpone(tx: Transaction, key: Key, retry: Retry, now: int) -> None:
+    """Let an available workflow wait that could not be sent to a worker, with the reason."""
+    await tx.execute(_SQL["postpone"], {**key._asdict(), "until": retry.at, "error": retry.error, "now": now})
 
 
 async def next_deadline(reader: Reader) -> int | None:

@@ -138,28 +138,25 @@ async def test_tenants_take_turns(runs: Runs, monkeypatch: pytest.MonkeyPatch) -
         assert sorted(await runs.ready(tenant)) == NAMES
 
 
-async def test_announcements_that_fail(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_announcements_that_fail(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the jobs of one tenant cannot be announced, those of others are. The failed ones are tried again later."""
     portions_of(monkeypatch, 1)
     for tenant in ("acme", "globex"):
         runs.send("StartRun", tenant=tenant, jobs=jobs(dict.fromkeys(NAMES[:3], ())))
         await runs.consume()
-    lock, now = announcements.lock_oldest, runs.clock.now()
+    read, now = announcements.read, runs.clock.now()
 
-    async def fail(tx: Any, tenant: str, limit: int) -> Any:
-        if tenant == "acme":
+    async def fail(reader: Any, rows: Any) -> Any:
+        if any(row["tenant_id"] == "acme" for row in rows):
             raise ValueError("damaged")
-        return await lock(tx, tenant, limit)
+        return await read(reader, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(announcements, "lock_oldest", fail)
+        patch.setattr(announcements, "read", fail)
         ends = [await runs.announcer.tick(now) for _ in range(3)]
-    assert [tuple(each) for each in ends] == [(1, now), (1, now), (0, now + 1_000)]
+    assert [tuple(each) for each in ends] == [(3, now), (1, now), (0, now + 1_000)]
     assert sorted(await runs.ready("globex")) == NAMES[:3]
-    assert len(await deferred(runs)) == 2
-    assert [each.getMessage() for each in caplog.records] == ["announcing jobs failed; trying it later"]
+    assert [row["last_error"] for row in await runs.rows(TABLE)] == ["ValueError"] * 2
     runs.clock.advance(seconds=1)
     assert sorted(await runs.ready()) == NAMES[:3]
 

@@ -3,11 +3,13 @@
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.in_process import exhaust
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
-from timer_service.runs import events
+from timer_service.core.service.clock_repair import ClockRepair
+from timer_service.runs import announcements, events
 
 NAMES = [f"job-{number}" for number in range(9)]
 
@@ -19,15 +21,15 @@ def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock, monke
     return Runs(store, memory_broker, clock)
 
 
-async def test_damaged_job(runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A damaged payload delays no other job of the tenant for long. Its job is announced when it is repaired."""
+async def test_damaged_job(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged payload delays no other job of the tenant. Its job is announced when it is repaired."""
     await runs.request("StartRun", jobs=jobs(dict.fromkeys(NAMES, ()), payload="x"))
     monkeypatch.undo()
     await runs.sql("""UPDATE run_jobs SET payload = '"x' WHERE job_name IN ('job-2', 'job-7')""")
-    for _ in range(9):
-        await runs.announcer.tick(runs.clock.advance(seconds=2))
+    await runs.announcer.tick(runs.clock.now())
     assert sorted(await runs.ready()) == [name for name in NAMES if name not in ("job-2", "job-7")]
-    assert {job for job in ("job-2", "job-7", "job-1") if f"run run-1, job {job}" in caplog.text} == {"job-2", "job-7"}
+    waiting = {row["job_name"] for row in await runs.rows("run_announcements") if row["last_error"] is not None}
+    assert waiting == {"job-2", "job-7"}
     await runs.sql("UPDATE run_jobs SET payload = '1' WHERE job_name IN ('job-2', 'job-7')")
     runs.clock.advance(minutes=2)
     assert sorted(await runs.ready()) == NAMES
@@ -35,7 +37,7 @@ async def test_damaged_job(runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 async def test_damaged_outputs_that_many_jobs_need(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged row that many jobs need delays no other run of the tenant for long. Its jobs are announced later."""
+    """A damaged row that many jobs need delays no other run of the tenant. Its jobs are announced later."""
     needs = [f"need-{number:03}" for number in range(100)]
     await runs.start({"seed": [], **{name: ["seed"] for name in needs}})
     await runs.report("success", "seed", outputs={"log": "x"})
@@ -44,48 +46,26 @@ async def test_damaged_outputs_that_many_jobs_need(runs: Runs, monkeypatch: pyte
         await runs.request("StartRun", runId=name, jobs=jobs({f"{name}-{number}": [] for number in range(3)}))
     monkeypatch.undo()
     await runs.sql("""UPDATE run_jobs SET outputs = '{"log' WHERE job_name = 'seed'""")
-    for _ in range(12):
-        await runs.announcer.tick(runs.clock.advance(seconds=60))
+    await exhaust(runs.announcer, runs.clock.now())
     others = {f"{name}-{number}" for name in ("after", "zzz") for number in range(3)}
     assert others < set(await runs.ready())
     assert len(await runs.rows("run_announcements")) == 99
     await runs.sql("UPDATE run_jobs SET outputs = '{}' WHERE job_name = 'seed'")
-    for _ in range(12):
-        await runs.announcer.tick(runs.clock.advance(seconds=60))
+    await exhaust(runs.announcer, runs.clock.advance(seconds=60))
     assert sorted(await runs.ready()) == sorted([*others, *needs, "seed"])
     assert await runs.rows("run_announcements") == []
 
 
-async def test_damaged_jobs_do_not_prolong_a_pass(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the time of a pass is up, no other damaged job of a tenant is tried in it, however many may fail."""
-    names = [f"job-{number:02}" for number in range(40)]
-    await runs.request("StartRun", jobs=jobs(dict.fromkeys(names, ()), payload="x"))
-    monkeypatch.undo()
-    await runs.sql("""UPDATE run_jobs SET payload = '"x'""")
-    await runs.announcer.tick(runs.clock.advance(seconds=60))
-    await runs.announcer.tick(runs.clock.advance(seconds=60))
-    monkeypatch.setattr("timer_service.runs.announcer.PASS_SECONDS", 0)
-    now = runs.clock.advance(seconds=60)
-    await runs.announcer.tick(now)
-    assert [row["deferred_at"] for row in await runs.rows("run_announcements")].count(now) == 1
-
-
-async def test_damaged_jobs_after_the_clock_was_ahead(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the clock was set back, damaged jobs do not hold up those that were deferred later than these."""
+async def test_announcements_of_a_clock_that_was_ahead(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the clock was set back, the announcements are corrected, and do not wait."""
     runs.clock.advance(hours=1)
-    names = [f"job-{number:02}" for number in range(20)]
-    await runs.request("StartRun", jobs=jobs(dict.fromkeys(names, ()), payload="x"))
-    runs.clock.advance(seconds=10)
-    await runs.request("StartRun", runId="run-2", jobs=jobs(dict.fromkeys(("seed", "other"), ()), payload="x"))
+    await runs.request("StartRun", jobs=jobs(dict.fromkeys(NAMES, ()), payload="x"))
     monkeypatch.undo()
-    await runs.sql("""UPDATE run_jobs SET payload = '"x' WHERE run_id = 'run-1'""")
-    runs.clock.advance(hours=-1)
-    for _ in range(7):
-        await runs.announcer.tick(runs.clock.advance(seconds=60))
-    assert "other" in await runs.ready()
-    await runs.sql("UPDATE run_jobs SET payload = '1'")
-    runs.clock.advance(hours=1)
-    assert sorted(await runs.ready()) == sorted([*names, "seed", "other"])
+    now = runs.clock.advance(hours=-1)
+    assert (await runs.announcer.tick(now)).done == 0
+    assert (await ClockRepair(runs.database, runs.clock, [announcements.TIMED]).tick(now)).done == len(NAMES) - 1
+    await exhaust(runs.announcer, now)
+    assert len(await runs.rows("outbox")) == len(NAMES)
 
 
 async def test_name_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -93,8 +73,8 @@ async def test_name_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: Memo
     runs = Runs(sqlite, memory_broker, clock)
     await runs.start({"first": []})
     await runs.sql(
-        "INSERT INTO run_announcements (tenant_id, deferred_at, run_id, job_name, outputs_share)"
-        " VALUES ('acme', 1, 'run-1', CAST(x'6aff' AS TEXT), 1)"
+        "INSERT INTO run_announcements (tenant_id, available_at, run_id, job_name, deferred_at, outputs_share)"
+        " VALUES ('acme', 1, 'run-1', CAST(x'6aff' AS TEXT), 1, 1)"
     )
     assert await runs.announcer.tick(clock.now()) == (0, None)
 
@@ -109,9 +89,8 @@ async def test_name_that_is_not_utf8_before_a_damaged_job(
     monkeypatch.undo()
     await runs.sql("""UPDATE run_jobs SET payload = '"x' WHERE job_name = 'job-1'""")
     await runs.sql(
-        "INSERT INTO run_announcements (tenant_id, deferred_at, run_id, job_name, outputs_share)"
-        " VALUES ('acme', 1, 'run-1', CAST(x'6aff' AS TEXT), 1), ('acme', 1, 'run-1', CAST(x'6bff' AS TEXT), 1)"
+        "INSERT INTO run_announcements (tenant_id, available_at, run_id, job_name, deferred_at, outputs_share)"
+        " VALUES ('acme', 1, 'run-1', CAST(x'6aff' AS TEXT), 1, 1), ('acme', 1, 'run-1', CAST(x'6bff' AS TEXT), 1, 1)"
     )
-    for _ in range(3):
-        await runs.announcer.tick(clock.advance(seconds=60))
+    await runs.announcer.tick(clock.now())
     assert sorted(await runs.ready()) == [name for name in NAMES if name != "job-1"]

@@ -446,6 +446,27 @@ async def test_more_tenants_than_a_pass_has_transitions(signals: Signals) -> Non
     assert [(await signals.evaluation.tick(NOW)).done for _ in range(4)] == [100, 100, 50, 0]
 
 
+async def test_a_damaged_signal_delays_no_other_tenant(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Transitions of other tenants are matched beside one whose waiting signal cannot be read."""
+    signals = Signals(sqlite, memory_broker, clock)
+    off = Signals(sqlite, memory_broker, clock, enabled=False)
+    for tenant in ("a", "b", "c"):
+        off.send("CreateWorkSignal", tenant=tenant, signalId=tenant, workItemId="item-1", **EVENT)
+        off.send("TransitionWorkItem", tenant=tenant, workItemId="item-1", to="blocked")
+    await off.consume()
+    async with sqlite.transaction() as tx:
+        await tx.fetch("PRAGMA ignore_check_constraints = ON")
+        await tx.execute("UPDATE work_signals SET trigger_kind = 'damaged' WHERE signal_id = 'b'")
+        await tx.fetch("PRAGMA ignore_check_constraints = OFF")
+    assert await signals.evaluation.tick(NOW) == (2, NOW)
+    assert [row["signal_id"] for row in await signals.rows("work_signal_firings")] == ["a", "c"]
+    assert await signals.evaluation.tick(NOW) == (0, None)
+    await signals.sql("UPDATE work_signals SET trigger_kind = 'event'")
+    assert (await signals.evaluation.tick(NOW)).done == 1
+
+
 async def test_disabled_and_enabled_again(signals: Signals) -> None:
     """While the slice is disabled, commands are stored and nothing fires. Afterwards the signals fire."""
     off = Signals(signals.database, signals.broker, signals.clock, enabled=False)

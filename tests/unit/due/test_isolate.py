@@ -1,6 +1,7 @@
 """`isolate` finds the items that fail alone."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 
@@ -85,3 +86,21 @@ async def test_limited_time() -> None:
     isolated = await isolate("abcd", transactions.run, monotonic=transactions.monotonic)
     assert ([each.item for each in isolated.blocked], isolated.done) == (["a"], [])
     assert transactions.tried == ["abcd", "ab", "a"]
+
+
+async def test_items_that_have_failed_already() -> None:
+    """They are not handled together once more: their halves come first. A single item is at fault."""
+    error = ValueError("a bug")
+    transactions = Transactions(c=error)
+    assert (await isolate("abcd", transactions.run, failed=error)).broken == [("c", error)]
+    assert transactions.tried == ["ab", "cd", "c", "d"]
+    assert (await isolate("a", transactions.run, failed=error)).broken == [("a", error)]
+
+
+@pytest.mark.parametrize(("bad", "raises"), [("ab", True), ("a", False), ("abc", True)])
+async def test_all_are_broken(bad: str, *, raises: bool) -> None:
+    """If several items are broken and none is done, the environment is probably at fault. A single one is broken."""
+    transactions = Transactions(**{item: ValueError("a bug") for item in bad})
+    isolated = await isolate(bad, transactions.run)
+    with pytest.raises(ValueError, match="a bug") if raises else nullcontext():
+        isolated.raise_if_all_are_broken()

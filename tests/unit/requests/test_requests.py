@@ -285,7 +285,7 @@ async def test_blocked_request_does_not_block_others(service: Service) -> None:
     replies = await service.ask(*(str(number) for number in range(100)))
     assert replies == [Code.BUSY if number == 50 else str(number) for number in range(100)]
     blocked = [batch for batch in service.slice.batches if "50" in batch]
-    assert [len(batch) for batch in blocked] == [100, 13, 2, 1]
+    assert [len(batch) for batch in blocked] == [100, 50, 25, 12, 6, 3, 1]
 
 
 async def test_wakes_after_the_commit(service: Service) -> None:

@@ -9,11 +9,12 @@ import asyncio
 import logging
 import re
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from timer_service.core.due.blame import Blame, blame
+from timer_service.core.due.isolate import isolate
 from timer_service.core.due.lanes import Lane
 from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
 from timer_service.core.ports.clock import Clock
@@ -31,7 +32,6 @@ from timer_service.core.values.stored_json import RawJson
 
 log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
 _R = TypeVar("_R")
 
 _DECODED_FACTOR = 16
@@ -44,10 +44,6 @@ _REQUEST_BYTES = 1024
 """The memory of a waiting request besides its body."""
 _UNHEALTHY_SECONDS = 60
 _BYTES_PER_TURN = 64 * 1024
-_ALL_FAIL = {Blame.OUTAGE, Blame.BUSY, Blame.SETUP}
-"""Errors that every other transaction would have, too."""
-_PARTS = 8
-"""Into how many parts a failed transaction is divided. If a row is locked, each step of the search waits for it."""
 
 _TOO_MANY_REFUSED = error_reply(Rejection(Code.BUSY, "too many requests were refused; ask again in a second"))
 _FULL = error_reply(Rejection(Code.BUSY, "too many requests are waiting; ask again later"))
@@ -249,51 +245,72 @@ class Requests:
         """Apply requests until the queue is closed and empty."""
         while (batch := await queue.next_batch()) is not None:
             await subscription.reply(batch.errors)
-            weighed: list[tuple[Valid, Sequence[int]]] = []
-            async for valid, sizes in _isolate(batch.valid, self._weigh_all):
-                if isinstance(sizes, Exception):
-                    await self._fail(subscription, valid, sizes)
-                else:
-                    weighed += zip(valid, sizes, strict=True)
+            weighed = await self._try(queue, subscription, batch.valid, self._weigh_all)
             chosen = _choose(weighed, queue.room)
             queue.put_back(chosen.left)
             await self._reply(subscription, [(each, _too_large(queue.room)) for each in chosen.too_large])
-            async for valid, answers in _isolate(chosen.applied, self._commit):
-                if isinstance(answers, Exception):
-                    await self._fail(subscription, valid, answers)
-                else:
-                    await self._succeed(subscription, valid, answers)
+            commit = partial(self._commit, most=len(chosen.applied))
+            if applied := await self._try(queue, subscription, chosen.applied, commit):
+                await self._succeed(subscription, applied)
+
+    async def _try(
+        self,
+        queue: RequestQueue,
+        subscription: RequestSubscription,
+        valid: Sequence[Valid],
+        work: Callable[[Sequence[Valid]], Awaitable[Sequence[_R]]],
+    ) -> list[tuple[Valid, _R]]:
+        """Return the results of `work` for requests. Those that fail get a reply. Those that were not tried wait."""
+        results: list[tuple[Valid, _R]] = []
+
+        async def attempt(part: Sequence[Valid]) -> None:
+            results.extend(zip(part, await work(part), strict=True))
+
+        try:
+            isolated = await isolate(valid, attempt)
+        except Exception as error:  # noqa: BLE001 - of the environment, so all others would fail too
+            await self._fail(subscription, _without(valid, [each for each, _ in results]), error)
+            return results
+        for each, reason in isolated.failed:
+            await self._fail(subscription, [each], reason)
+        untried = _without(valid, [*isolated.done, *(each.item for each in isolated.failed)])
+        queue.put_back([each.entry for each in untried])
+        return results
 
     async def _weigh_all(self, valid: Sequence[Valid]) -> Sequence[Sequence[int]]:
         return await self._weigh(self._database.reader, [each.asked for each in valid])
 
-    async def _commit(self, valid: Sequence[Valid]) -> Sequence[Answer]:
-        """Apply requests in one transaction. Return their answers."""
+    async def _commit(self, valid: Sequence[Valid], *, most: int) -> Sequence[Answer]:
+        """Apply requests in one transaction. Return their answers. Fewer than `most` do not wait for locks."""
         now = self._clock.now()
         handle = await self._prepare(now)
-        asked = [each.asked for each in valid]
-        return await in_transaction(self._database, lambda tx: handle(tx, asked, now), accepting=True)
 
-    async def _succeed(
-        self, subscription: RequestSubscription, valid: Sequence[Valid], answers: Sequence[Answer]
-    ) -> None:
+        async def work(tx: Transaction) -> Sequence[Answer]:
+            if len(valid) < most:
+                await tx.wait_briefly()
+            return await handle(tx, [each.asked for each in valid], now)
+
+        return await in_transaction(self._database, work, accepting=True)
+
+    async def _succeed(self, subscription: RequestSubscription, applied: Sequence[tuple[Valid, Answer]]) -> None:
         self._outages.record_success(part="requests")
         self._failure.clear()
-        if loops := {loop for answer in answers for loop in answer.wakes}:
+        if loops := {loop for _, answer in applied for loop in answer.wakes}:
             await self._wake(loops, self._clock.now())
-        for answer in answers:
+        for _, answer in applied:
             for lane, at in answer.lanes:
                 self._offer(lane, at)
-        await self._reply(subscription, [(each, answer.reply) for each, answer in zip(valid, answers, strict=True)])
+        await self._reply(subscription, [(each, answer.reply) for each, answer in applied])
 
     async def _fail(self, subscription: RequestSubscription, valid: Sequence[Valid], error: Exception) -> None:
         """Reply to requests with an error."""
         cause = blame(error)
-        answer = _CONFLICT
-        if cause in _ALL_FAIL:
+        answer = _UNAVAILABLE
+        if cause in {Blame.BLOCKED, Blame.CONFLICT}:
+            answer = _CONFLICT
+        elif cause is not Blame.COMMAND:
             self._outages.record_failure(str(error), part="requests")
-            answer = _UNAVAILABLE
-        elif cause is Blame.COMMAND:
+        else:
             for request in (each.entry.item for each in valid):
                 log.error("request failed", exc_info=error, extra={"request": request.name, "tenant": request.tenant})
             self._failure.record(f"requests fail: {error_text(error)}")
@@ -312,29 +329,9 @@ class Requests:
             await subscription.reply([(request, reply)])
 
 
-async def _isolate(
-    items: Sequence[_T], attempt: Callable[[Sequence[_T]], Awaitable[Sequence[_R]]]
-) -> AsyncIterator[tuple[Sequence[_T], Sequence[_R] | Exception]]:
-    """Attempt items together. After an error of one of them, attempt them in parts, so that only this one fails.
-
-    Yields items, each time with their results or why they failed.
-    """
-    parts = deque([items] if items else [])
-    while parts:
-        part = parts.popleft()
-        result: Sequence[_R] | Exception
-        try:
-            result = await attempt(part)
-        except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            if len(part) > 1 and blame(error) not in _ALL_FAIL:
-                about = {"count": len(part), "reason": error_text(error)}
-                log.warning("requests failed; applying them in parts", extra=about)
-                size = -(-len(part) // _PARTS)
-                smaller = [part[start : start + size] for start in range(0, len(part), size)]
-                parts.extendleft(reversed(smaller))
-                continue
-            result = error
-        yield part, result
+def _without(valid: Sequence[Valid], others: Sequence[Valid]) -> Sequence[Valid]:
+    entries = {id(each.entry) for each in others}
+    return [each for each in valid if id(each.entry) not in entries]
 
 
 class _Chosen(NamedTuple):

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.due.unfinished_commands import statements_of
 from timer_service.core.events.cause import cause_columns, read_cause
@@ -102,9 +103,9 @@ async def save(tx: Transaction, backfills: Collection[Backfill]) -> None:
     await tx.executemany(_SQL["save"], many)
 
 
-async def postpone(tx: Transaction, until: Mapping[BackfillKey, int], errors: Mapping[BackfillKey, str]) -> None:
+async def postpone(tx: Transaction, retries: Mapping[BackfillKey, Retry]) -> None:
     """Let locked backfills wait until an instant each, with the error of each."""
-    many = [{**_key_columns(key), "retry_at": at, "error": errors[key]} for key, at in sorted(until.items())]
+    many = [{**_key_columns(key), "retry_at": at, "error": error} for key, (at, error) in sorted(retries.items())]
     await tx.executemany(_SQL["postpone"], many)
 
 

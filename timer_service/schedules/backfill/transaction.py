@@ -14,7 +14,6 @@ from timer_service.core.events import outbox
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.service.workflow_start import Started, WorkflowStart
 from timer_service.core.values.budget import MIB
-from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Event
 from timer_service.schedules.backfill import store
 from timer_service.schedules.backfills import Backfill, BackfillKey
@@ -52,7 +51,7 @@ class Backfilled:
 
     handled: list[BackfillKey] = field(default_factory=list)
     """The backfills that had a portion."""
-    failed: dict[BackfillKey, str] = field(default_factory=dict)
+    failed: dict[BackfillKey, Exception] = field(default_factory=dict)
     """The backfills that this instance cannot read or compute, and the errors. They are not changed."""
     fired: int = 0
     started: list[Started] = field(default_factory=list)
@@ -90,7 +89,7 @@ async def fire_portions(tx: Transaction, rows: Sequence[Row], *, start: Start, n
             else:
                 starts += [(portion, each) for each in backfill_starts(portion.before, portion.slots, text)]
         except Exception as error:  # noqa: BLE001 - damaged data
-            done.failed[portion.before.key] = error_text(error)
+            done.failed[portion.before.key] = error
     skipped, more = await _start_all(tx, starts, done, start, now)
     events += more
     going_on: list[Backfill] = []
@@ -129,7 +128,7 @@ async def _find_portions(tx: Transaction, rows: Sequence[Row], done: Backfilled,
             else:
                 portions.append(await _next_portion(backfill, share, now))
         except Exception as error:  # noqa: BLE001 - a damaged row, or whatever the parser or the zone data raise
-            done.failed[key] = error_text(error)
+            done.failed[key] = error
     return portions
 
 

@@ -1,11 +1,10 @@
 """The worker that fires the slots of backfills, portion by portion, and then announces what has become of each."""
 
-import logging
-from collections.abc import Collection, Mapping
-from datetime import timedelta
+from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import starmap
 
-from timer_service.core.due.blame import Blame, blame
+from timer_service.core.due.isolate import Failed, Retries, isolate_in_transactions
 from timer_service.core.due.loop import Pass
 from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
@@ -14,14 +13,10 @@ from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.core.service.workflow_start import StartWorkflows
-from timer_service.core.values.delays import Delays
-from timer_service.core.values.error_text import error_text
 from timer_service.schedules.backfill import store
 from timer_service.schedules.backfill.transaction import Backfilled, fire_portions
 from timer_service.schedules.backfills import BackfillKey
 from timer_service.schedules.gate import FiringGate
-
-log = logging.getLogger(__name__)
 
 _TENANTS = 5
 """How many tenants one transaction serves, with one backfill of each. Computing a slot takes 4 ms at most."""
@@ -48,7 +43,7 @@ class BackfillWorker:
         self._gate = FiringGate(parts.broker, parts.publishing, parts.database, parts.allowances.over)
         self._over = parts.allowances.over
         self._turns = TenantTurns(store.DUE_TENANTS)
-        self._delays = Delays()
+        self._retries = Retries[BackfillKey](store.TABLE)
         self._added: dict[str, int] = {}
         """The tenants whose last portions added events that have not left the outbox, and when."""
 
@@ -63,13 +58,7 @@ class BackfillWorker:
         tenants = await self._turns.next_due(self._database.reader, now, _TENANTS, {*self._over(now), *publishing})
         if not tenants:
             return Pass(0, now + (_PUBLISHING_PAUSE_MS if publishing else _LOCKED_PAUSE_MS))
-        try:
-            handled = await self._handle(now, tenants)
-        except Exception as error:
-            if len(tenants) == 1 or blame(error) not in {Blame.COMMAND, Blame.BLOCKED}:
-                return Pass(await self._blame(now, tenants, error), now)
-            log.warning("firing backfills failed; firing each alone", exc_info=error)
-            handled = await self._handle_each(now, tenants)
+        handled = await self._handle_each(now, tenants)
         return Pass(handled, now if handled else now + _LOCKED_PAUSE_MS)
 
     async def _publishing(self, now: int) -> Collection[str]:
@@ -79,64 +68,45 @@ class BackfillWorker:
         self._added = {tenant: at for tenant, at in added.items() if tenant in waiting}
         return waiting
 
-    async def _handle(self, now: int, tenants: Collection[str]) -> int:
-        """Fire a portion of each tenant in one transaction. Return how many backfills had one, or failed."""
+    async def _handle_each(self, now: int, tenants: Sequence[str]) -> int:
+        """Fire a portion of each tenant, and let the backfills wait that fail alone. Return how many these are.
 
-        async def fire(tx: Transaction) -> Backfilled:
-            rows = await store.lock_due(tx, tenants, now)
-            if not rows:
-                return Backfilled()
-            done = await fire_portions(tx, rows, start=self._start, now=now)
-            await self._postpone(tx, done.failed, now)
-            return done
-
-        done = await in_transaction(self._database, fire)
-        self._record(done, now)
-        return len(done.handled) + len(done.failed)
-
-    async def _handle_each(self, now: int, tenants: Collection[str]) -> int:
-        """Fire each tenant in a transaction of its own. A backfill that fails waits, and holds no other.
-
-        If all fail, the environment is at fault: raise the first error, and change no backfill.
+        If several fail and none succeeds, the environment is at fault: raise an error, and change no backfill.
         """
-        handled, failed = 0, dict[str, Exception]()
-        for tenant in tenants:
-            try:
-                handled += await self._handle(now, [tenant])
-            except Exception as error:  # noqa: BLE001 - `blame` knows every error
-                failed[tenant] = error
-        for tenant, reason in failed.items():
-            if len(failed) == len(tenants) and blame(reason) is not Blame.BLOCKED:
-                raise reason
-            handled += await self._blame(now, [tenant], reason)
-        return handled
+        counts: list[int] = []
 
-    async def _blame(self, now: int, tenants: Collection[str], error: Exception) -> int:
-        """Let the oldest due backfill of a tenant wait, because it has failed alone. Raise other errors."""
-        if blame(error) not in {Blame.COMMAND, Blame.BLOCKED}:
-            raise error
+        def record(done: Backfilled) -> None:
+            counts.append(len(done.handled) + len(done.failed))
+            self._record(done, now)
 
-        async def postpone(tx: Transaction) -> int:
-            rows = await store.lock_due(tx, tenants, now)
-            await self._postpone(tx, {store.key_of(row): error_text(error) for row in rows}, now)
-            return len(rows)
+        isolated = await isolate_in_transactions(self._database, tenants, partial(self._fire, now=now), record)
+        isolated.raise_if_all_are_broken()
+        if isolated.failed:
+            postpone = partial(self._postpone, failed=isolated.failed, now=now)
+            counts.append(await in_transaction(self._database, postpone))
+        return sum(counts)
 
-        return await in_transaction(self._database, postpone)
+    async def _fire(self, tx: Transaction, tenants: Sequence[str], now: int) -> Backfilled:
+        """Fire a portion of each tenant in one transaction."""
+        rows = await store.lock_due(tx, tenants, now)
+        if not rows:
+            return Backfilled()
+        done = await fire_portions(tx, rows, start=self._start, now=now)
+        await store.postpone(tx, self._retries.of(starmap(Failed, done.failed.items()), now))
+        return done
 
-    async def _postpone(self, tx: Transaction, errors: Mapping[BackfillKey, str], now: int) -> None:
-        """Let locked backfills wait, longer each time."""
-        until: dict[BackfillKey, int] = {}
-        for key, reason in errors.items():
-            delay = self._delays.next(key)
-            until[key] = now + delay // timedelta(milliseconds=1)
-            about = {"tenant": key.tenant_id, "position": str(key.position), "seconds": delay.total_seconds()}
-            log.warning("the slots of a backfill did not fire; trying it later", extra={**about, "reason": reason})
-        await store.postpone(tx, until, errors)
+    async def _postpone(self, tx: Transaction, failed: Sequence[Failed[str]], now: int) -> int:
+        """Let the oldest due backfill of each tenant wait whose transaction has failed. Return how many wait."""
+        errors = dict(failed)
+        rows = await store.lock_due(tx, errors, now)
+        await store.postpone(
+            tx, self._retries.of([Failed(store.key_of(row), errors[row["tenant_id"]]) for row in rows], now)
+        )
+        return len(rows)
 
     def _record(self, done: Backfilled, now: int) -> None:
         """Count what a transaction has committed, wake the relay, and offer the started workflows to workers."""
-        for key in done.handled:
-            self._delays.forget(key)
+        self._retries.forget(done.handled)
         for name, count in (("fired", done.fired), ("failed", len(done.failed))):
             if count:
                 self._metrics.settled(store.TABLE, name, count)

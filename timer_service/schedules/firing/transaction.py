@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from timer_service.core.due.isolate import Retry
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.service.workflow_start import Started, WorkflowStart
@@ -23,7 +24,7 @@ from timer_service.schedules.events import ended_event, fired_events
 from timer_service.schedules.firing.left_to_others import Left, LeftToOthers
 from timer_service.schedules.firing.pass_order import PassOrder, has_rest
 from timer_service.schedules.messages import SkipReason, Status
-from timer_service.schedules.schedule import Key, Schedule, fail
+from timer_service.schedules.schedule import RETRY_MS, Key, Schedule, fail
 from timer_service.schedules.starts import Start, has_start, settle, slot_starts
 
 MOST_SLOTS = 1000
@@ -161,7 +162,7 @@ async def fire(
     after = [firing.decision.schedule for firing in done.firings]
     events += [ended_event(each, now) for each in after if each.status is Status.ENDED]
     await store.advance(tx, [*after, *done.failed])
-    await store.postpone(tx, done.unreadable, now)
+    await store.postpone(tx, {key: Retry(now + RETRY_MS, error) for key, error in done.unreadable.items()})
     await outbox.add(tx, events, now)
     return done
 

@@ -5,23 +5,20 @@ to the outbox. If the process dies before the commit, the slots are still due, w
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.due_rows import DueRows
+from timer_service.core.due.isolate import Failed, Retries, isolate_in_transactions
 from timer_service.core.due.loop import Pass
 from timer_service.core.intake.backlog import RECHECK_MS
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.core.service.workflow_start import StartWorkflows
-from timer_service.core.values.error_text import error_text
-from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.schedules import store
 from timer_service.schedules.firing.left_to_others import LeftToOthers
-from timer_service.schedules.firing.locked_parts import LockedParts
 from timer_service.schedules.firing.pass_order import PassOrder
 from timer_service.schedules.firing.transaction import MOST_SLOTS, Fired, fire
 from timer_service.schedules.gate import FiringGate
@@ -37,37 +34,6 @@ _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait before the next pass if another instance has locked all due schedules."""
 _LEFT_ROWS_PAUSE_MS = 50
 """The same if they are left to other instances. Schedules that become due meanwhile wait for so long."""
-_SHORTEST_WAIT_MS = 100
-_LONGEST_WAIT_MS = 10_000
-"""The bounds of the time until a schedule is tried again whose workflow another transaction has locked."""
-_LONGEST_LOCKED_SECONDS = 1
-"""If a pass has waited for locks for longer, it ends. If it has found no locked schedule until then, it fails.
-
-The whole database may be slow then.
-"""
-_MOST_PARTS = 64
-"""If so many parts of a failed pass fail too, and none succeeds, the fault is not in the schedules."""
-
-_Select = Callable[[Transaction], Awaitable[list[Row]]]
-
-
-class _Failed(NamedTuple):
-    """A transaction that failed, and the schedules that it had selected."""
-
-    error: Exception
-    selected: Sequence[Key]
-    starting: frozenset[Key]
-    """Those of them that start workflows."""
-
-    @property
-    def met_lock(self) -> bool:
-        """Whether a workflow may be locked. A schedule is not: another statement that waits means a slow database."""
-        return bool(self.starting) and blame(self.error) is Blame.BLOCKED
-
-    @property
-    def met_broken(self) -> bool:
-        """Whether a schedule may be at fault."""
-        return blame(self.error) is Blame.COMMAND
 
 
 class FiringWorker:
@@ -85,6 +51,8 @@ class FiringWorker:
         self._order = PassOrder()
         self._to_others = LeftToOthers(exclusive=parts.database.exclusive)
         self._hint = partial(parts.broker.hint, LOOP)
+        self._rng = parts.rng
+        self._retries = Retries[Key](SCHEDULES.name)
         self._limit = MOST_SLOTS
         """How many schedules to select: not many more than one pass can handle."""
 
@@ -96,9 +64,22 @@ class FiringWorker:
         """
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
-        fired = await self._fire(lambda tx: self._rows.select(tx, now, self._limit, self._order.rests), now)
-        if isinstance(fired, _Failed):
-            return Pass(await self._fire_after(fired, now), await self._next_at(now))
+        rows: list[Row] = []
+
+        async def fire_due(tx: Transaction) -> Fired:
+            rows[:] = await self._rows.select(tx, now, self._limit, self._order.rests)
+            return await self._fire(tx, rows, now)
+
+        try:
+            fired = await in_transaction(self._database, fire_due)
+        except Exception as error:
+            is_slow = blame(error) is Blame.BLOCKED and all(row["start"] is None for row in rows)
+            if is_slow or not rows:  # only workflows can be locked
+                raise
+            return Pass(await self._fire_apart(rows, error, now), await self._next_at(now))
+        self._record(fired, now)
+        if fired.newly_left:
+            await self._hint(now)
         self._limit = min(2 * self._limit, MOST_SLOTS) if fired.is_whole else max(2 * fired.handled, _LEAST_ROWS)
         return Pass(fired.handled, await self._next_at(now, _pause_ms(fired)))
 
@@ -107,126 +88,47 @@ class FiringWorker:
         at = await self._rows.next_available(self._database.reader)
         return now + pause_ms if at is not None and at <= now else at
 
-    async def _fire(self, select: _Select, now: int) -> Fired | _Failed:
-        """Select and fire schedules in one transaction."""
-        rows: list[Row] = []
+    async def _fire(self, tx: Transaction, rows: Sequence[Row], now: int) -> Fired:
+        if not rows:
+            return Fired()
+        return await fire(tx, rows, self._order, self._to_others, start=self._start, now=now)
 
-        async def fire_selected(tx: Transaction) -> Fired:
-            nonlocal rows
-            rows = []
-            rows = await select(tx)
-            if not rows:
-                return Fired()
-            return await fire(tx, rows, self._order, self._to_others, start=self._start, now=now)
+    async def _fire_keys(self, tx: Transaction, keys: Sequence[Key], now: int) -> Fired:
+        return await self._fire(tx, await self._rows.select_keys(tx, keys, now), now)
 
-        try:
-            fired = await in_transaction(self._database, fire_selected)
-        except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            starting = frozenset(store.key_of(row) for row in rows if row["start"] is not None)
-            return _Failed(error, [store.key_of(row) for row in rows], starting)
-        self._record(fired, now)
-        if fired.newly_left:
-            self._to_others.record(fired.newly_left, now)
+    async def _fire_apart(self, rows: Sequence[Row], error: Exception, now: int) -> int:
+        """Fire the schedules of a pass that failed. Those wait that fail alone, or whose workflow is locked.
+
+        If several fail and none fires, the environment is at fault: raise the error, and change no schedule. Return the
+        number of handled schedules.
+        """
+        done: list[Fired] = []
+
+        def record(fired: Fired) -> None:
+            done.append(fired)
+            self._record(fired, now)
+
+        keys = [store.key_of(row) for row in rows]
+        self._rng.shuffle(keys)  # so that some fire before the time is up, however many fail
+        fire_keys = partial(self._fire_keys, now=now)
+        isolated = await isolate_in_transactions(self._database, keys, fire_keys, record, failed=error)
+        isolated.raise_if_all_are_broken()
+        if isolated.failed:
+            await in_transaction(self._database, partial(self._postpone, failed=isolated.failed, now=now))
+        if any(fired.newly_left for fired in done):
             await self._hint(now)
-        return fired
+        return sum(fired.handled for fired in done) + len(isolated.failed)
 
-    async def _fire_keys(self, keys: Sequence[Key], now: int) -> Fired | _Failed:
-        return await self._fire(partial(self._rows.select_keys, keys=keys, now=now), now)
-
-    async def _fire_after(self, failed: _Failed, now: int) -> int:
-        """Fire the schedules of a failed pass in smaller transactions, or raise its error if that cannot help.
-
-        Return the number of handled schedules.
-        """
-        if failed.met_lock:
-            return await self._fire_around_locks(failed, now)
-        if not failed.met_broken or not failed.selected:
-            raise failed.error
-        log.warning("pass failed; firing its schedules in parts", exc_info=failed.error)
-        return await self._fire_in_parts(failed.selected, now)
-
-    async def _fire_around_locks(self, failed: _Failed, now: int) -> int:
-        """Fire the schedules of a pass that met a lock of another transaction. The locked ones wait.
-
-        Those that start no workflow come first. Return the number of handled schedules. If many are locked, the rest
-        stays due, and the next pass goes on with it.
-        """
-        starting = [key for key in failed.selected if key in failed.starting]
-        others = [key for key in failed.selected if key not in failed.starting]
-        handled = await self._fire_part(others, now) if others else 0
-        parts = LockedParts(starting)
-        while (part := parts.take()) is not None:
-            if parts.seconds > _LONGEST_LOCKED_SECONDS:
-                if not parts.locked:
-                    raise failed.error
-                break
-            try:
-                handled += await self._fire_part(part, now)
-            except DatabaseBlockedError:
-                parts.divide(part)
-        if parts.locked:
-            await in_transaction(self._database, partial(self._defer, keys=parts.locked, now=now))
-        return handled + len(parts.locked)
-
-    async def _fire_part(self, keys: Sequence[Key], now: int) -> int:
-        """Fire schedules of a pass that met a lock. If one is broken, they stay due, and 0 is returned.
-
-        The next pass divides them, without the locked schedules.
-        """
-        fired = await self._fire_keys(keys, now)
-        if isinstance(fired, Fired):
-            return fired.handled
-        if not fired.met_broken:
-            raise fired.error
-        log.warning("part of a pass failed", exc_info=fired.error)
-        return 0
-
-    async def _defer(self, tx: Transaction, *, keys: Sequence[Key], now: int) -> None:
-        """Let schedules wait whose workflows are locked: as long again as they are late, within bounds."""
-        rows = await self._rows.select_keys(tx, keys, now)
-        waits = {store.key_of(row): min(max(now - row["slot_at"], _SHORTEST_WAIT_MS), _LONGEST_WAIT_MS) for row in rows}
-        await store.defer(tx, {key: now + wait for key, wait in waits.items()})
-        log.warning("the workflows of schedules are locked; trying them again later", extra={"count": len(rows)})
-
-    async def _fire_in_parts(self, keys: Sequence[Key], now: int) -> int:
-        """Fire schedules of a failed transaction, in parts that are halved until each broken schedule is alone.
-
-        A broken schedule gets the error and waits a minute. If no part succeeds, the environment is at fault: raise the
-        error, and change no schedule. A part that meets a lock stays due. Return the number of handled schedules.
-        """
-        parts, handled, successes = [keys], 0, 0
-        broken: dict[Key, str] = {}
-        while parts:
-            failed: list[Sequence[Key]] = []
-            error: Exception | None = None
-            for part in parts:
-                fired = await self._fire_keys(part, now)
-                if isinstance(fired, Fired):
-                    handled += fired.handled
-                    successes += 1
-                elif fired.met_broken:
-                    error = fired.error
-                    failed.append(part)
-                elif not fired.met_lock:
-                    raise fired.error
-            is_last = len(parts) >= min(_MOST_PARTS, len(keys))
-            if error is not None and not successes and is_last and len(keys) > 1:
-                raise error
-            broken |= {part[0]: error_text(error) for part in failed if len(part) == 1 and error is not None}
-            parts = [half for part in failed if len(part) > 1 for half in _halves(part)]
-        for key, reason in broken.items():
-            _log_failure(key, reason)
-        if broken:
-            await in_transaction(self._database, partial(self._postpone, errors=broken, now=now))
-        return handled + len(broken)
-
-    async def _postpone(self, tx: Transaction, *, errors: Mapping[Key, str], now: int) -> None:
-        rows = await self._rows.select_keys(tx, list(errors), now)  # without those that another instance has locked
-        await store.postpone(tx, {key: errors[key] for key in map(store.key_of, rows)}, now)
+    async def _postpone(self, tx: Transaction, *, failed: Sequence[Failed[Key]], now: int) -> None:
+        rows = await self._rows.select_keys(tx, [key for key, _ in failed], now)
+        free = set(map(store.key_of, rows))  # another instance has locked the others
+        await store.postpone(tx, self._retries.of([each for each in failed if each.item in free], now))
 
     def _record(self, fired: Fired, now: int) -> None:
         """Count what a transaction has committed, and wake the relay."""
         slots = [(each.before, slot) for each in fired.firings for slot in each.decision.fired]
+        self._retries.forget(each.before.key for each in fired.firings)
+        self._to_others.record(fired.newly_left, now)
         for schedule, slot in slots:
             self._metrics.fired_late(SCHEDULES.name, (now - schedule.due_of(slot)) / 1000)
         self._record_starts(fired, now)
@@ -267,11 +169,6 @@ def _pause_ms(fired: Fired) -> int:
     if fired.handled or fired.newly_left:
         return 0
     return _LEFT_ROWS_PAUSE_MS if fired.left else _LOCKED_ROWS_PAUSE_MS
-
-
-def _halves(keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
-    half = len(keys) // 2
-    return keys[:half], keys[half:]
 
 
 def _log_failure(key: Key, reason: str | None) -> None:

@@ -3,22 +3,18 @@
 Tenants take turns, and so do their lanes and the polls of a lane.
 """
 
-import logging
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
-from timer_service.core.due.isolate import isolate
+from timer_service.core.due.isolate import Failed, Retries, isolate
 from timer_service.core.due.lanes import Lane, LaneClaim, LaneLook, Lanes
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.delays import Delays
-from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.core.values.stored_json import RawJson
@@ -29,8 +25,6 @@ from timer_service.workflows.tasks.build import read_tasks, task_bytes
 from timer_service.workflows.tasks.polls import Poll
 from timer_service.workflows.tasks.task_store import loaded_bytes, taken_bytes
 from timer_service.workflows.workflow import Key
-
-log = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = MAX_MESSAGE_BYTES - 100
 """The most bytes of the tasks of one reply, with their commas."""
@@ -120,7 +114,7 @@ class Claims:
         self._max_attempts = max_attempts
         self._claim_bytes = claim_bytes
         self._rng = rng
-        self._delays = Delays()
+        self._retries = Retries[Key](WORKFLOWS.name)
 
     async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
@@ -172,11 +166,8 @@ class Claims:
 
     async def _postpone(self, key: Key, error: Exception, now: int) -> None:
         """Let a workflow wait whose task cannot be made."""
-        delay = self._delays.next(key)
-        about = {"tenant": key.tenant_id, "workflow_id": key.workflow_id, "seconds": delay.total_seconds()}
-        log.warning("the task of a workflow cannot be made; trying it later", exc_info=error, extra=about)
-        until = now + delay // timedelta(milliseconds=1)
-        await in_transaction(self._database, lambda tx: store.postpone(tx, key, until, error_text(error), now))
+        retry = self._retries.of([Failed(key, error)], now)[key]
+        await in_transaction(self._database, lambda tx: store.postpone(tx, key, retry, now))
 
     def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
