@@ -13,6 +13,7 @@ Backlog = Callable[[str], Awaitable[int]]
 
 _COUNT = """
 SELECT (SELECT COUNT(*) FROM outbox WHERE tenant_id = $1 AND available_at IS NOT NULL)
+     + (SELECT COUNT(*) FROM dead_letters WHERE tenant_id = $1)
      + (SELECT COUNT(*) FROM work_item_events WHERE tenant_id = $1 AND evaluate_at <= $2)
      + (SELECT COUNT(*) FROM work_signal_firings WHERE tenant_id = $1 AND available_at IS NOT NULL AND due_at <= $2)
      + (SELECT COUNT(*) FROM schedules WHERE tenant_id = $1 AND available_at <= $2)

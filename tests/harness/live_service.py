@@ -83,6 +83,7 @@ class Live(Conversation):
         return await self._read(Kind.EVENT, tenant or self.tenant)
 
     async def dead_letters(self) -> Sequence[Stored]:
+        await self.until_quiet()
         return await self._read(Kind.DEAD_LETTER, self.tenant)
 
     async def ask(self, name: str, *, tenant: str | None = None, **question: Any) -> Any:
