@@ -30,13 +30,15 @@ CREATE TABLE waiting_commands (
     number_of_commands INTEGER NOT NULL,
     done INTEGER NOT NULL DEFAULT 0,
     size BIGINT NOT NULL,
-    commands BLOB NOT NULL,
     available_at BIGINT NOT NULL,
     attempt INTEGER NOT NULL CHECK (attempt >= 0),  -- how often the next command has failed alone
     last_error TEXT,
     tried INTEGER NOT NULL DEFAULT 0 CHECK (tried >= 0),  -- how many of the next commands are being applied after a crash
     deaths INTEGER NOT NULL DEFAULT 0 CHECK (deaths >= 0),  -- how many processes have ended while they applied the next command alone
+    commands BLOB NOT NULL,  -- the last column, so that SQLite reads the others without it
     PRIMARY KEY (tenant_id, epoch, first_sequence),
     CHECK (last_sequence >= first_sequence),
     CHECK (done >= 0 AND done < number_of_commands)
 );
+-- What a worker asks that waits for older commands.
+CREATE INDEX waiting_commands_held_back ON waiting_commands (tenant_id, available_at) WHERE available_at > 0;

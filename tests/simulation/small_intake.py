@@ -17,8 +17,7 @@ def small_intake(monotonic: Callable[[], float], *, most_bytes: int = waiting.MO
     """
     time = SimpleNamespace(monotonic=monotonic)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (reader, crash_care):
-            patch.setattr(module, "time", time)
+        patch.setattr(reader, "time", time)
         for module in (reader, waiting):
             patch.setattr(module, "FAR_BEHIND", 2)
         patch.setattr(waiting, "_PART", 2)

@@ -11,8 +11,8 @@ large ones follow, so that the others behind them are found sooner, and if one i
 are read one by one, and the reader asks for a large one when it handles the command.
 
 If the service and the stream are in different accounts, the server takes a command without headers and body for the end
-of the answer to a pull, and drops the rest. Then the consumer is created again behind that command, and leaves bodies
-in the stream too: every message has a header then.
+of the answer to a pull, and drops the rest. It shows when the consumer has delivered more than has arrived. Then the
+consumer is created again behind that command, and leaves bodies in the stream too: every message has a header then.
 """
 
 import asyncio
@@ -57,12 +57,15 @@ _PULL_BATCHES = 2
 _LATE_SECONDS = 3
 """How long after the end of a pull its status may arrive."""
 _WRITE_SECONDS = 5
+_LOOK_SECONDS = 0.2
 _FRACTION = re.compile(r"\.(\d{1,9})")
 _LEAVING_SECONDS = 10
 """How long bodies are left in the stream after a command that cannot be read otherwise."""
 _FAR_BEHIND_BYTES = 32 * 1024 * 1024
 """If the commands behind a batch have about so many bytes, large bodies are left in the stream."""
-_LARGE_BYTES = 32 * 1024
+_LARGE_BYTES = 8 * 1024
+_COST_OF_A_BODY = 40 * 1024
+"""To read one small body by itself takes as long as to read and store so many bytes."""
 _BODIES_AT_ONCE = 32
 _END_OF_HEADERS = b"\r\n\r\n"
 _NO_LINES = b"NATS/1.0" + _END_OF_HEADERS
@@ -110,8 +113,12 @@ class NatsLog:
         """How many messages of the pull have arrived."""
         self._left = 0
         """How many bytes may still arrive for the pull, as the server counts them. At 0 it ends without a status."""
-        self._is_cut = False
-        """Whether the server may have dropped the rest of an answer."""
+        self._cuts: bool | None = None
+        """Whether the server drops the rest of an answer behind an empty command; None: no answer had one yet."""
+        self._has_empty = False
+        """Whether an empty command was the last one that arrived, and the rest of the answer may be missing."""
+        self._looked_at = 0
+        """The number of the last delivery when it was last asked whether some are missing."""
         self._leaves = False
         """Whether the consumer leaves bodies in the stream."""
         self._leaves_until = 0.0
@@ -119,6 +126,8 @@ class NatsLog:
         self._opened_at = LogCursor("", 0)
         self._sequence = 0
         """The last command that has arrived since; 0: none."""
+        self._is_dense = False
+        """Whether the stream has only commands, so that a gap between sequences shows what was removed."""
         self._owner = ""
         self._delivery = 0
         """The number of the last delivery."""
@@ -154,8 +163,8 @@ class NatsLog:
         while not self._closed:
             if self._broken is not None:
                 raise LogUnavailableError(self._broken)
-            if self._is_cut:
-                await self._resume()
+            if self._has_empty:
+                await self._go_on_behind_empty()
             await self._keep_pulling(most_bytes)
             if self._buffer:
                 batch = self._take(limit, most_bytes)
@@ -165,7 +174,7 @@ class NatsLog:
                 break
             self._arrived.clear()
             try:
-                async with asyncio.timeout(min(left, _PULL_SECONDS)):
+                async with asyncio.timeout(min(left, _LOOK_SECONDS if self._has_empty else _PULL_SECONDS)):
                     await self._arrived.wait()
             except TimeoutError:
                 pass
@@ -211,6 +220,7 @@ class NatsLog:
         """Look where to go on behind a cursor."""
         info = await self._request(f"STREAM.INFO.{self._stream}")
         created, state = info["created"], info["state"]
+        self._is_dense = info["config"].get("subjects") == [self._subjects.pattern(Kind.COMMAND)]
         created_ms = nanoseconds(created) // 1_000_000
         first, last = state["first_seq"], state["last_seq"]
         if cursor is None:
@@ -291,7 +301,7 @@ class NatsLog:
     async def _listen(self) -> None:
         client = self._connection.client
         self._inbox = client.new_inbox()
-        self._pull, self._delivery, self._is_cut = None, 0, False
+        self._pull, self._delivery, self._has_empty = None, 0, False
         self._inbox_bytes = self._inbox.encode()
         self._interest = await client.subscribe_many(f"{self._inbox}.*", self._receive)
 
@@ -311,15 +321,27 @@ class NatsLog:
             except _ERRORS as error:
                 log.debug("the inbox of the command log is still open", extra={"reason": error_text(error)})
 
-    async def _resume(self) -> None:
-        """Create the consumer again behind the last command that has arrived, and listen at another inbox."""
+    async def _go_on_behind_empty(self) -> None:
+        """If the server has dropped the rest of an answer, create the consumer again, and listen at another inbox."""
         try:
+            if self._cuts is None and not await self._has_lost_deliveries():
+                return
+            self._cuts, self._has_empty = True, False
+            if self._leaves or self._pull is None:
+                return
+            self._leaves_until = time.monotonic() + _LEAVING_SECONDS
             await self._close_inbox()
             sequence = self._sequence or self._opened_at.sequence
             await self._create_consumer(self._opened_at._replace(sequence=sequence), self._owner)
             await self._listen()
         except _ERRORS as error:
             self._break(self._text(error))
+
+    async def _has_lost_deliveries(self) -> bool:
+        """Return whether deliveries are missing, now and when this was last asked, and none has arrived in between."""
+        before, self._looked_at = self._looked_at, self._delivery
+        info = await self._request(f"CONSUMER.INFO.{self._stream}.{CONSUMER}")
+        return bool(before == self._looked_at == self._delivery < info["delivered"]["consumer_seq"])
 
     async def _keep_pulling(self, most_bytes: int) -> None:
         """Ask for the bytes of two batches if nothing is asked for and less than a batch is buffered.
@@ -357,8 +379,9 @@ class NatsLog:
         taken = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
         self._buffered -= sum(each.held_bytes for each in taken)
         behind = self._behind + len(self._buffer)
-        average = sum(each.size for each in taken) // len(taken)
-        if average > _LARGE_BYTES and average * behind > _FAR_BEHIND_BYTES:
+        large = [each.size for each in taken if each.size > _LARGE_BYTES]
+        is_far = sum(large) * behind > _FAR_BEHIND_BYTES * len(taken)
+        if is_far and sum(large) > _COST_OF_A_BODY * (len(taken) - len(large)):
             self._leaves_until = max(self._leaves_until, time.monotonic() + 1)
         return LogBatch(taken, behind)
 
@@ -389,11 +412,16 @@ class NatsLog:
                 return
             self._delivery += 1
             self._received += 1
+            if sequence > self._sequence + 1 and self._sequence and self._is_dense:
+                missing = sequence - self._sequence - 1
+                log.error("commands were removed from the log before they were read", extra={"count": missing})
             self._sequence = sequence
             self._left -= len(subject) + len(reply) + len(headers) + len(body)
             block, left = (headers, 0) if body else _left_bytes(headers)
+            if self._has_empty and self._cuts is None:
+                self._cuts, self._has_empty = False, False
             if not (body or block or left):
-                self._receive_empty()
+                self._has_empty = self._cuts is not False
             size = len(subject) + len(block) + len(body)
             self._buffered += size
             source, address = _read_subject(subject)
@@ -413,11 +441,6 @@ class NatsLog:
             self._behind = behind
         self._end_pull()
         self._arrived.set()
-
-    def _receive_empty(self) -> None:
-        """Take a command that ends the answer to the pull if it comes from another account."""
-        self._leaves_until = time.monotonic() + _LEAVING_SECONDS
-        self._is_cut = self._pull is not None and not self._leaves
 
     def _end_pull(self) -> None:
         """Forget the pull if nothing more can arrive for it."""

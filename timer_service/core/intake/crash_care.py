@@ -4,31 +4,37 @@ After an unclean stop, the first commands of the log are stored as waiting ones.
 groups, each marked in its row before. If the process dies again, the commands of the marked group are applied one by
 one. A command that was alone in its mark when two processes died becomes a dead letter unread. So a command that always
 ends the process does so three times if few others come with it, and four times otherwise.
+
+A process may also die at the same time after each start, for another reason. So a command that was near a death is
+tried only after some seconds.
 """
 
-import time
 from collections.abc import Sequence
 
 from timer_service.core.intake import waiting_rows
 from timer_service.core.intake.commit import Commits
 from timer_service.core.intake.waiting_rows import WaitingRow
+from timer_service.core.ports.clock import Clock
 
 _GROUP = 32
 _MOST_DEATHS = 2
 """How many processes may die while they apply one command alone."""
-_ROWS_SECONDS = 30
+_SUSPECT_MS = 5000
+"""How long after the start such a command is tried again."""
+_ROWS_MS = 30_000
 """How long after the start waiting commands are applied with care. A process that does not survive them dies sooner."""
 
 
 class CrashCare:
     """What a process that began after a crash knows about it. It is not needed after an orderly stop."""
 
-    def __init__(self, commits: Commits, batch_size: int) -> None:
+    def __init__(self, commits: Commits, clock: Clock, batch_size: int) -> None:
         """`batch_size`: how many commands the transaction had at most that was not survived."""
         self._commits = commits
+        self._clock = clock
+        self._began = clock.now()
         self._batch_size = self._left = batch_size
         """How many commands of the log are still stored."""
-        self._rows_until = time.monotonic() + _ROWS_SECONDS
         self._alone: dict[str, int] = {}
         """How many waiting commands are applied one by one, by tenant."""
         self._survived: dict[str, int] = {}
@@ -41,8 +47,9 @@ class CrashCare:
         return is_stored
 
     async def choose(self, rows: Sequence[WaitingRow]) -> list[WaitingRow]:
-        """Return the rows that one transaction may have. Mark their commands, if that is few."""
-        if time.monotonic() > self._rows_until:
+        """Return the rows that one transaction may have; none if it is too early. Mark few commands before."""
+        age = self._clock.now() - self._began
+        if age > _ROWS_MS:
             return list(rows)
         row = rows[0]
         if self._is_over(row):
@@ -50,6 +57,8 @@ class CrashCare:
         if (alone := self._alone.get(row.tenant)) is None:  # so the mark is that of a process that has died
             alone = row.tried
             row = row._replace(deaths=row.deaths + (row.tried == 1))
+            if row.deaths and 0 <= age < _SUSPECT_MS:
+                return []
         row = row._replace(limit=1 if alone > 0 or len(row.next) <= _GROUP else _GROUP)
         self._alone[row.tenant] = max(alone - len(row.next), 0)
         self._survived[row.tenant] = self._survived.get(row.tenant, 0) + len(row.next)

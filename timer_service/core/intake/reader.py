@@ -56,6 +56,8 @@ _IDLE_SECONDS = 5.0
 _LOG_SHARE = 3
 """While the log has more commands, it has so many times as much time as the waiting commands."""
 _LONE_SECONDS = 0.5
+_SUSPECT_MS = 1000
+"""How long to wait before looking again whether a command may be tried that was near a crash."""
 _NOTHING = LogBatch((), 0)
 
 
@@ -185,8 +187,8 @@ class LogReader:
         if taken is None:
             return False
         self._commits.place = taken.place
-        self._waiting.load(await find_all(self._database.reader))
         await self._open_log(taken)
+        self._waiting.load(await find_all(self._database.reader))
         self._set_health(Health())
         self._begun = True
         return True
@@ -208,7 +210,7 @@ class LogReader:
     async def _take(self) -> Taken | None:
         taken = await cursor.take(self._database, self._name, self._clock.now())
         if taken is not None and taken.after_crash:
-            self._care = CrashCare(self._commits, self._batch_size)
+            self._care = CrashCare(self._commits, self._clock, self._batch_size)
         return taken
 
     async def _open_log(self, taken: Taken) -> None:
@@ -322,8 +324,11 @@ class LogReader:
         if not rows:  # another process has applied them
             raise LostCursorError
         chosen = self._fitting(rows)
-        if self._care is not None:
-            chosen = await self._care.choose(chosen)
+        if self._care is not None and not (chosen := await self._care.choose(chosen)):
+            self._waiting.postponed(rows[0].tenant, self._clock.now() + _SUSPECT_MS)
+            return
+        if chosen[0].is_held_back:
+            self._commits.waits_briefly = True
         self._waiting.end_turn(await self._apply_rows(chosen))
         self._commits.waits_briefly = False
         self._turn_ended = time.monotonic()
@@ -333,13 +338,13 @@ class LogReader:
     def _fitting(self, rows: Sequence[WaitingRow]) -> list[WaitingRow]:
         """Return the first rows whose commands fit in one transaction; at least one.
 
-        A command that has failed alone is tried alone.
+        A command that has failed alone, or was blocked, is tried alone.
         """
-        if rows and rows[0].attempt:
+        if rows[0].is_held_back:
             return [rows[0]._replace(limit=1)]
         chosen: list[WaitingRow] = []
         number = size = 0
-        for row in (row.limited(self._budget.part) for row in rows if not row.attempt):
+        for row in (row.limited(self._budget.part) for row in rows if not row.is_held_back):
             number += len(row.next)
             size += sum(raw.size for raw in row.next)
             if chosen and (number > self._batch_size or size > self._budget.part):
@@ -352,8 +357,9 @@ class LogReader:
 
         Return the tenants that have had their turn: their next command was applied, or it has failed.
         """
-        for raw in (raw for row in rows for raw in row.next if raw.left_bytes):
-            if (body := await self._log.body(raw)) is not None:
+        left = [raw for row in rows for raw in row.next if raw.left_bytes]
+        for raw, body in zip(left, await asyncio.gather(*map(self._log.body, left)), strict=True):
+            if body is not None:
                 raw.body, raw.left_bytes = body, 0
         if CrashCare.gives_up(rows[0]):
             decoded = [_killed(rows[0].commands[0])]

@@ -118,8 +118,10 @@ class WaitingRow(NamedTuple):
     """The bytes of all its commands, without bodies that were left in the log."""
     commands: Sequence[RawCommand]
     """The others."""
+    is_held_back: bool
+    """Whether the next command has failed alone, or was blocked. It is tried alone."""
     attempt: int
-    """How often the next command has failed alone."""
+    """How often it has failed alone."""
     tried: int
     """How many commands were being applied after a crash."""
     deaths: int
@@ -163,6 +165,7 @@ def _read(row: Row) -> WaitingRow:
         row["done"],
         row["size"],
         _load(row["epoch"], row["commands"], row["done"]),
+        row["available_at"] > 0,
         row["attempt"],
         row["tried"],
         row["deaths"],

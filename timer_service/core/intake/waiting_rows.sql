@@ -19,7 +19,7 @@ WHERE tenant_id = :tenant_id AND (epoch, first_sequence) = (
 
 -- name: advance
 -- Records that the first commands of a row are applied.
-UPDATE waiting_commands SET done = :done, attempt = 0, last_error = NULL, tried = 0, deaths = 0
+UPDATE waiting_commands SET done = :done, available_at = 0, attempt = 0, last_error = NULL, tried = 0, deaths = 0
 WHERE tenant_id = :tenant_id AND epoch = :epoch AND first_sequence = :first_sequence
 
 -- name: delete
@@ -45,6 +45,6 @@ SELECT tenant_id FROM waiting_commands WHERE tenant_id = :tenant_id LIMIT 1
 SELECT 1 AS one FROM waiting_commands
 WHERE (epoch, first_sequence) <= (:epoch, :sequence) AND NOT EXISTS (
     SELECT 1 FROM waiting_commands AS older
-    WHERE older.tenant_id = waiting_commands.tenant_id AND older.available_at > :now
+    WHERE older.tenant_id = waiting_commands.tenant_id AND older.available_at > 0 AND older.available_at > :now
 )
 LIMIT 1
