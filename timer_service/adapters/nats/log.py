@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import nats.errors
 from nats.aio.subscription import Subscription
@@ -81,14 +81,6 @@ _NO_HEADERS = Headers(b"")
 _ERRORS = (nats.errors.Error, JetStreamError, OSError, *UNREADABLE_ANSWER)
 
 
-class _Pull(NamedTuple):
-    """A request for messages that has not ended."""
-
-    inbox: str
-    until: float
-    """When its end must have arrived, as monotonic seconds."""
-
-
 class NatsLog:
     """`core.ports.log.CommandLog` on the stream of commands."""
 
@@ -106,8 +98,10 @@ class NatsLog:
         self._config: Mapping[str, Any] = {}
         """The settings of the consumer. Its priority group is a name that only this process knows."""
         self._inbox = ""
-        self._inbox_bytes = b""
-        self._pull: _Pull | None = None
+        self._pull: str | None = None
+        """The inbox of the request for messages that has not ended."""
+        self._pull_until = 0.0
+        """When its end must have arrived, as monotonic seconds."""
         self._pulls = 0
         self._received = 0
         """How many messages of the pull have arrived."""
@@ -299,11 +293,9 @@ class NatsLog:
         return {"deliver_policy": "all"}
 
     async def _listen(self) -> None:
-        client = self._connection.client
-        self._inbox = client.new_inbox()
+        self._inbox = self._connection.client.new_inbox()
         self._pull, self._delivery, self._has_empty = None, 0, False
-        self._inbox_bytes = self._inbox.encode()
-        self._interest = await client.subscribe_many(f"{self._inbox}.*", self._receive)
+        self._interest = await self._connection.client.subscribe_many(f"{self._inbox}.*", self._receive)
 
     async def _leave(self) -> None:
         """Forget what was received. What is still on its way belongs to another inbox."""
@@ -350,7 +342,7 @@ class NatsLog:
         for many messages.
         """
         if self._pull is not None:
-            if time.monotonic() > self._pull.until:
+            if time.monotonic() > self._pull_until:
                 self._break("the broker does not answer")
             return
         if self._buffered >= most_bytes:
@@ -364,12 +356,13 @@ class NatsLog:
         }
         self._pulls += 1
         self._received = 0
-        self._pull = _Pull(f"{self._inbox}.{self._pulls}", time.monotonic() + _PULL_SECONDS + _LATE_SECONDS)
+        self._pull = f"{self._inbox}.{self._pulls}"
+        self._pull_until = time.monotonic() + _PULL_SECONDS + _LATE_SECONDS
         subject, body = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}", json.dumps(ask).encode()
         try:
             if self._leaves != (time.monotonic() < self._leaves_until):
                 await self._write_consumer("update")
-            await self._connection.client.publish(subject, body, reply=self._pull.inbox)
+            await self._connection.client.publish(subject, body, reply=self._pull)
         except _ERRORS as error:
             self._break(self._text(error))
 
@@ -397,9 +390,9 @@ class NatsLog:
 
     def _receive(self, messages: Sequence[ReadMessage]) -> None:
         """Take messages of the inbox. Only the server can send one with the subject of a command there."""
-        behind = None
+        behind, inbox = None, self._inbox.encode()
         for subject, reply, headers, body in messages:
-            if subject.startswith(self._inbox_bytes):
+            if subject.startswith(inbox):
                 self._receive_status(decode_text(subject), RawHeaders(headers))
                 continue
             try:  # $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<attempt>.<sequence>.<delivery>.<time>.<behind>
@@ -413,8 +406,8 @@ class NatsLog:
             self._delivery += 1
             self._received += 1
             if sequence > self._sequence + 1 and self._sequence and self._is_dense:
-                missing = sequence - self._sequence - 1
-                log.error("commands were removed from the log before they were read", extra={"count": missing})
+                about = {"count": sequence - self._sequence - 1}
+                log.error("commands were removed from the log before they were read", extra=about)
             self._sequence = sequence
             self._left -= len(subject) + len(reply) + len(headers) + len(body)
             block, left = (headers, 0) if body else _left_bytes(headers)
@@ -449,7 +442,7 @@ class NatsLog:
 
     def _receive_status(self, subject: str, headers: RawHeaders) -> None:
         code, description = headers.get("Status") or "", headers.get("Description") or ""
-        if self._pull is None or subject != self._pull.inbox or code == "100" or description == _COMPLETED:
+        if self._pull is None or subject != self._pull or code == "100" or description == _COMPLETED:
             return
         self._arrived.set()
         is_too_large = _TOO_LARGE in description
@@ -471,9 +464,7 @@ class NatsLog:
             self._buffered = 0
         self._arrived.set()
 
-    async def _request(
-        self, name: str, body: Mapping[str, Any] | None = None, *, seconds: float = 2
-    ) -> Mapping[str, Any]:
+    async def _request(self, name: str, body: Mapping[str, Any] | None = None, *, seconds: float = 2) -> Any:
         return await request(self._connection.client, name, body, seconds=seconds)
 
     def _text(self, error: BaseException) -> str:

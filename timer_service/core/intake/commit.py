@@ -82,7 +82,7 @@ class Commits:
         self.place: Place
         self.waiting = Waiting()
         self.waits_briefly = False
-        """Whether a transaction waits only briefly for a locked row: while one is searched."""
+        """Whether a transaction waits only briefly for a locked row."""
 
     async def of_log(self, decoded: Sequence[Decoded], later: Sequence[RawCommand], last: RawCommand) -> Done:
         """Apply commands of the log, store others, and move the cursor to `last`, the last one of both.

@@ -56,6 +56,7 @@ _IDLE_SECONDS = 5.0
 _LOG_SHARE = 3
 """While the log has more commands, it has so many times as much time as the waiting commands."""
 _LONE_SECONDS = 0.5
+_BRIEF_SECONDS = 10
 _SUSPECT_MS = 1000
 """How long to wait before looking again whether a command may be tried that was near a crash."""
 _NOTHING = LogBatch((), 0)
@@ -115,6 +116,8 @@ class LogReader:
         self._turn_ended = self._turn_took = 0.0
         """When the last turn of the waiting commands ended, and how long it took."""
         self._kept_at = 0.0
+        self._brief_until = 0.0
+        """Until when no transaction waits long for a lock, because one has met a lock of another session."""
         self._lone: tuple[str, float, bool] | None = None
         """A tenant, until when this is valid, and whether the log has only its commands."""
 
@@ -287,6 +290,7 @@ class LogReader:
         if self._care is not None and self._care.stores(len(part)):
             now, later = [], list(part)
         decoded = await self._decode(now)
+        self._commits.waits_briefly = time.monotonic() < self._brief_until
         try:
             done = await self._commits.of_log(decoded, [*now[len(decoded) :], *later], part[-1])
         except Exception as error:
@@ -307,6 +311,7 @@ class LogReader:
         if isinstance(error, LostCursorError) or cause in OF_ENVIRONMENT:
             return False
         if cause is Blame.BLOCKED:
+            self._brief_until = time.monotonic() + _BRIEF_SECONDS
             self._commits.waits_briefly = True
         log.warning("transaction of commands failed; dividing it", extra={"reason": error_text(error)})
         return True
@@ -327,10 +332,8 @@ class LogReader:
         if self._care is not None and not (chosen := await self._care.choose(chosen)):
             self._waiting.postponed(rows[0].tenant, self._clock.now() + _SUSPECT_MS)
             return
-        if chosen[0].is_held_back:
-            self._commits.waits_briefly = True
+        self._commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
         self._waiting.end_turn(await self._apply_rows(chosen))
-        self._commits.waits_briefly = False
         self._turn_ended = time.monotonic()
         self._turn_took = self._turn_ended - began
         self._working_since = None
