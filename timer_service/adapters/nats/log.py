@@ -355,7 +355,7 @@ class NatsLog:
             "group": self._config["priority_groups"][0],
         }
         self._pulls += 1
-        self._received = 0
+        self._received, self._has_empty = 0, False
         self._pull = f"{self._inbox}.{self._pulls}"
         self._pull_until = time.monotonic() + _PULL_SECONDS + _LATE_SECONDS
         subject, body = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}", json.dumps(ask).encode()
