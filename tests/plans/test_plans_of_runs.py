@@ -39,7 +39,7 @@ SELECT 'tenant-7', n, 'tenant-7', 'job-' || n, n, 1 FROM generate_series(1, $1::
 RUN = "runs_pkey"
 JOB = "run_jobs_pkey"
 EDGES = "run_edges_pkey"
-ANNOUNCEMENT = "run_announcements_available"  # it has the whole key, like the primary key
+ANNOUNCEMENT, SAME_COLUMNS = "run_announcements_pkey", "run_announcements_available"
 PLANS = {
     "a run, locked": (loader._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
     "a job": (loader._SQL["find_job"], [f"Index Scan {JOB}"]),
@@ -98,6 +98,9 @@ def test_plans_on_postgres(filled: FilledDatabase) -> None:
     """Every frequent statement uses its index, also on tables without statistics."""
     for mode in MODES:
         found = {name: filled.plan(sql, mode) for name, (sql, _) in PLANS.items()}
+        for name, (sql, nodes) in PLANS.items():  # two indexes of the announcements have the whole key
+            if "run_announcements" in sql and ANNOUNCEMENT in "".join(nodes):
+                found[name] = [each.replace(SAME_COLUMNS, ANNOUNCEMENT) for each in found[name]]
         assert found == {name: nodes for name, (_, nodes) in PLANS.items()}
 
 
