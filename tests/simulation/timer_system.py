@@ -78,6 +78,7 @@ SELECT json_extract(body, '$.payload.commandId') FROM outbox WHERE message = 'co
 """
 _STATES = {"DueTimeReached": (REACHED, "reachedAt"), "TimerExpired": (EXPIRED, "expiredAt")}
 """What each type of event announces: the state of its timer, and the field with the instant."""
+_TURNS_OF_ONE = 4
 _FINISHING_ROUNDS = 200
 _TIMERS_OF_A_PAGE = 2
 _MILLISECOND = 999_999
@@ -476,7 +477,8 @@ class TimerSystem(BrokerObserver):
         if len(self.failing) > 1:  # then all commands of the handler may have failed, and each is tried very often
             self.failing.clear()
         for turn in range(_FINISHING_ROUNDS):
-            if not self._do_more(self.instances[turn % INSTANCES]):
+            # Each does some in turn: what was near a crash waits for some seconds after an instance has taken over.
+            if not self._do_more(self.instances[turn // _TURNS_OF_ONE % INSTANCES]):
                 break
         assert self._reader is not None
         self.ledger.check_finished(read_stored(self._reader, ()), self._in_log())
