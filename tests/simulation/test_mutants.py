@@ -49,11 +49,6 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
         _replace(patch, lease._SQL, name, " AND lease_token = :token")
 
 
-def no_fence_on_single_rows(patch: pytest.MonkeyPatch) -> None:
-    """Completing a part of a claim does not check its lease token."""
-    _replace(patch, lease._SQL, "complete", " AND lease_token = :token")
-
-
 def no_fence_on_whole_claims(patch: pytest.MonkeyPatch) -> None:
     """Completing a whole claim in one statement does not check its lease token."""
     for name in ("complete_claim", "complete_claim_shared"):
@@ -216,7 +211,6 @@ def leases_never_end(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = [
     no_fence,
-    no_fence_on_single_rows,
     no_fence_on_whole_claims,
     no_fence_on_release,
     update_keeps_its_id,

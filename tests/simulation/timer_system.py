@@ -477,8 +477,9 @@ class TimerSystem(BrokerObserver):
         if len(self.failing) > 1:  # then all commands of the handler may have failed, and each is tried very often
             self.failing.clear()
         for turn in range(_FINISHING_ROUNDS):
-            # Each does some in turn: what was near a crash waits for some seconds after an instance has taken over.
-            if not self._do_more(self.instances[turn // _TURNS_OF_ONE % INSTANCES]):
+            # Later, each does some in a row: what was near a crash waits for seconds after an instance has taken over.
+            number = turn if turn < _FINISHING_ROUNDS // 2 else turn // _TURNS_OF_ONE
+            if not self._do_more(self.instances[number % INSTANCES]):
                 break
         assert self._reader is not None
         self.ledger.check_finished(read_stored(self._reader, ()), self._in_log())
