@@ -331,6 +331,7 @@ class LogReader:
         chosen = self._fitting(rows)
         if self._care is not None and not (chosen := await self._care.choose(chosen)):
             self._waiting.postponed(rows[0].tenant, self._clock.now() + _SUSPECT_MS)
+            self._working_since = None
             return
         self._commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
         self._waiting.end_turn(await self._apply_rows(chosen))
