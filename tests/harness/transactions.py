@@ -17,9 +17,9 @@ def recording_route(
     applied: list[list[CommandPayload]] = []
     inner = handle or partial(slice_.handle, quotas=Quotas())
 
-    async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+    async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
         results = await inner(tx, commands, now)
-        applied.append([each.payload for each, result in zip(commands, results, strict=True) if result is not None])
+        applied.append([each.payload for each in commands[: len(results)]])
         return results
 
     return Route(slice_.commands, record, wake), applied

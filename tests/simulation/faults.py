@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.intake.apply import LeftTooLateError
 from timer_service.core.intake.cursor import LostCursorError
+from timer_service.core.intake.route import TooManyCommandsError
 from timer_service.core.ports.broker import (
     BrokerFeatures,
     PublishResult,
@@ -329,7 +329,7 @@ class FaultyDatabase:
                     await self._gate.reach(Point.BEFORE_COMMIT)
                     stack.enter_context(self._gate.committing())
                 self._committed(faulty)
-        except (*EXPECTED_ERRORS, LeftTooLateError):
+        except (*EXPECTED_ERRORS, TooManyCommandsError):
             raise
         except Exception as error:
             self._failed(error)

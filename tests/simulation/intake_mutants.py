@@ -104,7 +104,7 @@ def dead_letter_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
     async def hold(_tx: Transaction, letters: Sequence[Message], _now: int) -> None:
         held.extend(letters)
 
-    write = Commits._write_in_order
+    write = Commits._write_fitting
 
     async def write_and_add(self: Any, *arguments: Any) -> Any:
         held.clear()
@@ -113,7 +113,7 @@ def dead_letter_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
         return written
 
     patch.setattr(apply, "outbox", SimpleNamespace(add=outbox.add, add_dead_letters=hold))
-    patch.setattr(Commits, "_write_in_order", write_and_add)
+    patch.setattr(Commits, "_write_fitting", write_and_add)
 
 
 def waiting_row_deleted_in_own_transaction(patch: pytest.MonkeyPatch) -> None:

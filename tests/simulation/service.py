@@ -219,17 +219,13 @@ class Instance:
 
     async def _handle(
         self, slice_: Slice, tx: Transaction, commands: Sequence[Command], now: int
-    ) -> Sequence[CommandResult | None]:
+    ) -> Sequence[CommandResult]:
         if self._tx is not tx:
             self._tx, self._handled = tx, []
         if any(command.id in self._service.failing for command in commands):
             raise InjectedError("the handler fails")
         results = await self._service.handler(slice_)(tx, commands, now)
-        self._handled += [
-            Handled(command, result.name, now)
-            for command, result in zip(commands, results, strict=True)
-            if result is not None
-        ]
+        self._handled += [Handled(*each, now) for each in zip(commands, (each.name for each in results), strict=False)]
         return results
 
     def _commands_committed(self, tx: Transaction) -> None:

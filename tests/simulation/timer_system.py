@@ -4,7 +4,6 @@ After a crash, a new process starts on a copy of the database files as they were
 """
 
 import asyncio
-import itertools
 import json
 import shutil
 import sqlite3
@@ -145,13 +144,14 @@ class Instance:
         self._reader = self._reader_parts.reader([Route(SLICE.commands, self._handle, _wake)], _wake_outbox)
         self._begun = False
 
-    async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+    async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
         self.decided, self.decided_in = [], tx
         if any(each.id in self._system.failing for each in commands):
             raise InjectedError("the handler fails")
-        monotonic = itertools.count().__next__ if self._system.defers else lambda: 0
-        outcomes = await handler.handle(tx, commands, now, quotas=Quotas(), monotonic=monotonic)
-        self.decided = [(command, result) for command, result in zip(commands, outcomes, strict=True) if result]
+        if self._system.defers:
+            commands = commands[:1]
+        outcomes = await handler.handle(tx, commands, now, quotas=Quotas())
+        self.decided = list(zip(commands, outcomes, strict=False))
         return outcomes
 
     async def recover(self) -> None:

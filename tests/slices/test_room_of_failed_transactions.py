@@ -88,7 +88,7 @@ class Conversation(InProcess):
     def _route(self, slice_: Slice) -> Route:
         route = super()._route(slice_)
 
-        async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+        async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
             results = await route.handle(tx, commands, now)
             if self.failing_commits:
                 self.failing_commits -= 1

@@ -49,7 +49,7 @@ NUMBERS = {
     ],
     "performance.md": [
         f"A row has {waiting_rows.ROW_BYTES // 1024} KiB or {waiting_rows.ROW_COMMANDS:,} commands",
-        f"take long to compute ends after {turns._TRANSACTION_SECONDS * 1000:.0f} ms",
+        f"take long to compute ends after {turns.TRANSACTION_SECONDS * 1000:.0f} ms",
         f"published in chunks of about {relay._CHUNK_CHARACTERS // MIB} MiB",
         f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",
         f"After {fair_queue.MOST_REFUSALS} refused queries of a tenant in a second",

@@ -120,7 +120,7 @@ async def test_publishing_that_fails(tracing: Tracing, exporter: InMemorySpanExp
 BEGAN = 5_000
 
 
-async def handle(_tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
+async def handle(_tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
     raise NotImplementedError
 
 
@@ -131,11 +131,11 @@ async def wake(_at: int, _loop: str | None) -> None:
 def done_with(raw: RawCommand, *, rejected: bool) -> Done:
     """Return what a transaction has done that applied or rejected a command."""
     if rejected:
-        return Done(rejected=[Rejected(raw, Rejection(Code.INVALID_JSON, "no"), None)])
+        return Done(1, rejected=[Rejected(raw, Rejection(Code.INVALID_JSON, "no"), None)])
     command = Command(
         "command-1", CancelTimer(tenant_id="acme", service_call_id="call-1"), raw.position, None, Trace(), None
     )
-    return Done([Applied(Route((CancelTimer,), handle, wake), [raw], [command], [CommandResult("cancelled")])])
+    return Done(1, [Applied(Route((CancelTimer,), handle, wake), [raw], [command], [CommandResult("cancelled")])])
 
 
 @pytest.mark.parametrize(("rejected", "failure"), [(False, None), (True, "rejected; see its dead letter")])
@@ -163,12 +163,6 @@ def test_command_without_a_time_before_its_transaction(
     tracing.trace_commands(done_with(raw_command(stored_at=stored_at), rejected=False), BEGAN)
     receive, _ = exporter.get_finished_spans()
     assert (receive.start_time, receive.end_time) == (BEGAN, BEGAN)
-
-
-def test_commands_that_were_left(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    """A command that its transaction has left to a later one has its spans when that one has applied it."""
-    tracing.trace_commands(Done(left=[raw_command()]), BEGAN)
-    assert exporter.get_finished_spans() == ()
 
 
 def test_process_without_an_sdk() -> None:

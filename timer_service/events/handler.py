@@ -26,12 +26,12 @@ async def handle(
     now: int,
     *,
     quotas: Quotas,  # noqa: ARG001 - the commands add no rows
-) -> Sequence[CommandResult | None]:
+) -> Sequence[CommandResult]:
     """Apply commands in order, with one write."""
     keys = [_key(command) for command in commands]
     before = await outbox.lock_states(tx, set(keys))
     after = dict(before)
-    results: list[CommandResult | None] = []
+    results: list[CommandResult] = []
     for key in keys:
         outcome = _apply(after.get(key))
         if outcome is Outcome.RETRIED:

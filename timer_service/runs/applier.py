@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from timer_service.core.limits.quotas import Admission, Amounts, Excess, Usage
 from timer_service.core.ports.sql import load_sql
@@ -26,84 +26,68 @@ USAGES = (OPEN_RUNS, RUN_ROWS, EARLY_COMMANDS)
 
 End = Outcome | Excess
 """How a command ended."""
-Numbered = Mapping[int, tuple[RunKey, Command]]
-"""Commands and their runs, by number."""
+OnRun = tuple[RunKey, Command]
+"""A command and its run."""
 
 
 class RunApplier:
     """Applies commands to runs, in one transaction."""
 
     def __init__(
-        self,
-        before: Mapping[RunKey, RunState],
-        admission: Admission | None,
-        now: int,
-        transaction_time: TransactionTime,
-        *,
-        evaluating: bool,
+        self, before: Mapping[RunKey, RunState], admission: Admission | None, now: int, *, evaluating: bool
     ) -> None:
         """If `evaluating` is false, the sweep makes jobs ready and skips jobs later."""
         self.states = dict(before)
         """The runs after the commands that were applied."""
-        self.ends: dict[int, End] = {}
-        """How each of these commands ended, by its number."""
         self._admission = admission
         self._now = now
         self._evaluating = evaluating
-        self._time = transaction_time
-        self._has_refused = False
 
-    async def apply(self, commands: Numbered) -> None:
-        """Apply the commands for which there is time, in order."""
-        numbers = iter(commands)
-        while part := list(islice(numbers, _COMMANDS_AT_ONCE)):
-            of_tenant = defaultdict[str, dict[int, tuple[RunKey, Command]]](dict)
-            for number in part:
-                of_tenant[commands[number][0].tenant_id][number] = commands[number]
-            for tenant, some in of_tenant.items():
-                if not await self._time.is_left() or not await self._apply_some(tenant, some):
-                    return
+    async def apply(self, commands: Sequence[OnRun]) -> list[End]:
+        """Apply the first commands in order, for 50 ms. Return how each of them ended.
 
-    async def _apply_some(self, tenant: str, commands: Numbered) -> bool:
-        """Apply commands of a tenant. If they exceed a limit together, apply only those that do not, one by one.
-
-        Return False if there was no time for all of them.
+        Commands of a tenant that follow each other are applied together. If they exceed a limit together, they are
+        applied one by one.
         """
-        if (excess := await self._apply_together(tenant, commands)) is None:
-            return True
-        if len(commands) == 1:
-            self.ends |= dict.fromkeys(commands, excess)
-            return True
-        if not self._has_refused:  # so that many are tried before all are applied together again
-            self._has_refused = True
-            self._time.restart()
-        await asyncio.sleep(0)  # applying all of them may have taken long
-        for number, each in commands.items():
-            if not await self._time.is_left():
-                return False
-            await self._apply_some(tenant, {number: each})
-        return True
+        time = TransactionTime()
+        at_once = _COMMANDS_AT_ONCE
+        ends: list[End] = []
+        while len(ends) < len(commands) and (await time.is_left() or not ends):
+            part = _of_first_tenant(commands[len(ends) : len(ends) + at_once])
+            found = await self._apply_together(part)
+            if not isinstance(found, Excess):
+                ends += found
+            elif len(part) == 1:
+                ends.append(found)
+            else:
+                at_once = 1
+                await asyncio.sleep(0)  # applying all of them may have taken long
+        return ends
 
-    async def _apply_together(self, tenant: str, commands: Numbered) -> Excess | None:
+    async def _apply_together(self, commands: Sequence[OnRun]) -> list[End] | Excess:
         """Apply commands of a tenant, or return the limit that they exceed together."""
         of_run = defaultdict[RunKey, list[int]](list)
-        for number, (key, _) in commands.items():
+        for number, (key, _) in enumerate(commands):
             of_run[key].append(number)
         after: dict[RunKey, RunState] = {}
-        outcomes: dict[int, Outcome] = {}
+        ends: dict[int, End] = {}
         for key, numbers in of_run.items():
             on_run = [commands[number][1] for number in numbers]
             after[key], found = run.apply(self.states[key], on_run, self._now, evaluating=self._evaluating)
-            outcomes |= zip(numbers, found, strict=True)
+            ends |= zip(numbers, found, strict=True)
         if self._admission is not None:
             more = Counter[Usage]()
             for key, state in after.items():
                 more.update(growth(self.states[key].run, state.run))
-            if excess := await self._admission.exceeds(tenant, more):
+            if excess := await self._admission.exceeds(commands[0][0].tenant_id, more):
                 return excess
         self.states |= after
-        self.ends |= outcomes
-        return None
+        return [ends[number] for number in range(len(commands))]
+
+
+def _of_first_tenant(commands: Sequence[OnRun]) -> Sequence[OnRun]:
+    """Return the first commands, up to one of another tenant."""
+    return list(takewhile(lambda each: each[0].tenant_id == commands[0][0].tenant_id, commands))
 
 
 def growth(before: Run, after: Run) -> Amounts:

@@ -24,35 +24,27 @@ def may_make_many_needs(run: Run, commands: Sequence[Command], most: int) -> boo
     return run.is_open and any(len(payload.jobs) * run.row_count > most for payload in resolved)
 
 
-def choose_commands(
+def count_fitting(
     runs: Mapping[RunKey, Run],
     commands: Sequence[tuple[RunKey, Command]],
     most: int,
     group_needs: Mapping[RunKey, GroupNeeds] = MappingProxyType({}),
-) -> list[int]:
-    """Return the numbers of the commands that fit into a transaction of `most` rows, and at least the first one.
+) -> int:
+    """Return how many of the first commands fit into a transaction of `most` rows, at least 1.
 
-    `runs` are the runs that exist. The commands are chosen in their order. One that does not fit holds up all later
-    ones of its tenant, and none of other tenants. For the first run, only the rows that its commands name or make
-    count: it must be read anyway. `group_needs` has the runs whose commands may make many needs.
+    `runs` are the runs that exist. For the first run, only the rows that its commands name or make count: it must be
+    read anyway. `group_needs` has the runs whose commands may make many needs.
     """
-    chosen: list[int] = []
     loaded: dict[RunKey, int] = {}
-    full: set[str] = set()
     room = most
     for number, (key, command) in enumerate(commands):
-        if key.tenant_id in full:
-            continue
         before = loaded.get(key, 0)
         after = 0 if key == commands[0][0] else max(before, _loaded_rows(runs.get(key), command))
-        rows = after - before + _own_rows(command, group_needs.get(key, {}))
-        if rows > room and chosen:
-            full.add(key.tenant_id)
-            continue
+        room -= after - before + _own_rows(command, group_needs.get(key, {}))
+        if room < 0 and number:
+            return number
         loaded[key] = after
-        room -= rows
-        chosen.append(number)
-    return chosen
+    return len(commands)
 
 
 def _loaded_rows(run: Run | None, command: Command) -> int:

@@ -62,16 +62,6 @@ class LoadedRows(NamedTuple):
     """For the work item of each transition: its active signals, at most `MAX_INLINE_SIGNALS` + 1."""
     transitions: frozenset[tuple[ItemKey, str]]
     """The transitions of the batch that are stored already, by work item and event id."""
-    signals_not_read: frozenset[Key] = frozenset()
-    """The signals that commands of the batch name and that were not read, because there is too much data."""
-    items_not_read: frozenset[ItemKey] = frozenset()
-    """The work items of transitions whose active signals were not read for the same reason."""
-
-    def include(self, change: Change) -> bool:
-        """Return whether the rows that a change needs were read."""
-        if isinstance(change, SignalCommand):
-            return change.key not in self.signals_not_read
-        return change.key not in self.items_not_read
 
 
 class Batch:

@@ -163,7 +163,7 @@ class FiringWorker:
 
     async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Processed:
         """Fire the rows whose signal is active and fail the others. A row with a lost lease does not change."""
-        before, not_read = await store.lock_in_portions(tx, {signal_of(row) for row in rows})
+        before, not_read = await store.lock_in_portions(tx, sorted({signal_of(row) for row in rows}))
         signals = dict(before)
         done = _Processed(left=[row for row in rows if signal_of(row) in not_read])
         wanted = [row for row in rows if signal_of(row) not in not_read]

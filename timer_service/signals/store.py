@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from timer_service.core.due.portions import load_in_portions
 from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.intake.batch import count_before, load_in_portions
 from timer_service.core.limits.quotas import Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
@@ -39,31 +39,33 @@ OPEN_SIGNALS = Usage("open_signals", _SQL["count_open"])
 """What limits count: the signals of a tenant that have not ended."""
 
 
-async def load(tx: Transaction, changes: Sequence[Change], *, evaluating: bool) -> LoadedRows:
-    """Return the values that the changes can affect. The rows of signals are locked, because workers change them.
+async def load(tx: Transaction, changes: Sequence[Change], *, evaluating: bool) -> tuple[LoadedRows, int]:
+    """Return the values that the first changes can affect, and how many changes these are: not all if that is much.
 
-    `evaluating`: also the signals that wait for transitions. If there is too much data, some rows are not read.
+    The rows of signals are locked, because workers change them. `evaluating`: also the signals that wait for
+    transitions.
     """
-    keys = {change.key for change in changes if isinstance(change, SignalCommand)}
-    signals, signals_not_read = await lock_in_portions(tx, keys)
+    keys = [change.key if isinstance(change, SignalCommand) else None for change in changes]
+    signals, left = await lock_in_portions(tx, filter(None, keys))
+    changes = changes[: count_before(keys, left)]
+    moved = [change.key if evaluating and isinstance(change, Transition) else None for change in changes]
+    waiting, items_left = await load_in_portions(
+        filter(None, moved), partial(_find_first_waiting, tx), _characters_of_waiting, _AT_ONCE
+    )
+    changes = changes[: count_before(moved, items_left)]
     created = {change.key for change in changes if isinstance(change, NewItem)}
     items = await tx.fetch_each(_SQL["find_item"], [key._asdict() for key in created])
     transitions = {(change.key, change.event_id) for change in changes if isinstance(change, Transition)}
-    moved = {item for item, _ in transitions} if evaluating else set()
-    waiting, items_not_read = await load_in_portions(
-        moved, partial(_find_first_waiting, tx), _characters_of_waiting, _AT_ONCE, whole=True
-    )
     known = await tx.fetch_each(
         _SQL["find_event"], [{**item._asdict(), "event_id": event_id} for item, event_id in transitions]
     )
-    return LoadedRows(
+    loaded = LoadedRows(
         frozenset(ItemKey(row["tenant_id"], row["work_item_id"]) for row in items),
         signals,
         waiting,
         frozenset((ItemKey(row["tenant_id"], row["work_item_id"]), row["event_id"]) for row in known),
-        signals_not_read,
-        items_not_read,
     )
+    return loaded, len(changes)
 
 
 async def _find_first_waiting(tx: Transaction, items: Collection[ItemKey]) -> Mapping[ItemKey, Sequence[Waiting]]:
@@ -190,7 +192,7 @@ async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Signa
     return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
-async def lock_in_portions(tx: Transaction, keys: Collection[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
+async def lock_in_portions(tx: Transaction, keys: Iterable[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
     """Like `find_locked`, but stop if there is much data. Return the signals, and the keys that were not looked for."""
     return await load_in_portions(keys, partial(find_locked, tx), _characters, _AT_ONCE)
 

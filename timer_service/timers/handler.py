@@ -1,87 +1,64 @@
 """The handler of timer commands: it loads, applies and saves in the transaction that reads the log."""
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from timer_service.core.due.portions import load_in_portions
-from timer_service.core.intake.route import CommandResult
+from timer_service.core.intake.batch import Change, apply_in_order, count_before, load_in_portions
+from timer_service.core.intake.route import CommandResult, TooManyCommandsError
 from timer_service.core.limits.quotas import Admission, Quotas
 from timer_service.core.ports.database import Transaction
-from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.values.message import Command
 from timer_service.timers import cancellations, rules, store
 from timer_service.timers.cancellations import LOOP, Cancellation, new_cancellation
 from timer_service.timers.messages import CancelTimers, PlainTimer, ScheduleTimer
 from timer_service.timers.queries import timer_view
-from timer_service.timers.rules import Applied, Outcome, Timer
+from timer_service.timers.rules import Applied, Key, Outcome, Timer
 from timer_service.timers.store import NewRow
 
-_Results = list[CommandResult | None]
 
+async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas) -> Sequence[CommandResult]:
+    """Apply the first commands in order. See `Handle`.
 
-async def handle(
-    tx: Transaction,
-    commands: Sequence[Command],
-    now: int,
-    *,
-    quotas: Quotas,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> Sequence[CommandResult | None]:
-    """Apply commands in order. Each command sees the effects of the earlier ones.
-
-    A command that would exceed a limit of its tenant has no effect.
-
-    New timers are added without reading them first. The rest of the batch takes at most two writes, and one read for
-    each 250 timers. If the timers have much data, the commands on some of them are deferred. After 50 ms the rest is
-    deferred.
+    New timers are added without reading them first. The rest takes at most two writes, and one read for each 250
+    timers.
     """
     admission = quotas.admission(tx, now)
-    transaction_time = TransactionTime(monotonic)
-    results, added = await _add_new(tx, commands, now, transaction_time=transaction_time, admission=admission)
-    if added == len(commands):
-        return results
-    if not added:  # at least one command must be applied
-        transaction_time.restart()
-    elif not await transaction_time.is_left():
-        return results
-    await _apply_rest(tx, commands, results, now, transaction_time=transaction_time, admission=admission)
-    return results
+    results = await _add_new(tx, commands, now, admission)
+    rest = [number for number in range(len(commands)) if number not in results]
+    if not rest:
+        return [results[number] for number in range(len(commands))]
+    found = await _apply(tx, [commands[number] for number in rest], now, admission)
+    results |= zip(rest, found, strict=False)
+    end = rest[len(found)] if len(found) < len(rest) else len(commands)
+    if any(number >= end for number in results):
+        raise TooManyCommandsError(end)
+    return [results[number] for number in range(end)]
 
 
 async def _add_new(
-    tx: Transaction,
-    commands: Sequence[Command],
-    now: int,
-    *,
-    transaction_time: TransactionTime,
-    admission: Admission | None,
-) -> tuple[_Results, int]:
+    tx: Transaction, commands: Sequence[Command], now: int, admission: Admission | None
+) -> dict[int, CommandResult]:
     """Add the timers that do not exist yet and whose first command schedules them. See docs/decisions/0057.
 
-    Return the results of the commands that have added timers, None for the others, and how many have added one. It is
-    none if the tenants may not have room for all new timers.
+    Return the results of the commands that have added one, by number: none if the tenants may lack room for all.
     """
     rows: dict[int, NewRow] = {}
-    results: _Results = [None] * len(commands)
+    results: dict[int, CommandResult] = {}
     for number in _first_schedules(commands):
-        if not (transaction_time.is_in_turn() or await transaction_time.is_left()):
-            break
         rows[number], results[number] = _new_timer(commands[number], now)
     growth = store.growth_by_rows(rows.values(), now) if admission else {}
     if not rows or (admission and not await admission.reserve(growth)):
-        return [None] * len(commands), 0
+        return {}
     inserted = await store.insert_new(tx, rows.values())
     if len(inserted) < len(rows):
         keys = {tuple(values[:2]) for values in inserted}
         for number in [number for number, (values, _, _) in rows.items() if values[:2] not in keys]:
-            results[number] = None
-            del rows[number]
+            del rows[number], results[number]
         growth = store.growth_by_rows(rows.values(), now) if admission else {}
     if admission:
         admission.keep(growth)
-    return results, len(inserted)
+    return results
 
 
 def _first_schedules(commands: Sequence[Command]) -> Collection[int]:
@@ -115,40 +92,41 @@ def _new_timer(command: Command, now: int) -> tuple[NewRow, CommandResult]:
     return store.new_row(timer), _result(None, Applied(timer, Outcome.SCHEDULED), command)
 
 
-async def _apply_rest(
-    tx: Transaction,
-    commands: Sequence[Command],
-    results: _Results,
-    now: int,
-    *,
-    transaction_time: TransactionTime,
-    admission: Admission | None,
-) -> None:
-    """Apply the commands that have no result yet, and enter their results. Those that are deferred get none."""
-    rest = [number for number, result in enumerate(results) if result is None]
-    keys = {each: rules.key_of(commands[each]) for each in rest if not isinstance(commands[each].payload, CancelTimers)}
-    before, deferred = await load_in_portions(set(keys.values()), partial(store.load, tx), _characters)
+async def _apply(
+    tx: Transaction, commands: Sequence[Command], now: int, admission: Admission | None
+) -> list[CommandResult]:
+    """Apply the first commands on any timers. Return their results."""
+    keys = [None if isinstance(each.payload, CancelTimers) else rules.key_of(each) for each in commands]
+    wanted = [key for key in keys if key is not None]
+    before, left = await load_in_portions(wanted, partial(store.load, tx), _characters)
     after = dict(before)
     new: list[Cancellation] = []
-    for number in rest:
-        command, key = commands[number], keys.get(number)
-        if key in deferred or not await transaction_time.is_left():
-            continue
-        if key is None:
-            assert isinstance(command.payload, CancelTimers)  # noqa: S101 - every other command has a key
-            new.append(new_cancellation(command, command.payload, now))
-            results[number] = CommandResult(Outcome.CANCELLING, wake_at=now, loop=LOOP)
-            continue
+
+    def decide(number: int) -> Change:
+        command, key = commands[number], keys[number]
+        if isinstance(command.payload, CancelTimers):
+            return Change(partial(_cancel_many, new, new_cancellation(command, command.payload, now), now))
+        assert key is not None  # noqa: S101 - every other command has a key
         found = after.get(key)
         applied = rules.apply(found, key, command, now)
-        if admission and (excess := await admission.exceeds(key.tenant_id, store.growth(found, applied.timer, now))):
-            results[number] = CommandResult(Outcome.OVER_QUOTA, view=excess.view)
-            continue
-        if applied.timer is not None:
-            after[key] = applied.timer
-        results[number] = _result(found, applied, command)
+        return Change(partial(_keep, after, key, applied, command), store.growth(found, applied.timer, now))
+
+    results = await apply_in_order(commands[: count_before(keys, left)], admission, decide)
     await store.save(tx, before, after)
     await cancellations.add(tx, new)
+    return results
+
+
+def _cancel_many(new: list[Cancellation], cancellation: Cancellation, now: int) -> CommandResult:
+    new.append(cancellation)
+    return CommandResult(Outcome.CANCELLING, wake_at=now, loop=LOOP)
+
+
+def _keep(after: dict[Key, Timer], key: Key, applied: Applied, command: Command) -> CommandResult:
+    found = after.get(key)
+    if applied.timer is not None:
+        after[key] = applied.timer
+    return _result(found, applied, command)
 
 
 def _characters(timer: Timer) -> int:

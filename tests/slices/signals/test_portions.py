@@ -1,5 +1,6 @@
 """A transaction reads a bounded amount of data and makes a bounded number of firings. The rest follows in others."""
 
+import math
 from collections.abc import Collection
 from functools import partial
 from itertools import count
@@ -11,8 +12,8 @@ from tests.harness.in_process import exhaust
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.due import portions
-from timer_service.core.limits.quotas import Quotas
+from timer_service.core.intake import batch
+from timer_service.core.ports import turns
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.values.message import CommandPayload
 from timer_service.signals import SLICE, firing_store
@@ -23,15 +24,17 @@ WAITING = 30
 
 
 @pytest.fixture
-def signals(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Signals:
-    """Return the signals slice on each store in turn."""
+def signals(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> Signals:
+    """Return the signals slice on each store in turn. Only data bound a transaction, however slow the machine is."""
+    monkeypatch.setattr(turns, "TRANSACTION_SECONDS", math.inf)
     return Signals(store, memory_broker, clock)
 
 
 def record(signals: Signals) -> list[list[CommandPayload]]:
-    """Return a list that gets the commands of each transaction. The clock of the handler stands still."""
-    still = partial(SLICE.handle, quotas=Quotas(), monotonic=lambda: 0.0)  # type: ignore[call-arg]
-    route, applied = recording_route(SLICE, signals._woken, handle=still)
+    """Return a list that gets the commands of each transaction."""
+    route, applied = recording_route(SLICE, signals._woken)
     signals.reader = signals.parts.reader([route], signals._wake_outbox)
     return applied
 
@@ -144,11 +147,12 @@ async def test_items_with_much_data(signals: Signals) -> None:
     for item in range(70):
         send(workItemId=f"{item:02}")
     await signals.consume()
-    assert [len(payloads) for payloads in applied] == [32, 32, 6]
+    assert [len(payloads) for payloads in applied] == [15, 15, 15, 15, 10]
 
 
-async def test_the_worker_stops_in_time(signals: Signals) -> None:
+async def test_the_worker_stops_in_time(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """If each signal takes a second, a pass matches one. Tenants take turns, and each signal fires once."""
+    monkeypatch.setattr(turns, "TRANSACTION_SECONDS", 0.05)
     for tenant in ("a", "b"):
         for number in range(3):
             signals.send(
@@ -177,7 +181,7 @@ async def test_firings_with_much_data(signals: Signals, monkeypatch: pytest.Monk
         spec = {"kind": "time.at", "at": iso(signals.clock.now())}
         signals.send("CreateWorkSignal", signalId=f"{number:02}", triggerKind="time", triggerSpec=spec, note="x" * 2000)
     await signals.consume()
-    monkeypatch.setattr(portions, "MOST_DATA", 100_000)
+    monkeypatch.setattr(batch, "MOST_DATA", 100_000)
     locked = record_locked_firings(monkeypatch)
     await exhaust(signals.firings, signals.clock.now())
     assert [count for count in locked if count] == [48, 48, 4]

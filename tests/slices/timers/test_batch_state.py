@@ -17,7 +17,7 @@ from timer_service.core.values.message import Command
 from timer_service.timers import SLICE
 
 DONE = CommandResult("scheduled")
-Handle = Callable[[Sequence[Command]], Sequence[CommandResult | None]]
+Handle = Callable[[Sequence[Command]], Sequence[CommandResult]]
 
 
 class Site:
@@ -30,7 +30,7 @@ class Site:
         self.handle: Handle = lambda commands: [DONE] * len(commands)
         timers.read_for(Route(SLICE.commands, self._handle, self._wake))
 
-    async def _handle(self, _tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
+    async def _handle(self, _tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         return self.handle(commands)
 
     async def _wake(self, at: int, loop: str | None) -> None:
@@ -52,7 +52,7 @@ async def test_a_batch_that_meets_conflicts_is_divided(site: Site) -> None:
     """If a large transaction always meets conflicts with other instances, its commands are handled in smaller ones."""
     sizes: Counter[int] = Counter()
 
-    def handle(commands: Sequence[Command]) -> Sequence[CommandResult | None]:
+    def handle(commands: Sequence[Command]) -> Sequence[CommandResult]:
         sizes[len(commands)] += 1
         if len(commands) > 2:
             raise ConflictError("deadlock detected")

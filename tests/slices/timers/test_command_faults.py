@@ -237,7 +237,7 @@ class Fault:
         self.is_there = True
         self._handle = timers.handle
 
-    async def __call__(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+    async def __call__(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
         if self.is_there:
             raise RuntimeError("a surprise")
         return await self._handle(tx, commands, now)
@@ -362,7 +362,7 @@ class Killed(BaseException):
 def killed_by(timers: Timers, sizes: list[int]) -> Handle:
     """Return a handler that ends the process if it meets the command `killer`. `sizes`: what each call applied."""
 
-    async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+    async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
         if any(each.id == "killer" for each in commands):
             raise Killed
         sizes.append(len(commands))
@@ -541,7 +541,7 @@ async def test_health_of_a_reader_that_hangs(timers: Timers, monkeypatch: pytest
     """The reader is not healthy if the same commands take more than 10 s, and is stalled if they take a minute."""
     began, may_end = asyncio.Event(), asyncio.Event()
 
-    async def hang(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+    async def hang(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
         began.set()
         await may_end.wait()
         return await timers.handle(tx, commands, now)

@@ -128,7 +128,7 @@ async def test_a_slow_statement(
     """A command whose statement reaches the time limit does not hold up other tenants, and is no outage."""
     monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.3)
 
-    async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+    async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
         if any(command.tenant == "slow" for command in commands):
             await tx.fetch("SELECT pg_sleep(60)")
         return await timers.handle(tx, commands, now)

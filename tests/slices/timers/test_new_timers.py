@@ -48,12 +48,10 @@ def command(payload: TenantPayload, sequence: int, trace: Trace | None = None) -
     return Command(f"c{sequence}", payload, Position(1, sequence), correlation, trace or Trace(), None, NOW)
 
 
-async def applied(
-    database: SqliteDatabase, commands: Sequence[Command]
-) -> tuple[Sequence[CommandResult | None], list[int]]:
+async def applied(database: SqliteDatabase, commands: Sequence[Command]) -> tuple[Sequence[CommandResult], list[int]]:
     async with database.transaction() as tx:
         watched = Watched(tx)
-        results = await handle(watched, commands, NOW, quotas=Quotas(), monotonic=lambda: 0)  # time does not end it
+        results = await handle(watched, commands, NOW, quotas=Quotas())
         return results, watched.reads
 
 
@@ -99,14 +97,14 @@ async def test_the_results_are_those_of_the_rules(sqlite: SqliteDatabase, seed: 
         batch = [random_command(rng, next(sequences)) for _ in range(rng.randrange(2, 9))]
         expected = by_the_rules(timers, batch)
         results, _ = await applied(sqlite, batch)
-        assert [each and each.name for each in results] == expected
+        assert [each.name for each in results] == expected
         assert await store.find(sqlite.reader, timers) == timers
 
 
 async def test_new_timers_are_not_read(sqlite: SqliteDatabase) -> None:
     """A batch reads only the timers that exist, and those with commands behind or instead of a first ScheduleTimer."""
     results, reads = await applied(sqlite, [schedule(f"call-{number}", number) for number in range(1, 121)])
-    assert [each and each.name for each in results] == ["scheduled"] * 120
+    assert [each.name for each in results] == ["scheduled"] * 120
     assert reads == []
     batch = [
         schedule("call-7", 201, due_in=2000),
@@ -122,41 +120,8 @@ async def test_new_timers_are_not_read(sqlite: SqliteDatabase) -> None:
     results, reads = await applied(sqlite, batch)
     names = ["rescheduled", "scheduled", "scheduled", "unchanged", "rescheduled"]
     names += ["not_found", "scheduled", "scheduled", "cancelled"]
-    assert [each and each.name for each in results] == names
+    assert [each.name for each in results] == names
     assert reads == [4]
-
-
-async def test_time_that_is_over_before_anything_was_inserted(sqlite: SqliteDatabase) -> None:
-    """If all timers exist and the time is over, one command is applied all the same. The others are deferred."""
-    await applied(sqlite, [schedule("call-1", 1), schedule("call-2", 2)])
-    seconds = iter(range(100))
-    async with sqlite.transaction() as tx:
-        batch = [schedule("call-1", 3), schedule("call-2", 4)]
-        results = await handle(tx, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds))
-    assert [each and each.name for each in results] == ["unchanged", None]
-
-
-async def test_time_that_is_over_before_the_second_command(sqlite: SqliteDatabase) -> None:
-    """If the time is over after a timer was inserted, its second command is deferred. The next batch applies it."""
-    batch = [schedule("call-1", 1), schedule("call-1", 2, due_in=2000), schedule("call-2", 3)]
-    seconds = iter([0.0, 1.0])
-    async with sqlite.transaction() as tx:
-        results = await handle(tx, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds, 1.0))
-    assert [each and each.name for each in results] == ["scheduled", None, None]
-    results, _ = await applied(sqlite, batch[1:])
-    assert [each and each.name for each in results] == ["rescheduled", "scheduled"]
-
-
-async def test_time_that_is_over_before_a_timer_that_exists(sqlite: SqliteDatabase) -> None:
-    """If the time is over after a timer was inserted, no other timer is locked: its command is deferred."""
-    await applied(sqlite, [schedule("call-2", 1)])
-    batch = [schedule("call-1", 2), schedule("call-2", 3, due_in=2000)]
-    seconds = iter([0.0, 1.0])
-    async with sqlite.transaction() as tx:
-        watched = Watched(tx)
-        results = await handle(watched, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds, 1.0))
-    assert [each and each.name for each in results] == ["scheduled", None]
-    assert watched.reads == []
 
 
 # Plain commands
@@ -183,16 +148,7 @@ async def test_a_batch_with_timers_that_exist(sqlite: SqliteDatabase) -> None:
     async with sqlite.transaction() as tx:
         await handle(tx, [plain("b", 1)], NOW, quotas=Quotas())
         results = await handle(tx, [plain("a", 2), plain("b", 3), plain("c", 4)], NOW, quotas=Quotas())
-    assert [each and each.name for each in results] == ["scheduled", "unchanged", "scheduled"]
-
-
-async def test_a_plain_batch_ends_with_its_time(sqlite: SqliteDatabase) -> None:
-    """After 50 ms, the rest of a plain batch is deferred."""
-    seconds = iter([0.0, *[0.0005] * 2])
-    async with sqlite.transaction() as tx:
-        batch = [plain(call, number) for number, call in enumerate("abcde", 1)]
-        results = await handle(tx, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds, 1.0))
-    assert [each and each.name for each in results] == ["scheduled"] * 3 + [None] * 2
+    assert [each.name for each in results] == ["scheduled", "unchanged", "scheduled"]
 
 
 # Limits
@@ -220,7 +176,7 @@ async def test_limits_of_a_batch_are_those_of_its_commands(sqlite: SqliteDatabas
     outcomes = Counter[str]()
     for now in range(NOW, NOW + 8000, 200):
         batch = schedules(rng, calls, sequences)
-        one_by_one: list[CommandResult | None] = []
+        one_by_one: list[CommandResult] = []
         with suppress(_RolledBackError):
             async with sqlite.transaction() as tx:
                 for each in batch:
@@ -229,12 +185,12 @@ async def test_limits_of_a_batch_are_those_of_its_commands(sqlite: SqliteDatabas
         async with sqlite.transaction() as tx:
             together = await handle(tx, batch, now, quotas=quotas)
         assert _shown(together) == _shown(one_by_one)
-        outcomes.update(each.name for each in together if each is not None)
+        outcomes.update(each.name for each in together)
     assert min(outcomes["scheduled"], outcomes["over_quota"]) > 10
 
 
-def _shown(results: Sequence[CommandResult | None]) -> list[object]:
-    return [each and (each.name, each.wake_at, each.view and each.view()) for each in results]
+def _shown(results: Sequence[CommandResult]) -> list[object]:
+    return [(each.name, each.wake_at, each.view and each.view()) for each in results]
 
 
 async def test_what_takes_no_room(sqlite: SqliteDatabase) -> None:

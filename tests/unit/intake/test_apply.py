@@ -1,6 +1,6 @@
-"""Handlers that leave commands to a later transaction, beside handlers that apply them."""
+"""Handlers that have no room for all commands, beside handlers that apply them."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -12,9 +12,9 @@ from tests.harness.reading import catch_up
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake.apply import Decoded, Done, Handlers, LeftTooLateError, build_letters
+from timer_service.core.intake.apply import Decoded, Done, Handlers, build_letters
 from timer_service.core.intake.decoder import decode
-from timer_service.core.intake.route import CommandResult, Handle, Route
+from timer_service.core.intake.route import CommandResult, Handle, Route, TooManyCommandsError
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Command, Position
 from timer_service.timers.messages import CancelTimer, ScheduleTimer
@@ -36,18 +36,20 @@ async def wake_nothing() -> None:
     """Wake no loop."""
 
 
-def leaving(left: Collection[int]) -> Handle:
-    """Return a handler that leaves some commands, by their numbers."""
+def applying(most: int) -> Handle:
+    """Return a handler that applies so many commands at most."""
 
-    async def handle(_tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
-        return [None if each.position.sequence in left else CommandResult("done") for each in commands]
+    async def handle(_tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
+        return [CommandResult("done")] * min(most, len(commands))
 
     return handle
 
 
-def handlers(left: Collection[int] = ()) -> Handlers:
-    """Return handlers of which the one of ScheduleTimer leaves some commands."""
-    return Handlers([Route((ScheduleTimer,), leaving(left), wake), Route((CancelTimer,), leaving(()), wake)])
+def handlers(schedules: int, cancels: int) -> Handlers:
+    """Return handlers that apply so many ScheduleTimers and CancelTimers at most."""
+    return Handlers(
+        [Route((ScheduleTimer,), applying(schedules), wake), Route((CancelTimer,), applying(cancels), wake)]
+    )
 
 
 async def decoded(text: str, using: Handlers) -> list[Decoded]:
@@ -64,36 +66,37 @@ async def decoded(text: str, using: Handlers) -> list[Decoded]:
     return list(zip(raws, await decode(raws, using.payloads, lambda: 0), strict=True))
 
 
-def numbers(done: Done) -> tuple[list[int], list[int], list[int]]:
-    """Return the numbers of the commands that were applied, rejected and left."""
+def numbers(done: Done) -> tuple[list[int], list[int]]:
+    """Return the numbers of the commands that were applied, and of those that were rejected."""
     return (
         sorted(raw.position.sequence for group in done.applied for raw in group.raws),
         [each.raw.position.sequence for each in done.rejected],
-        [raw.position.sequence for raw in done.left],
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "left", "applied", "later"),
+    ("text", "schedules", "cancels", "number"),
     [
-        ("aS aC bS aC", [], [1, 2, 3, 4], []),
-        ("aS bS aS bC", [3], [1, 2, 4], [3]),
-        ("aS aC bS aS bC", [4], [1, 2, 3, 5], [4]),
-        ("aS bS cS bS cX bX", [2, 4], [1, 3], [2, 4, 6]),
-        ("aS bX bS cS", [3, 4], [1], [3, 4]),
+        ("aS aC bS aC", 9, 9, 4),
+        ("aS aC bS aC bX", 2, 2, 5),
+        ("aS aC bX bS aC bX", 1, 9, 3),
+        ("aS aC aC bS bX", 9, 2, 5),
+        ("aS bS aC bX aC", 9, 1, 4),
+        ("aX bX", 1, 1, 2),
     ],
 )
-async def test_commands_that_are_left(
-    sqlite: SqliteDatabase, text: str, left: list[int], applied: list[int], later: list[int]
+async def test_the_first_commands_are_applied(
+    sqlite: SqliteDatabase, text: str, schedules: int, cancels: int, number: int
 ) -> None:
-    """With a command that its handler leaves, all later ones of its tenant are left, also rejected ones."""
-    using = handlers(left)
+    """From the first command on for which a handler has no room, none is applied or rejected."""
+    using = handlers(schedules, cancels)
     given = await decoded(text, using)
     letters = await build_letters(given, MAX_MESSAGE_BYTES)
-    rejected = [number for number, word in enumerate(text.split(), 1) if "X" in word and number not in later]
     async with sqlite.transaction() as tx:
         done = await using.apply(tx, given, letters, NOW)
-    assert numbers(done) == (applied, rejected, later)
+    rejected = [place for place, word in enumerate(text.split()[:number], 1) if "X" in word]
+    applied = [place for place in range(1, number + 1) if place not in rejected]
+    assert (done.number, *numbers(done)) == (number, applied, rejected)
     for table in ("dead_letters", "outbox"):
         assert len(await sqlite.reader.fetch(f"SELECT message FROM {table}")) == len(rejected), table
     for group in done.applied:
@@ -102,29 +105,31 @@ async def test_commands_that_are_left(
 
 
 @pytest.mark.parametrize(
-    ("text", "left", "kept"),
-    [
-        ("aS aS aC", [2], [1, 2]),
-        ("aS aS bC aC bC", [2], [1, 2, 3, 5]),
-        ("bS aS aS aC bS bC", [3, 5], [1, 2, 3, 5]),
-        ("aS bS aS aX aC bS", [3], [1, 2, 3, 6]),
-        ("aS aS aC aC", [1], [1, 2, 3]),
-    ],
+    ("text", "schedules", "cancels", "number"),
+    [("aS bC aS aS", 9, 1, 9), ("aC aS aC bS", 9, 1, 2), ("aS aC bC aS", 2, 1, 2)],
 )
-async def test_a_command_that_is_left_too_late(text: str, left: list[int], kept: list[int]) -> None:
-    """If a later command of the tenant was applied, nothing may commit. Another transaction tries the first ones."""
-    using = handlers(left)
+async def test_too_many_commands(text: str, schedules: int, cancels: int, number: int) -> None:
+    """If another handler has applied a command behind one without room, nothing may commit."""
+    using = handlers(schedules, cancels)
     given = await decoded(text, using)
-    with pytest.raises(LeftTooLateError) as error:
+    if number > len(given):
+        assert (await using.apply(NO_TRANSACTION, given, {}, NOW)).number == len(given)
+        return
+    with pytest.raises(TooManyCommandsError) as error:
         await using.apply(NO_TRANSACTION, given, {}, NOW)
-    assert [raw.position.sequence for raw, _ in error.value.kept(given)] == kept
+    assert error.value.number == number
 
 
-async def test_a_handler_that_leaves_everything() -> None:
-    """A handler must apply at least one command. Otherwise its commands would be left for ever."""
-    using = handlers([1, 2])
-    with pytest.raises(AssertionError, match="every command was left"):
-        await using.apply(NO_TRANSACTION, await decoded("aS bS aC", using), {}, NOW)
+async def test_a_handler_that_finds_too_many_commands() -> None:
+    """A handler counts only its own commands. The number of the error counts those of all handlers."""
+
+    async def refuse(_tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
+        raise TooManyCommandsError(1)
+
+    using = Handlers([Route((ScheduleTimer,), applying(9), wake), Route((CancelTimer,), refuse, wake)])
+    with pytest.raises(TooManyCommandsError) as error:
+        await using.apply(NO_TRANSACTION, await decoded("aC aS bS aC", using), {}, NOW)
+    assert error.value.number == 3
 
 
 async def test_order_of_the_routes() -> None:
@@ -132,7 +137,7 @@ async def test_order_of_the_routes() -> None:
     ran: list[str] = []
 
     def recording(name: str) -> Handle:
-        async def handle(_tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
+        async def handle(_tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
             ran.append(name)
             return [CommandResult("done")] * len(commands)
 
@@ -145,7 +150,7 @@ async def test_order_of_the_routes() -> None:
 
 
 async def test_second_transaction(sqlite: SqliteDatabase) -> None:
-    """A transaction in which a command was left too late is repeated with fewer. Each handler keeps the order."""
+    """A transaction with too many commands is repeated with fewer. Each tenant's commands keep their order."""
     applied: list[tuple[str, str, int]] = []
     most = 2
 
@@ -153,11 +158,11 @@ async def test_second_transaction(sqlite: SqliteDatabase) -> None:
         found = [(each.tenant, each.payload.type, each.position.sequence) for each in commands]
         tx.on_commit(lambda: applied.extend(sorted(found, key=lambda each: each[2])))
 
-    async def schedule(tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
+    async def schedule(tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         await record(tx, commands[:most])
-        return [CommandResult("done") if number < most else None for number in range(len(commands))]
+        return [CommandResult("done")] * min(most, len(commands))
 
-    async def cancel(tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
+    async def cancel(tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         await record(tx, commands)
         return [CommandResult("done")] * len(commands)
 

@@ -98,7 +98,7 @@ class Processes:
     def _reader(self, routes: list[Route]) -> LogReader:
         return make_parts(self.database, self.broker, self.clock, self.metrics).reader(routes, _wake_nothing)
 
-    async def _handle(self, tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
+    async def _handle(self, tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         numbers = [int(each.id) for each in commands]
         self.tried[-1].append(numbers)
         if self.kills_from_outside:

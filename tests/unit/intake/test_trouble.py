@@ -16,7 +16,7 @@ from timer_service.timers.messages import CancelTimer, RetryTimer
 BUG = KeyError("a bug")
 
 
-async def handle(_tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
+async def handle(_tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
     raise NotImplementedError
 
 

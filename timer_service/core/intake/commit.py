@@ -3,20 +3,20 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
 from timer_service.core.intake import cursor, waiting_rows
-from timer_service.core.intake.apply import Applied, Decoded, Done, Handlers, LeftTooLateError, build_letters, wake
+from timer_service.core.intake.apply import Applied, Decoded, Done, Handlers, build_letters, wake
 from timer_service.core.intake.cursor import Place
 from timer_service.core.intake.newest_rejections import NewestRejections
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.replies import inbox_of, send_replies
-from timer_service.core.intake.route import CommandResult
+from timer_service.core.intake.route import CommandResult, TooManyCommandsError
 from timer_service.core.intake.waiting import Waiting
-from timer_service.core.intake.waiting_rows import NewRow, WaitingRow, rows_of
+from timer_service.core.intake.waiting_rows import NewRow, WaitingRow, applied_of_rows, rows_of
 from timer_service.core.limits.audit import OPERATOR_ACTION, REFUSED, REJECTED, AuditLog
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.ports.broker import Broker, Reply
@@ -87,7 +87,7 @@ class Commits:
     async def of_log(self, decoded: Sequence[Decoded], later: Sequence[RawCommand], last: RawCommand) -> Done:
         """Apply commands of the log, store others, and move the cursor to `last`, the last one of both.
 
-        The commands that their handlers leave are stored too.
+        The commands that are too much for one transaction are stored too.
         """
         return await self._commit(decoded, later=later, last=last)
 
@@ -130,7 +130,7 @@ class Commits:
         rows: Sequence[WaitingRow] = (),
     ) -> Done:
         began = time.time_ns()
-        written = await self._write_in_order(decoded, partial(self._write, later=later, last=last, rows=rows))
+        written = await self._write_fitting(decoded, partial(self._write, later=later, last=last, rows=rows))
         self.place = written.place
         for new in written.stored:
             self.waiting.added(new.tenant, len(new.commands), new.size)
@@ -143,27 +143,25 @@ class Commits:
             log.exception("the work after a commit failed; replies may be missing")
         return written.done
 
-    async def _write_in_order(self, decoded: Sequence[Decoded], write: Callable[..., Awaitable[_Written]]) -> _Written:
-        """Call `write` in a transaction. If a handler leaves a command too late, call it again with fewer commands."""
-        kept = decoded
+    async def _write_fitting(self, decoded: Sequence[Decoded], write: Callable[..., Awaitable[_Written]]) -> _Written:
+        """Call `write` in a transaction. If the commands are too many for it, call it again with fewer."""
+        most = len(decoded)
         while True:
-            letters = await build_letters(kept, self._broker.features.max_message_bytes)
+            letters = await build_letters(decoded[:most], self._broker.features.max_message_bytes)
             try:
                 return await in_transaction(
-                    self._database,
-                    partial(write, decoded=kept, left=_without(decoded, kept), letters=letters),
-                    accepting=True,
+                    self._database, partial(write, decoded=decoded, most=most, letters=letters), accepting=True
                 )
-            except LeftTooLateError as error:
-                kept = error.kept(kept)
+            except TooManyCommandsError as error:
+                most = error.number
 
     async def _write(
         self,
         tx: Transaction,
         *,
         decoded: Sequence[Decoded],
-        left: Collection[RawCommand],
-        letters: dict[int, Message],
+        most: int,
+        letters: Mapping[int, Message],
         later: Sequence[RawCommand],
         last: RawCommand | None,
         rows: Sequence[WaitingRow],
@@ -173,18 +171,15 @@ class Commits:
         place = await cursor.move(tx, wanted, now)  # first, so that a process that lost the cursor does nothing else
         if self.waits_briefly:
             await tx.wait_briefly()
-        done = await self._handlers.apply(tx, decoded, letters, now) if decoded else Done()
-        if left:
-            done = done._replace(left=[*done.left, *left])
-        if last is None:
-            taken = _taken(rows, len(decoded) + len(left), done.left)
-            for row, number in taken:
-                await waiting_rows.advance(tx, row, number)
-            return _Written(place, done, (), taken)
-        stored = rows_of(sorted([*done.left, *later], key=lambda raw: raw.position)) if done.left or later else ()
+        done = await self._handlers.apply(tx, decoded[:most], letters, now) if decoded else Done()
+        taken = applied_of_rows(rows, done.number)
+        for row, number in taken:
+            await waiting_rows.advance(tx, row, number)
+        left = [raw for raw, _ in decoded[done.number :]] if last is not None else []
+        stored = rows_of(sorted([*left, *later], key=lambda raw: raw.position)) if left or later else ()
         if stored:
             await waiting_rows.add(tx, stored)
-        return _Written(place, done, stored, ())
+        return _Written(place, done, stored, taken)
 
     async def _finish(self, done: Done) -> None:
         """Do the work after the commit: count outcomes, wake loops, send replies."""
@@ -234,22 +229,3 @@ class Commits:
             "code": code.value,
         }
         self._audit.record(REJECTED, rejected.raw.address.tenant, **about)  # the reason quotes the command
-
-
-def _without(decoded: Sequence[Decoded], kept: Sequence[Decoded]) -> list[RawCommand]:
-    """Return the commands of `decoded` that are not kept."""
-    if len(kept) == len(decoded):
-        return []
-    positions = {raw.position for raw, _ in kept}
-    return [raw for raw, _ in decoded if raw.position not in positions]
-
-
-def _taken(rows: Sequence[WaitingRow], number: int, left: Collection[RawCommand]) -> list[tuple[WaitingRow, int]]:
-    """Return how many commands of each row were applied. `number`: how many of all rows were to be applied."""
-    positions = {raw.position for raw in left}
-    taken: list[tuple[WaitingRow, int]] = []
-    for row in rows:
-        own = row.next[:number]
-        number -= len(own)
-        taken.append((row, sum(raw.position not in positions for raw in own)))
-    return [(row, applied) for row, applied in taken if applied]

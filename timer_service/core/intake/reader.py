@@ -29,7 +29,7 @@ from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import Route
 from timer_service.core.intake.trouble import OF_ENVIRONMENT, Trouble
 from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, divide
-from timer_service.core.intake.waiting_rows import WaitingRow, find_all, find_first
+from timer_service.core.intake.waiting_rows import WaitingRow, applied_of_rows, find_all, find_first
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.clock import Clock
@@ -381,8 +381,7 @@ class LogReader:
                 decoded = decoded[: len(decoded) // 2]
             else:
                 self._record(done)
-                applied = {raw.position for raw, _ in decoded} - {raw.position for raw in done.left}
-                return [row.tenant for row in rows if row.next[0].position in applied]
+                return [row.tenant for row, _ in applied_of_rows(rows, done.number)]
 
     async def _postpone(self, row: WaitingRow, command: Command | Rejected, error: Exception) -> None:
         """Let a tenant wait whose next command failed alone, or make the command a dead letter."""

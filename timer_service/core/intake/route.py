@@ -27,14 +27,20 @@ class CommandResult(NamedTuple):
     """The lane of the row, if workers take it. Only the named loop is woken for it then."""
 
 
-Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult | None]]]
-"""Applies commands in order, within the transaction, at an instant; returns one result for each.
+Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult]]]
+"""Applies the first commands in order, within the transaction, at an instant; returns one result for each of them.
 
-A handler may defer commands if all of them would be too much work for one transaction, for example because
-`TransactionTime` is over: their result is None. It leaves
-no trace of a deferred command. It applies at least one command. If it defers a command, it also defers all later
-commands on the same rows.
+It applies at least one. If all of them would be too much for one transaction, the others are left without a trace.
 """
+
+
+class TooManyCommandsError(Exception):
+    """A handler has applied more commands than the transaction may have. It must not commit."""
+
+    def __init__(self, number: int) -> None:
+        """`number`: how many of the first commands it may have."""
+        super().__init__(number)
+        self.number = number
 
 
 class LimitedHandle(Protocol):
@@ -42,7 +48,7 @@ class LimitedHandle(Protocol):
 
     def __call__(
         self, tx: Transaction, commands: Sequence[Command], now: int, /, *, quotas: Quotas
-    ) -> Awaitable[Sequence[CommandResult | None]]:
+    ) -> Awaitable[Sequence[CommandResult]]:
         """Apply commands in order. See `Handle`."""
         ...
 

@@ -145,6 +145,16 @@ class WaitingRow(NamedTuple):
         return dict(zip(_KEY, (self.tenant, self.epoch, self.first_sequence), strict=True))
 
 
+def applied_of_rows(rows: Iterable[WaitingRow], number: int) -> list[tuple[WaitingRow, int]]:
+    """Return how many commands of each row are among the first `number` of all; without rows that have none."""
+    found: list[tuple[WaitingRow, int]] = []
+    for row in rows:
+        if number > 0:
+            found.append((row, min(len(row.next), number)))
+        number -= len(row.next)
+    return found
+
+
 async def add(tx: Transaction, rows: Iterable[NewRow]) -> None:
     """Store rows, which may be applied at once."""
     await tx.executemany(_SQL["add"], [row.parameters() for row in rows])

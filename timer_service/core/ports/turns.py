@@ -8,7 +8,8 @@ _LONGEST_SECONDS = 0.001
 _LONG_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.5
 """No message takes longer. If a turn did, the process was stopped meanwhile, as by `docker pause`."""
-_TRANSACTION_SECONDS = 0.05
+TRANSACTION_SECONDS = 0.05
+"""How long a transaction applies commands."""
 
 
 class Turns:
@@ -44,26 +45,12 @@ class Turns:
 
 
 class TransactionTime:
-    """The time in which a handler applies commands in one transaction: 50 ms, with turns of 1 ms.
+    """The time in which a transaction applies commands: 50 ms, with turns of 1 ms. `monotonic` returns seconds."""
 
-    The handler defers the commands that it reaches later. `monotonic` returns seconds.
-    """
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._began: float | None = None
         self._turn_began = 0.0
-
-    def restart(self) -> None:
-        """Begin again at the next command."""
-        self._began = None
-
-    def is_in_turn(self) -> bool:
-        """Return whether time is left in this turn, so that `is_left` would be true at once. This is quicker."""
-        if self._began is None:
-            return False
-        now = self._monotonic()
-        return now - self._turn_began <= _LONGEST_SECONDS and now - self._began <= _TRANSACTION_SECONDS
 
     async def is_left(self) -> bool:
         """Return whether to apply one more command; true at the first call. Other tasks run if the turn is over."""
@@ -71,7 +58,7 @@ class TransactionTime:
         if self._began is None:
             self._began = self._turn_began = now
             return True
-        if now - self._began > _TRANSACTION_SECONDS:
+        if now - self._began > TRANSACTION_SECONDS:
             return False
         if now - self._turn_began > _LONGEST_SECONDS:
             await asyncio.sleep(0)

@@ -1,10 +1,10 @@
 """One batch of commands: the workflows that they name, what else they need to know, and what they change."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from timer_service.core.due.portions import load_in_portions
+from timer_service.core.intake.batch import count_before, load_in_portions
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command
@@ -19,9 +19,9 @@ from timer_service.workflows.workflow import Key, Workflow, unstarted
 class Batch:
     """The rows of one batch of commands. Each command sees the effects of the earlier ones."""
 
-    def __init__(self, before: dict[Key, Workflow], not_read: Collection[Key]) -> None:
-        self.not_read = frozenset(not_read)
-        """The keys whose commands are deferred, because the others have enough data for one transaction."""
+    def __init__(self, before: dict[Key, Workflow], commands: Sequence[Command]) -> None:
+        self.commands = commands
+        """The commands whose workflows were loaded."""
         self.before = before
         self.after = dict(before)
         self._holders: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
@@ -34,10 +34,11 @@ class Batch:
 
     @classmethod
     async def load(cls, tx: Transaction, commands: Sequence[Command]) -> "Batch":
-        """Lock and load what commands need. Not all of it, if that is too much for one transaction."""
-        keys = {key_of(command) for command in commands}
-        batch = cls(*await load_in_portions(keys, partial(store.load, tx), _characters))
-        kept = [command for command in commands if key_of(command) not in batch.not_read]
+        """Lock and load what the first commands need: as many as one transaction has room for."""
+        keys = list(map(key_of, commands))
+        before, left = await load_in_portions(keys, partial(store.load, tx), _characters)
+        kept = commands[: count_before(keys, left)]
+        batch = cls(before, kept)
         await batch._load_holders(tx, kept)
         await batch._load_mail(tx, kept)
         await batch._load_steps(tx, kept)

@@ -1,11 +1,11 @@
 """The handler of workflow commands: it loads, applies and saves in the transaction of the intake."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from timer_service.core.events import outbox
+from timer_service.core.intake.batch import Change, apply_in_order
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
@@ -20,32 +20,25 @@ from timer_service.workflows.workflow import Workflow
 
 LOOP = "workflow-deadlines"
 """The loop of the worker that ends workflows at their deadline."""
-_COMMANDS_PER_TURN = 50
-"""The number of commands after which other tasks of the event loop get a turn. A command takes about 0.1 ms."""
 
 
-async def handle(
-    tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas
-) -> Sequence[CommandResult | None]:
-    """Apply commands in order. A command that would exceed a limit of its tenant has no effect."""
+async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas) -> Sequence[CommandResult]:
+    """Apply the first commands in order. See `Handle`."""
     batch = await Batch.load(tx, commands)
-    admission = quotas.admission(tx, now)
-    results: list[CommandResult | None] = []
-    for number, command in enumerate(commands, 1):
-        if number % _COMMANDS_PER_TURN == 0:
-            await asyncio.sleep(0)
+
+    def decide(number: int) -> Change:
+        command = batch.commands[number]
         key = rules.key_of(command)
-        if key in batch.not_read:
-            results.append(None)
-            continue
-        applied = rules.apply(batch.after.get(key), command, batch.facts(key, command), now)
-        if admission:
-            added = growth(batch.after.get(key), applied.workflow)
-            if excess := await admission.exceeds(key.tenant_id, added):
-                results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
-                continue
-        batch.take(key, command, applied, now)
-        results.append(_result(applied, now, wants_view=command.reply_to is not None))
+        before = batch.after.get(key)
+        applied = rules.apply(before, command, batch.facts(key, command), now)
+
+        def keep() -> CommandResult:
+            batch.take(key, command, applied, now)
+            return _result(applied, now, wants_view=command.reply_to is not None)
+
+        return Change(keep, growth(before, applied.workflow))
+
+    results = await apply_in_order(batch.commands, quotas.admission(tx, now), decide)
     await batch.save(tx, now)
     await outbox.add(tx, events_of(batch.before, batch.after, now), now)
     return results
