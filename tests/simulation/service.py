@@ -56,14 +56,12 @@ from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.broker import QueryReply, Request
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.service.slice import Slice
 from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.message import Command, kebab
 from timer_service.runs import events as run_events
 from timer_service.schedules.backfill import transaction as backfill_pass
 from timer_service.schedules.firing import transaction as firing_pass
-from timer_service.signals import evaluation
 from timer_service.workflows.tasks import dispatcher
 from timer_service.workflows.tasks.requests import POLL_TASKS
 
@@ -76,11 +74,6 @@ _READING_ROUNDS = 400
 _LEASE_MS = 4000
 _MILLISECOND = 999_999
 """Less than one in nanoseconds. The time of a command is rounded up to the next one."""
-
-SMALLEST_PORTIONS: Mapping[str, Mapping[str, int]] = {"runs": {"most_rows": 0}}
-"""Arguments of the handlers with which a transaction reads as few rows as possible."""
-TIMED = {"timers", "schedules", "runs", "signals"}
-"""The slices whose handlers defer commands after some time."""
 
 _SLICE_OF = {payload.type: each.name for each in SLICES for payload in each.commands}
 _RELAYS = {"timers", OUTBOX.name, "dead-letters"}
@@ -100,6 +93,15 @@ class SentCommand(NamedTuple):
     @property
     def payload(self) -> dict[str, Any]:
         return {"tenantId": self.tenant, **self.fields}
+
+
+def first_only(handle: Handle) -> Handle:
+    """Return a handler that has room for one command."""
+
+    async def apply_first(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+        return await handle(tx, commands[:1], now)
+
+    return apply_first
 
 
 class Handled(NamedTuple):
@@ -321,10 +323,8 @@ class Service(BrokerObserver):
 
     def handler(self, slice_: Slice) -> Handle:
         handle = slice_.handle_when_off if slice_.name in self.disabled and slice_.handle_when_off else slice_.handle
-        portions: dict[str, Any] = {**SMALLEST_PORTIONS.get(slice_.name, {})} if self.defers else {}
-        if slice_.name in TIMED:  # a history does not depend on how fast the machine is
-            portions["monotonic"] = itertools.count().__next__ if self.defers else lambda: 0
-        return partial(handle, quotas=Quotas(), **portions)
+        apply = partial(handle, quotas=Quotas())
+        return first_only(apply) if self.defers else apply
 
     def _tasks(self) -> list[GatedTask]:
         return [task for each in self.instances for task in each.tasks]
@@ -586,7 +586,6 @@ def small_passes() -> Iterator[None]:
         patch.setattr(backfill_pass, "MOST_SLOTS", 3)
         patch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", math.inf)
         patch.setattr(run_events, "_MOST_BYTES", 3_000)  # one or two of them
-        patch.setattr(evaluation, "TransactionTime", lambda _: TransactionTime(lambda: 0))
         yield
 
 

@@ -1,5 +1,6 @@
 """Small limits of the intake, so that many commands of a short history wait, and a time that a test moves."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from timer_service.core.intake import crash_care, reader, waiting, waiting_rows
+from timer_service.core.ports import turns
 
 
 @contextmanager
@@ -24,4 +26,5 @@ def small_intake(monotonic: Callable[[], float], *, most_bytes: int = waiting.MO
         patch.setattr(waiting_rows, "ROW_COMMANDS", 2)
         patch.setattr(reader, "MOST_BYTES", most_bytes)
         patch.setattr(crash_care, "_GROUP", 2)
+        patch.setattr(turns, "TRANSACTION_SECONDS", math.inf)  # a history does not depend on how fast the machine is
         yield

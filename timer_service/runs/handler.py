@@ -16,24 +16,18 @@ from timer_service.runs.rules import NO_POSITION, Outcome, Run, RunKey
 
 
 async def handle(
-    tx: Transaction,
-    commands: Sequence[Command],
-    now: int,
-    *,
-    quotas: Quotas,
-    evaluating: bool,
-    most_rows: int = MOST_ROWS,
+    tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas, evaluating: bool
 ) -> Sequence[CommandResult]:
-    """Apply the first commands in order: those that read and write about `most_rows`. See `Handle`.
+    """Apply the first commands in order: those that read and write about `MOST_ROWS`. See `Handle`.
 
     Each table is read and written once. If `evaluating` is false, the sweep makes jobs ready and skips jobs later.
     """
     keyed = [(_key(command), command) for command in commands]
     of_run = _by_run(keyed)
     locked = await loader.lock_runs(tx, of_run.keys())
-    resolving = [key for key, run in locked.items() if may_make_many_needs(run, of_run[key], most_rows)]
+    resolving = [key for key, run in locked.items() if may_make_many_needs(run, of_run[key], MOST_ROWS)]
     group_needs = await loader.count_group_needs(tx, resolving)
-    keyed = keyed[: count_fitting(locked, keyed, most_rows, group_needs)]
+    keyed = keyed[: count_fitting(locked, keyed, MOST_ROWS, group_needs)]
     of_run = _by_run(keyed)
     runs = {key: locked.get(key) or Run(key, None, NO_POSITION, now, settled_at=now) for key in of_run}
     before = await loader.load(tx, runs, of_run, evaluating=evaluating)

@@ -18,7 +18,7 @@ from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports import turns
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.message import Command, Position, Trace, kebab
-from timer_service.runs import SLICE
+from timer_service.runs import SLICE, handler
 from timer_service.runs.edges import read_needs
 from timer_service.runs.messages import (
     CancelRun,
@@ -134,11 +134,12 @@ async def test_commands_on_a_deferred_run_keep_their_order(runs: Runs) -> None:
     assert transactions() == [["large-0", "large-1"], ["large-1"] * 2]
 
 
-async def test_no_trace_of_a_deferred_command(runs: Runs) -> None:
+async def test_no_trace_of_a_deferred_command(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler that defers a command writes nothing for it, not even the row of an unknown run."""
+    monkeypatch.setattr(handler, "MOST_ROWS", 0)
     payloads = [StartRun(tenant_id="acme", run_id=name, jobs=[NewJob(name="a")]) for name in ("first", "second")]
     async with runs.database.transaction() as tx:
-        results = await SLICE.handle(tx, [command(each) for each in payloads], 0, quotas=Quotas(), most_rows=0)  # type: ignore[call-arg]
+        results = await SLICE.handle(tx, [command(each) for each in payloads], 0, quotas=Quotas())
     assert [result.name for result in results] == ["started"]
     assert [row["run_id"] for row in await runs.rows("runs")] == ["first"]
 
