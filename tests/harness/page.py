@@ -13,12 +13,12 @@ from starlette.applications import Starlette
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.core.due.loop import Loop
-from timer_service.core.intake.newest_rejections import NewestRejections
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.http import http_app
 from timer_service.metrics import Metrics
 from timer_service.ui.instance import Instance
+from timer_service.ui.rejections import NewestRejections
 from timer_service.ui.routes import ui_routes
 from timer_service.ui.samples import INTERVAL, Samples
 

@@ -15,6 +15,7 @@ from timer_service.core.service.slice import Parts
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind
 from timer_service.ui.instance import Instance
+from timer_service.ui.rejections import NewestRejections
 from timer_service.ui.samples import INTERVAL, Samples
 
 _LOOP = "page"
@@ -36,6 +37,7 @@ def build_page(
     flows: Callable[[], Mapping[str, Health]],
     needs: Callable[[], Mapping[str, Health]],
     loops: Callable[[], Sequence[Loop]],
+    rejections: NewestRejections,
 ) -> OperationsPage:
     """Return the page. Raises `StartError` if its templates cannot be rendered.
 
@@ -61,7 +63,7 @@ def build_page(
         flows=flows,
         needs=needs,
         loops=loops,
-        rejected=lambda: parts.newest_rejections.all,
+        rejected=lambda: rejections.all,
     )
     sampling = Loop(_LOOP, samples, clock=parts.clock, polling_interval=INTERVAL, metrics=parts.metrics)
     return OperationsPage(ui_routes(instance), sampling)

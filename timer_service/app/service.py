@@ -21,7 +21,6 @@ from timer_service.config import Config
 from timer_service.core.due.lanes import Lane
 from timer_service.core.due.loop import Loop, Wakeups, Worker
 from timer_service.core.intake.backlog import BacklogGate
-from timer_service.core.intake.commit import ignore_done
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
@@ -34,6 +33,7 @@ from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 from timer_service.http import HttpServer, http_app, serve_http
 from timer_service.supervisor import NO_SUPERVISOR, Supervisor
+from timer_service.ui.rejections import NewestRejections
 from timer_service.workflows.tasks import dispatcher
 from timer_service.workflows.tasks.hints import Hints
 
@@ -65,6 +65,7 @@ class App:
         self._broker = broker
         self._metrics = metrics
         self._registry = registry
+        self._rejections = NewestRejections()
         audit = AuditLog()
         self._parts = Parts(
             database=storage.database,
@@ -84,7 +85,7 @@ class App:
             audit=audit,
             offer=self._offer,
             publish=None if tracing is None else tracing.trace_events(broker.publish),
-            on_done=ignore_done if tracing is None else tracing.trace_commands,
+            on_done=[self._rejections.record] if tracing is None else [self._rejections.record, tracing.trace_commands],
         )
         self._hints = Hints(lambda: broker.hint(dispatcher.LOOP, self._clock.now()))
         for each in (self._parts.publishing, self._parts.dead_letters):
@@ -145,6 +146,7 @@ class App:
             flows=self.flows,
             needs=self._needs,
             loops=lambda: self._loops,
+            rejections=self._rejections,
         )
         self._loops.append(page.sampling)
         return page

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from timer_service.core.due.loop import Loop
-from timer_service.core.intake.newest_rejections import RejectedCommand
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import Health
+from timer_service.ui.rejections import RejectedCommand
 from timer_service.ui.samples import Samples
 
 

@@ -4,6 +4,7 @@ import html
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
 from tests.harness.runs import Runs
 from tests.harness.timers import put_timers
+from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.ports.database import Database
+from timer_service.runs import SLICE
 from timer_service.timers.messages import State
 from timer_service.ui.formats import visible
 from timer_service.ui.links import link
@@ -200,7 +203,9 @@ async def test_dead_letters(page: Page) -> None:
 async def test_newest_dead_letters(page: Page) -> None:
     """The 20 commands that the instance rejected last are shown with their reasons, newest first, as text."""
     runs = Runs(page.instance.database, MemoryBroker(), page.clock)
-    page.rejections = runs.parts.newest_rejections
+    runs.reader = replace(runs.parts, on_done=[page.rejections.record]).reader(
+        [recording_route(SLICE, runs._woken)[0]], runs._wake_outbox
+    )
     assert "The newest" not in (await page.get("/ui/failed")).text
     for number in range(25):
         runs.send("StartRun", runId=f"run-{number}", jobs=[{"name": "<b>", "needs": 7}], message_id=f"<i>{number}")

@@ -13,12 +13,13 @@ from timer_service.app.page import OperationsPage, build_page
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 from timer_service.metrics import Metrics
+from timer_service.ui.rejections import NewestRejections
 
 
 def build(sqlite: SqliteDatabase) -> OperationsPage:
     registry = CollectorRegistry()
     parts = make_parts(sqlite, MemoryBroker(), ManualClock(), Metrics(registry))
-    return build_page(Config(), parts, registry, flows=dict, needs=dict, loops=list)
+    return build_page(Config(), parts, registry, flows=dict, needs=dict, loops=list, rejections=NewestRejections())
 
 
 async def test_routes(sqlite: SqliteDatabase) -> None:

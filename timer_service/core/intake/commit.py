@@ -11,7 +11,6 @@ from typing import NamedTuple
 from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.apply import Applied, Decoded, Done, Handlers, build_letters, wake
 from timer_service.core.intake.cursor import Place
-from timer_service.core.intake.newest_rejections import NewestRejections
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.replies import inbox_of, send_replies
 from timer_service.core.intake.route import CommandResult, TooManyCommandsError
@@ -38,10 +37,6 @@ OnDone = Callable[[Done, int], None]
 """Called after a commit with what the transaction has done, and when it began, in Unix nanoseconds."""
 
 
-def ignore_done(_done: Done, _began: int) -> None:
-    """Do nothing."""
-
-
 class _Written(NamedTuple):
     """What a transaction has written."""
 
@@ -65,9 +60,8 @@ class Commits:
         metrics: MetricsPort,
         reply_prefix: str,
         audit: AuditLog,
-        newest: NewestRejections,
         wake_outbox: Callable[[], Awaitable[None]],
-        on_done: OnDone = ignore_done,
+        on_done: Sequence[OnDone] = (),
     ) -> None:
         self._database = database
         self._broker = broker
@@ -76,7 +70,6 @@ class Commits:
         self._metrics = metrics
         self._reply_prefix = reply_prefix
         self._audit = audit
-        self._newest = newest
         self._wake_outbox = wake_outbox
         self._on_done = on_done
         self.place: Place
@@ -108,14 +101,11 @@ class Commits:
             await work(tx)
             return place
 
-        self.place = await self._in_transaction(write)
+        self.place = await in_transaction(self._database, write, accepting=True)
 
     async def keep(self, place: Place) -> None:
         """Write a place without applying anything, and keep the reading."""
-        self.place = await self._in_transaction(lambda tx: cursor.move(tx, place, self._clock.now()))
-
-    async def _in_transaction(self, write: Callable[[Transaction], Awaitable[Place]]) -> Place:
-        return await in_transaction(self._database, write, accepting=True)
+        self.place = await in_transaction(self._database, lambda tx: cursor.move(tx, place, self._clock.now()))
 
     def _behind(self, last: RawCommand) -> Place:
         moved = self.place.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
@@ -138,7 +128,8 @@ class Commits:
             self.waiting.applied(row.tenant, number, row.size if number == len(row.commands) else 0)
         try:  # the commands are applied, so no error may let them be applied again
             await self._finish(written.done)
-            self._on_done(written.done, began)
+            for call in self._on_done:
+                call(written.done, began)
         except Exception:
             log.exception("the work after a commit failed; replies may be missing")
         return written.done
@@ -221,7 +212,6 @@ class Commits:
         command_type = rejected.envelope.type if rejected.envelope and known else "unknown"
         self._metrics.command_handled(command_type, "rejected")
         self._metrics.dead_letter_stored(code)
-        self._newest.add(rejected, self._clock.now())
         about = {
             "command_id": printable(rejected.command_id, _LONGEST_ID),
             "type": command_type,

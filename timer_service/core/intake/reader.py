@@ -20,11 +20,10 @@ from contextlib import suppress
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.intake import cursor
 from timer_service.core.intake.apply import Decoded, Done, Handlers
-from timer_service.core.intake.commit import Commits, OnDone, ignore_done
+from timer_service.core.intake.commit import Commits, OnDone
 from timer_service.core.intake.crash_care import CrashCare
 from timer_service.core.intake.cursor import LostCursorError, Taken
 from timer_service.core.intake.decoder import decode, parts, reject
-from timer_service.core.intake.newest_rejections import NewestRejections
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import Route
 from timer_service.core.intake.trouble import OF_ENVIRONMENT, Trouble
@@ -79,9 +78,8 @@ class LogReader:
         from_now: bool = False,
         outages: OutageLog | None = None,
         audit: AuditLog | None = None,
-        newest: NewestRejections | None = None,
         budget: Budget = DEFAULT_BUDGET,
-        on_done: OnDone = ignore_done,
+        on_done: Sequence[OnDone] = (),
     ) -> None:
         """`from_now`: a new database skips the commands that are in the log already."""
         self._database = database
@@ -102,7 +100,6 @@ class LogReader:
             metrics=metrics,
             reply_prefix=reply_prefix,
             audit=audit or AuditLog(),
-            newest=newest or NewestRejections(),
             wake_outbox=wake_outbox,
             on_done=on_done,
         )

@@ -15,8 +15,7 @@ from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.due.loop import Worker
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.relay import Encode, Relay
-from timer_service.core.intake.commit import OnDone, ignore_done
-from timer_service.core.intake.newest_rejections import NewestRejections
+from timer_service.core.intake.commit import OnDone
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import LimitedHandle, Route, offer_nothing
 from timer_service.core.limits.audit import AuditLog
@@ -55,15 +54,13 @@ class Parts:
     outages: OutageLog = field(default_factory=OutageLog)
     """The outages of the database."""
     audit: AuditLog = field(default_factory=AuditLog)
-    newest_rejections: NewestRejections = field(default_factory=NewestRejections)
-    """What the operations page shows of dead letters."""
     publishing: Publishing = field(default_factory=Publishing)
     """Whether events can be published."""
     dead_letters: Publishing = field(default_factory=Publishing)
     """Whether dead letters can be published."""
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""
-    on_done: OnDone = ignore_done
+    on_done: Sequence[OnDone] = ()
     """Called after each transaction of commands with what it has done."""
     quotas: Quotas = field(default_factory=Quotas)
     allowances: EventAllowances = field(default_factory=EventAllowances)
@@ -89,7 +86,6 @@ class Parts:
             from_now=from_now,
             outages=self.outages,
             audit=self.audit,
-            newest=self.newest_rejections,
             budget=self.budget,
             on_done=self.on_done,
         )
