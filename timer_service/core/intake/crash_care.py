@@ -5,8 +5,8 @@ groups, each marked in its row before. If the process dies again, the commands o
 one. A command that was alone in its mark when two processes died becomes a dead letter unread. So a command that always
 ends the process does so three times if few others come with it, and four times otherwise.
 
-A process may also die at the same time after each start, for another reason. So a command that was near a death is
-tried only after some seconds.
+A process may also die at once after each start, for another reason. So a command that was near a death is tried only
+after a second.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from timer_service.core.ports.clock import Clock
 _GROUP = 32
 _MOST_DEATHS = 2
 """How many processes may die while they apply one command alone."""
-_SUSPECT_MS = 5000
+SUSPECT_MS = 1000
 """How long after the start such a command is tried again."""
 _ROWS_MS = 30_000
 """How long after the start waiting commands are applied with care. A process that does not survive them dies sooner."""
@@ -57,7 +57,7 @@ class CrashCare:
         if (alone := self._alone.get(row.tenant)) is None:  # so the mark is that of a process that has died
             alone = row.tried
             row = row._replace(deaths=row.deaths + (row.tried == 1))
-            if row.deaths and 0 <= age < _SUSPECT_MS:
+            if row.deaths and 0 <= age < SUSPECT_MS:
                 return []
         row = row._replace(limit=1 if alone > 0 or len(row.next) <= _GROUP else _GROUP)
         self._alone[row.tenant] = max(alone - len(row.next), 0)

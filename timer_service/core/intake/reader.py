@@ -21,7 +21,7 @@ from timer_service.core.due.blame import Blame, blame
 from timer_service.core.intake import cursor
 from timer_service.core.intake.apply import Decoded, Done, Handlers
 from timer_service.core.intake.commit import Commits, OnDone
-from timer_service.core.intake.crash_care import CrashCare
+from timer_service.core.intake.crash_care import SUSPECT_MS, CrashCare
 from timer_service.core.intake.cursor import LostCursorError, Taken
 from timer_service.core.intake.decoder import decode, parts, reject
 from timer_service.core.intake.rejection import Rejected
@@ -56,8 +56,6 @@ _LOG_SHARE = 3
 """While the log has more commands, it has so many times as much time as the waiting commands."""
 _LONE_SECONDS = 0.5
 _BRIEF_SECONDS = 10
-_SUSPECT_MS = 1000
-"""How long to wait before looking again whether a command may be tried that was near a crash."""
 _NOTHING = LogBatch((), 0)
 
 
@@ -327,7 +325,7 @@ class LogReader:
             raise LostCursorError
         chosen = self._fitting(rows)
         if self._care is not None and not (chosen := await self._care.choose(chosen)):
-            self._waiting.postponed(rows[0].tenant, self._clock.now() + _SUSPECT_MS)
+            self._waiting.postponed(rows[0].tenant, self._clock.now() + SUSPECT_MS)
             self._working_since = None
             return
         self._commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
