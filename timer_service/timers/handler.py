@@ -58,7 +58,7 @@ async def _add_new(
     transaction_time: TransactionTime,
     admission: Admission | None,
 ) -> tuple[_Results, int]:
-    """Add the timers that do not exist yet and whose first command schedules them. See docs/decisions/0057.
+    """Add the timers that do not exist yet and whose first command schedules them. See docs/decisions/0071.
 
     Return the results of the commands that have added timers, None for the others, and how many have added one. It is
     none if the tenants may not have room for all new timers.
