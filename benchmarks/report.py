@@ -14,7 +14,7 @@ def page(benchmark: Benchmark) -> str:
         "",
         "`make bench` wrote this page. A ratio above 1 means that the service is ahead.",
         "[Performance](performance.md) explains the figures, and [benchmarks/README.md](../benchmarks/README.md)",
-        "says what each scenario measures.",
+        "says what each scenario measures. [figures.json](../benchmarks/figures.json) has every figure of every run.",
         "",
         "## Ratios",
         "",
@@ -23,10 +23,6 @@ def page(benchmark: Benchmark) -> str:
         "## Setting",
         "",
         *_table([("", ""), *settings_of(benchmark).items(), ("measured", " to ".join(sorted({dates[0], dates[-1]})))]),
-        "",
-        "## All medians",
-        "",
-        *median_lines(benchmark),
     ]
     return "\n".join(lines) + "\n"
 

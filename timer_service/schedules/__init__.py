@@ -1,6 +1,6 @@
 """The schedules slice: a `PutSchedule` command leads to a `ScheduleFired` event at each slot of its recurrence.
 
-With `start`, each slot starts a workflow instead. The slice gets the function that starts it (docs/decisions/0050).
+With `start`, each slot starts a workflow instead. The slice gets the function that starts it (docs/decisions/0035).
 
 The states of a schedule. A tombstone (`deleted`) only remembers the pause and the cursor::
 

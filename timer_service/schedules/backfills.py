@@ -1,6 +1,6 @@
 """Backfills: past slots of a schedule that fire again, or for the first time. Pure functions and values.
 
-The command stores one row. `backfill/worker.py` then fires the slots, portion by portion. See docs/decisions/0065.
+The command stores one row. `backfill/worker.py` then fires the slots, portion by portion. See docs/decisions/0038.
 """
 
 from collections.abc import Iterator, Sequence

@@ -39,7 +39,7 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quot
 async def _add_new(
     tx: Transaction, commands: Sequence[Command], now: int, admission: Admission | None
 ) -> dict[int, CommandResult]:
-    """Add the timers that do not exist yet and whose first command schedules them. See docs/decisions/0057.
+    """Add the timers that do not exist yet and whose first command schedules them. See docs/decisions/0071.
 
     Return the results of the commands that have added one, by number: none if the tenants may lack room for all.
     """

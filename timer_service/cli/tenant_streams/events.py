@@ -2,7 +2,7 @@
 
 The server sends what the consumers of a stream deliver, and the acknowledgements of what is stored there, one after the
 other. If a tenant let the stream of events deliver its events again and again, the service would wait behind these. So
-no tenant reads that stream. See docs/decisions/0094.
+no tenant reads that stream. See docs/decisions/0041.
 """
 
 from collections.abc import Mapping, Sequence

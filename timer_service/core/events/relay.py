@@ -110,7 +110,7 @@ class Relay:
         single rows until one is published.
 
         After a claim that took all available rows, the next one waits until these are published. Its transaction
-        settles them, and takes the rows that became available meanwhile. See docs/decisions/0081.
+        settles them, and takes the rows that became available meanwhile. See docs/decisions/0072.
 
         Claims that an outage of the database left unsettled are settled first. While their leases last, their events
         need not be published again. A pass that is cancelled settles them before it ends: no other pass may follow.

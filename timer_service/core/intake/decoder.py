@@ -27,7 +27,7 @@ async def decode(
     """Decode commands for 50 ms, at least one. Return one result for each of the first ones, which may be all.
 
     Other tasks run between large commands, and every millisecond. After a large command that is refused, other tasks
-    run for as long as it took. See docs/decisions/0085.
+    run for as long as it took. See docs/decisions/0025.
 
     `payloads` maps each known type to its model. `now` returns milliseconds.
     """

@@ -1,4 +1,4 @@
-"""Starts the workflows of schedules, in the transaction that fires their slots. See docs/decisions/0050.
+"""Starts the workflows of schedules, in the transaction that fires their slots. See docs/decisions/0035.
 
 The workflows and the holders of concurrency keys are looked up without locks. So only the insert, and workflows that
 are not started or were skipped, can wait for another transaction. What another instance inserts in between is found
