@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 import math
 import threading
 import tracemalloc
@@ -27,7 +26,7 @@ from timer_service.core.values.codec import (
     decode_usual_command,
 )
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Command, Position, kebab
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, Command, kebab
 from timer_service.core.values.raw_command import RawCommand
 
 PAYLOADS = {payload.type: payload for each in SLICES for payload in each.commands}
@@ -68,7 +67,7 @@ def filled(message_type: str, before: str, unit: str, after: str) -> RawCommand:
 
 async def decode_rejected(command: RawCommand) -> Rejected:
     """Return the rejection of a command."""
-    (rejected,) = await decode([command], PAYLOADS, lambda: 0)
+    (rejected,) = await decode([command], PAYLOADS)
     assert isinstance(rejected, Rejected)
     return rejected
 
@@ -166,7 +165,7 @@ async def test_other_tasks_run_between_large_commands(monkeypatch: pytest.Monkey
 
     async def measured(batch: list[RawCommand]) -> int:
         async with counted_turns() as turns:
-            assert len(await decode(batch, PAYLOADS, lambda: 0)) == len(batch)
+            assert len(await decode(batch, PAYLOADS)) == len(batch)
             return turns()
 
     assert await measured([raw_command(b'"' + b"x" * 70_000 + b'"')] * 10) >= 10
@@ -193,7 +192,7 @@ async def test_other_tasks_run_after_a_large_command_that_is_refused(
     monkeypatch.setattr(turns_module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(turns_module, "asyncio", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr("timer_service.core.intake.decoder.decode_usual_command", take_20_ms)
-    await decode([dataclasses.replace(raw_command(body), size=100_000)] * 2, PAYLOADS, lambda: 0)
+    await decode([dataclasses.replace(raw_command(body), size=100_000)] * 2, PAYLOADS)
     assert slept == pytest.approx(pauses)
 
 
@@ -205,20 +204,6 @@ async def test_other_tasks_run_between_dead_letters() -> None:
         found = turns()
     assert list(letters) == list(range(20))
     assert found >= 19
-
-
-async def test_decoding_ends_after_50_ms() -> None:
-    """Decoding ends after 50 ms, and if the clock is set back. It returns the first commands, at least one."""
-    batch = [raw_command(schedule_timer(f"call-{number}"), position=Position(1, number)) for number in range(100)]
-    found = []
-    for step in (1, 100, -1):
-        clock = itertools.count(1000, step)
-        decoded = await decode(batch, PAYLOADS, lambda clock=clock: next(clock))  # type: ignore[misc]
-        assert [each.position for each in decoded if isinstance(each, Command)] == [
-            each.position for each in batch[: len(decoded)]
-        ]
-        found.append(len(decoded))
-    assert found == [100, 4, 4]
 
 
 def test_parts_of_a_batch() -> None:
@@ -242,6 +227,6 @@ async def test_large_commands_are_decoded_in_a_thread(
 
     monkeypatch.setattr("timer_service.core.intake.decoder.decode_usual_command", recording)
     each = raw_command(schedule_timer())
-    decoded = await decode([dataclasses.replace(each, size=size)], PAYLOADS, lambda: 0)
+    decoded = await decode([dataclasses.replace(each, size=size)], PAYLOADS)
     assert isinstance(decoded[0], Command)
     assert [thread != threading.get_ident() for thread in threads] == in_threads

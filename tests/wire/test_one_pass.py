@@ -146,7 +146,7 @@ def test_everything_unusual_is_left_to_the_steps(body: bytes, address: Any) -> N
 async def test_rejections_come_from_the_steps() -> None:
     """A command that one pass refuses gets the error of the steps, and the others of its batch are decoded."""
     batch = [raw_command(schedule_timer(dueAt="tomorrow")), raw_command(schedule_timer())]
-    decoded = await decode(batch, PAYLOADS, lambda: 0)
+    decoded = await decode(batch, PAYLOADS)
     with pytest.raises(Rejection) as expected:
         decode_command(batch[0], decode_envelope(batch[0].body), PAYLOADS)
     rejected, accepted = decoded

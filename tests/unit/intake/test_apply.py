@@ -63,7 +63,7 @@ async def decoded(text: str, using: Handlers) -> list[Decoded]:
         for number, word in enumerate(text.split(), 1)
         for tenant, kind in [(word[0], word[1])]
     ]
-    return list(zip(raws, await decode(raws, using.payloads, lambda: 0), strict=True))
+    return list(zip(raws, await decode(raws, using.payloads), strict=True))
 
 
 def numbers(done: Done) -> tuple[list[int], list[int]]:

@@ -1,7 +1,7 @@
 """Decodes commands without blocking the event loop for long."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.turns import Turns
@@ -15,29 +15,20 @@ LARGE_BYTES = 64 * 1024
 
 Most of this time is one call into C, which stops the event loop too.
 """
-_LONGEST_MS = 50
-"""After this time, decoding ends. What is decoded is applied first."""
-_PER_READING = 4
-"""How many commands are decoded between two readings of the clock, which take 2 µs each. Decoding takes 7 to 30 µs."""
 
 
-async def decode(
-    batch: Sequence[RawCommand], payloads: Mapping[str, type[TenantPayload]], now: Callable[[], int]
-) -> list[Command | Rejected]:
-    """Decode commands for 50 ms, at least one. Return one result for each of the first ones, which may be all.
+async def decode(batch: Sequence[RawCommand], payloads: Mapping[str, type[TenantPayload]]) -> list[Command | Rejected]:
+    """Decode commands. Return one result for each.
 
     Other tasks run between large commands, and every millisecond. After a large command that is refused, other tasks
     run for as long as it took. See docs/decisions/0025.
 
-    `payloads` maps each known type to its model. `now` returns milliseconds.
+    `payloads` maps each known type to its model.
     """
     decoded: list[Command | Rejected] = []
     models = {kebab(name): model for name, model in payloads.items()}
     turns = Turns(LARGE_BYTES, pauses=True)
-    began = now()
-    for number, raw in enumerate(batch):
-        if number and number % _PER_READING == 0 and not 0 <= now() - began < _LONGEST_MS:
-            return decoded
+    for raw in batch:
         if raw.size > LARGE_BYTES:
             turns = Turns(LARGE_BYTES, pauses=True)
             command = await asyncio.to_thread(_decode, raw, models, payloads)

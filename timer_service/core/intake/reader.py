@@ -287,7 +287,7 @@ class LogReader:
         decoded = await self._decode(now)
         self._commits.waits_briefly = time.monotonic() < self._brief_until
         try:
-            done = await self._commits.of_log(decoded, [*now[len(decoded) :], *later], part[-1])
+            done = await self._commits.of_log(decoded, later, part[-1])
         except Exception as error:
             if not decoded or not self._may_divide(error):
                 raise
@@ -297,8 +297,8 @@ class LogReader:
         self._working_since = None
 
     async def _decode(self, raws: Sequence[RawCommand]) -> list[Decoded]:
-        decoded = await decode(raws, self._handlers.payloads, self._clock.now)
-        return list(zip(raws, decoded, strict=False))
+        decoded = await decode(raws, self._handlers.payloads)
+        return list(zip(raws, decoded, strict=True))
 
     def _may_divide(self, error: Exception) -> bool:
         """Return whether a smaller transaction may succeed."""
