@@ -61,11 +61,11 @@ class Commits:
         reply_prefix: str,
         audit: AuditLog,
         wake_outbox: Callable[[], Awaitable[None]],
-        on_done: Sequence[OnDone] = (),
+        on_done: Sequence[OnDone],
     ) -> None:
         self._database = database
         self._broker = broker
-        self._handlers = handlers
+        self.handlers = handlers
         self._clock = clock
         self._metrics = metrics
         self._reply_prefix = reply_prefix
@@ -162,7 +162,7 @@ class Commits:
         place = await cursor.move(tx, wanted, now)  # first, so that a process that lost the cursor does nothing else
         if self.waits_briefly:
             await tx.wait_briefly()
-        done = await self._handlers.apply(tx, decoded[:most], letters, now) if decoded else Done()
+        done = await self.handlers.apply(tx, decoded[:most], letters, now) if decoded else Done()
         taken = applied_of_rows(rows, done.number)
         for row, number in taken:
             await waiting_rows.advance(tx, row, number)
@@ -208,7 +208,7 @@ class Commits:
 
     def _record(self, rejected: Rejected) -> None:
         code = rejected.rejection.code
-        known = rejected.envelope is not None and rejected.envelope.type in self._handlers.payloads
+        known = rejected.envelope is not None and rejected.envelope.type in self.handlers.payloads
         command_type = rejected.envelope.type if rejected.envelope and known else "unknown"
         self._metrics.command_handled(command_type, "rejected")
         self._metrics.dead_letter_stored(code)

@@ -14,29 +14,25 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.intake import cursor
-from timer_service.core.intake.apply import Decoded, Done, Handlers
-from timer_service.core.intake.commit import Commits, OnDone
+from timer_service.core.intake.apply import Decoded, Done
+from timer_service.core.intake.commit import Commits
 from timer_service.core.intake.crash_care import SUSPECT_MS, CrashCare
 from timer_service.core.intake.cursor import LostCursorError, Taken
 from timer_service.core.intake.decoder import decode, parts, reject
 from timer_service.core.intake.rejection import Rejected
-from timer_service.core.intake.route import Route
 from timer_service.core.intake.trouble import OF_ENVIRONMENT, Trouble
 from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, divide
 from timer_service.core.intake.waiting_rows import WaitingRow, applied_of_rows, find_all, find_first
-from timer_service.core.limits.audit import AuditLog
-from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import Health, OutageLog, worst
-from timer_service.core.ports.log import LogBatch, LogUnavailableError
-from timer_service.core.ports.metrics_port import MetricsPort
-from timer_service.core.values.budget import DEFAULT_BUDGET, Budget
+from timer_service.core.ports.log import CommandLog, LogBatch, LogUnavailableError
+from timer_service.core.values.budget import Budget
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import Code, Rejection, StartError
 from timer_service.core.values.message import Command
@@ -64,43 +60,28 @@ class LogReader:
 
     def __init__(
         self,
-        *,
+        commits: Commits,
         database: Database,
-        broker: Broker,
-        routes: Sequence[Route],
+        command_log: CommandLog,
         clock: Clock,
-        metrics: MetricsPort,
+        *,
         batch_size: int,
-        reply_prefix: str,
-        wake_outbox: Callable[[], Awaitable[None]],
-        from_now: bool = False,
-        outages: OutageLog | None = None,
-        audit: AuditLog | None = None,
-        budget: Budget = DEFAULT_BUDGET,
-        on_done: Sequence[OnDone] = (),
+        outages: OutageLog,
+        budget: Budget,
+        from_now: bool,
     ) -> None:
         """`from_now`: a new database skips the commands that are in the log already."""
+        self._commits = commits
+        self._handlers = commits.handlers
         self._database = database
-        self._log = broker.log
+        self._log = command_log
         self._clock = clock
         self._batch_size = batch_size
         self._budget = budget
         self._from_now = from_now
-        self._handlers = Handlers(routes)
-        self._outages = outages or OutageLog()
-        self._trouble = Trouble(self._outages)
+        self._outages = outages
+        self._trouble = Trouble(outages)
         self._name = secrets.token_hex(8)
-        self._commits = Commits(
-            database=database,
-            broker=broker,
-            handlers=self._handlers,
-            clock=clock,
-            metrics=metrics,
-            reply_prefix=reply_prefix,
-            audit=audit or AuditLog(),
-            wake_outbox=wake_outbox,
-            on_done=on_done,
-        )
         self._waiting = self._commits.waiting
         self._care: CrashCare | None = None
         """None after an orderly stop."""

@@ -15,7 +15,8 @@ from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.due.loop import Worker
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.relay import Encode, Relay
-from timer_service.core.intake.commit import OnDone
+from timer_service.core.intake.apply import Handlers
+from timer_service.core.intake.commit import Commits, OnDone
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import LimitedHandle, Route, offer_nothing
 from timer_service.core.limits.audit import AuditLog
@@ -74,20 +75,26 @@ class Parts:
         self, routes: Sequence[Route], wake_outbox: Callable[[], Awaitable[None]], *, from_now: bool = False
     ) -> LogReader:
         """Return what reads the log of commands and applies these by `routes`. `from_now`: see `LogReader`."""
-        return LogReader(
+        commits = Commits(
             database=self.database,
             broker=self.broker,
-            routes=routes,
+            handlers=Handlers(routes),
             clock=self.clock,
             metrics=self.metrics,
-            batch_size=self.batch_size,
             reply_prefix=self.reply_prefix,
-            wake_outbox=wake_outbox,
-            from_now=from_now,
-            outages=self.outages,
             audit=self.audit,
-            budget=self.budget,
+            wake_outbox=wake_outbox,
             on_done=self.on_done,
+        )
+        return LogReader(
+            commits,
+            self.database,
+            self.broker.log,
+            self.clock,
+            batch_size=self.batch_size,
+            outages=self.outages,
+            budget=self.budget,
+            from_now=from_now,
         )
 
     def queries(self, routes: Sequence[QueryRoute]) -> Queries:
