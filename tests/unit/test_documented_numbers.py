@@ -18,7 +18,7 @@ from timer_service.core.intake import backlog, cursor, trouble, waiting, waiting
 from timer_service.core.limits import audit, quotas
 from timer_service.core.ports import clock, turns
 from timer_service.core.requests import fair_queue, query
-from timer_service.core.service import clock_repair, retention
+from timer_service.core.service import clock_repair, upkeep
 from timer_service.core.values import delays
 from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
 from timer_service.workflows.tasks import registry
@@ -60,7 +60,7 @@ NUMBERS = {
         f"of the last second took, at most {quotas._VALID_SECONDS} s",
         f"| delete rows that were settled `TIMER_RETENTION_DAYS` ago | {slices._RETENTION_INTERVAL.seconds} s |",
         f"| samples the gauges | {slices._ROW_COUNTS_INTERVAL.seconds} s |",
-        f"reads the clock of the machine on SQLite | 5 s; {clock_repair._READING_MS / 1000} s on SQLite |",
+        f"reads the clock of the machine on SQLite | 5 s; {upkeep._READING_MS / 1000} s on SQLite |",
         f"[are still there](#if-the-database-file-was-deleted) | {files._LOOKING_MS // 1000} s |",
         f"after a failed write, writes until a write succeeds | {_UPKEEP_INTERVAL.seconds} s |",
         f"while the clock was ahead](#after-a-wrong-clock) | {_UPKEEP_INTERVAL.seconds} s |",
@@ -69,7 +69,6 @@ NUMBERS = {
         f"by more than {clock._TOLERANCE / 1_000_000} s takes effect",
         f"takes effect when it has lasted {word(clock._PERSISTENCE // 1_000_000)} second",
         f"each jump backward of {word(clock_repair.SLACK_MS // 1000)} second or more",
-        "nothing for an hour after a jump forward by more than a minute",
         f"whose pass takes {word(loop._LONGEST_PASS_SECONDS // 60)} minute longer than its interval",
         f"lasts at most {http._CONNECTION_SECONDS} s. At most {http.MOST_CONNECTIONS} are open",
         f"at most {word(query.RUNNING_OF_TENANT)} of one tenant are answered at a time",
@@ -92,7 +91,6 @@ def test_numbers(page: str) -> None:
 
 def test_numbers_in_words() -> None:
     """An hour, a minute and so on, where the documentation has no digits."""
-    assert (retention._TRUSTED_AFTER_MS, retention._TOLERANCE_MS) == (HOUR, MINUTE)
     assert postgres._MIGRATION_SECONDS * 1000 == HOUR
     assert usage._MOST_COUNTED == row_counts._LIMIT == 1_000_000
     assert (DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES) == (256 * MIB, 128 * MIB)

@@ -30,7 +30,7 @@ from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.requests.query import Queries, QueryRoute
 from timer_service.core.requests.requests import RequestRoute
 from timer_service.core.service.clock_repair import TimedRows
-from timer_service.core.service.retention import Delete
+from timer_service.core.service.upkeep import Delete
 from timer_service.core.values.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.values.message import Payload, TenantPayload
 
