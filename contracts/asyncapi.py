@@ -47,10 +47,9 @@ _HEADERS = {
         "Timer-Error-Message": "Why the command was rejected.",
         "Timer-Source-Subject": "The subject the command was published to, escaped to ASCII, at most 1,000 bytes.",
         "Timer-Source-Sequence": "The sequence of the command in the command stream.",
-        "Timer-Original-Headers": "The command's headers that cannot be headers of the dead letter, as a JSON "
-        "object. A header that occurs several times has an array of values.",
+        "Timer-Original-Headers": "The command's own headers, as a JSON object: the array of the values of each name.",
         "Timer-Body-Omitted": "Set if the command's body was left out to make room for these headers.",
-        "Timer-Headers-Omitted": "Set if the command's own headers were left out: no room, or more than 100.",
+        "Timer-Headers-Omitted": "Set if the command's own headers were left out, because they are too large.",
     },
     Kind.QUERY: {
         "Nats-Service-Error": "The error message. Only set on an error reply.",

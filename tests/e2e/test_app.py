@@ -117,7 +117,7 @@ async def test_supervisor_gets_what_the_pages_say(config: Config, monkeypatch: p
         task = asyncio.create_task(app.run(asked))
         await until(lambda: is_ready(config))
         assert (asked.ready(), asked.alive(), asked.stopped) == (True, True, 0)
-        app._parts.publishing.record_failure("no stream has this subject")
+        app._parts.publishing.record("no stream has this subject")
         assert (asked.ready(), asked.alive()) == (False, True)
         with monkeypatch.context() as patch:
             patch.setattr(loop_module, "_LONGEST_PASS_SECONDS", -1000)  # any pass that has begun counts as stalled
@@ -265,7 +265,7 @@ async def test_loops_of_each_role(config: Config) -> None:
         assert {"database", "streams", "timers", "outbox"} <= {loop.name for loop in app._loops}
         assert len({loop.name for loop in app._loops}) == len(app._loops)
         checked = app._loops[[loop.name for loop in app._loops].index("streams")]._pass_began
-        app._parts.publishing.record_failure("no stream has this subject")
+        app._parts.publishing.record("no stream has this subject")
 
         async def is_checked() -> bool:
             (loop,) = [loop for loop in app._loops if loop.name == "streams"]

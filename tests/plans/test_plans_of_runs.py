@@ -75,11 +75,10 @@ PLANS = {
     "the next stale job": (sweep._SQL["next_stale"], ["Index Only Scan run_jobs_stale"]),
     **{
         f"{name} of {rows.table}": (rows.sql(name), [plan])
-        for rows, index, key in zip(sweep.TIMED, ("runs_to_sweep", "run_jobs_stale"), (RUN, JOB), strict=True)
+        for rows, index in zip(sweep.TIMED, ("runs_to_sweep", "run_jobs_stale"), strict=True)
         for name, plan in (
             ("page_end", f"Index Only Scan {index}"),
             ("find_wrong", f"Index Scan {index}"),
-            ("repair", f"Index Scan {key}"),
         )
     },
     "a run that holds nothing": (store._SQL["delete_run"], [f"Index Scan {RUN}"]),

@@ -79,7 +79,6 @@ PLANS = {
     "the schedules of a tenant, counted": (LIVE.sql, ["Index Only Scan schedules_by_status"]),
     "the end of a page of the clock repair": (TIMED[0].sql("page_end"), ["Index Only Scan schedules_available"]),
     "rows with a wrong instant": (TIMED[0].sql("find_wrong"), [DUE]),
-    "a row with a wrong instant": (TIMED[0].sql("repair"), [KEY]),
     "due backfills": (backfill_store._SQL["lock_due"], ["LockRows", TURNS, BACKFILL]),
     "when the next portion is due": (
         backfill_store._SQL["next_available"],
@@ -97,7 +96,7 @@ PLANS = {
     "the backfills of a tenant, counted": (backfill_store.OPEN.sql, ["Index Only Scan schedule_backfills_of_schedule"]),
     "backfills with a wrong instant": (
         backfill_store.TIMED.sql("find_wrong"),
-        ["Index Scan schedule_backfills_available"],
+        ["Index Only Scan schedule_backfills_available"],
     ),
 }
 

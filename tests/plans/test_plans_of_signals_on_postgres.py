@@ -71,7 +71,6 @@ def lease_plans(table: LeasedTable, complete: str, complete_claim: str) -> dict[
         f"{table.name}, overdue": (overdue_sql(table), [f"Index Only Scan {available}"]),
         f"{table.name}, end of a page to repair": (repaired.sql("page_end"), [f"Index Only Scan {available}"]),
         f"{table.name}, rows to repair": (repaired.sql("find_wrong"), [f"Index Scan {available}"]),
-        f"{table.name}, repair": (repaired.sql("repair"), [key]),
     }
 
 

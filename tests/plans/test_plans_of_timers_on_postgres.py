@@ -73,7 +73,10 @@ STATEMENTS = {
     "oldest due": (timers._SQL["oldest_due"], [f"Index Only Scan {SCHEDULED}"]),
     "the end of a page of the clock repair": (REPAIRED.sql("page_end"), [f"Index Only Scan {AVAILABLE}"]),
     "rows to repair": (REPAIRED.sql("find_wrong"), [f"Index Scan {AVAILABLE}"]),
-    "repair": (REPAIRED.sql("repair"), [KEY]),
+    "repair": (
+        REPAIRED.sql("repair"),
+        ["LockRows", f"Index Scan {AVAILABLE}", "CTE Scan", "Tid Scan"],
+    ),
     "next page": (cancellations._SQL["next_available"], ["Index Only Scan timer_cancellations_available"]),
     "due cancellations": (
         cancellations._SQL["lock_due"],

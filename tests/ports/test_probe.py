@@ -14,7 +14,7 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY
-from timer_service.core.service.probe import DatabaseProbe
+from timer_service.core.service.upkeep import DatabaseProbe
 from timer_service.core.values.errors import DatabaseUnavailableError
 
 STORED = "SELECT database_id FROM installation"

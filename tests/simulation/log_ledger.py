@@ -17,7 +17,6 @@ from typing import NamedTuple
 from timer_service.adapters.memory.log import StoredLog
 from timer_service.core.values.message import Message
 
-_ORIGINAL_ID = "Timer-Original-Nats-Msg-Id"
 _MOST_INNOCENT_ERRORS = 1
 """A command is tried twice alone, so one error of the environment makes no dead letter."""
 _MOST_INNOCENT_DEATHS = 2
@@ -175,7 +174,13 @@ def read_stored(connection: sqlite3.Connection, published: Iterable[Message]) ->
     ).fetchone()
     rows = connection.execute("SELECT headers FROM dead_letters")
     headers = [*(json.loads(text) for (text,) in rows), *(each.headers for each in published)]
-    return Stored(stored_at, number, {each[_ORIGINAL_ID]: each["Timer-Error-Code"] for each in headers})
+    return Stored(stored_at, number, {_id_of(each): each["Timer-Error-Code"] for each in headers})
+
+
+def _id_of(letter: Mapping[str, str]) -> str:
+    """Return the id of the command of a dead letter."""
+    identifier: str = json.loads(letter["Timer-Original-Headers"])["Nats-Msg-Id"][0]
+    return identifier
 
 
 def read_postponed(connection: sqlite3.Connection, now: int) -> set[str]:

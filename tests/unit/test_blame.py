@@ -1,7 +1,6 @@
 import pytest
 
 from timer_service.core.due.blame import Blame, Evidence, blame
-from timer_service.core.ports.health import HEALTHY, Health, RecentFailure
 from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
@@ -61,20 +60,3 @@ def test_evidence_is_bounded() -> None:
     for command in range(1000):
         evidence.record([], [("timers", command)])
     assert len(evidence._failed["timers"]) == 2
-
-
-def test_recent_failure() -> None:
-    """A part is down for some seconds after a failure, or until it works again."""
-    now = 0.0
-    failure = RecentFailure(5, lambda: now)
-    seen = [failure.health]
-    failure.record("broken")
-    now = 5.0
-    seen.append(failure.health)
-    now = 5.1
-    seen.append(failure.health)
-    failure.record("broken again")
-    seen.append(failure.health)
-    failure.clear()
-    seen.append(failure.health)
-    assert seen == [HEALTHY, Health.down("broken"), HEALTHY, Health.down("broken again"), HEALTHY]

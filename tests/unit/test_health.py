@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from timer_service.app.health import Observed, flows
-from timer_service.core.ports.health import HEALTHY, Health, Publishing, worst
+from timer_service.core.ports.health import HEALTHY, Health, RecentFailure, worst
 from timer_service.core.values.message import Kind
 
 DOWN = Health.down("it is away")
@@ -115,20 +115,20 @@ def count_calls(calls: list[None]) -> Callable[[], None]:
 def test_publishing_fails_until_it_succeeds(time: Time) -> None:
     """Publishing is down from a failure to the next success. Only the first failure calls `on_failure`."""
     calls: list[None] = []
-    publishing = Publishing(time)
+    publishing = RecentFailure(60, time)
     publishing.on_failure = count_calls(calls)
-    publishing.record_failure("the stream is full")
-    publishing.record_failure("no stream has this subject")
+    publishing.record("the stream is full")
+    publishing.record("no stream has this subject")
     failed = publishing.health
-    publishing.record_success()
+    publishing.clear()
     assert (failed, publishing.health) == (Health.down("no stream has this subject"), HEALTHY)
     assert len(calls) == 1
 
 
 def test_old_failure_of_publishing_is_forgotten(time: Time) -> None:
     """A failure does not count for ever: another instance may have published the events."""
-    publishing = Publishing(time)
-    publishing.record_failure("the stream is full")
+    publishing = RecentFailure(60, time)
+    publishing.record("the stream is full")
     time.seconds += 60
     still = publishing.health.usable
     time.seconds += 0.1

@@ -28,7 +28,7 @@ from timer_service.core.due.lease import Lease
 from timer_service.core.due.loop import Pass
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.reader import LogReader
-from timer_service.core.ports.health import HEALTHY, Health, Publishing
+from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.service.clock_repair import TimedRows
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 from timer_service.core.values.message import Kind, Position
@@ -194,7 +194,7 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
             "requests": (down(WorkerRequests), {"requests"}),
             "their task": (failed(app._requests._kept[0]), {"requests"}),
             "polls": (failed(app._requests._kept[1]), {"requests"}),
-            "publishing": (down(Publishing), {"events"}),
+            "publishing": (patch.object(app, "_publishing_health", return_value=DOWN), {"events"}),
             "workers": (down(Workers), {"events"}),
         }
         for name, (fault, stopped) in faults.items():
@@ -459,7 +459,7 @@ async def test_wakes(new: NewInstance) -> None:
     for name in sorted(LOOPS["all"]):
         assert await woken(instance, lambda name=name: app._wake(name, NOW)) == {name}  # type: ignore[misc]
     assert await woken(instance, lambda: app._parts.wake("outbox", NOW)) == {"outbox"}
-    assert await woken(instance, lambda: app._parts.publishing.record_failure("full")) == {"streams"}
+    assert await woken(instance, lambda: app._parts.publishing.record("full")) == {"streams"}
     assert app._requests is not None
     assert await woken(instance, lambda: app._requests._wake_dispatcher(NOW)) == {"tasks"}  # type: ignore[union-attr]
 

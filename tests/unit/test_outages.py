@@ -111,7 +111,7 @@ def test_outage_of_another_part(time: Time, caplog: pytest.LogCaptureFixture) ->
     outages = OutageLog(time, part="the broker", quiet_seconds=0)
     outages.record_failure("connection refused", loop="streams")
     time.seconds += 3
-    outages.record_success(loop="streams")
+    outages.record_success()
     assert lines(caplog) == [
         (logging.WARNING, "the broker is unavailable", "connection refused"),
         (logging.INFO, "the broker is available again", 3.0),
@@ -146,25 +146,3 @@ def test_loops_share_one_outage(caplog: pytest.LogCaptureFixture) -> None:
     assert lines(caplog) == [LOST, back(60.0)]
     (lost,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert str(lost.__dict__["loop"]).startswith("loop-")
-
-
-def test_one_caller_fails(outages: OutageLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """While one caller fails, the successes of others do not end the outage: perhaps only its table is missing."""
-    for _ in range(100):
-        outages.record_failure("no such table", loop="outbox")
-        time.seconds += 10
-        outages.record_success(loop="timers")
-    assert lines(caplog) == [(logging.WARNING, "the database is unavailable", "no such table")]
-    outages.record_success(loop="outbox")
-    assert lines(caplog)[1:] == [back(1000.0)]
-
-
-def test_caller_that_has_nothing_to_do(outages: OutageLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """A caller that failed and did not call again for a minute does not keep an outage from ending."""
-    outages.record_failure("connection refused", part="commands")
-    time.seconds += 59
-    outages.record_success(loop="timers")
-    before = len(lines(caplog))
-    time.seconds += 2
-    outages.record_success(loop="timers")
-    assert (before, lines(caplog)) == (1, [LOST, back(61.0)])

@@ -13,7 +13,6 @@ from timer_service.adapters.postgres import database
 from timer_service.config import Config
 from timer_service.core.events import pace, relay
 from timer_service.core.intake import cursor, reader, trouble
-from timer_service.core.service import retention
 from timer_service.core.values import delays
 
 LEASE = cursor.LEASE_MS / 1000
@@ -50,7 +49,6 @@ HOUR = 3600
         [1, nats_log._PULL_SECONDS, nats_log._PULL_SECONDS + nats_log._LATE_SECONDS, 10],
         [1, delays.LONGEST.total_seconds(), delays.LONGEST_DELAY.total_seconds(), HOUR],
         [1, relay._LOCKED_ROWS_PAUSE_MS, pace.SHORTEST_MS, relay._UNSETTLED_PAUSE_MS, pace.LONGEST_MS, 1000 * HOLD],
-        [1, retention._SHORTEST_PAUSE_MS, 1000, retention._TOLERANCE_MS, retention._TRUSTED_AFTER_MS, 1000 * HOUR],
         [500, streams._AGAIN_MS, 5000],
     ],
 )

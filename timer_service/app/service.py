@@ -26,8 +26,8 @@ from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.ports.metrics_port import MetricsPort
-from timer_service.core.service.probe import DatabaseProbe
 from timer_service.core.service.slice import Parts
+from timer_service.core.service.upkeep import DatabaseProbe
 from timer_service.core.values.budget import Budget
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError

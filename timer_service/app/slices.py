@@ -18,8 +18,8 @@ from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.ports.health import Health, worst
 from timer_service.core.requests.query import QueryRoute
 from timer_service.core.service.clock_repair import ClockRepair, leased_rows
-from timer_service.core.service.retention import Retention
 from timer_service.core.service.slice import Parts, Slice
+from timer_service.core.service.upkeep import Retention
 from timer_service.workflows.commands.slot_start import start_workflows
 
 SCHEDULES = schedules.build_slice(start_workflows)

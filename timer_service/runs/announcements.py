@@ -38,7 +38,6 @@ COUNTED = CountedRows("run_announcements", "waiting", "TRUE")
 
 TIMED = TimedRows(
     table="run_announcements",
-    key=("tenant_id", "available_at", "run_id", "job_name"),
     instant="available_at",
     is_wrong=f"available_at - {LONGEST // timedelta(milliseconds=1) + SLACK_MS} > :now",
     repair="available_at = :now",

@@ -42,7 +42,6 @@ _RECHECK_MS = 1000
 TIMED = (
     TimedRows(
         table="runs",
-        key=("tenant_id", "run_id"),
         instant="sweep_at",
         # later than `_interval` allows
         is_wrong=f"sweep_at - {SWEEP_MS + SLACK_MS} > :now "
@@ -51,7 +50,6 @@ TIMED = (
     ),
     TimedRows(
         table="run_jobs",
-        key=("tenant_id", "run_id", "job_name"),
         instant="stale_at",
         # later than `stale_after_ms` and than a postponed sweep allow
         is_wrong=f"stale_at - stale_after_ms - {SLACK_MS} > :now AND stale_at - {SWEEP_MS + SLACK_MS} > :now",

@@ -10,14 +10,14 @@ from timer_service.core.events import outbox
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.database import Database
-from timer_service.core.ports.health import Publishing
+from timer_service.core.ports.health import RecentFailure
 
 
 class FiringGate:
     """Closed while the backlog gate is, while events cannot be published, and until those that waited are out."""
 
     def __init__(
-        self, broker: Broker, publishing: Publishing, database: Database, over: Callable[[int], Collection[str]]
+        self, broker: Broker, publishing: RecentFailure, database: Database, over: Callable[[int], Collection[str]]
     ) -> None:
         """`over` returns the tenants whose events wait because of their limit. The gate does not wait for these."""
         self._over = over

@@ -64,7 +64,6 @@ _IS_AHEAD = f"after_at - {CLOCKS_APART_MS} > :now"
 TIMED = (
     TimedRows(
         table=SCHEDULES.name,
-        key=_KEY,
         instant="available_at",
         # later than its slot can be due, and later than it can be tried again; or the cursor is later than now
         is_wrong=f"(available_at - {RETRY_MS + SLACK_MS} > :now AND available_at > slot_at + jitter_ms) OR {_IS_AHEAD}",

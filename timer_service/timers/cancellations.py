@@ -124,7 +124,6 @@ DUE_TENANTS = _SQL["due_tenants"]
 
 TIMED = TimedRows(
     table=TABLE,
-    key=_KEY,
     instant="available_at",
     is_wrong=f"available_at - {int(LONGEST.total_seconds() * 1000) + SLACK_MS} > :now",
     repair="available_at = :now",

@@ -21,14 +21,12 @@ _AVAILABLE_AT = "available_at - counted_from + :now"
 TIMED = (
     TimedRows(
         table="workflow_effects",
-        key=("tenant_id", "workflow_id", "name", "n"),
         instant="counted_from",
         is_wrong=_IS_AHEAD,
         repair="due_at = due_at - counted_from + :now, counted_from = :now",
     ),
     TimedRows(
         table="workflows",
-        key=("tenant_id", "workflow_id"),
         instant="counted_from",
         is_wrong=_IS_AHEAD,
         # A worker keeps its lease. A worker that has died holds it for one length from now on.
@@ -37,7 +35,6 @@ TIMED = (
     ),
     TimedRows(
         table="workflow_workers",
-        key=("tenant_id", "worker_id"),
         instant="seen_at",
         is_wrong=f"seen_at - {SLACK_MS} > :now",
         repair="first_seen_at = CASE WHEN first_seen_at > :now THEN :now ELSE first_seen_at END, seen_at = :now",

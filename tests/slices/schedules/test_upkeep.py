@@ -13,7 +13,7 @@ from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.requests.computing import Computing
 from timer_service.core.requests.query import Queries
 from timer_service.core.service.clock_repair import ClockRepair
-from timer_service.core.service.retention import Retention
+from timer_service.core.service.upkeep import Retention
 from timer_service.schedules.queries import QUERIES
 from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED, delete_settled
 

@@ -165,7 +165,7 @@ async def test_room_for_a_few_events(schedules: Schedules) -> None:
     schedules.broker.has_no_room_for = always
     await schedules.advance(minutes=1)
     schedules.clock.advance(minutes=1)
-    schedules.parts.publishing.record_success()
+    schedules.parts.publishing.clear()
     await exhaust(schedules.worker, schedules.clock.now())
     waiting = len(await schedules.rows("outbox"))
     schedules.broker.has_no_room_for = never

@@ -11,7 +11,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.metrics_port import MetricsPort
-from timer_service.core.service.retention import Retention
+from timer_service.core.service.upkeep import Retention
 from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.store import delete_settled
 

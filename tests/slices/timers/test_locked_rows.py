@@ -16,7 +16,6 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.service import clock_repair
 from timer_service.core.service.clock_repair import ClockRepair, leased_rows
 from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.core.values.message import Command, Message
@@ -211,23 +210,3 @@ async def test_rows_of_a_wrong_clock_beside_a_locked_one(
     assert await repair.tick(clock.now()) == Pass(1)
     rows = await timers.database.reader.fetch("SELECT available_at FROM timer_schedules")
     assert {row["available_at"] for row in rows} == {LATER}
-
-
-async def test_more_locked_rows_of_a_wrong_clock_than_one_transaction_repairs(
-    timers: Timers, locks: LockedPostgres, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many rows of a page are locked, the others are repaired, and no statement waits for a lock."""
-    monkeypatch.setattr(clock_repair, "_MOST_REPAIRED", 1)
-    schedule(timers, "call-1", "call-2", "call-3")
-    await timers.consume()
-    async with timers.database.transaction() as tx:
-        for call, days in (("call-1", 365), ("call-2", 366), ("call-3", 367)):
-            wrong = {"call": call, "wrong": after(days=days)}
-            await tx.execute("UPDATE timer_schedules SET available_at = :wrong WHERE service_call_id = :call", wrong)
-    repair = ClockRepair(locks.database, clock, [leased_rows(TIMERS, timedelta(seconds=30))])
-    async with locks.locked("SELECT 1 FROM timer_schedules WHERE service_call_id <> 'call-3' FOR UPDATE"):
-        passes = [await repair.tick(clock.now()) for _ in range(2)]
-    assert [each.done for each in passes] == [1, 0]
-    assert passes[-1].next_at == clock.now() + 60_000
-    rows = await timers.database.reader.fetch("SELECT service_call_id FROM timer_schedules WHERE available_at = due_at")
-    assert [row["service_call_id"] for row in rows] == ["call-3"]

@@ -9,7 +9,7 @@ from tests.harness.timers import Timers, put_timers
 from timer_service.core.due.loop import Pass
 from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.ports.database import Database
-from timer_service.core.service.retention import Retention
+from timer_service.core.service.upkeep import Retention
 from timer_service.timers import store as timer_store
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Timer

@@ -9,7 +9,7 @@ from tests.harness.workflows import PARK, Workflows, complete, done, fail, relea
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import RowCounts
-from timer_service.core.service.retention import Retention
+from timer_service.core.service.upkeep import Retention
 from timer_service.core.values.paging import write_cursor
 from timer_service.workflows.protocol import PollTasks
 from timer_service.workflows.store import COUNTED, WORKFLOWS

@@ -126,7 +126,7 @@ class Loop:
         finally:
             self._passing = False
         self._failure = None
-        self._outages.record_success(loop=self.name)
+        self._outages.record_success()
         self._metrics.ticked(self.name, time.monotonic() - started)
         if done:
             log.debug("pass done", extra={"loop": self.name, "done": done, "next_at": at})

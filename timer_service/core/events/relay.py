@@ -20,7 +20,7 @@ from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.broker import TRANSIENT, Broker, Publish, PublishResult, PublishStatus
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Row, Transaction
-from timer_service.core.ports.health import Publishing
+from timer_service.core.ports.health import PUBLISHING_SECONDS, RecentFailure
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.ports.transactions import run_at_once
 from timer_service.core.values.budget import DEFAULT_BUDGET
@@ -65,7 +65,7 @@ class Relay:
         metrics: MetricsPort,
         batch_size: int,
         max_attempts: int,
-        publishing: Publishing | None = None,
+        publishing: RecentFailure | None = None,
         publish: Publish | None = None,
         allowances: EventAllowances | None = None,
         limited: bool = True,
@@ -92,7 +92,7 @@ class Relay:
         self._limit = self._first_limit = min(_FIRST_BATCH, batch_size)
         self._claim_bytes = claim_bytes
         self._max_attempts = max_attempts
-        self._publishing = publishing or Publishing()
+        self._publishing = publishing or RecentFailure(PUBLISHING_SECONDS)
         self._backoff = backoff
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._pause = Pause()
@@ -301,14 +301,14 @@ class Relay:
             reasons = [result.reason for result in failures if result.status is status]
             self._metrics.publish_failed(status, len(reasons))
             if status in TRANSIENT or not counts:
-                self._publishing.record_failure(f"events cannot be stored: {reasons[0]}")
+                self._publishing.record(f"events cannot be stored: {reasons[0]}")
             log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
 
     def _set_pause(self, settlement: Settlement) -> None:
         if settlement.release or not all(each.counts for each in settlement.retry):
             (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
         elif settlement.complete:
-            self._publishing.record_success()
+            self._publishing.clear()
         if settlement.complete:
             self._pause.end()
             self._refused_alone = 0

@@ -293,7 +293,7 @@ class LogReader:
         return True
 
     def _record(self, done: Done) -> None:
-        self._outages.record_success(part="commands")
+        self._outages.record_success()
         if self._trouble.has_failed and self._trouble.record_applied(group.route for group in done.applied):
             self._waiting.retry_all()
 

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 log = logging.getLogger(__name__)
 
@@ -33,67 +33,47 @@ class Clock(Protocol):
         ...
 
 
-class Jump(NamedTuple):
-    """A deviation of the readings that may be an error: the offset, and when it was read first."""
-
-    offset: int
-    since: int
-
-
-class Offset(NamedTuple):
-    """The offset between a clock and the monotonic clock, in microseconds."""
-
-    value: int
-    jump: Jump | None = None
-    """The jump that the newest reading showed; None if the newest reading was accepted."""
-
-    def observe(self, reading: int, at: int, slack: int = 0) -> "Offset":
-        """Return the offset after the offset `reading` was measured at the monotonic time `at`.
-
-        A jump is accepted after it has lasted a second. `slack` is how much the clocks may have drifted apart since the
-        last accepted reading.
-        """
-        if abs(reading - self.value) <= _TOLERANCE + slack:
-            return Offset(reading)
-        if self.jump is None or abs(reading - self.jump.offset) > _AGREEMENT:
-            return Offset(self.value, Jump(reading, at))
-        return Offset(reading) if at - self.jump.since >= _PERSISTENCE else self
-
-
 class SteadyTime:
     """The time of a clock that may jump, as `Clock.now` describes it. All values are microseconds."""
 
     def __init__(self) -> None:
-        self._offset: Offset | None = None
+        self.offset: int | None = None
+        """The accepted offset to the monotonic clock; None before the first reading."""
+        self._jump: tuple[int, int] | None = None
+        """The other offset that the newest readings showed, and when it was read first."""
         self._latest = 0
         self.set_back = 0
         """The sum of the jumps backward that the time has followed."""
 
     @property
-    def offset(self) -> int | None:
-        """The accepted offset to the monotonic clock; None before the first reading."""
-        return None if self._offset is None else self._offset.value
-
-    @property
     def jumping(self) -> bool:
         """Whether the newest reading deviates from the time, so that another reading must confirm it."""
-        return self._offset is not None and self._offset.jump is not None
+        return self._jump is not None
 
     def observe(self, reading: int, at: int, slack: int = 0) -> None:
-        """Take over an offset that was measured at the monotonic time `at`. A jump is taken over after a second."""
-        before = self._offset
-        self._offset = Offset(reading) if before is None else before.observe(reading, at, slack)
-        if before is not None and abs(jumped := self._offset.value - before.value) > _TOLERANCE + slack:
-            self._latest = 0
-            self.set_back -= min(jumped, 0)
-            log.warning(
-                "the clock has jumped; timers follow it from now on", extra={"seconds": round(jumped / 1_000_000, 3)}
-            )
+        """Take over an offset that was measured at the monotonic time `at`. A jump is taken over after a second.
+
+        `slack` is how much the clocks may have drifted apart since the last accepted reading.
+        """
+        if self.offset is None or abs(reading - self.offset) <= _TOLERANCE + slack:
+            self.offset, self._jump = reading, None
+        elif self._jump is None or abs(reading - self._jump[0]) > _AGREEMENT:
+            self._jump = (reading, at)
+        elif at - self._jump[1] >= _PERSISTENCE:
+            self._follow(reading, reading - self.offset)
+
+    def _follow(self, reading: int, jumped: int) -> None:
+        self.offset, self._jump = reading, None
+        self._latest = 0
+        self.set_back -= min(jumped, 0)
+        log.warning(
+            "the clock has jumped; timers follow it from now on", extra={"seconds": round(jumped / 1_000_000, 3)}
+        )
 
     def at(self, monotonic: int) -> int:
         """Return the time at a monotonic time. It goes back only when it follows a jump."""
-        assert self._offset is not None  # noqa: S101 - the owner observes a reading first
-        self._latest = max(self._latest, monotonic + self._offset.value)
+        assert self.offset is not None  # noqa: S101 - the owner observes a reading first
+        self._latest = max(self._latest, monotonic + self.offset)
         return self._latest
 
 

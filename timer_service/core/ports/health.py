@@ -2,15 +2,15 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 5
 """An outage of the database ends when no call has failed for this long. A failed loop or command is retried sooner."""
-_FORGOTTEN_SECONDS = 60
-"""A failed call counts for this long. While there is work, loops and relays try more often."""
+PUBLISHING_SECONDS = 60
+"""How long a failure to publish counts. While there is work, relays try more often."""
 
 
 class Health(NamedTuple):
@@ -48,11 +48,19 @@ class RecentFailure:
         self._monotonic = monotonic
         self._reason: str | None = None
         self._failed_at = 0.0
+        self.failures = 0
+        """How many failures were recorded. The part may work again before anyone asks for its health."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when a part fails that was healthy."""
 
     def record(self, reason: str) -> None:
         """Record a failure."""
+        first = self.health.usable
         self._reason = reason
         self._failed_at = self._monotonic()
+        self.failures += 1
+        if first:
+            self.on_failure()
 
     def clear(self) -> None:
         """Record that the part works."""
@@ -69,8 +77,8 @@ class RecentFailure:
 class OutageLog:
     """Logs each outage of one part twice: a warning when it begins, and its duration when it has ended.
 
-    For example, every loop, the consumer and the queries meet the same outage of the database. They report their calls
-    here instead of logging them.
+    For example, every loop, the reader of commands and the queries meet the same outage of the database. They report
+    their calls here instead of logging them.
     """
 
     def __init__(
@@ -86,70 +94,23 @@ class OutageLog:
         self._quiet_seconds = quiet_seconds
         self._began_at: float | None = None
         self._failed_at = 0.0
-        self._failing: dict[str | None, float] = {}
-        """When the calls of each caller failed that have not succeeded since."""
         self._back_at: float | None = None
 
     def record_failure(self, reason: str, **seen_by: str) -> None:
         """Record a call that failed because the part could not be used. `seen_by` names the caller in the log."""
         self._failed_at = self._monotonic()
-        self._failing[_caller(seen_by)] = self._failed_at
         self._back_at = None
         if self._began_at is None:
             self._began_at = self._failed_at
             log.warning("%s is unavailable", self._part, extra={"reason": reason, **seen_by})
 
-    def record_success(self, **seen_by: str) -> None:
-        """Record a call that succeeded. Some calls succeed even in an outage, such as reads while the disk is full.
-
-        So the outage goes on while another caller has failed within a minute and not succeeded since.
-        """
+    def record_success(self) -> None:
+        """Record a call that succeeded. Some calls succeed even in an outage, such as reads while the disk is full."""
         if self._began_at is None:
             return
         now = self._monotonic()
-        self._failing.pop(_caller(seen_by), None)
-        if any(now - failed_at < _FORGOTTEN_SECONDS for failed_at in self._failing.values()):
-            return
-        self._failing.clear()
         self._back_at = now if self._back_at is None else self._back_at
         if now - self._failed_at >= self._quiet_seconds:
             seconds = round(self._back_at - self._began_at, 1)
             log.info("%s is available again", self._part, extra={"seconds": seconds})
             self._began_at = None
-
-
-def _caller(seen_by: Mapping[str, str]) -> str | None:
-    return next(iter(seen_by.values()), None)
-
-
-class Publishing:
-    """Whether events can be published, as the relays record it. A failure that one event caused does not count."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._failure: str | None = None
-        self._failed_at = 0.0
-        self.failures = 0
-        """How many times publishing has failed. It may work again before anyone asks for the health."""
-        self.on_failure: Callable[[], None] = lambda: None
-        """Called when publishing fails for the first time since it last succeeded."""
-
-    @property
-    def health(self) -> Health:
-        """Down after a failure, until publishing succeeds. After a minute without a failure nothing waits any more."""
-        if self._failure is None or self._monotonic() - self._failed_at > _FORGOTTEN_SECONDS:
-            return HEALTHY
-        return Health.down(self._failure)
-
-    def record_failure(self, reason: str) -> None:
-        """Record that the broker had no room or did not answer. `reason` says what it answered."""
-        first = self.health.usable
-        self._failure = reason
-        self._failed_at = self._monotonic()
-        self.failures += 1
-        if first:
-            self.on_failure()
-
-    def record_success(self) -> None:
-        """Record that the broker stored events."""
-        self._failure = None

@@ -293,7 +293,7 @@ class Requests:
         return await in_transaction(self._database, work, accepting=True)
 
     async def _succeed(self, subscription: RequestSubscription, applied: Sequence[tuple[Valid, Answer]]) -> None:
-        self._outages.record_success(part="requests")
+        self._outages.record_success()
         self._failure.clear()
         if loops := {loop for _, answer in applied for loop in answer.wakes}:
             await self._wake(loops, self._clock.now())

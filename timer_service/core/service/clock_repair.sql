@@ -3,13 +3,15 @@
 SELECT {instant} AS at FROM {table} WHERE {instant} > :after ORDER BY {instant} LIMIT 1 OFFSET {page}
 
 -- name: find_wrong
--- The rows of a page whose instant is wrong, up to a limit.
-SELECT {key} FROM {table}
-WHERE {instant} > :after AND {instant} <= :until AND ({is_wrong})
-ORDER BY {instant}{then}
-LIMIT :limit
+-- Returns a row if a page has rows whose instant is wrong.
+SELECT 1 AS one FROM {table} WHERE {instant} > :after AND {instant} <= :until AND ({is_wrong})
+ORDER BY {instant} LIMIT 1
 
 -- name: repair
--- Corrects a row whose instant is still wrong. The COALESCE hides from planners that the index of the instant has the row.
-UPDATE {table} SET {repair}
-WHERE {key_is} AND COALESCE({is_wrong}, FALSE)
+-- Corrects the rows of a page whose instant is wrong. Returns a row for each.
+WITH wrong AS MATERIALIZED (
+    SELECT rowid AS place FROM {table} WHERE {instant} > :after AND {instant} <= :until AND ({is_wrong})
+    /* skip locked */
+)
+UPDATE {table} SET {repair} WHERE rowid IN (SELECT place FROM wrong)
+RETURNING 1 AS one

@@ -25,14 +25,18 @@ from timer_service.core.limits.quotas import Quotas, Usage
 from timer_service.core.ports.broker import Broker, Publish
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database
-from timer_service.core.ports.health import OutageLog, Publishing
+from timer_service.core.ports.health import PUBLISHING_SECONDS, OutageLog, RecentFailure
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.requests.query import Queries, QueryRoute
 from timer_service.core.requests.requests import RequestRoute
 from timer_service.core.service.clock_repair import TimedRows
-from timer_service.core.service.retention import Delete
+from timer_service.core.service.upkeep import Delete
 from timer_service.core.values.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.values.message import Payload, TenantPayload
+
+
+def _publishing() -> RecentFailure:
+    return RecentFailure(PUBLISHING_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,9 @@ class Parts:
     outages: OutageLog = field(default_factory=OutageLog)
     """The outages of the database."""
     audit: AuditLog = field(default_factory=AuditLog)
-    publishing: Publishing = field(default_factory=Publishing)
+    publishing: RecentFailure = field(default_factory=_publishing)
     """Whether events can be published."""
-    dead_letters: Publishing = field(default_factory=Publishing)
+    dead_letters: RecentFailure = field(default_factory=_publishing)
     """Whether dead letters can be published."""
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""

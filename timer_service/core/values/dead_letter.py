@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Mapping
 
 from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import TENANT_PATTERN, Address, Kind, Message, Position
@@ -17,17 +16,10 @@ HEADERS_OMITTED = "Timer-Headers-Omitted"
 BODY_OMITTED = "Timer-Body-Omitted"
 
 _MAX_TEXT = 1000
-_MAX_HEADERS = 60_000  # JetStream refuses 64 KiB
-_MOST_HEADERS = 100
-"""A tiny header takes as much time and memory as one of 100 bytes, and 64 KiB have room for 10,000 of them."""
+_MAX_ORIGINAL = 60_000  # JetStream refuses 64 KiB of headers
 _ADDED_HEADERS = 1000
 _MESSAGE = re.compile(r"[a-z0-9-]{1,64}")
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,256}")
-_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")  # the driver removes spaces at both ends
 _UNPRINTABLE = re.compile(r"[^ -~]")
-_OWN = ("timer-error-", "timer-source-", "timer-original-", "timer-headers-omitted", "timer-body-omitted")
-_STATUS = {"status", "description"}
-"""In a message without a body, these headers look like a status of the broker."""
 
 
 def dead_letter(raw: RawCommand, rejection: Rejection, max_bytes: int) -> Message:
@@ -35,10 +27,8 @@ def dead_letter(raw: RawCommand, rejection: Rejection, max_bytes: int) -> Messag
 
     The omitted part stays in the command stream until it expires. The dead letter has its sequence in the stream.
     """
-    reasons = _reasons(raw, rejection)
-    originals = _original_headers(raw.headers)
-    headers = {HEADERS_OMITTED: "true", **reasons} if originals is None else {**originals, **reasons}
-    if raw.left_bytes or len(raw.body) + _size(headers.items()) > max_bytes:
+    headers = {**_reasons(raw, rejection), **_original_headers(raw.headers)}
+    if raw.left_bytes or len(raw.body) + _size(headers) > max_bytes:
         return _message(raw, b"", {**headers, BODY_OMITTED: "true"})
     return _message(raw, raw.body, headers)
 
@@ -72,41 +62,21 @@ def _reasons(raw: RawCommand, rejection: Rejection) -> dict[str, str]:
     }
 
 
-def _original_headers(headers: Headers) -> dict[str, str] | None:
-    """Return the command's headers as the dead letter carries them, or None if they are too large or too many.
-
-    A header that a broker could refuse, change or misunderstand goes into one header, as JSON. A header that occurs
-    several times does too, with a list of its values: a message has each name once.
-    """
-    found = list(islice(headers.items(), _MOST_HEADERS + 1))
-    if len(found) > _MOST_HEADERS or _size(found) > _MAX_HEADERS:
-        return None
+def _original_headers(headers: Headers) -> dict[str, str]:
+    """Return the command's headers in one header: a JSON object in ASCII with the array of the values of each name."""
     values: dict[str, list[str]] = {}
-    for name, value in found:
+    for name, value in headers.items():
         values.setdefault(name, []).append(value)
-    kept: dict[str, str] = {}
-    others: dict[str, str | list[str]] = {}
-    for name, (value, *more) in values.items():
-        if more:
-            others[name] = [value, *more]
-        elif not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)) or _is_misleading(name.lower()):
-            others[name] = value
-        elif name.lower().startswith("nats-"):  # it would change how the broker stores the dead letter
-            kept[f"Timer-Original-{name}"] = value
-        else:
-            kept[name] = value
-    if others:
-        kept[ORIGINAL_HEADERS] = json.dumps(others, separators=(",", ":")).replace("\x7f", "\\u007f")
-    return kept if _size(kept.items()) <= _MAX_HEADERS else None
+    if not values:
+        return {}
+    text = json.dumps(values, separators=(",", ":")).replace("\x7f", "\\u007f")
+    return {ORIGINAL_HEADERS: text} if len(text) <= _MAX_ORIGINAL else {HEADERS_OMITTED: "true"}
 
 
-def _is_misleading(name: str) -> bool:
-    return name.startswith(_OWN) or name in _STATUS
-
-
-def _size(headers: Iterable[tuple[str, str]]) -> int:
+def _size(headers: Mapping[str, str]) -> int:
     """Return the bytes of headers on the wire, with room for headers that a broker adapter adds."""
-    return _ADDED_HEADERS + sum(len(f"{name}: {value}\r\n".encode(errors="replace")) for name, value in headers)
+    lines = (f"{name}: {value}\r\n".encode(errors="replace") for name, value in headers.items())
+    return _ADDED_HEADERS + sum(map(len, lines))
 
 
 def _one_line(text: str) -> str:

@@ -73,10 +73,6 @@ class DuplicateError(Exception):
     """
 
 
-class ChangedStreamError(Exception):
-    """The history of the command stream has a part that the subscription does not know. Nothing was committed."""
-
-
 class ExplainedError(ValueError):
     """An error whose text is a whole explanation for users. It contains no values but those that may be shown."""
 

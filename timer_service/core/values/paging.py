@@ -5,7 +5,7 @@ import base64
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -50,53 +50,26 @@ async def read_page(
     the cursor of an item. The field `cursor` is set if there are more pages. If `read` stops at the cursor `end`, there
     may be more items after it: the page then ends there, perhaps without any item.
     """
-    page = _Page(name, limit, view)
+    views: list[RawJson] = []
+    used = in_turn = 0
     while True:
-        wanted = page.next_step()
+        wanted = min(next_step(len(views), used), limit + 1 - len(views))  # never more than one beyond the limit
         found = await read(after, wanted)
-        if taken := await page.take(found):
-            after = cursor_of(found[taken - 1])
-        if taken < len(found):
-            return page.write({"cursor": write_cursor(after)})
-        if len(found) < wanted:
-            return page.write({} if end is None else {"cursor": write_cursor(end)})
-
-
-class _Page(Generic[_T]):
-    """The views on a page so far, and their bytes."""
-
-    def __init__(self, name: str, limit: int, view: Callable[[_T], Mapping[str, Any] | RawJson]) -> None:
-        self._name = name
-        self._limit = limit
-        self._view = view
-        self._views: list[RawJson] = []
-        self._used = 0
-
-    def next_step(self) -> int:
-        """Return how many items to read next: never more than one item beyond the limit."""
-        return min(next_step(len(self._views), self._used), self._limit + 1 - len(self._views))
-
-    async def take(self, found: Sequence[_T]) -> int:
-        """Add as many items as the page has room for; return how many. Other tasks run between large items."""
-        in_turn = 0
-        for number, each in enumerate(found):
-            if len(self._views) == self._limit:
-                return number
-            view = write(self._view(each))
-            size = len(view.encode()) + 1  # plus a comma
-            if self._views and self._used + size > PAGE_BYTES:
-                return number
-            self._used += size
-            self._views.append(view)
+        for each in found:
+            shown = write(view(each)) if len(views) < limit else None
+            size = 0 if shown is None else len(shown.encode()) + 1  # plus a comma
+            if shown is None or (views and used + size > PAGE_BYTES):
+                return write_object({"cursor": write_cursor(after)}, {name: write_list(views)})
+            views.append(shown)
+            after = cursor_of(each)
+            used += size
             in_turn += size
-            if in_turn > _BYTES_PER_TURN:
+            if in_turn > _BYTES_PER_TURN:  # other tasks run between large items
                 in_turn = 0
                 await asyncio.sleep(0)
-        return len(found)
-
-    def write(self, fields: Mapping[str, Any]) -> RawJson:
-        """Return the page with further fields."""
-        return write_object(fields, {self._name: write_list(self._views)})
+        if len(found) < wanted:
+            more = {} if end is None else {"cursor": write_cursor(end)}
+            return write_object(more, {name: write_list(views)})
 
 
 def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:

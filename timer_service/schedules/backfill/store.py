@@ -43,7 +43,6 @@ _LONGEST_DELAY_MS = int(LONGEST.total_seconds() * 1000)
 
 TIMED = TimedRows(
     table=TABLE,
-    key=_KEY,
     instant="available_at",
     is_wrong=f"available_at - {_LONGEST_DELAY_MS + SLACK_MS} > :now",
     repair="available_at = :now",
