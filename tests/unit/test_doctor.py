@@ -21,7 +21,7 @@ from timer_service.cli.doctor.permissions import check_permissions
 from timer_service.cli.doctor.schema import check_schema
 from timer_service.cli.doctor.sqlite import check_version
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
-from timer_service.cli.readiness import read_readiness
+from timer_service.cli.healthcheck import read_readiness
 from timer_service.config import Config
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.values.message import Kind

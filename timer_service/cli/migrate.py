@@ -7,7 +7,7 @@ import typer
 
 from timer_service.adapters.migrations import Migration
 from timer_service.app.schema import apply_migrations, migrations, unapplied_migrations
-from timer_service.cli.database import database_config
+from timer_service.cli.dev_server import database_config
 from timer_service.cli.doctor.finding import Status
 from timer_service.cli.doctor.schema import check_schema
 from timer_service.cli.doctor.sqlite import read_applied

@@ -45,14 +45,6 @@ def read_instant(text: str) -> datetime:
         raise typer.BadParameter(f"{text!r} {error}.") from error
 
 
-def read_past_instant(text: str) -> int:
-    """Return an instant that is not in the future, in Unix milliseconds."""
-    at = read_instant(text)
-    if at > datetime.now(UTC):
-        raise typer.BadParameter(f"{text!r} is in the future.")
-    return round(at.timestamp() * 1000)
-
-
 def read_duration(text: str) -> timedelta:
     """Return a duration of at most 366 days, rounded to milliseconds. An ISO 8601 duration is allowed, too."""
     return timedelta(milliseconds=round(_read_duration(text) / _MILLISECOND))
@@ -89,6 +81,11 @@ def check_json(text: str) -> str:
     """Return a text that is JSON. It stays a text, because a parsed null would look like a missing option."""
     _parse_json(text)
     return text
+
+
+def json_argument(text: str | None, name: str = "data") -> dict[str, Any]:
+    """Return the keyword argument of a JSON text, or none if there is no text: None would be null."""
+    return {} if text is None else {name: json.loads(text)}
 
 
 def read_json_object(text: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The arguments and options of `timer-service schedules`."""
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from timer_service.cli.output.text import one_line
+from timer_service.cli.output import one_line
 from timer_service.cli.parameters import (
     DURATION_FORMS,
     check_json,
+    json_argument,
     read_distance,
     read_duration,
     read_identifier,
@@ -110,10 +110,11 @@ BackfillLimit = Annotated[
 Count = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="How many slots to show.")]
 Upcoming = Annotated[int, typer.Option(min=0, max=100, metavar="N", help="How many of the next slots to show.")]
 StatusFilter = Annotated[
-    ScheduleStatus | None, typer.Option(case_sensitive=False, help="Only schedules in this status.")
+    ScheduleStatus | None, typer.Option("--status", case_sensitive=False, help="Only schedules in this status.")
 ]
 
-_OPTIONS = {
+_SAME_NAME = ("cron", "every", "zone", "jitter", "data", "from", "to", "limit", "count", "upcoming")
+_OPTIONS = {name: f"--{name}" for name in _SAME_NAME} | {
     "startAt": "--start-at",
     "endAt": "--end-at",
     "maxCount": "--max-count",
@@ -125,9 +126,6 @@ _OPTIONS = {
     "start.queue": "--queue",
     "start.deadlineIn": "--deadline-in",
     "start.concurrencyKey": "--concurrency-key",
-} | {
-    name: f"--{name}"
-    for name in ("cron", "every", "zone", "jitter", "data", "from", "to", "limit", "count", "upcoming")
 }
 _FIELD = re.compile(r"(the field )?`(?P<name>\w+)`")
 
@@ -145,7 +143,7 @@ def start_of(
         return None
     return WorkflowStart(
         workflow_type=workflow_type,
-        **({} if start_input is None else {"data": json.loads(start_input)}),
+        **json_argument(start_input),
         queue=queue,
         deadline_in=deadline_in,
         concurrency_key=concurrency_key,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from timer_service.cli.connection import Server, broker_command, client_config
-from timer_service.cli.output.text import one_line
+from timer_service.cli.output import one_line
 from timer_service.cli.parameters import AsJson, Tenant, read_tenant
 from timer_service.cli.process import run_async
 from timer_service.client import TimerClient, TimerServiceError

@@ -17,10 +17,10 @@ from timer_service.cli.doctor.clocks import check_clocks
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.doctor.flows import check_page
 from timer_service.cli.doctor.sqlite import check_sqlite
-from timer_service.cli.output.text import one_line, style
+from timer_service.cli.healthcheck import read_readiness
+from timer_service.cli.output import one_line, style
 from timer_service.cli.parameters import AsJson
 from timer_service.cli.process import run_async
-from timer_service.cli.readiness import read_readiness
 from timer_service.config import Config
 from timer_service.nats_client import UNREADABLE_ANSWER
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from timer_service.cli.doctor.finding import Finding, Status
-from timer_service.cli.readiness import no_answer_text
+from timer_service.cli.healthcheck import no_answer_text
 from timer_service.config import Config
 
 
