@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -135,6 +136,36 @@ def _parse_json(text: str) -> Any:
         raise typer.BadParameter(f"must be JSON: {error}.") from error
     except RecursionError as error:
         raise typer.BadParameter("must be JSON with less nesting.") from error
+
+
+def identifier(metavar: str, text: str) -> Any:
+    """Return an argument that is an identifier."""
+    return typer.Argument(parser=read_identifier, metavar=metavar, help=text)
+
+
+def identifier_option(metavar: str, text: str, *names: str) -> Any:
+    """Return an option that is an identifier."""
+    return typer.Option(*names, parser=read_identifier, metavar=metavar, help=text)
+
+
+def instant(text: str, *names: str) -> Any:
+    """Return an option that is an instant."""
+    return typer.Option(*names, parser=read_instant, metavar="TIME", help=text)
+
+
+def duration(text: str, *names: str, parser: Callable[[str], timedelta] = read_duration) -> Any:
+    """Return an option that is a duration."""
+    return typer.Option(*names, parser=parser, metavar="DURATION", help=text)
+
+
+def json_text(text: str, *names: str) -> Any:
+    """Return an option that is JSON."""
+    return typer.Option(*names, parser=check_json, metavar="JSON", help=text)
+
+
+def choice(text: str, *names: str) -> Any:
+    """Return an option that is one of the values of an enum."""
+    return typer.Option(*names, case_sensitive=False, help=text)
 
 
 Tenant = Annotated[str, typer.Argument(parser=read_tenant, metavar="TENANT", help="The tenant.")]

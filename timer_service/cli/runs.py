@@ -10,8 +10,9 @@ from timer_service.cli.output import format_distance, format_time, one_line, pri
 from timer_service.cli.parameters import (
     Tenant,
     TenantOrAll,
+    choice,
+    identifier,
     read_graph_file,
-    read_identifier,
     read_jobs_file,
     read_json_object,
 )
@@ -21,9 +22,9 @@ from timer_service.core.values.instant import format_instant
 
 app = typer.Typer(help="Job graphs: start, report, look up, cancel.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="RUN", help="The runId.")]
-Group = Annotated[str, typer.Argument(parser=read_identifier, metavar="GROUP", help="The name of the group.")]
-Job = Annotated[str, typer.Argument(parser=read_identifier, metavar="JOB", help="The name of the job.")]
+Name = Annotated[str, identifier("RUN", "The runId.")]
+Group = Annotated[str, identifier("GROUP", "The name of the group.")]
+Job = Annotated[str, identifier("JOB", "The name of the job.")]
 JobStatus = Annotated[
     str, typer.Argument(metavar="STATUS", help="dispatched, running, success, failed, cancelled, skipped, …")
 ]
@@ -38,9 +39,7 @@ Outputs = Annotated[
     dict[str, Any] | None,
     typer.Option(parser=read_json_object, metavar="JSON", help="A JSON object for the jobs that need this job."),
 ]
-StatusFilter = Annotated[
-    RunStatus | None, typer.Option("--status", case_sensitive=False, help="Only runs in this status.")
-]
+StatusFilter = Annotated[RunStatus | None, choice("Only runs in this status.", "--status")]
 
 _JOBS = ("STEP", "JOB", "STATUS", "NEEDS")
 _COLOURS = {

@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from timer_service.cli.output import fields_of, format_time, one_line, print_fields
-from timer_service.cli.parameters import Tenant, TenantOrAll, read_identifier, read_instant
+from timer_service.cli.parameters import (
+    Tenant,
+    TenantOrAll,
+    choice,
+    identifier,
+    identifier_option,
+    instant,
+)
 from timer_service.cli.resources import Outcomes, Rows, get_command, list_command, outcome_command, watch_command
 from timer_service.client import Firing, Outcome, Signal, SignalStatus, Task, TimerClient
 
@@ -16,27 +23,18 @@ app = typer.Typer(
     help="Reminders that fire when a work item changes its status, or at an instant.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="SIGNAL", help="The signalId.")]
-Item = Annotated[str, typer.Argument(parser=read_identifier, metavar="ITEM", help="The workItemId.")]
+Name = Annotated[str, identifier("SIGNAL", "The signalId.")]
+Item = Annotated[str, identifier("ITEM", "The workItemId.")]
 NewStatus = Annotated[str, typer.Argument(metavar="STATUS", help="The new status of the work item.")]
-ItemToWatch = Annotated[
-    str | None, typer.Option(parser=read_identifier, metavar="ITEM", help="The work item that the signal waits for.")
-]
+ItemToWatch = Annotated[str | None, identifier_option("ITEM", "The work item that the signal waits for.")]
 Statuses = Annotated[
     list[str] | None,
     typer.Option(metavar="STATUS", help="Fire when the work item changes to this status. May be repeated."),
 ]
-FireTime = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="Fire at this instant instead: ISO 8601 with an offset."),
-]
+FireTime = Annotated[datetime | None, instant("Fire at this instant instead: ISO 8601 with an offset.")]
 Note = Annotated[str | None, typer.Option(metavar="TEXT", help="What the signal is for.")]
-StatusFilter = Annotated[
-    SignalStatus | None, typer.Option("--status", case_sensitive=False, help="Only signals in this status.")
-]
-ItemFilter = Annotated[
-    str | None, typer.Option("--item", parser=read_identifier, metavar="ITEM", help="Only signals of this work item.")
-]
+StatusFilter = Annotated[SignalStatus | None, choice("Only signals in this status.", "--status")]
+ItemFilter = Annotated[str | None, identifier_option("ITEM", "Only signals of this work item.", "--item")]
 
 
 def trigger_text(signal: Signal) -> str:

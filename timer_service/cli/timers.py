@@ -13,11 +13,13 @@ from timer_service.cli.parameters import (
     DURATION_FORMS,
     Tenant,
     TenantOrAll,
-    check_json,
+    choice,
+    duration,
+    identifier,
+    identifier_option,
+    instant,
     json_argument,
-    read_duration,
-    read_identifier,
-    read_instant,
+    json_text,
 )
 from timer_service.cli.resources import (
     Outcomes,
@@ -34,52 +36,17 @@ from timer_service.core.values.instant import format_instant, parse_instant
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 app.add_typer(timer_files.app)
 
-Call = Annotated[str, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")]
-OptionalCall = Annotated[
-    str | None, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")
-]
-Prefix = Annotated[
-    str | None,
-    typer.Option(parser=read_identifier, metavar="PREFIX", help="Cancel all timers whose serviceCallId begins so."),
-]
-DueTime = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="Due time: ISO 8601 with an offset."),
-]
-DueIn = Annotated[
-    timedelta | None,
-    typer.Option("--in", parser=read_duration, metavar="DURATION", help=f"Due after: {DURATION_FORMS}."),
-]
-ExpiresAt = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="If it fires then or later, it expires (needs --at)."),
-]
-LateBy = Annotated[
-    timedelta | None,
-    typer.Option(parser=read_duration, metavar="DURATION", help="If it fires that long after it is due, it expires."),
-]
-Data = Annotated[
-    str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON that the event returns. Default: no data.")
-]
-StateFilter = Annotated[State | None, typer.Option("--state", case_sensitive=False, help="Only timers in this state.")]
-DueBefore = Annotated[
-    datetime | None,
-    typer.Option(
-        "--due-before",
-        parser=read_instant,
-        metavar="TIME",
-        help="Only timers due before: ISO 8601 with an offset.",
-    ),
-]
-DueAfter = Annotated[
-    datetime | None,
-    typer.Option(
-        "--due-after",
-        parser=read_instant,
-        metavar="TIME",
-        help="Only timers due then or later: ISO 8601 with an offset.",
-    ),
-]
+Call = Annotated[str, identifier("CALL", "The serviceCallId of the timer.")]
+OptionalCall = Annotated[str | None, identifier("CALL", "The serviceCallId of the timer.")]
+Prefix = Annotated[str | None, identifier_option("PREFIX", "Cancel all timers whose serviceCallId begins so.")]
+DueTime = Annotated[datetime | None, instant("Due time: ISO 8601 with an offset.")]
+DueIn = Annotated[timedelta | None, duration(f"Due after: {DURATION_FORMS}.", "--in")]
+ExpiresAt = Annotated[datetime | None, instant("If it fires then or later, it expires (needs --at).")]
+LateBy = Annotated[timedelta | None, duration("If it fires that long after it is due, it expires.")]
+Data = Annotated[str | None, json_text("JSON that the event returns. Default: no data.")]
+StateFilter = Annotated[State | None, choice("Only timers in this state.", "--state")]
+DueBefore = Annotated[datetime | None, instant("Only timers due before: ISO 8601 with an offset.", "--due-before")]
+DueAfter = Annotated[datetime | None, instant("Only timers due then or later: ISO 8601 with an offset.", "--due-after")]
 
 TIMERS = Rows(
     query="list-timers",

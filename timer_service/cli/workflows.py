@@ -16,7 +16,17 @@ from timer_service.cli.output import (
     print_table,
     style,
 )
-from timer_service.cli.parameters import Tenant, check_json, json_argument, read_duration, read_identifier, read_instant
+from timer_service.cli.parameters import (
+    Tenant,
+    choice,
+    duration,
+    identifier,
+    identifier_option,
+    instant,
+    json_argument,
+    json_text,
+    read_duration,
+)
 from timer_service.cli.resources import Outcomes, Rows, get_command, list_command, outcome_command, print_counts
 from timer_service.client import (
     Outcome,
@@ -32,40 +42,22 @@ from timer_service.client import (
 
 app = typer.Typer(help="Durable functions: start, send messages, look up, cancel, retry.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="WORKFLOW", help="The workflowId.")]
+Name = Annotated[str, identifier("WORKFLOW", "The workflowId.")]
 TypeName = Annotated[str, typer.Argument(metavar="TYPE", help="The type: the name of its function.")]
 Message = Annotated[str, typer.Argument(metavar="MESSAGE", help="The name of the message.")]
-Input = Annotated[
-    str | None,
-    typer.Option("--input", parser=check_json, metavar="JSON", help="The input of the function. Default: null."),
-]
-Data = Annotated[str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON. Default: null.")]
+Input = Annotated[str | None, json_text("The input of the function. Default: null.", "--input")]
+Data = Annotated[str | None, json_text("JSON. Default: null.")]
 Queue = Annotated[str | None, typer.Option(metavar="QUEUE", help="The queue of its workers. Default: default.")]
 StartIn = Annotated[
     timedelta | None, typer.Option("--in", parser=read_duration, metavar="DURATION", help="Begin after: 10s, 5m, 2h.")
 ]
-StartAt = Annotated[
-    datetime | None,
-    typer.Option("--at", parser=read_instant, metavar="TIME", help="Begin at: ISO 8601 with an offset."),
-]
-Deadline = Annotated[
-    timedelta | None,
-    typer.Option(
-        "--deadline-in", parser=read_duration, metavar="DURATION", help="It fails if it takes longer; 0s: at once."
-    ),
-]
-ConcurrencyKey = Annotated[
-    str | None,
-    typer.Option(parser=read_identifier, metavar="KEY", help="Skip the start if another one with this key is open."),
-]
+StartAt = Annotated[datetime | None, instant("Begin at: ISO 8601 with an offset.", "--at")]
+Deadline = Annotated[timedelta | None, duration("It fails if it takes longer; 0s: at once.", "--deadline-in")]
+ConcurrencyKey = Annotated[str | None, identifier_option("KEY", "Skip the start if another one with this key is open.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end, and print its result.")]
-MessageId = Annotated[
-    str | None, typer.Option(parser=read_identifier, metavar="ID", help="A second message with this id has no effect.")
-]
+MessageId = Annotated[str | None, identifier_option("ID", "A second message with this id has no effect.")]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Why.")]
-StatusFilter = Annotated[
-    WorkflowStatus | None, typer.Option("--status", case_sensitive=False, help="Only workflows in this status.")
-]
+StatusFilter = Annotated[WorkflowStatus | None, choice("Only workflows in this status.", "--status")]
 TypeFilter = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only workflows of this type.")]
 
 _COLOURS = {
