@@ -1,14 +1,10 @@
 """The arguments and options of `timer-service schedules`."""
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from timer_service.cli.output import one_line
 from timer_service.cli.parameters import (
     DURATION_FORMS,
     choice,
@@ -20,7 +16,7 @@ from timer_service.cli.parameters import (
     json_text,
     read_distance,
 )
-from timer_service.client import CatchUpPolicy, CommandError, QueryError, ScheduleStatus, WorkflowStart
+from timer_service.client import CatchUpPolicy, ScheduleStatus, WorkflowStart
 
 Name = Annotated[str, identifier("SCHEDULE", "The scheduleId.")]
 OnlyName = Annotated[str | None, identifier("SCHEDULE", "Only this scheduleId.")]
@@ -67,22 +63,6 @@ Count = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="How many 
 Upcoming = Annotated[int, typer.Option(min=0, max=100, metavar="N", help="How many of the next slots to show.")]
 StatusFilter = Annotated[ScheduleStatus | None, choice("Only schedules in this status.", "--status")]
 
-_SAME_NAME = ("cron", "every", "zone", "jitter", "data", "from", "to", "limit", "count", "upcoming")
-_OPTIONS = {name: f"--{name}" for name in _SAME_NAME} | {
-    "startAt": "--start-at",
-    "endAt": "--end-at",
-    "maxCount": "--max-count",
-    "catchUp.policy": "--catch-up",
-    "catchUp.lateBy": "--late-by",
-    "catchUp.limit": "--catch-up-limit",
-    "start.type": "--start",
-    "start.input": "--input",
-    "start.queue": "--queue",
-    "start.deadlineIn": "--deadline-in",
-    "start.concurrencyKey": "--concurrency-key",
-}
-_FIELD = re.compile(r"(the field )?`(?P<name>\w+)`")
-
 
 def start_of(
     workflow_type: str | None,
@@ -102,20 +82,3 @@ def start_of(
         deadline_in=deadline_in,
         concurrency_key=concurrency_key,
     )
-
-
-@contextmanager
-def named_options() -> Iterator[None]:
-    """Report a field that the service refuses as the option with which the user gave it."""
-    try:
-        yield
-    except (CommandError, QueryError) as error:
-        for fault in error.errors:
-            if option := _OPTIONS.get(fault["path"].removeprefix("payload.")):
-                reason = _FIELD.sub(_name_option, fault["reason"])
-                raise typer.BadParameter(one_line(f"{reason}."), param_hint=f"'{option}'") from error
-        raise
-
-
-def _name_option(field: re.Match[str]) -> str:
-    return _OPTIONS.get(field["name"], field[0])

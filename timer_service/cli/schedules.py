@@ -38,7 +38,6 @@ from timer_service.cli.schedule_options import (
     TriggerData,
     Upcoming,
     Zone,
-    named_options,
     start_of,
 )
 from timer_service.cli.schedule_output import (
@@ -144,23 +143,22 @@ async def put(
     wanted = start_of(
         start, start_input=start_input, queue=queue, deadline_in=deadline_in, concurrency_key=concurrency_key
     )
-    with named_options():
-        return await client.schedules.put(
-            tenant,
-            schedule,
-            cron=cron,
-            every=every,
-            zone=zone,
-            start_at=start_at,
-            end_at=end_at,
-            max_count=max_count,
-            jitter=jitter,
-            catch_up=catch_up,
-            late_by=late_by,
-            catch_up_limit=catch_up_limit,
-            **json_argument(data),
-            start=wanted,
-        )
+    return await client.schedules.put(
+        tenant,
+        schedule,
+        cron=cron,
+        every=every,
+        zone=zone,
+        start_at=start_at,
+        end_at=end_at,
+        max_count=max_count,
+        jitter=jitter,
+        catch_up=catch_up,
+        late_by=late_by,
+        catch_up_limit=catch_up_limit,
+        **json_argument(data),
+        start=wanted,
+    )
 
 
 def _explain_pause(outcome: Outcome) -> str | None:
@@ -182,8 +180,7 @@ async def resume(client: TimerClient, tenant: Tenant, schedule: Name) -> Outcome
 @outcome_command(app, _OUTCOMES)
 async def trigger(client: TimerClient, tenant: Tenant, schedule: Name, data: TriggerData = None) -> Outcome:
     """Fire a schedule once, now, also if it is paused or has ended."""
-    with named_options():
-        return await client.schedules.trigger(tenant, schedule, **json_argument(data))
+    return await client.schedules.trigger(tenant, schedule, **json_argument(data))
 
 
 @outcome_command(app, _OUTCOMES)
@@ -196,8 +193,7 @@ async def backfill(
     limit: BackfillLimit = None,
 ) -> Outcome:
     """Fire past slots of a schedule under their own ids, also if it is paused or has ended."""
-    with named_options():
-        return await client.schedules.backfill(tenant, schedule, from_at=from_, to_at=to, limit=limit)
+    return await client.schedules.backfill(tenant, schedule, from_at=from_, to_at=to, limit=limit)
 
 
 @outcome_command(app, _OUTCOMES)
@@ -229,10 +225,9 @@ async def preview(
     as_json: AsJson = False,
 ) -> None:
     """Show the slots that a schedule would have. Nothing is stored."""
-    with named_options():
-        slots = await client.schedules.preview(
-            tenant, cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at, from_at=from_, count=count
-        )
+    slots = await client.schedules.preview(
+        tenant, cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at, from_at=from_, count=count
+    )
     if as_json:
         typer.echo(json.dumps([format_time(slot, milliseconds=True) for slot in slots]))
         return
