@@ -71,19 +71,35 @@ async def test_healthcheck(cli: Cli, service: Service, broker: NatsServer) -> No
     assert away.stderr.count("\n") == 1
 
 
+RESOURCES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "timers": ("schedule --at 2100-01-01T09:30:00Z --data [1]", "timer", "cancel", {"data": [1], "state": "Scheduled"}),
+    "signals": ("create --at 2100-01-01T12:00:00Z", "signal", "cancel", {"status": "active"}),
+    "schedules": ("put --every PT1H30M --data 1", "schedule", "delete", {"every": "PT1H30M", "status": "active"}),
+    "runs": ("start run.json", "run", "cancel", {"status": "running", "openJobs": 1}),
+    "workflows": ("start order --input 1", "workflow", "cancel", {"status": "waiting", "type": "order"}),
+}
+"""What creates a resource, its field in the outcome, what ends it, and some of its fields."""
+
+
 @ON_SQLITE
-async def test_life_of_a_timer_for_machines(cli: Cli, service: Service) -> None:
+@pytest.mark.parametrize("resource", RESOURCES)
+async def test_each_resource_for_machines(cli: Cli, service: Service, resource: str) -> None:
     """With --json each command prints one JSON document with the field names of the messages."""
-    scheduled = await cli.json("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T09:30:00Z", "--data", "[1]")
-    timer = {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": "2100-01-01T09:30:00.000Z", "data": [1]}
-    assert scheduled["outcome"] == "scheduled"
-    assert timer.items() <= scheduled["timer"].items()
-    assert await cli.json("timers", "get", "acme", "call-1") == scheduled["timer"]
-    assert await cli.json("timers", "list", "acme") == [scheduled["timer"]]
-    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 1
-    assert (await cli.json("timers", "cancel", "acme", "call-1"))["timer"]["state"] == "Cancelled"
-    assert (await cli.json("timers", "cancel", "acme", "nobody", code=1))["outcome"] == "not_found"
-    assert await cli.json("timers", "list", "nobody") == []
+    (cli.folder / "run.json").write_text('{"jobs": [{"name": "a"}]}')
+    creation, field, end, fields = RESOURCES[resource]
+    command, *options = creation.split()
+    created = await cli.json(resource, command, "acme", "one", *options)
+    assert created[field] | fields == created[field]
+    document = await cli.json(resource, "get", "acme", "one")
+    shown = document.get(field, document)
+    assert shown | created[field] == shown
+    (listed,) = await cli.json(resource, "list", "acme")
+    assert shown | listed == shown
+    assert await cli.json(resource, "list", "nobody") == []
+    ended = await cli.json(resource, end, "acme", "one")
+    assert ended["outcome"] in {"cancelled", "deleted"}
+    assert (await cli.json(resource, end, "acme", "nobody", code=1))["outcome"] == "not_found"
+    assert (await cli.run(resource, "get", "acme", "nobody", "--json")).returncode == 1
 
 
 async def test_retry(cli: Cli, client: TimerClient, user: User) -> None:
@@ -145,11 +161,8 @@ async def test_life_of_a_signal(cli: Cli, service: Service, user: User) -> None:
     assert head.split() == ["SIGNAL", "STATUS", "LAST", "FIRED", "WAITS", "FOR", "(NOTE)"]
     assert row.startswith("help    fired   20")
     assert row.endswith("Z  ticket-7: blocked or failed (Call Kim.)")
-    assert (await cli.lines("signals", "get", "acme", "help"))[:3] == [
-        "acme/help",
-        "  status       fired",
-        "  item         ticket-7",
-    ]
+    name, status, *_ = await cli.lines("signals", "get", "acme", "help")
+    assert (name, status.split()) == ("acme/help", ["status", "fired"])
     head, row = await cli.lines("signals", "firings", "acme", "help")
     assert head.split() == ["FIRING", "STATUS", "CREATED", "CAUSE", "(TASK", "OR", "ERROR)"]
     _, status, _, item, *_, task = row.split()
@@ -163,20 +176,6 @@ async def test_life_of_a_signal(cli: Cli, service: Service, user: User) -> None:
     assert done.stderr == f"already_fired: acme/help (fired, {wait}): it has fired\n"
     done = await cli.run("signals", "get", "acme", "nobody")
     assert (done.returncode, done.stderr) == (1, "not found: acme/nobody\n")
-
-
-@ON_SQLITE
-async def test_life_of_a_signal_for_machines(cli: Cli, service: Service) -> None:
-    """With --json each command prints one JSON document with the field names of the messages."""
-    created = await cli.json("signals", "create", "acme", "noon", "--at", "2100-01-01T12:00:00Z")
-    wanted = {"kind": "time.at", "at": "2100-01-01T12:00:00+00:00"}
-    assert (created["outcome"], created["signal"]["triggerSpec"]) == ("created", wanted)
-    assert await cli.json("signals", "get", "acme", "noon") == created["signal"]
-    assert await cli.json("signals", "list", "acme") == [created["signal"]]
-    (firing,) = await cli.json("signals", "firings", "acme", "noon")
-    assert (firing["status"], firing["dueAt"]) == ("queued", "2100-01-01T12:00:00.000Z")
-    assert (await cli.json("signals", "cancel", "acme", "noon"))["signal"]["status"] == "cancelled"
-    assert (await cli.json("signals", "resolve", "acme", "noon", code=1))["outcome"] == "already_ended"
 
 
 @ON_SQLITE
@@ -232,23 +231,6 @@ async def test_life_of_a_schedule(cli: Cli, service: Service) -> None:
 
 
 @ON_SQLITE
-async def test_life_of_a_schedule_for_machines(cli: Cli, service: Service) -> None:
-    """With --json each command prints one JSON document with the field names of the messages."""
-    start = ["--start-at", "2100-01-01T00:00:00Z"]
-    created = await cli.json("schedules", "put", "acme", "report", "--every", "PT1H30M", *start, "--data", "null")
-    assert (created["outcome"], created["schedule"]["every"]) == ("created", "PT1H30M")
-    assert await cli.json("schedules", "list", "acme") == [created["schedule"] | {"data": None}]
-    slots = ["2100-01-01T00:00:00.000Z", "2100-01-01T01:30:00.000Z"]
-    assert await cli.json("schedules", "preview", "acme", "--every", "90m", *start, "--count", "2") == slots
-    assert await cli.json("schedules", "get", "acme", "report", "--upcoming", "2") == {
-        **created["schedule"],
-        "upcoming": slots,
-    }
-    assert (await cli.json("schedules", "pause", "acme", "report"))["schedule"]["status"] == "paused"
-    assert (await cli.json("schedules", "resume", "acme", "nobody", code=1))["outcome"] == "not_found"
-
-
-@ON_SQLITE
 async def test_backfill_of_a_schedule(cli: Cli, service: Service) -> None:
     """A backfill says what follows. A range in the future has no effect, and one that ends too early is refused."""
     await cli.lines("schedules", "put", "acme", "hourly", "--every", "1h")
@@ -256,7 +238,7 @@ async def test_backfill_of_a_schedule(cli: Cli, service: Service) -> None:
     for begin, end, code, complaint in [
         (past, future, 0, "backfilling: acme/hourly (active, next slot "),
         (future, "2101-01-01T00:00:00Z", 1, "nothing_due: acme/hourly (active, next slot "),
-        (future, past, 2, "Invalid value for '--to': must be later than --from."),
+        (future, past, 1, "to must be later than "),
     ]:
         span = ("--from", begin, "--to", end, "--limit", "5")
         done = await cli.run("schedules", "backfill", "acme", "hourly", *span, COLUMNS="200")
@@ -279,24 +261,15 @@ async def test_preview_of_a_schedule(cli: Cli, service: Service) -> None:
 
 @ON_SQLITE
 async def test_rejected_schedules(cli: Cli, service: Service) -> None:
-    """A field that the service refuses is reported as its option, with what to write instead."""
+    """A field that the service refuses is named, with what to write instead."""
     for arguments, complaint in {
-        ("--cron", "0 25 * * *"): "Invalid value for '--cron': the field hour is '25'; it allows `*`, 0 to 23, and",
-        (
-            "--cron",
-            "@every 1h",
-        ): "Invalid value for '--cron': `@every` is not supported; write --every instead of --cron",
-        ("--cron", "0 0 30 2 *"): "Invalid value for '--cron': no date matches '0 0 30 2 *'; write days that",
-        ("--cron", "@daily", "--zone", "Europe/Berln"): "Invalid value for '--zone': 'Europe/Berln' is not a time zone",
-        ("--every", "100ms"): "Invalid value for '--every': must be from PT1S to P366D",
-        ("--every", "1h", "--late-by", "2d"): "Invalid value for '--late-by': must be from PT1S to P1D",
-        ("--every", "1h", "--data", json.dumps("x" * 70_000)): "Invalid value for '--data': has 70002 bytes of JSON",
+        ("--cron", "0 25 * * *"): "cron the field hour is '25'; it allows `*`, 0 to 23, and",
+        ("--cron", "@daily", "--zone", "Europe/Berln"): "zone 'Europe/Berln' is not a time zone",
+        ("--every", "1h", "--late-by", "2d"): "catchUp.lateBy must be from PT1S to P1D",
     }.items():
-        done = await cli.run("schedules", "put", "acme", "report", *arguments, COLUMNS="200")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert complaint in " ".join(done.stderr.replace("│", " ").split())
-    done = await cli.run("schedules", "preview", "acme", "--cron", "0 9 * * ?", COLUMNS="200")
-    assert (done.returncode, "Invalid value for '--cron': the field day of week is '?'" in done.stderr) == (2, True)
+        done = await cli.run("schedules", "put", "acme", "report", *arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert complaint in done.stderr
 
 
 @pytest.mark.slow
@@ -321,37 +294,6 @@ async def test_watch_one_schedule(cli: Cli, client: TimerClient) -> None:
     assert head == "Waiting for events of tenant acme and schedule tick. Stop with Ctrl-C."
     assert re.fullmatch(r"\S+Z  acme/tick  slot \S+Z \(\+\d+ ms\)  \"tick\"", lines[0])
     assert (code, "tock" in output.read_text()) == (0, False)
-
-
-@pytest.mark.slow
-@ON_SQLITE
-async def test_watch_signals_and_runs(cli: Cli, client: TimerClient) -> None:
-    """`signals watch` and `runs watch` print what signals and runs do, until Ctrl-C."""
-    outputs = {name: cli.folder / f"{name}.watched" for name in ("signals", "runs")}
-    watching = [
-        spawn([*cli.program, name, "watch", "acme"], output, environment=cli.settings, cwd=cli.folder)
-        for name, output in outputs.items()
-    ]
-    jobs: list[dict[str, Any]] = [{"name": "lint"}, {"name": "publish", "needs": ["lint"]}]
-    attempt = 0
-    try:
-        async with asyncio.timeout(30):
-            while not all(output.exists() and output.read_text().count("\n") > 1 for output in outputs.values()):
-                attempt += 1  # again, until both have subscribed
-                await client.signals.create("acme", f"ask-{attempt}", item=f"ticket-{attempt}", on=["blocked"])
-                await client.signals.transition("acme", f"ticket-{attempt}", "blocked")
-                await client.runs.start("acme", f"push-{attempt}", jobs)
-                await client.runs.report("acme", f"push-{attempt}", "lint", "failed")
-                await asyncio.sleep(0.1)
-    finally:
-        for process in watching:
-            process.send_signal(signal.SIGINT)
-        codes = [await asyncio.to_thread(process.wait, PATIENCE_SECONDS) for process in watching]
-    assert codes == [0, 0]
-    texts = {name: output.read_text() for name, output in outputs.items()}
-    assert all(text.startswith("Waiting for events of tenant acme. Stop with Ctrl-C.\n") for text in texts.values())
-    assert re.search(r"^\S+Z  acme/ask-\d+  ticket-\d+  fired  task \S+$", texts["signals"], re.MULTILINE)
-    assert re.search(r"^\S+Z  acme/push-\d+/publish  skipped: upstream_failed: lint$", texts["runs"], re.MULTILINE)
 
 
 @ON_SQLITE
@@ -406,17 +348,6 @@ async def test_life_of_a_run(cli: Cli, service: Service) -> None:
 
 
 @ON_SQLITE
-async def test_life_of_a_run_for_machines(cli: Cli, service: Service) -> None:
-    """With --json each command prints one JSON document with the field names of the messages."""
-    (cli.folder / "run.json").write_text('{"jobs": [{"name": "a", "needs": ["b"]}, {"name": "b", "needs": ["a"]}]}')
-    rejected = await cli.json("runs", "start", "acme", "push-1", "run.json", code=1)
-    shown = await cli.json("runs", "get", "acme", "push-1")
-    assert (rejected["outcome"], rejected["run"]["code"]) == ("run_rejected", "CYCLE")
-    assert {name: shown[name] for name in rejected["run"]} == rejected["run"]
-    assert await cli.json("runs", "list", "acme") == [rejected["run"]]
-
-
-@ON_SQLITE
 async def test_buried_events(cli: Cli, client: TimerClient, user: User) -> None:
     """An event that the broker refused is listed with the reason. A retry publishes it under the same id."""
     config = (await user.js.stream_info("TIMER_EVT")).config
@@ -425,10 +356,9 @@ async def test_buried_events(cli: Cli, client: TimerClient, user: User) -> None:
     async with asyncio.timeout(10):
         while not (found := [event async for event in client.events.buried("acme")]):
             await asyncio.sleep(0.02)
-    first, reason = await cli.lines("events", "list", "acme")
-    assert first.split()[:2] == [found[0].event_id, "JobReady"]
-    assert first.endswith("  runId=push-1 jobName=lint readyAt=" + found[0].about["readyAt"])
-    assert reason == "  message size exceeds maximum allowed (10054)"
+    _, row = await cli.lines("events", "list", "acme")
+    assert row.split()[:2] == [found[0].event_id, "JobReady"]
+    assert row.endswith(f"readyAt={found[0].about['readyAt']}  message size exceeds maximum allowed (10054)")
     (shown,) = await cli.json("events", "list", "acme")
     assert (shown["eventType"], shown["attempt"], shown["about"]["jobName"]) == ("JobReady", 1, "lint")
     await user.js.update_stream(config.evolve(max_msg_size=-1))

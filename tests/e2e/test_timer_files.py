@@ -17,11 +17,9 @@ from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.cli import Cli
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 from tests.harness.spawn import spawn
-from timer_service.cli.timer_import import import_file
-from timer_service.cli.timer_lines import NumberedTimer, batches
+from timer_service.cli.timer_files import import_timers
 from timer_service.client import NewTimer, NoAnswerError, Outcome, TimerClient
 
-MIB = 1024 * 1024
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 
 
@@ -153,14 +151,26 @@ async def test_answers_that_did_not_come(tmp_path: Path) -> None:
     file = tmp_path / "timers.jsonl"
     file.write_text("".join(f"{json.dumps(timer(number))}\n" for number in range(3)))
     with pytest.raises(NoAnswerError, match=r"^away; at least 2 of 3 timers of .* were handled\. Import"):
-        await import_file(Client(), "acme", file, 3)
+        await import_timers(Client(), "acme", file)
 
 
-def test_batches_are_bounded() -> None:
-    """A batch has at most 5,000 timers and 8 MiB. A larger timer gets a batch of its own."""
-    sizes = [1] * 10_001 + [5 * MIB, 4 * MIB, 9 * MIB, 1]
-    timers = [NumberedTimer(line, NewTimer("acme", "call", LATER), size) for line, size in enumerate(sizes, 1)]
-    assert [len(each) for each in batches(timers)] == [5_000, 5_000, 2, 1, 1, 1]
+async def test_batches_are_bounded(tmp_path: Path) -> None:
+    """A batch has at most 5,000 timers and 8 MiB."""
+    sizes: list[int] = []
+
+    class Client(TimerClient):
+        def __init__(self) -> None:
+            pass
+
+        async def schedule_many(self, timers: Sequence[NewTimer], **_: Any) -> Sequence[Outcome | NoAnswerError]:
+            sizes.append(len(timers))
+            return [Outcome(command_id="c", name="scheduled") for _ in timers]
+
+    file = tmp_path / "timers.jsonl"
+    small, large = json.dumps(timer(1)), json.dumps(timer(1, data="x" * 60_000))
+    file.write_text(f"{small}\n" * 5_001 + f"{large}\n" * 150)
+    await import_timers(Client(), "acme", file)
+    assert sizes == [5_000, 140, 11]
 
 
 async def test_an_import_without_an_answer(cli: Cli, broker: NatsServer) -> None:

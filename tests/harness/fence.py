@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 from tests.harness.nats_client import round_trip
 from tests.harness.processes import NatsServer, body
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.cli.tenant_streams.events import stream_events
+from timer_service.cli.tenant_streams import stream_events
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CONFIG = (DEPLOY / "nats.conf").read_text().replace('include "tenants.conf"', (DEPLOY / "tenants.conf").read_text())

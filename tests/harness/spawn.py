@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 TIMER_SERVICE = str(BIN / "timer-service")
 
 _IMPORTED = [
-    *(f"timer_service.cli.{each}" for each in ("serve", "doctor", "backup", "restore", "migrate", "config")),
+    *(f"timer_service.cli.{each}" for each in ("serve", "doctor", "backup", "migrate", "config")),
     *(f"timer_service.cli.{each}" for each in ("timers", "signals", "schedules", "runs", "events")),
     "timer_service.adapters.sqlite",
     "timer_service.adapters.postgres",

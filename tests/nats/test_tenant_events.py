@@ -13,7 +13,7 @@ from nats.js.client import JetStreamContext
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.cli.tenant_streams.events import stream_events
+from timer_service.cli.tenant_streams import stream_events
 from timer_service.core.values.errors import StartError
 
 SUBJECTS = Subjects("timer")
@@ -118,7 +118,7 @@ async def test_events_that_wait_during_a_crash(
     operator: Client, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the server crashes while events wait for room, and all others were acknowledged, none of them is skipped."""
-    monkeypatch.setattr("timer_service.cli.tenant_streams.events._MAX_BYTES", 1000)  # one event
+    monkeypatch.setattr("timer_service.cli.tenant_streams._MAX_BYTES", 1000)  # one event
     bodies = [b"%d" % number + b"x" * 600 for number in range(3)]
     await publish(operator, "a", *bodies)
     await stream_events(operator, SUBJECTS, ["a"])

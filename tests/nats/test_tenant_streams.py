@@ -15,10 +15,9 @@ from tests.harness.clock import NOW
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.api import request
-from timer_service.adapters.nats.streams import StreamInfo
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.cli.tenant_streams import commands, set_up
-from timer_service.cli.tenant_streams.commands import separate_tenants
+from timer_service.cli import tenant_streams
+from timer_service.cli.tenant_streams import separate_tenants
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind
@@ -217,14 +216,14 @@ async def test_operators_add_other_tenants(server: NatsServer, monkeypatch: pyte
     """A tenant that another operator adds while a run creates streams keeps its source."""
     async with operator(server) as client:
         await separate_tenants(client, SUBJECTS, ["a"])
-        create, names = set_up.create, ["b"]
+        names = ["b"]
 
-        async def create_late(*arguments: Any) -> StreamInfo:
-            while names:
+        async def request_late(client: Client, name: str, *arguments: Any, **named: Any) -> Mapping[str, Any]:
+            while names and name.startswith("STREAM.CREATE."):
                 await separate_tenants(client, SUBJECTS, [names.pop()])
-            return await create(*arguments)
+            return await request(client, name, *arguments, **named)
 
-        monkeypatch.setattr(commands, "create", create_late)
+        monkeypatch.setattr(tenant_streams, "request", request_late)
         await separate_tenants(client, SUBJECTS, ["c"])
         for tenant in ("a", "b", "c"):
             await publish(client, tenant, tenant)

@@ -6,7 +6,7 @@ import nats
 import pytest
 
 from tests.harness.processes import NatsServer
-from timer_service.cli.tenant_streams.operator import separate_tenants, stream_events
+from timer_service.cli.tenant_streams import as_operator, separate_tenants, stream_events
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 
@@ -23,7 +23,10 @@ async def test_settings(tmp_path: Path) -> None:
         config = Config.model_validate(
             {"broker_url": server.url, "subject_prefix": "acme.x", "nats_user": "operator", "nats_password": "s3cret"}
         )
-        found = [await separate_tenants(config, ["a", "b"]), await separate_tenants(config, ["b", "c"])]
+        found = [
+            await as_operator(config, separate_tenants, ["a", "b"]),
+            await as_operator(config, separate_tenants, ["b", "c"]),
+        ]
         async with await nats.connect(server.url, user="operator", password="s3cret") as connection:
             streams = await connection.jetstream().streams_info()
     subjects = {subject for each in streams for subject in each.config.subjects or ()}
@@ -37,7 +40,7 @@ async def test_settings_of_streams_with_events(tmp_path: Path) -> None:
         config = Config.model_validate(
             {"broker_url": server.url, "subject_prefix": "acme.x", "nats_user": "operator", "nats_password": "s3cret"}
         )
-        assert await stream_events(config, ["a"]) == {"a": "ACME_X_EVT_a"}
+        assert await as_operator(config, stream_events, ["a"]) == {"a": "ACME_X_EVT_a"}
         async with await nats.connect(server.url, user="operator", password="s3cret") as connection:
             info = await connection.jetstream().stream_info("ACME_X_EVT_a")
     sources = [(each.name, each.filter_subject) for each in info.config.sources or []]
@@ -48,4 +51,4 @@ async def test_wrong_login(tmp_path: Path) -> None:
     """A server that refuses the login is named with its reason."""
     async with NatsServer(tmp_path / "nats", config=SERVER) as server:
         with pytest.raises(StartError, match=r"(?i)authorization violation"):
-            await separate_tenants(Config(broker_url=server.url), ["a"])
+            await as_operator(Config(broker_url=server.url), separate_tenants, ["a"])

@@ -2,16 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from timer_service import cli
-from timer_service.cli.doctor import command
-from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.tenants import usage
 from timer_service.client import TimerServiceError
-from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 
 HOSTILE = "refused \x1b[2J\x1b]0;owned\x07\u202e"
@@ -30,25 +26,6 @@ def test_errors_do_not_act_on_the_terminal(error: type[Exception], monkeypatch: 
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == f"timer-service: one\n{SHOWN}"
-
-
-def test_findings_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same in what doctor prints."""
-    command._print(Finding("broker", Status.FAIL, HOSTILE, HOSTILE))
-    assert capsys.readouterr().out == f"fail  broker: {SHOWN}\n      {SHOWN}\n"
-
-
-async def test_doctor_reads_no_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer of another form is a finding, not a traceback."""
-
-    async def check(*_: object, **__: object) -> Any:
-        yield Finding("broker", Status.OK, "connected")
-        raise KeyError("ts")
-
-    monkeypatch.setattr(command, "check_broker", check)
-    found = [each async for each in command._check_broker(Config(), syncs=False, runs=False)]
-    assert [each.status for each in found] == [Status.OK, Status.FAIL]
-    assert found[1].message == "sent an answer that doctor cannot read (KeyError)"
 
 
 class Answering:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from timer_service.cli import create_app
-from timer_service.cli.output.settings import settings_of
+from timer_service.cli.config import settings_of
 from timer_service.config import load_config
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -3,27 +3,27 @@
 import asyncio
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness.nats_peer import scripted_peer
 from timer_service.adapters.migrations import Migration
 from timer_service.adapters.nats.subjects import covers
-from timer_service.cli.doctor.broker import check_server
-from timer_service.cli.doctor.clocks import check_broker_clock, check_clocks, check_database_clock
-from timer_service.cli.doctor.command import summary
-from timer_service.cli.doctor.consumer import check_consumer
-from timer_service.cli.doctor.event_limits import check_event_limits
-from timer_service.cli.doctor.exposure import check_exposure, check_rights
+from timer_service.cli.doctor import check_all, check_clock, check_page, print_findings
+from timer_service.cli.doctor.broker import (
+    check_consumer,
+    check_exposure,
+    check_permissions,
+    check_rights,
+    check_server,
+)
+from timer_service.cli.doctor.database import check_schema, check_version
 from timer_service.cli.doctor.finding import Finding, Skew, Status
-from timer_service.cli.doctor.flows import check_page, check_readiness
-from timer_service.cli.doctor.permissions import check_permissions
-from timer_service.cli.doctor.schema import check_schema
-from timer_service.cli.doctor.sqlite import check_version
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
-from timer_service.cli.readiness import read_readiness
+from timer_service.cli.healthcheck import read_readiness
 from timer_service.config import Config
-from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.values.message import Kind
 
 SETTING = "TIMER_DB_PATH"
@@ -54,8 +54,6 @@ UNHEALTHY: Mapping[str, Mapping[str, Any]] = {
     "subject_transform = {": {"subject_transform": {"src": ">", "dest": "x.>"}},
     "allow_rollup_hdrs = true": {"allow_rollup_hdrs": True},
     "discard_new_per_subject = true": {"discard_new_per_subject": True},
-    'sends its messages on to "timer.cmd.>" (republish)': {"republish": {"src": ">", "dest": "timer.cmd.>"}},
-    "takes the messages of the stream TIMER_EVT (sources)": {"sources": [{"name": "TIMER_EVT"}]},
 }
 MIGRATIONS = [Migration(1, "0001_one", "ONE"), Migration(2, "0002_two", "TWO")]
 APPLIED = {each.number: (each.name, each.checksum) for each in MIGRATIONS}
@@ -75,26 +73,6 @@ def separate_stream(**source: Any) -> list[Finding]:
     state = {"name": "TIMER_CMD_acme", "active": 10**9, **source}
     info = {"config": {**HEALTHY, **sources}, "state": {"messages": 3, "bytes": 900}, "sources": [state]}
     return list(check_stream(Kind.COMMAND, SUBJECT, info, shared=True))
-
-
-@pytest.mark.parametrize(
-    ("default", "acme", "room", "found"),
-    [
-        (None, None, 1000, [(Status.NOTE, "a tenant without the limit")]),
-        (None, 100, 1000, [(Status.NOTE, "a tenant without the limit")]),
-        (100, None, 1000, [(Status.NOTE, "a tenant without the limit"), (Status.OK, "room for 5 tenants")]),
-        (100, 200, 1000, [(Status.OK, "room for 3 tenants")]),
-        (100, 401, 1000, [(Status.WARN, "twice the limits published_events are 1002, and max_bytes is 1000")]),
-        (100, 200, -1, []),
-    ],
-)
-def test_limits_of_events(default: int | None, acme: int | None, room: int, found: list[tuple[Status, str]]) -> None:
-    """The limits of events are compared with the stream. A tenant without one is named as a risk."""
-    limits = TenantLimits.model_validate(
-        {"default": Limits(published_events=default), "tenants": {"acme": Limits(published_events=acme)}}
-    )
-    findings = list(check_event_limits(limits, {"name": "TIMER_EVT", "max_bytes": room}))
-    assert [(each.status, each.message[: len(text)]) for each, (_, text) in zip(findings, found, strict=True)] == found
 
 
 def test_healthy_stream() -> None:
@@ -187,8 +165,8 @@ def test_stream_of_dead_letters() -> None:
 
 def test_missing_stream() -> None:
     """A missing stream is a failure only if the service would not create it."""
-    assert check_missing_stream("TIMER_CMD", managed=True).status is Status.WARN
-    assert check_missing_stream("TIMER_CMD", managed=False).status is Status.FAIL
+    assert check_missing_stream("stream TIMER_CMD", managed=True).status is Status.WARN
+    assert check_missing_stream("stream TIMER_CMD", managed=False).status is Status.FAIL
 
 
 @pytest.mark.parametrize(
@@ -197,18 +175,10 @@ def test_missing_stream() -> None:
 )
 def test_clock_skew(seconds: float, status: Status) -> None:
     """A skew is a warning if it is more than a second longer than the uncertainty, in either direction."""
-    finding = check_broker_clock(Skew(timedelta(seconds=seconds), timedelta(seconds=0.1)), decides=True)
+    (finding,) = check_clock([Skew(timedelta(seconds=seconds), timedelta(seconds=0.1))], on_sqlite=True)
     assert finding.status is status
+    assert ("this clock is" in finding.message, "dueIn" in (finding.remedy or "")) == (True, status is Status.WARN)
     assert ("ahead of" if seconds > 0 else "behind") in finding.message
-
-
-@pytest.mark.parametrize(("seconds", "status"), [(0.9, Status.OK), (5, Status.NOTE), (-5, Status.NOTE)])
-def test_clock_that_does_not_decide(seconds: float, status: Status) -> None:
-    """If the clock of the database decides when timers fire, another wrong clock is only a note."""
-    skew = Skew(timedelta(seconds=seconds), timedelta())
-    for finding in (check_broker_clock(skew, decides=False), check_database_clock(skew)):
-        assert finding.status is status
-        assert ("ahead of" if seconds > 0 else "behind") in finding.message
 
 
 @pytest.mark.parametrize(
@@ -216,12 +186,11 @@ def test_clock_that_does_not_decide(seconds: float, status: Status) -> None:
 )
 def test_clocks_of_broker_and_database(broker: float, database: float, status: Status) -> None:
     """The clocks of the broker and of the database are compared with each other, whatever the clock of this machine."""
-    uncertainty = timedelta(seconds=0.05)
-    skews = [Skew(timedelta(seconds=seconds), uncertainty) for seconds in (broker, database)]
-    finding = check_clocks(*skews)
+    skews = [Skew(timedelta(seconds=seconds), timedelta(seconds=0.05)) for seconds in (broker, database)]
+    (finding,) = check_clock(skews, on_sqlite=False)
     assert (finding.status, f"{abs(broker - database):.3f} s" in finding.message) == (status, True)
     assert ("ahead of" if broker > database else "behind") in finding.message
-    assert ("dueIn" in (finding.remedy or "")) == (status is Status.WARN)
+    assert [*check_clock(skews[:1], on_sqlite=False), *check_clock([], on_sqlite=True)] == []
 
 
 def test_versions() -> None:
@@ -268,9 +237,10 @@ def test_covers(pattern: str, subject: str, *, expected: bool) -> None:
 def test_permissions() -> None:
     """Subjects that are not permitted are named. Without rules everything is permitted, and a denial wins."""
     wanted = (["timer.evt.v1.*.*", "$JS.ACK.TIMER_CMD.timer-service.>"], ["timer.qry.v1.*.*"])
-    assert [each.status for each in check_permissions({}, *wanted)] == [Status.OK]
+    assert [each.status for each in check_permissions(None, *wanted)] == [Status.NOTE]
+    assert [each.status for each in check_permissions({"data": {}}, *wanted)] == [Status.OK]
     rules = {"publish": {"allow": ["timer.evt.>"]}, "subscribe": {"allow": [">"], "deny": ["timer.qry.v1.*.*"]}}
-    publish, subscribe = check_permissions(rules, *wanted)
+    publish, subscribe = check_permissions({"data": {"permissions": rules}}, *wanted)
     assert (publish.status, publish.message) == (Status.FAIL, "may not publish $JS.ACK.TIMER_CMD.timer-service.>")
     assert (subscribe.status, subscribe.message) == (Status.FAIL, "may not subscribe timer.qry.v1.*.*")
 
@@ -293,14 +263,14 @@ CONSUMER = {"stream_name": "TIMER_CMD", "num_pending": 3, "num_waiting": 1}
 )
 def test_consumer(info: Mapping[str, Any], status: Status, message: str) -> None:
     """The finding says whether a service reads the commands."""
-    finding = check_consumer("timer-service", info, runs=False)
+    finding = check_consumer(info, runs=False)
     assert (finding.status, finding.message) == (status, message)
 
 
 @pytest.mark.parametrize("info", [{**CONSUMER, "num_waiting": 0}, {"error": {"code": 404}}])
 def test_consumer_of_a_service_that_runs(info: Mapping[str, Any]) -> None:
     """If the service answers on its page but reads no commands, nobody is told to start it."""
-    stopped, running = (check_consumer("timer-service", info, runs=runs) for runs in (False, True))
+    stopped, running = (check_consumer(info, runs=runs) for runs in (False, True))
     assert (stopped.status, running.status) == (Status.WARN, Status.WARN)
     assert "run `timer-service serve`" in (stopped.remedy or "")
     assert running.remedy == 'The "flow of commands" above names the reason. If it is ok, run doctor again.'
@@ -309,7 +279,7 @@ def test_consumer_of_a_service_that_runs(info: Mapping[str, Any]) -> None:
 def test_flows() -> None:
     """Each flow that stopped is a failure with its reason. A service that drains is a warning."""
     page = {"commands": "ok", "events": "stream TIMER_EVT is missing", "service": "draining"}
-    commands, events, service = check_readiness(page)
+    commands, events, service = check_page(Config(), page)
     assert (commands.check, commands.status) == ("flow of commands", Status.OK)
     assert (events.check, events.status) == ("flow of events", Status.FAIL)
     assert events.message == "stream TIMER_EVT is missing"
@@ -338,8 +308,26 @@ async def test_no_service_at_the_http_port(body: bytes | None) -> None:
     assert finding.message == f"no service answers at http://127.0.0.1:{port}/readyz"
 
 
-def test_summary() -> None:
-    """The last line has the number of findings of each status. Notes are mentioned only if there are some."""
+def test_printed_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    """No text of a server acts on the terminal. The last line counts the findings; notes only if there are some."""
+    hostile, shown = "refused \x1b[2J\u202e", r"refused \x1b[2J\u202e"
     ok, warn, note = (Finding("check", status, "message") for status in (Status.OK, Status.WARN, Status.NOTE))
-    assert summary([ok, ok]) == "2 ok, 0 warnings, 0 failures"
-    assert summary([ok, warn, note]) == "1 ok, 1 warning, 0 failures, 1 note"
+    print_findings([Finding("broker", Status.FAIL, hostile, hostile), ok])
+    assert capsys.readouterr().out.splitlines() == [
+        f"fail  broker: {shown}",
+        f"      {shown}",
+        "ok    check: message",
+        "",
+        "1 ok, 0 warnings, 1 failure",
+    ]
+    print_findings([ok, ok, warn, note])
+    assert capsys.readouterr().out.splitlines()[-1] == "2 ok, 1 warning, 0 failures, 1 note"
+
+
+async def test_no_nonsense_is_read(tmp_path: Path) -> None:
+    """An answer of another form is a finding, not a traceback. The other checks still run."""
+    async with scripted_peer() as peer:
+        peer.answer = lambda _subject, _body: {"num_waiting": 1}
+        found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"), None)
+    assert "sent an answer that doctor cannot read (KeyError)" in [each.message for each in found]
+    assert "database" in [each.check for each in found]

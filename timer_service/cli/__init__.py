@@ -9,13 +9,21 @@ import typer
 from typer.core import TyperGroup
 
 from timer_service import __version__
-from timer_service.cli.output.outcomes import rejection_text
-from timer_service.cli.output.text import one_line
+from timer_service.cli.output import one_line
 from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.values.codec import plain_words
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
-COMMANDS = ("serve", "dev", "worker", "doctor", "healthcheck", "backup", "restore")
+COMMANDS = {
+    "serve": "serve",
+    "dev": "dev",
+    "worker": "worker",
+    "doctor": "doctor",
+    "healthcheck": "healthcheck",
+    "backup": "backup",
+    "restore": "backup",
+}
+"""The module of each command that is not in a group."""
 GROUPS = (
     "config",
     "migrate",
@@ -36,6 +44,8 @@ def main() -> None:
     try:
         create_app(names or [*COMMANDS, *GROUPS])()
     except (CommandError, QueryError) as error:
+        from timer_service.cli.resources import rejection_text  # noqa: PLC0415 - most commands do not need it
+
         sys.exit(f"timer-service: {rejection_text(error)}")
     except (StartError, TimerServiceError) as error:
         sys.exit(f"timer-service: {_visible(error)}")
@@ -71,7 +81,7 @@ def create_app(names: Iterable[str]) -> typer.Typer:
     )
     app.callback()(_root)
     for name in names:
-        module = import_module(f"timer_service.cli.{name.replace('-', '_')}")
+        module = import_module(f"timer_service.cli.{COMMANDS.get(name, name.replace('-', '_'))}")
         if name in GROUPS:
             app.add_typer(module.app, name=name)
         else:

@@ -1,4 +1,4 @@
-"""`timer-service backup`."""
+"""`timer-service backup` and `restore`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,16 +6,32 @@ from typing import Annotated
 import typer
 
 from timer_service.app.backup import back_up
-from timer_service.cli.database import database_config
-from timer_service.cli.output.text import format_size
+from timer_service.app.backup import restore as restore_backup
+from timer_service.cli.dev_server import database_config
 from timer_service.cli.process import run_async
+from timer_service.logs import configure_logs
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The new file. It must not exist.")]
+NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The new file. It must not exist.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup. It is not changed.")]
 
 
-def backup(file: File) -> None:
+def backup(file: NewFile) -> None:
     """Write a backup of the SQLite database to a new file. The service may be running."""
     config = database_config()
     done = run_async(back_up(config, file))
-    typer.echo(f"wrote {file}: {format_size(done.size)} from {config.db_path} in {done.duration.total_seconds():.1f} s")
+    size, seconds = f"{done.size / 2**20:,.1f} MiB", done.duration.total_seconds()
+    typer.echo(f"wrote {file}: {size} from {config.db_path} in {seconds:.1f} s")
     typer.echo("The backup was checked and is whole. `timer-service restore` restores it.")
+
+
+def restore(file: File) -> None:
+    """Replace the SQLite database by a backup. The service must be stopped. The old database is kept.
+
+    The next start handles the commands that were stored since the backup.
+    """
+    config = database_config()
+    configure_logs(config)
+    done = run_async(restore_backup(config, file))
+    typer.echo(f"restored {config.db_path} from {file}")
+    typer.echo(f"The old database is now {done.kept}." if done.kept else "There was no database before.")
+    typer.echo("Start the service. It handles the commands that the broker has stored since the backup.")

@@ -1,16 +1,44 @@
-"""`timer-service config`. It shows the settings, and connects to nothing."""
+"""`timer-service config`. It shows the settings as in `.env.example`, without secrets, and connects to nothing."""
 
 import json
 import os
+from datetime import timedelta
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import typer
+from pydantic import ByteSize, SecretStr
+from pydantic_settings import DotEnvSettingsSource, EnvSettingsSource
 
-from timer_service.cli.output.settings import setting_table, settings_of
-from timer_service.cli.output.table import terminal_width
+from timer_service.cli.output import print_table
 from timer_service.cli.parameters import AsJson
-from timer_service.config import load_config, unknown_settings
+from timer_service.config import Config, load_config, unknown_settings
 
 app = typer.Typer(help="The settings of this machine and folder.", no_args_is_help=True)
+
+MASK = "********"
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class Setting(NamedTuple):
+    """One setting."""
+
+    name: str
+    value: str | None
+    """As in `.env.example`; None if it is not set and has no default."""
+    source: str
+    """`environment`, `.env` or `default`."""
+
+
+def settings_of(config: Config) -> list[Setting]:
+    """Return the settings. `config` was read from the environment and the folder of this process."""
+    environment, file = EnvSettingsSource(Config)(), DotEnvSettingsSource(Config)()
+    settings = []
+    for field in Config.model_fields:
+        source = "environment" if field in environment else ".env" if field in file else "default"
+        written = environment.get(field, file.get(field))
+        settings.append(Setting(f"TIMER_{field.upper()}", _text(field, getattr(config, field), written), source))
+    return settings
 
 
 @app.callback()
@@ -25,7 +53,48 @@ def show(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([each._asdict() for each in settings]))
     else:
-        for line in setting_table(settings, terminal_width()):
-            typer.echo(line)
+        rows = [(each.name, each.source, "not set" if each.value is None else each.value) for each in settings]
+        print_table(("SETTING", "SOURCE", "VALUE"), rows, {"environment": "cyan", ".env": "cyan"})
     for warning in unknown_settings(os.environ):
         typer.echo(f"warning: {warning}", err=True)
+
+
+def _text(field: str, value: Any, written: str | None) -> str | None:
+    """Return the value of a field. Of a file that was read, it is the path that was `written`."""
+    if value is None:
+        return None
+    if field.endswith("_file"):
+        return written
+    match field, value:
+        case "broker_url", _:
+            return ",".join(map(_mask_broker, value.split(",")))
+        case "database_url", SecretStr():
+            return _mask_database(value.get_secret_value())
+        case _, SecretStr():
+            return MASK
+        case _, bool():
+            return str(value).lower()
+        case _, timedelta():
+            return str(value // _MILLISECOND)
+        case _, ByteSize():
+            return value.human_readable().replace(".0", "")
+        case _, float():
+            return f"{value:g}"
+    return str(value)
+
+
+def _mask_broker(url: str) -> str:
+    """Mask the whole login. A token looks like a user."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{MASK}@{rest.rpartition('@')[2]}" if "@" in rest else url
+
+
+def _mask_database(url: str) -> str:
+    """Mask the password, also if it is a parameter."""
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    user, colon, _ = login.partition(":")
+    netloc = f"{user}{colon and f':{MASK}'}{at}{host}"
+    pairs = [(name, MASK if "password" in name.lower() else value) for name, value in parse_qsl(parts.query)]
+    query = urlencode(pairs, safe="*,:/@", quote_via=quote)
+    return f"{parts.scheme}://{netloc}{parts.path}{query and f'?{query}'}"

@@ -7,12 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from timer_service.cli.connection import broker_command
-from timer_service.cli.output.dead_letters import letter_details, letter_table
-from timer_service.cli.output.lists import Listing, print_list
-from timer_service.cli.output.outcomes import exit_not_found, rejection_text
-from timer_service.cli.output.table import terminal_width
-from timer_service.cli.output.text import one_line
+from timer_service.cli.output import format_count, format_time, one_line, print_fields
 from timer_service.cli.parameters import All, AsJson, Limit, read_tenant
+from timer_service.cli.resources import Rows, get_command, rejection_text
 from timer_service.client import CommandError, DeadLetter, NoAnswerError, TimerClient
 from timer_service.core.values.dead_letter import UNREADABLE
 
@@ -46,6 +43,20 @@ Before = Annotated[
 ]
 
 _PAGE_ROWS = 1000
+LETTERS = Rows(
+    query="",  # the client reads the stream
+    field="dead letters",
+    view=DeadLetter,
+    head=("SEQUENCE", "CODE", "STORED", "COMMAND", "REASON"),
+    row=lambda letter, _: (
+        str(letter.sequence),
+        letter.code,
+        format_time(letter.stored_at),
+        f"{letter.tenant}/{letter.message}",
+        letter.reason,
+    ),
+    colours={"INTERNAL": "red"},
+)
 
 
 @broker_command(app, "list")
@@ -58,31 +69,41 @@ async def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, newest first."""
-    listing = await _read(client, tenant, None if everything else limit, cursor)
-    print_list(listing, "dead letters", lambda views: letter_table(views, terminal_width()), as_json=as_json)
-
-
-async def _read(client: TimerClient, tenant: str, limit: int | None, before: int | None) -> Listing:
-    rows: list[Mapping[str, Any]] = []
-    while True:
-        size = _PAGE_ROWS if limit is None else min(_PAGE_ROWS, limit - len(rows))
-        page = await client.dead_letters.list(tenant, limit=size, before=before)
-        rows += [letter.document() for letter in page]
+    found: list[DeadLetter] = []
+    while everything or len(found) <= limit:  # one more than the limit shows whether there are more
+        size = _PAGE_ROWS if everything else min(_PAGE_ROWS, limit + 1 - len(found))
+        page = await client.dead_letters.list(tenant, limit=size, before=cursor)
+        found += page
         if len(page) < size:
-            return Listing(rows, None)
-        before = page[-1].sequence
-        if limit is not None and len(rows) >= limit:
-            more = await client.dead_letters.list(tenant, limit=1, before=before)
-            return Listing(rows, str(before) if more else None)
+            break
+        cursor = page[-1].sequence
+    shown = found if everything else found[:limit]
+    more = str(shown[-1].sequence) if len(shown) < len(found) else None
+    LETTERS.print([letter.document() for letter in shown], more, as_json=as_json)
 
 
-@broker_command(app)
-async def show(client: TimerClient, tenant: Tenant, sequence: Number, as_json: AsJson = False) -> None:
+def print_letter(letter: DeadLetter) -> None:
+    """Print a dead letter: its fields, its headers, and the command."""
+    typer.echo(one_line(f"{letter.tenant}/{letter.sequence}"))
+    print_fields(
+        {
+            "code": letter.code,
+            "reason": letter.reason,
+            "stored at": format_time(letter.stored_at, milliseconds=True),
+            "message": letter.message,
+            "command": f"message {letter.source_sequence} of the stream of commands, "
+            + format_count(letter.size, "byte"),
+        }
+    )
+    for name, value in letter.headers.items():
+        typer.echo(one_line(f"  {name}: {value}"))
+    typer.echo(one_line(letter.body or ""))
+
+
+@get_command(app, print_letter)
+async def show(client: TimerClient, tenant: Tenant, sequence: Number) -> DeadLetter | None:
     """Show a dead letter: the reason, the headers and the command."""
-    letter = await client.dead_letters.get(tenant, sequence)
-    if letter is None:
-        exit_not_found(f"{tenant}/{sequence}")
-    typer.echo(json.dumps(letter.document()) if as_json else "\n".join(letter_details(letter)))
+    return await client.dead_letters.get(tenant, sequence)
 
 
 @broker_command(app)

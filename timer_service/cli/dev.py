@@ -12,8 +12,8 @@ import typer
 from timer_service.app.startup import open_dev_app
 from timer_service.cli.connection import open_client
 from timer_service.cli.dev_server import DEFAULT_FOLDER, announce_dev_server, find_dev_server
-from timer_service.cli.output.timers import timer_event_line
 from timer_service.cli.process import run_async, serve_until_signalled
+from timer_service.cli.timers import timer_event_line
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 from timer_service.logs import configure_logs

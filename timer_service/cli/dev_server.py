@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from timer_service.config import Config
+from timer_service.config import Config, load_config
 
 DEFAULT_FOLDER = Path(".timer-service")
 """Where `dev` keeps its files, and where the other commands look for a running `dev`."""
 
+_DATABASE_SETTINGS = {"db_path", "database_url", "database_url_file"}
 _FILE = "dev.json"
 _CONNECT_SECONDS = 1
 
@@ -64,6 +65,14 @@ def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
     return server if is_running else None
+
+
+def database_config() -> Config:
+    """Return the settings, with the database of the `dev` of this folder if it runs and no database is named."""
+    config = load_config()
+    if not config.model_fields_set & _DATABASE_SETTINGS and (dev := find_dev_server()) is not None:
+        return dev.configure(config)
+    return config
 
 
 @contextmanager

@@ -1,26 +1,56 @@
-"""`timer-service healthcheck`."""
+"""`timer-service healthcheck`, and the readiness page of the running service."""
 
+import json
 from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
 
 import typer
 
-from timer_service.cli.output.text import one_line
-from timer_service.cli.readiness import no_answer_text, read_readiness
-from timer_service.config import load_config
+from timer_service.cli.output import one_line
+from timer_service.config import Config, load_config
+
+_TIMEOUT_SECONDS = 2
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
 
 
 def healthcheck() -> None:
     """Ask the running service whether it is ready. Exit with 0 if it is, else with 1 and one line with the reason."""
     config = load_config()
     page = read_readiness(config)
-    reason = no_answer_text(config) if page is None else reason_text(page)
+    reason = no_answer_text(config) if page is None else _reason(page)
     if reason:
         typer.echo(one_line(f"not ready: {reason}"), err=True)
         raise typer.Exit(1)
     typer.echo("ready")
 
 
-def reason_text(page: Mapping[str, str]) -> str:
+def read_readiness(config: Config) -> Mapping[str, str] | None:
+    """Return the page at TIMER_HTTP_HOST and TIMER_HTTP_PORT, or None if nothing answers or another program does.
+
+    It has `ok` or a reason for each flow and for the service itself.
+    """
+    try:
+        with closing(HTTPConnection(*_address(config), timeout=_TIMEOUT_SECONDS)) as connection:
+            connection.request("GET", "/readyz")
+            page = json.loads(connection.getresponse().read())
+    except (OSError, HTTPException, ValueError):
+        return None
+    is_ours = isinstance(page, dict) and "service" in page and all(isinstance(each, str) for each in page.values())
+    return page if is_ours else None
+
+
+def no_answer_text(config: Config) -> str:
+    """Return what is wrong if there is no page."""
+    host, port = _address(config)
+    return f"no service answers at http://{host}:{port}/readyz"
+
+
+def _address(config: Config) -> tuple[str, int]:
+    return _ANY_ADDRESS.get(config.http_host, config.http_host), config.http_port
+
+
+def _reason(page: Mapping[str, str]) -> str:
     """Return why the service is not ready, each reason once with the flows that it stops; empty if it is ready."""
     stopped: dict[str, list[str]] = {}
     for name, reason in page.items():

@@ -7,10 +7,9 @@ import typer
 
 from timer_service.adapters.migrations import Migration
 from timer_service.app.schema import apply_migrations, migrations, unapplied_migrations
-from timer_service.cli.database import database_config
+from timer_service.cli.dev_server import database_config
+from timer_service.cli.doctor.database import check_schema, read_applied
 from timer_service.cli.doctor.finding import Status
-from timer_service.cli.doctor.schema import check_schema
-from timer_service.cli.doctor.sqlite import read_applied
 from timer_service.cli.process import run_async
 from timer_service.config import Config, load_config
 from timer_service.core.values.errors import StartError

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,14 +46,6 @@ def read_instant(text: str) -> datetime:
         raise typer.BadParameter(f"{text!r} {error}.") from error
 
 
-def read_past_instant(text: str) -> int:
-    """Return an instant that is not in the future, in Unix milliseconds."""
-    at = read_instant(text)
-    if at > datetime.now(UTC):
-        raise typer.BadParameter(f"{text!r} is in the future.")
-    return round(at.timestamp() * 1000)
-
-
 def read_duration(text: str) -> timedelta:
     """Return a duration of at most 366 days, rounded to milliseconds. An ISO 8601 duration is allowed, too."""
     return timedelta(milliseconds=round(_read_duration(text) / _MILLISECOND))
@@ -89,6 +82,11 @@ def check_json(text: str) -> str:
     """Return a text that is JSON. It stays a text, because a parsed null would look like a missing option."""
     _parse_json(text)
     return text
+
+
+def json_argument(text: str | None, name: str = "data") -> dict[str, Any]:
+    """Return the keyword argument of a JSON text, or none if there is no text: None would be null."""
+    return {} if text is None else {name: json.loads(text)}
 
 
 def read_json_object(text: str) -> dict[str, Any]:
@@ -138,6 +136,36 @@ def _parse_json(text: str) -> Any:
         raise typer.BadParameter(f"must be JSON: {error}.") from error
     except RecursionError as error:
         raise typer.BadParameter("must be JSON with less nesting.") from error
+
+
+def identifier(metavar: str, text: str) -> Any:
+    """Return an argument that is an identifier."""
+    return typer.Argument(parser=read_identifier, metavar=metavar, help=text)
+
+
+def identifier_option(metavar: str, text: str, *names: str) -> Any:
+    """Return an option that is an identifier."""
+    return typer.Option(*names, parser=read_identifier, metavar=metavar, help=text)
+
+
+def instant(text: str, *names: str) -> Any:
+    """Return an option that is an instant."""
+    return typer.Option(*names, parser=read_instant, metavar="TIME", help=text)
+
+
+def duration(text: str, *names: str, parser: Callable[[str], timedelta] = read_duration) -> Any:
+    """Return an option that is a duration."""
+    return typer.Option(*names, parser=parser, metavar="DURATION", help=text)
+
+
+def json_text(text: str, *names: str) -> Any:
+    """Return an option that is JSON."""
+    return typer.Option(*names, parser=check_json, metavar="JSON", help=text)
+
+
+def choice(text: str, *names: str) -> Any:
+    """Return an option that is one of the values of an enum."""
+    return typer.Option(*names, case_sensitive=False, help=text)
 
 
 Tenant = Annotated[str, typer.Argument(parser=read_tenant, metavar="TENANT", help="The tenant.")]

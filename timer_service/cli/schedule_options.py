@@ -1,135 +1,67 @@
 """The arguments and options of `timer-service schedules`."""
 
-import json
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from timer_service.cli.output.text import one_line
 from timer_service.cli.parameters import (
     DURATION_FORMS,
-    check_json,
+    choice,
+    duration,
+    identifier,
+    identifier_option,
+    instant,
+    json_argument,
+    json_text,
     read_distance,
-    read_duration,
-    read_identifier,
-    read_instant,
 )
-from timer_service.client import CatchUpPolicy, CommandError, QueryError, ScheduleStatus, WorkflowStart
+from timer_service.client import CatchUpPolicy, ScheduleStatus, WorkflowStart
 
-Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="SCHEDULE", help="The scheduleId.")]
-OnlyName = Annotated[
-    str | None, typer.Argument(parser=read_identifier, metavar="SCHEDULE", help="Only this scheduleId.")
-]
+Name = Annotated[str, identifier("SCHEDULE", "The scheduleId.")]
+OnlyName = Annotated[str | None, identifier("SCHEDULE", "Only this scheduleId.")]
 Cron = Annotated[str | None, typer.Option(metavar="EXPR", help="A cron expression in quotes: '0 9 * * MON-FRI'.")]
-Every = Annotated[
-    timedelta | None,
-    typer.Option(parser=read_distance, metavar="DURATION", help=f"The time between slots: {DURATION_FORMS}."),
-]
+Every = Annotated[timedelta | None, duration(f"The time between slots: {DURATION_FORMS}.", parser=read_distance)]
 Zone = Annotated[
     str | None, typer.Option(metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin. Default: UTC.")
 ]
-StartAt = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="No slot is earlier: ISO 8601 with an offset."),
-]
-EndAt = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="Every slot is earlier: ISO 8601 with an offset."),
-]
+StartAt = Annotated[datetime | None, instant("No slot is earlier: ISO 8601 with an offset.")]
+EndAt = Annotated[datetime | None, instant("Every slot is earlier: ISO 8601 with an offset.")]
 MaxCount = Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N slots.")]
-Jitter = Annotated[
-    timedelta | None,
-    typer.Option(
-        parser=read_duration, metavar="DURATION", help="Fire each slot up to so much later. Spreads many schedules."
-    ),
-]
+Jitter = Annotated[timedelta | None, duration("Fire each slot up to so much later. Spreads many schedules.")]
 Policy = Annotated[
     CatchUpPolicy | None,
-    typer.Option(
-        case_sensitive=False,
-        help="After an outage, of the slots that are later than --late-by: fire the newest if all are that late "
-        "(last, the default), none (skip) or all.",
+    choice(
+        "After an outage, of the slots that are later than --late-by: fire the newest if all are that late (last, "
+        "the default), none (skip) or all."
     ),
 ]
-LateBy = Annotated[
-    timedelta | None,
-    typer.Option(parser=read_duration, metavar="DURATION", help="Slots that are at most so late fire. Default: 1m."),
-]
+LateBy = Annotated[timedelta | None, duration("Slots that are at most so late fire. Default: 1m.")]
 CatchUpLimit = Annotated[
     int | None, typer.Option(min=1, max=1000, metavar="N", help="Fire at most the newest N late slots. Default: 100.")
 ]
-Data = Annotated[
-    str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON that the events return. Default: no data.")
-]
-TriggerData = Annotated[
-    str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON instead of the data of the schedule.")
-]
+Data = Annotated[str | None, json_text("JSON that the events return. Default: no data.")]
+TriggerData = Annotated[str | None, json_text("JSON instead of the data of the schedule.")]
 Start = Annotated[
     str | None, typer.Option(metavar="TYPE", help="Each slot starts a workflow of this type, and publishes no event.")
 ]
-StartInput = Annotated[
-    str | None, typer.Option("--input", parser=check_json, metavar="JSON", help="The input of the workflows.")
-]
+StartInput = Annotated[str | None, json_text("The input of the workflows.", "--input")]
 StartQueue = Annotated[
     str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of their workers. Default: default.")
 ]
-StartDeadline = Annotated[
-    timedelta | None,
-    typer.Option("--deadline-in", parser=read_duration, metavar="DURATION", help="A workflow fails if it is slower."),
-]
+StartDeadline = Annotated[timedelta | None, duration("A workflow fails if it is slower.", "--deadline-in")]
 StartKey = Annotated[
-    str | None,
-    typer.Option(
-        "--concurrency-key",
-        parser=read_identifier,
-        metavar="KEY",
-        help="Skip a slot if an open workflow has this key.",
-    ),
+    str | None, identifier_option("KEY", "Skip a slot if an open workflow has this key.", "--concurrency-key")
 ]
-FromTime = Annotated[
-    datetime | None,
-    typer.Option("--from", parser=read_instant, metavar="TIME", help="Show slots from then on. Default: from now on."),
-]
-BackfillFrom = Annotated[
-    datetime,
-    typer.Option("--from", parser=read_instant, metavar="TIME", help="No slot is earlier: ISO 8601 with an offset."),
-]
-BackfillTo = Annotated[
-    datetime,
-    typer.Option(
-        "--to", parser=read_instant, metavar="TIME", help="Every slot is earlier. Slots are never later than now."
-    ),
-]
+FromTime = Annotated[datetime | None, instant("Show slots from then on. Default: from now on.", "--from")]
+BackfillFrom = Annotated[datetime, instant("No slot is earlier: ISO 8601 with an offset.", "--from")]
+BackfillTo = Annotated[datetime, instant("Every slot is earlier. Slots are never later than now.", "--to")]
 BackfillLimit = Annotated[
     int | None, typer.Option(min=1, max=10_000, metavar="N", help="Fire at most the oldest N slots. Default: 1000.")
 ]
 Count = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="How many slots to show.")]
 Upcoming = Annotated[int, typer.Option(min=0, max=100, metavar="N", help="How many of the next slots to show.")]
-StatusFilter = Annotated[
-    ScheduleStatus | None, typer.Option(case_sensitive=False, help="Only schedules in this status.")
-]
-
-_OPTIONS = {
-    "startAt": "--start-at",
-    "endAt": "--end-at",
-    "maxCount": "--max-count",
-    "catchUp.policy": "--catch-up",
-    "catchUp.lateBy": "--late-by",
-    "catchUp.limit": "--catch-up-limit",
-    "start.type": "--start",
-    "start.input": "--input",
-    "start.queue": "--queue",
-    "start.deadlineIn": "--deadline-in",
-    "start.concurrencyKey": "--concurrency-key",
-} | {
-    name: f"--{name}"
-    for name in ("cron", "every", "zone", "jitter", "data", "from", "to", "limit", "count", "upcoming")
-}
-_FIELD = re.compile(r"(the field )?`(?P<name>\w+)`")
+StatusFilter = Annotated[ScheduleStatus | None, choice("Only schedules in this status.", "--status")]
 
 
 def start_of(
@@ -145,25 +77,8 @@ def start_of(
         return None
     return WorkflowStart(
         workflow_type=workflow_type,
-        **({} if start_input is None else {"data": json.loads(start_input)}),
+        **json_argument(start_input),
         queue=queue,
         deadline_in=deadline_in,
         concurrency_key=concurrency_key,
     )
-
-
-@contextmanager
-def named_options() -> Iterator[None]:
-    """Report a field that the service refuses as the option with which the user gave it."""
-    try:
-        yield
-    except (CommandError, QueryError) as error:
-        for fault in error.errors:
-            if option := _OPTIONS.get(fault["path"].removeprefix("payload.")):
-                reason = _FIELD.sub(_name_option, fault["reason"])
-                raise typer.BadParameter(one_line(f"{reason}."), param_hint=f"'{option}'") from error
-        raise
-
-
-def _name_option(field: re.Match[str]) -> str:
-    return _OPTIONS.get(field["name"], field[0])

@@ -1,25 +1,16 @@
 """`timer-service schedules`. These commands use the broker only, never the database."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import typer
 
 from timer_service.cli.connection import broker_command
-from timer_service.cli.output.lists import ListQuery, print_list, read_list
-from timer_service.cli.output.outcomes import exit_not_found, print_outcome
-from timer_service.cli.output.schedules import (
-    schedule_details,
-    schedule_event_line,
-    schedule_table,
-    slot_lines,
-    state_text,
-)
-from timer_service.cli.output.table import terminal_width
-from timer_service.cli.output.text import format_time
-from timer_service.cli.parameters import All, AsJson, Cursor, Limit, Tenant, TenantOrAll
+from timer_service.cli.output import format_distance, format_time
+from timer_service.cli.parameters import AsJson, Tenant, TenantOrAll, json_argument
+from timer_service.cli.resources import Outcomes, Rows, get_command, list_command, outcome_command, watch_command
 from timer_service.cli.schedule_options import (
     BackfillFrom,
     BackfillLimit,
@@ -47,27 +38,49 @@ from timer_service.cli.schedule_options import (
     TriggerData,
     Upcoming,
     Zone,
-    named_options,
     start_of,
 )
-from timer_service.cli.watch import AsJsonLines, print_events
+from timer_service.cli.schedule_output import (
+    print_schedule,
+    recurrence_text,
+    schedule_event_line,
+    slot_text,
+    state_text,
+)
 from timer_service.client import Outcome, Schedule, ScheduleStatus, TimerClient
 
 app = typer.Typer(help="Recurring timers: cron expressions and fixed intervals.", no_args_is_help=True)
 
-_LIST = ListQuery("list-schedules", "schedules")
-_WITH_EFFECT = {"created", "updated", "paused", "resumed", "deleted", "triggered", "backfilling", "unchanged"}
-_EXPLANATIONS = {
-    "ended": "no slot is left, so it does not fire; give a later --end-at, or another --cron or --every",
-    "backfilling": "an event ScheduleBackfilled follows",
-    "nothing_due": "--from is in the future",
-    "unchanged": "already in that state",
-    "not_found": "there is no such schedule",
-    "already_ended": "it has ended",
-    "skipped_busy": "another open workflow has its concurrency key",
-    "exists": "there is another workflow with the id of this trigger",
-}
 
+def _row(schedule: Schedule, now: datetime) -> tuple[str, ...]:
+    at = schedule.next_slot_at
+    slot = ("", "") if at is None else (format_time(at), format_distance(at, now))
+    error = f" (error: {schedule.last_error})" if schedule.last_error else ""
+    return schedule.name, schedule.status, *slot, recurrence_text(schedule) + error
+
+
+SCHEDULES = Rows(
+    query="list-schedules",
+    field="schedules",
+    view=Schedule,
+    head=("SCHEDULE", "STATUS", "NEXT SLOT", "", "RECURRENCE"),
+    row=_row,
+    colours={"active": "green", "paused": "red"},
+)
+_OUTCOMES = Outcomes(
+    lambda outcome: state_text(outcome.schedule),
+    {"created", "updated", "paused", "resumed", "deleted", "triggered", "backfilling", "unchanged"},
+    {
+        "ended": "no slot is left, so it does not fire; give a later --end-at, or another --cron or --every",
+        "backfilling": "an event ScheduleBackfilled follows",
+        "nothing_due": "--from is in the future",
+        "unchanged": "already in that state",
+        "not_found": "there is no such schedule",
+        "already_ended": "it has ended",
+        "skipped_busy": "another open workflow has its concurrency key",
+        "exists": "there is another workflow with the id of this trigger",
+    },
+)
 _AFTER_PUT: Mapping[str | None, str] = {
     ScheduleStatus.PAUSED: "it stays paused; `timer-service schedules resume` ends the pause",
     ScheduleStatus.ENDED: "it has ended and does not fire; delete it first to start it again",
@@ -97,7 +110,11 @@ def _check_put(**arguments: Any) -> None:
 _NEED_START = ("start_input", "queue", "deadline_in", "concurrency_key")
 
 
-@broker_command(app, check=_check_put)
+def _explain_put(outcome: Outcome) -> str | None:
+    return None if outcome.schedule is None or outcome.name == "ended" else _AFTER_PUT.get(outcome.schedule.status)
+
+
+@outcome_command(app, _OUTCOMES, check=_check_put, explain=_explain_put)
 async def put(
     client: TimerClient,
     tenant: Tenant,
@@ -118,8 +135,7 @@ async def put(
     queue: StartQueue = None,
     deadline_in: StartDeadline = None,
     concurrency_key: StartKey = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Create a schedule, or replace its whole definition. A paused schedule stays paused.
 
     With --start, each slot starts a workflow instead of publishing an event.
@@ -127,52 +143,47 @@ async def put(
     wanted = start_of(
         start, start_input=start_input, queue=queue, deadline_in=deadline_in, concurrency_key=concurrency_key
     )
-    with named_options():
-        outcome = await client.schedules.put(
-            tenant,
-            schedule,
-            cron=cron,
-            every=every,
-            zone=zone,
-            start_at=start_at,
-            end_at=end_at,
-            max_count=max_count,
-            jitter=jitter,
-            catch_up=catch_up,
-            late_by=late_by,
-            catch_up_limit=catch_up_limit,
-            **_data_argument(data),
-            start=wanted,
-        )
-    status = None if outcome.schedule is None or outcome.name == "ended" else outcome.schedule.status
-    _print_outcome(outcome, tenant, schedule, as_json, _AFTER_PUT.get(status))
+    return await client.schedules.put(
+        tenant,
+        schedule,
+        cron=cron,
+        every=every,
+        zone=zone,
+        start_at=start_at,
+        end_at=end_at,
+        max_count=max_count,
+        jitter=jitter,
+        catch_up=catch_up,
+        late_by=late_by,
+        catch_up_limit=catch_up_limit,
+        **json_argument(data),
+        start=wanted,
+    )
 
 
-@broker_command(app)
-async def pause(client: TimerClient, tenant: Tenant, schedule: Name, as_json: AsJson = False) -> None:
+def _explain_pause(outcome: Outcome) -> str | None:
+    return _AFTER_PAUSE.get(outcome.name)
+
+
+@outcome_command(app, _OUTCOMES, explain=_explain_pause, also_effective=_AFTER_PAUSE)
+async def pause(client: TimerClient, tenant: Tenant, schedule: Name) -> Outcome:
     """Pause a schedule: no slot fires until it is resumed."""
-    outcome = await client.schedules.pause(tenant, schedule)
-    explanation = _AFTER_PAUSE.get(outcome.name)
-    _print_outcome(outcome, tenant, schedule, as_json, explanation, is_stored=explanation is not None)
+    return await client.schedules.pause(tenant, schedule)
 
 
-@broker_command(app)
-async def resume(client: TimerClient, tenant: Tenant, schedule: Name, as_json: AsJson = False) -> None:
+@outcome_command(app, _OUTCOMES)
+async def resume(client: TimerClient, tenant: Tenant, schedule: Name) -> Outcome:
     """Resume a paused schedule. The slots of the pause do not fire."""
-    _print_outcome(await client.schedules.resume(tenant, schedule), tenant, schedule, as_json)
+    return await client.schedules.resume(tenant, schedule)
 
 
-@broker_command(app)
-async def trigger(
-    client: TimerClient, tenant: Tenant, schedule: Name, data: TriggerData = None, as_json: AsJson = False
-) -> None:
+@outcome_command(app, _OUTCOMES)
+async def trigger(client: TimerClient, tenant: Tenant, schedule: Name, data: TriggerData = None) -> Outcome:
     """Fire a schedule once, now, also if it is paused or has ended."""
-    with named_options():
-        outcome = await client.schedules.trigger(tenant, schedule, **_data_argument(data))
-    _print_outcome(outcome, tenant, schedule, as_json)
+    return await client.schedules.trigger(tenant, schedule, **json_argument(data))
 
 
-@broker_command(app)
+@outcome_command(app, _OUTCOMES)
 async def backfill(
     client: TimerClient,
     tenant: Tenant,
@@ -180,49 +191,24 @@ async def backfill(
     from_: BackfillFrom,
     to: BackfillTo,
     limit: BackfillLimit = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Fire past slots of a schedule under their own ids, also if it is paused or has ended."""
-    with named_options():
-        outcome = await client.schedules.backfill(tenant, schedule, from_at=from_, to_at=to, limit=limit)
-    _print_outcome(outcome, tenant, schedule, as_json)
+    return await client.schedules.backfill(tenant, schedule, from_at=from_, to_at=to, limit=limit)
 
 
-@broker_command(app)
-async def delete(client: TimerClient, tenant: Tenant, schedule: Name, as_json: AsJson = False) -> None:
+@outcome_command(app, _OUTCOMES)
+async def delete(client: TimerClient, tenant: Tenant, schedule: Name) -> Outcome:
     """Delete a schedule, and end its pause."""
-    _print_outcome(await client.schedules.delete(tenant, schedule), tenant, schedule, as_json)
+    return await client.schedules.delete(tenant, schedule)
 
 
-@broker_command(app)
-async def get(
-    client: TimerClient, tenant: Tenant, schedule: Name, upcoming: Upcoming = 3, as_json: AsJson = False
-) -> None:
+@get_command(app, print_schedule)
+async def get(client: TimerClient, tenant: Tenant, schedule: Name, upcoming: Upcoming = 3) -> Schedule | None:
     """Show one schedule and its next slots."""
-    found = await client.schedules.get(tenant, schedule, upcoming=upcoming)
-    if found is None:
-        exit_not_found(f"{tenant}/{schedule}")
-    typer.echo(json.dumps(found.document()) if as_json else "\n".join(schedule_details(found, datetime.now(UTC))))
+    return await client.schedules.get(tenant, schedule, upcoming=upcoming)
 
 
-@broker_command(app, "list")
-async def list_schedules(
-    client: TimerClient,
-    tenant: Tenant,
-    status: StatusFilter = None,
-    limit: Limit = 50,
-    everything: All = False,
-    cursor: Cursor = None,
-    as_json: AsJson = False,
-) -> None:
-    """List schedules in order of their names."""
-    filters = {"status": status}
-    listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
-
-    def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        return schedule_table([Schedule.read(view) for view in views], datetime.now(UTC), terminal_width())
-
-    print_list(listing, "schedules", to_lines, as_json=as_json)
+list_command(app, SCHEDULES, "List schedules in order of their names.", status=StatusFilter)
 
 
 @broker_command(app, check=_check_recurrence)
@@ -239,43 +225,21 @@ async def preview(
     as_json: AsJson = False,
 ) -> None:
     """Show the slots that a schedule would have. Nothing is stored."""
-    with named_options():
-        slots = await client.schedules.preview(
-            tenant, cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at, from_at=from_, count=count
-        )
+    slots = await client.schedules.preview(
+        tenant, cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at, from_at=from_, count=count
+    )
     if as_json:
         typer.echo(json.dumps([format_time(slot, milliseconds=True) for slot in slots]))
         return
-    for line in slot_lines(slots, zone, datetime.now(UTC)):
-        typer.echo(line)
+    for slot in slots:
+        typer.echo(f"{slot_text(slot, zone)}  {format_distance(slot, datetime.now(UTC))}")
     if not slots:
         typer.echo("no slots", err=True)
 
 
-@broker_command(app)
-async def watch(
-    client: TimerClient, tenant: TenantOrAll = "*", schedule: OnlyName = None, as_json: AsJsonLines = False
-) -> None:
+@watch_command(app, schedule_event_line)
+def watch(
+    client: TimerClient, tenant: TenantOrAll = "*", schedule: OnlyName = None
+) -> AsyncIterator[Mapping[str, Any]]:
     """Print the events of schedules that are published from now on."""
-    about = "" if schedule is None else f" and schedule {schedule}"
-    events = client.schedules.watch(tenant, schedule=schedule)
-    await print_events(events, schedule_event_line, tenant, about=about, as_json=as_json)
-
-
-def _print_outcome(
-    outcome: Outcome, tenant: str, name: str, as_json: bool, explanation: str | None = None, *, is_stored: bool = False
-) -> None:
-    """Print an outcome. `explanation` replaces the usual one. A command that `is_stored` takes effect later."""
-    schedule = outcome.schedule
-    print_outcome(
-        outcome,
-        f"{tenant}/{name}",
-        state="" if schedule is None else state_text(schedule, datetime.now(UTC)),
-        explanations=_EXPLANATIONS if explanation is None else {outcome.name: explanation},
-        has_effect=outcome.name in _WITH_EFFECT or is_stored,
-        as_json=as_json,
-    )
-
-
-def _data_argument(data: str | None) -> dict[str, Any]:
-    return {} if data is None else {"data": json.loads(data)}
+    return client.schedules.watch(tenant, schedule=schedule)

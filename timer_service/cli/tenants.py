@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from timer_service.cli.connection import Server, broker_command, client_config
-from timer_service.cli.output.text import one_line
+from timer_service.cli.output import one_line
 from timer_service.cli.parameters import AsJson, Tenant, read_tenant
 from timer_service.cli.process import run_async
 from timer_service.client import TimerClient, TimerServiceError
@@ -38,9 +38,9 @@ def separate(tenants: Tenants, server: Server = None) -> None:
     Then a flood of commands of one tenant does not delay the others. A tenant without such a stream can publish no
     command afterwards. Run it again for new tenants.
     """
-    from timer_service.cli.tenant_streams.operator import separate_tenants  # noqa: PLC0415 - `usage` needs no adapter
+    from timer_service.cli.tenant_streams import as_operator, separate_tenants  # noqa: PLC0415 - `usage` needs no adapter
 
-    new = run_async(separate_tenants(client_config(server), tenants))
+    new = run_async(as_operator(client_config(server), separate_tenants, tenants))
     if new:
         typer.echo("Tenants without a stream can publish no command. Name every tenant.", err=True)
     for tenant in tenants:
@@ -53,9 +53,10 @@ def events(tenants: Readers, server: Server = None) -> None:
 
     Each stream takes the events of its tenant from the stream of events, and keeps each one until it is acknowledged.
     """
-    from timer_service.cli.tenant_streams.operator import stream_events  # noqa: PLC0415 - `usage` needs no adapter
+    from timer_service.cli.tenant_streams import as_operator, stream_events  # noqa: PLC0415 - `usage` needs no adapter
 
-    for tenant, stream in run_async(stream_events(client_config(server), tenants)).items():
+    streams = run_async(as_operator(client_config(server), stream_events, tenants))
+    for tenant, stream in streams.items():
         typer.echo(f"{tenant}: reads the stream {stream} with the consumer {tenant}")
 
 

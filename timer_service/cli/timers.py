@@ -1,85 +1,102 @@
 """`timer-service timers`. These commands use the broker only, never the database."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
 from timer_service.cli import timer_files
-from timer_service.cli.connection import broker_command
-from timer_service.cli.output.lists import ListQuery, print_list, read_list
-from timer_service.cli.output.outcomes import exit_not_found, print_outcome
-from timer_service.cli.output.table import terminal_width
-from timer_service.cli.output.text import format_time
-from timer_service.cli.output.timers import timer_details, timer_event_line, timer_table
+from timer_service.cli.output import fields_of, format_distance, format_time, one_line, print_fields
 from timer_service.cli.parameters import (
     DURATION_FORMS,
-    All,
-    AsJson,
-    Cursor,
-    Limit,
     Tenant,
     TenantOrAll,
-    check_json,
-    read_duration,
-    read_identifier,
-    read_instant,
+    choice,
+    duration,
+    identifier,
+    identifier_option,
+    instant,
+    json_argument,
+    json_text,
 )
-from timer_service.cli.watch import AsJsonLines, print_events
-from timer_service.client import Outcome, State, Timer, TimerClient
+from timer_service.cli.resources import (
+    Outcomes,
+    Rows,
+    get_command,
+    list_command,
+    outcome_command,
+    print_counts,
+    watch_command,
+)
+from timer_service.client import Counts, Outcome, State, Timer, TimerClient
+from timer_service.core.values.instant import format_instant, parse_instant
 
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 app.add_typer(timer_files.app)
 
-Call = Annotated[str, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")]
-OptionalCall = Annotated[
-    str | None, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")
-]
-Prefix = Annotated[
-    str | None,
-    typer.Option(parser=read_identifier, metavar="PREFIX", help="Cancel all timers whose serviceCallId begins so."),
-]
-DueTime = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="Due time: ISO 8601 with an offset."),
-]
-DueIn = Annotated[
-    timedelta | None,
-    typer.Option("--in", parser=read_duration, metavar="DURATION", help=f"Due after: {DURATION_FORMS}."),
-]
-ExpiresAt = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="If it fires then or later, it expires (needs --at)."),
-]
-LateBy = Annotated[
-    timedelta | None,
-    typer.Option(parser=read_duration, metavar="DURATION", help="If it fires that long after it is due, it expires."),
-]
-Data = Annotated[
-    str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON that the event returns. Default: no data.")
-]
-StateFilter = Annotated[State | None, typer.Option(case_sensitive=False, help="Only timers in this state.")]
-DueBefore = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="Only timers due before: ISO 8601 with an offset."),
-]
-DueAfter = Annotated[
-    datetime | None,
-    typer.Option(parser=read_instant, metavar="TIME", help="Only timers due then or later: ISO 8601 with an offset."),
-]
+Call = Annotated[str, identifier("CALL", "The serviceCallId of the timer.")]
+OptionalCall = Annotated[str | None, identifier("CALL", "The serviceCallId of the timer.")]
+Prefix = Annotated[str | None, identifier_option("PREFIX", "Cancel all timers whose serviceCallId begins so.")]
+DueTime = Annotated[datetime | None, instant("Due time: ISO 8601 with an offset.")]
+DueIn = Annotated[timedelta | None, duration(f"Due after: {DURATION_FORMS}.", "--in")]
+ExpiresAt = Annotated[datetime | None, instant("If it fires then or later, it expires (needs --at).")]
+LateBy = Annotated[timedelta | None, duration("If it fires that long after it is due, it expires.")]
+Data = Annotated[str | None, json_text("JSON that the event returns. Default: no data.")]
+StateFilter = Annotated[State | None, choice("Only timers in this state.", "--state")]
+DueBefore = Annotated[datetime | None, instant("Only timers due before: ISO 8601 with an offset.", "--due-before")]
+DueAfter = Annotated[datetime | None, instant("Only timers due then or later: ISO 8601 with an offset.", "--due-after")]
 
-_LIST = ListQuery("list-timers", "timers")
-_WITHOUT_EFFECT = {"not_found", "already_reached", "already_expired", "ignored_reached", "over_quota"}
-_EXPLANATIONS = {
-    "cancelling": "an event TimersCancelled follows",
-    "unchanged": "already in that state",
-    "not_found": "there is no such timer",
-    "already_reached": "it has fired",
-    "already_expired": "it has expired",
-    "ignored_reached": "it has fired and cannot be moved",
-}
+TIMERS = Rows(
+    query="list-timers",
+    field="timers",
+    view=Timer,
+    head=("CALL", "STATE", "DUE", "", "ATTEMPT", "LAST ERROR"),
+    row=lambda timer, now: (
+        timer.call,
+        timer.state,
+        format_time(timer.due_at),
+        format_distance(timer.due_at, now),
+        str(timer.attempt),
+        timer.last_error or "",
+    ),
+    colours={"Reached": "green", "Expired": "yellow", "Cancelled": "yellow", "Failed": "red"},
+)
+_OUTCOMES = Outcomes(
+    lambda outcome: f"{outcome.timer.state}, due {format_time(outcome.timer.due_at)}" if outcome.timer else "",
+    {"scheduled", "rescheduled", "updated", "cancelled", "cancelling", "retried", "unchanged"},
+    {
+        "cancelling": "an event TimersCancelled follows",
+        "unchanged": "already in that state",
+        "not_found": "there is no such timer",
+        "already_reached": "it has fired",
+        "already_expired": "it has expired",
+        "ignored_reached": "it has fired and cannot be moved",
+    },
+)
+
+
+def print_timer(timer: Timer) -> None:
+    """Print a line for each field of a timer."""
+    typer.echo(one_line(f"{timer.tenant}/{timer.call}"))
+    fields = fields_of(timer, datetime.now(UTC), leave_out=["call"])
+    first = {name: fields.pop(name) for name in ("state", "due at")}
+    print_fields({**first, **fields})
+
+
+def timer_event_line(event: Mapping[str, Any]) -> str:
+    """Return a DueTimeReached, TimerExpired or TimersCancelled event as a line."""
+    payload = event["payload"]
+    if event["type"] == "TimersCancelled":
+        at = format_instant(event["timestampMs"])
+        return one_line(f"{at}  {payload['tenantId']}/{payload['prefix']}*  cancelled: {payload['count']}")
+    at = payload["reachedAt" if event["type"] == "DueTimeReached" else "expiredAt"]
+    late = parse_instant(at) - parse_instant(payload["dueAt"])
+    how = "" if event["type"] == "DueTimeReached" else "expired, "
+    data = f"  {json.dumps(payload['data'])}" if "data" in payload else ""
+    name = f"{payload['tenantId']}/{payload['serviceCallId']}"
+    return one_line(f"{at}  {name}  {how}due {payload['dueAt']} (+{late} ms){data}")
 
 
 def _check_times(
@@ -96,7 +113,7 @@ def _check_times(
         raise typer.BadParameter("Give --expires-at with --at and without --late-by.")
 
 
-@broker_command(app, check=_check_times)
+@outcome_command(app, _OUTCOMES, check=_check_times)
 async def schedule(
     client: TimerClient,
     tenant: Tenant,
@@ -106,12 +123,10 @@ async def schedule(
     expires_at: ExpiresAt = None,
     late_by: LateBy = None,
     data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Schedule a timer, or change its due time and data."""
-    more = {} if data is None else {"data": json.loads(data)}
-    outcome = await client.schedule(tenant, call, at, due_in=in_, expires_at=expires_at, late_by=late_by, **more)
-    _print_outcome(outcome, tenant, call, as_json)
+    times: dict[str, Any] = {"due_in": in_, "expires_at": expires_at, "late_by": late_by}
+    return await client.schedule(tenant, call, at, **times, **json_argument(data))
 
 
 def _check_timers(*, call: str | None, prefix: str | None, **_: object) -> None:
@@ -119,83 +134,40 @@ def _check_timers(*, call: str | None, prefix: str | None, **_: object) -> None:
         raise typer.BadParameter("Give either CALL or --prefix.")
 
 
-@broker_command(app, check=_check_timers)
-async def cancel(
-    client: TimerClient, tenant: Tenant, call: OptionalCall = None, prefix: Prefix = None, as_json: AsJson = False
-) -> None:
+@outcome_command(app, _OUTCOMES, check=_check_timers)
+async def cancel(client: TimerClient, tenant: Tenant, call: OptionalCall = None, prefix: Prefix = None) -> Outcome:
     """Cancel a timer that has not fired, or all timers whose serviceCallId begins with a prefix."""
-    if prefix is None:
-        _print_outcome(await client.cancel(tenant, str(call)), tenant, str(call), as_json)
-    else:
-        _print_outcome(await client.cancel_prefix(tenant, prefix), tenant, f"{prefix}*", as_json)
+    return await (client.cancel(tenant, str(call)) if prefix is None else client.cancel_prefix(tenant, prefix))
 
 
-@broker_command(app)
-async def retry(client: TimerClient, tenant: Tenant, call: Call, as_json: AsJson = False) -> None:
+@outcome_command(app, _OUTCOMES)
+async def retry(client: TimerClient, tenant: Tenant, call: Call) -> Outcome:
     """Fire a Failed timer now."""
-    _print_outcome(await client.retry(tenant, call), tenant, call, as_json)
+    return await client.retry(tenant, call)
 
 
-@broker_command(app)
-async def get(client: TimerClient, tenant: Tenant, call: Call, as_json: AsJson = False) -> None:
+@get_command(app, print_timer)
+async def get(client: TimerClient, tenant: Tenant, call: Call) -> Timer | None:
     """Show one timer."""
-    timer = await client.get(tenant, call)
-    if timer is None:
-        exit_not_found(f"{tenant}/{call}")
-    typer.echo(json.dumps(timer.document()) if as_json else "\n".join(timer_details(timer, datetime.now(UTC))))
+    return await client.get(tenant, call)
 
 
-@broker_command(app, "list")
-async def list_timers(
-    client: TimerClient,
-    tenant: Tenant,
-    state: StateFilter = None,
-    due_before: DueBefore = None,
-    due_after: DueAfter = None,
-    limit: Limit = 50,
-    everything: All = False,
-    cursor: Cursor = None,
-    as_json: AsJson = False,
-) -> None:
-    """List timers in order of due time."""
-    filters = {
-        "state": state,
-        "dueBefore": due_before and format_time(due_before, milliseconds=True),
-        "dueAfter": due_after and format_time(due_after, milliseconds=True),
-    }
-    listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
-
-    def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        return timer_table([Timer.read(view) for view in views], datetime.now(UTC), terminal_width())
-
-    print_list(listing, "timers", to_lines, as_json=as_json)
+list_command(
+    app, TIMERS, "List timers in order of due time.", state=StateFilter, dueBefore=DueBefore, dueAfter=DueAfter
+)
 
 
-@broker_command(app)
-async def count(client: TimerClient, tenant: Tenant, as_json: AsJson = False) -> None:
+def _print_counts(counts: Counts) -> None:
+    print_counts({**counts.by_state, "overdue": counts.overdue}, exact=counts.exact)
+
+
+@get_command(app, _print_counts)
+async def count(client: TimerClient, tenant: Tenant) -> Counts:
     """Count timers by state."""
-    counts = await client.count(tenant)
-    if as_json:
-        typer.echo(json.dumps(counts.document()))
-        return
-    at_least = "" if counts.exact else " or more"
-    for name, number in {**counts.by_state, "overdue": counts.overdue}.items():
-        typer.echo(f"{name:<10} {number:>9}{at_least}")
+    return await client.count(tenant)
 
 
-@broker_command(app)
-async def watch(client: TimerClient, tenant: TenantOrAll = "*", as_json: AsJsonLines = False) -> None:
+@watch_command(app, timer_event_line)
+def watch(client: TimerClient, tenant: TenantOrAll = "*") -> AsyncIterator[Mapping[str, Any]]:
     """Print the events of timers that are published from now on: fired, expired, and cancelled by prefix."""
-    await print_events(client.watch(tenant), timer_event_line, tenant, as_json=as_json)
-
-
-def _print_outcome(outcome: Outcome, tenant: str, call: str, as_json: bool) -> None:
-    timer = outcome.timer
-    print_outcome(
-        outcome,
-        f"{tenant}/{call}",
-        state="" if timer is None else f"{timer.state}, due {format_time(timer.due_at)}",
-        explanations=_EXPLANATIONS,
-        has_effect=outcome.name not in _WITHOUT_EFFECT,
-        as_json=as_json,
-    )
+    return client.watch(tenant)

@@ -13,7 +13,11 @@ import typer
 
 from timer_service.app.login import nats_login
 from timer_service.cli.connection import Server, client_config
-from timer_service.cli.parameters import Tenant, read_duration, read_identifier
+from timer_service.cli.parameters import (
+    Tenant,
+    duration,
+    identifier_option,
+)
 from timer_service.cli.process import run_async
 from timer_service.config import Config
 from timer_service.logs import configure_logs
@@ -46,16 +50,10 @@ Workflows = Annotated[
 ]
 Queue = Annotated[str, typer.Option(metavar="QUEUE", help="The queue to take workflows from.")]
 Slots = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Execute at most N workflows at a time.")]
-WorkerName = Annotated[
-    str | None, typer.Option(parser=read_identifier, metavar="NAME", help="The name in `workflows workers`.")
-]
+WorkerName = Annotated[str | None, identifier_option("NAME", "The name in `workflows workers`.")]
 Lease = Annotated[
     timedelta | None,
-    typer.Option(
-        parser=read_duration,
-        metavar="DURATION",
-        help="If this process dies, its workflows continue elsewhere after so long (10s to 10m). Default: 30s.",
-    ),
+    duration("If this process dies, its workflows continue elsewhere after so long (10s to 10m). Default: 30s."),
 ]
 
 

@@ -13,7 +13,8 @@ from tests.harness.attacks.attack import LONG_AFTER
 from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
 from tests.harness.processes import NatsServer, Service
 from tests.harness.raw_nats import RawMessage, RawNats
-from timer_service.cli.tenant_streams.operator import separate_tenants as set_up
+from timer_service.cli.tenant_streams import as_operator
+from timer_service.cli.tenant_streams import separate_tenants as set_up
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 
@@ -94,7 +95,7 @@ async def test_separating_needs_the_operator(broker: NatsServer) -> None:
         broker_url=broker.url, nats_user="tenant-a", nats_password=SecretStr(PASSWORDS["TENANT_A_PASSWORD"])
     )
     with pytest.raises(StartError, match="cannot be set up: JetStream does not answer; this needs the login of the op"):
-        await set_up(config, ["tenant-a"])
+        await as_operator(config, set_up, ["tenant-a"])
 
 
 @pytest.mark.slow

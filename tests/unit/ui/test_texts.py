@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from markupsafe import Markup
 
-from timer_service.cli.output.text import one_line
+from timer_service.cli.output import one_line
 from timer_service.ui import charts, formats
 from timer_service.ui.commands import command
 from timer_service.ui.links import link

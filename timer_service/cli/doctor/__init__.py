@@ -1,5 +1,142 @@
 """`timer-service doctor`: read-only checks of the service, the broker, its streams, the database and the clocks."""
 
-from timer_service.cli.doctor.command import doctor
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import timedelta
 
-__all__ = ["doctor"]
+import typer
+
+from timer_service.cli.connection import Server, client_config
+from timer_service.cli.dev_server import DevServer, find_dev_server
+from timer_service.cli.doctor.broker import check_broker
+from timer_service.cli.doctor.database import check_sqlite
+from timer_service.cli.doctor.finding import Finding, Skew, Status
+from timer_service.cli.healthcheck import no_answer_text, read_readiness
+from timer_service.cli.output import format_count, one_line, style
+from timer_service.cli.parameters import AsJson
+from timer_service.cli.process import run_async
+from timer_service.config import Config
+from timer_service.nats_client import UNREADABLE_ANSWER
+
+__all__ = ["check_all", "check_clock", "check_page", "doctor", "print_findings"]
+
+_COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
+_TOLERATED = timedelta(seconds=1)
+
+
+def doctor(as_json: AsJson = False, server: Server = None) -> None:
+    """Check the service, the broker, its streams, the database and the clocks, with the settings of the service.
+
+    If a `dev` runs in this folder and no other broker is named, doctor checks its broker and its database.
+    """
+    config, dev = client_config(server), find_dev_server()
+    if dev is not None and dev.broker_url == config.broker_url:
+        config = dev.configure(config)
+    else:
+        dev = None
+    findings = run_async(check_all(config, dev))
+    failed = any(finding.status is Status.FAIL for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": not failed, "checks": [_document(finding) for finding in findings]}))
+    else:
+        print_findings(findings)
+    raise typer.Exit(1 if failed else 0)
+
+
+async def check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]:
+    """Run all checks. `dev` is the server of this folder if the settings are those of it."""
+    findings: list[Finding] = []
+    if dev is not None:
+        text = f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
+        findings.append(Finding("target", Status.OK, text))
+    page = await asyncio.to_thread(read_readiness, config)
+    findings += check_page(config, page)
+    skews: list[Skew] = []
+    runs = page is not None and "commands" in page
+    async for each in _check_broker_and_database(config, syncs=dev is not None, runs=runs):
+        if isinstance(each, Skew):
+            skews.append(each)
+        else:
+            findings.append(each)
+    return [*findings, *check_clock(skews, on_sqlite=config.postgres_url is None)]
+
+
+def check_page(config: Config, page: Mapping[str, str] | None) -> Iterator[Finding]:
+    """Return a finding for each flow on the readiness page. None: no service answers."""
+    if page is None:
+        remedy = "Run doctor on the machine of the service, with its TIMER_HTTP_HOST and TIMER_HTTP_PORT."
+        yield Finding("service", Status.NOTE, no_answer_text(config), remedy)
+    for name, reason in (page or {}).items():
+        check = "service" if name == "service" else f"flow of {name}"
+        if reason == "ok":
+            yield Finding(check, Status.OK, "ok")
+        elif name == "service":
+            yield Finding(check, Status.WARN, reason, "Start it again if it does not start by itself.")
+        else:
+            yield Finding(check, Status.FAIL, reason, "Fix the part that the reason names.")
+
+
+def check_clock(skews: Sequence[Skew], *, on_sqlite: bool) -> Iterator[Finding]:
+    """Compare the clock by which timers fire with that of the broker. `skews`: from the broker, then the database.
+
+    Timers fire by the clock of the database; on SQLite, that is this machine's.
+    """
+    if len(skews) < (1 if on_sqlite else 2):
+        return
+    none = Skew(timedelta(), timedelta())
+    broker, database = [*skews, none][:2]
+    ahead, uncertainty = broker.value - database.value, broker.uncertainty + database.uncertainty
+    relation = "ahead of" if ahead > timedelta() else "behind"
+    clock = "this clock" if on_sqlite else "the database's clock"
+    text = f"{clock} is {abs(ahead).total_seconds():.3f} s {relation} the broker's"
+    if abs(ahead) - uncertainty <= _TOLERATED:
+        yield Finding("clock", Status.OK, f"{text} (± {uncertainty.total_seconds():.3f} s)")
+    else:
+        remedy = f"Synchronize both machines (NTP). Timers fire by {clock}. Timers with dueIn count from the broker's "
+        yield Finding("clock", Status.WARN, text, f"{remedy}clock: if it is behind, they are early by as much.")
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print each finding with its remedy, and how many checks ended in which way."""
+    for finding in findings:
+        typer.echo(
+            style(finding.status, colour=_COLOURS.get(finding.status)) + " " * (6 - len(finding.status)), nl=False
+        )
+        typer.echo(one_line(f"{finding.check}: {finding.message}"))
+        if finding.remedy:
+            typer.echo(f"      {one_line(finding.remedy)}")
+    counts = Counter(finding.status for finding in findings)
+    notes = [format_count(counts[Status.NOTE], "note")] if counts[Status.NOTE] else []
+    warnings, failures = format_count(counts[Status.WARN], "warning"), format_count(counts[Status.FAIL], "failure")
+    typer.echo("\n" + ", ".join([f"{counts[Status.OK]} ok", warnings, failures, *notes]))
+
+
+async def _check_broker_and_database(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding | Skew]:
+    try:
+        async for each in check_broker(config, syncs=syncs, runs=runs):
+            yield each
+    except UNREADABLE_ANSWER as error:
+        text = f"sent an answer that doctor cannot read ({type(error).__name__})"
+        yield Finding("broker", Status.FAIL, text, "Check that --server or TIMER_BROKER_URL names a nats-server.")
+    if config.postgres_url is None:
+        for finding in check_sqlite(config):
+            yield finding
+        return
+    try:
+        from timer_service.cli.doctor.postgres import check_postgres  # noqa: PLC0415 - an extra
+    except ImportError:
+        text, remedy = (
+            "TIMER_DATABASE_URL needs asyncpg, which is not installed",
+            "pip install 'timer-service[postgres]'",
+        )
+        yield Finding("database", Status.FAIL, text, remedy)
+        return
+    async for each in check_postgres(config, config.postgres_url):
+        yield each
+
+
+def _document(finding: Finding) -> dict[str, str]:
+    remedy = {} if finding.remedy is None else {"remedy": finding.remedy}
+    return {"check": finding.check, "status": finding.status, "message": finding.message, **remedy}

@@ -1,9 +1,10 @@
-"""The broker, with the permissions of the service's user."""
+"""Checks of the broker, with the permissions of the service's user."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import Any
 
 import nats
@@ -11,14 +12,9 @@ import nats.errors
 from nats.aio.client import Client
 
 from timer_service.adapters.nats.log import CONSUMER
-from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.app.login import nats_login
-from timer_service.cli.doctor.clocks import check_broker_clock
-from timer_service.cli.doctor.consumer import check_consumer
-from timer_service.cli.doctor.event_limits import check_event_limits
-from timer_service.cli.doctor.exposure import check_exposure, check_rights
 from timer_service.cli.doctor.finding import Finding, Skew, Status
-from timer_service.cli.doctor.permissions import check_permissions, needed_publishes
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.client.connection import url_without_login
 from timer_service.config import Config
@@ -32,6 +28,8 @@ _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"  # the service's own prefix: its user may
 _KINDS = (Kind.COMMAND, Kind.EVENT, Kind.DEAD_LETTER)
 _NOT_FOUND = 404
 _ATOMIC_SERVER = (2, 12)
+_PAGE = "docs/security.md"
+_FLOW = 'The "flow of commands" above names the reason. If it is ok, run doctor again.'
 _SYNC = Finding(
     "durability",
     Status.NOTE,
@@ -39,9 +37,11 @@ _SYNC = Finding(
     "Run nats-server with jetstream { sync_interval: always }. Otherwise a power cut can lose acknowledged commands.",
 )
 
+Answer = Mapping[str, Any]
 
-async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding]:
-    """Connect, and check the server, the permissions, the streams, the consumer and the clock.
+
+async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding | Skew]:
+    """Connect, and check the server, the permissions, the streams and the consumer. Yields the skew of its clock, too.
 
     `syncs`: the server is known to sync to disk before it acknowledges. `runs`: a service that should read commands
     answers on its own page.
@@ -52,7 +52,17 @@ async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncItera
         errors.append(str(error) or type(error).__name__)
 
     try:
-        client = await _connect(config, remember)
+        client = await nats.connect(
+            config.broker_url.split(","),
+            name="timer-service-doctor",
+            allow_reconnect=False,
+            connect_timeout=_TIMEOUT_SECONDS,
+            max_reconnect_attempts=1,  # with the default, the first connect takes two minutes to fail
+            reconnect_time_wait=0,
+            error_cb=remember,
+            inbox_prefix=_INBOX_PREFIX,
+            **nats_login(config).options(),
+        )
     except (nats.errors.Error, OSError, StartError) as error:
         reason = errors[-1] if errors else str(error)
         text = f"cannot connect to {url_without_login(config.broker_url)}: {reason}"
@@ -60,16 +70,36 @@ async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncItera
         yield Finding("broker", Status.FAIL, text, remedy)
         return
     try:
-        version = client.connected_server_version
-        yield check_server((version.major, version.minor, version.patch), _address(client))
-        async for finding in _check_access(client):
-            yield finding
-        async for finding in _check_jetstream(client, config, runs=runs):
+        async for finding in _check_connected(client, config, runs=runs):
             yield finding
         if not syncs:
             yield _SYNC
     finally:
         await client.close()
+
+
+async def _check_connected(client: Client, config: Config, *, runs: bool) -> AsyncIterator[Finding | Skew]:
+    url, server = client.connected_url, client._server_info  # noqa: SLF001 - the driver has no public access to it
+    version = client.connected_server_version
+    yield check_server((version.major, version.minor, version.patch), url.netloc.rpartition("@")[2] if url else "?")
+    encrypted = bool(server.get("tls_required")) or (url is not None and url.scheme == "tls")
+    shared = bool(server.get("auth_required"))
+    for finding in check_exposure((url.hostname if url else None) or "?", encrypted=encrypted, authenticated=shared):
+        yield finding
+    if shared:
+        for finding in check_rights(await _request(client, "$JS.API.INFO")):
+            yield finding
+    subjects = Subjects(config.subject_prefix)
+    for finding in check_permissions(await _request(client, "$SYS.REQ.USER.INFO"), *_needed(config, subjects)):
+        yield finding
+    for kind in _KINDS:
+        asked_at, info = datetime.now(UTC), await _request(client, f"$JS.API.STREAM.INFO.{subjects.stream(kind)}")
+        if kind is Kind.COMMAND and info is not None and "ts" in info:  # read between the request and the reply
+            half = (datetime.now(UTC) - asked_at) / 2
+            yield Skew(asked_at + half - datetime.fromisoformat(info["ts"]), half)
+        for finding in _check_stream(kind, info, subjects, managed=config.manage_streams, shared=shared):
+            yield finding
+    yield await _check_consumer(client, subjects, runs=runs)
 
 
 def check_server(version: tuple[int, int, int], url: str) -> Finding:
@@ -80,95 +110,76 @@ def check_server(version: tuple[int, int, int], url: str) -> Finding:
     return Finding("broker", Status.OK, text)
 
 
-async def _connect(config: Config, on_error: Any) -> Client:
-    return await nats.connect(
-        config.broker_url.split(","),
-        name="timer-service-doctor",
-        allow_reconnect=False,
-        connect_timeout=_TIMEOUT_SECONDS,
-        max_reconnect_attempts=1,  # with the default, the first connect takes two minutes to fail
-        reconnect_time_wait=0,
-        error_cb=on_error,
-        inbox_prefix=_INBOX_PREFIX,
-        **nats_login(config).options(),
-    )
+def check_exposure(host: str, *, encrypted: bool, authenticated: bool) -> Iterator[Finding]:
+    """Check whether others can read the connection or use the broker. One within this machine is not exposed."""
+    if _is_loopback(host):
+        return
+    if not encrypted:
+        text = f"the connection to {host} is not encrypted: others on the network can read passwords and data"
+        yield Finding("broker", Status.WARN, text, f"Add a tls block to the server ({_PAGE}, Encrypt the connections).")
+    if not authenticated:
+        text = f"{host} asks for no login: everyone who can connect may read, change and delete everything"
+        yield Finding("broker", Status.WARN, text, f"Run the server with deploy/nats.conf ({_PAGE}).")
 
 
-def _address(client: Client) -> str:
-    return client.connected_url.netloc.rpartition("@")[2] if client.connected_url else "?"
+def check_rights(account: Answer | None) -> Iterator[Finding]:
+    """Check that the login cannot use the whole JetStream account. `account`: its INFO, if the server shows it."""
+    if account is not None and "error" not in account:
+        text = "this login may read and delete all streams of its account"
+        yield Finding("permissions", Status.WARN, text, f"Give the service an account of its own ({_PAGE}).")
 
 
-async def _check_access(client: Client) -> AsyncIterator[Finding]:
-    url, server = client.connected_url, client._server_info  # noqa: SLF001 - the driver has no public access to it
-    encrypted = bool(server.get("tls_required")) or (url is not None and url.scheme == "tls")
-    authenticated = _has_logins(client)
-    host = url.hostname if url else None
-    for finding in check_exposure(host or "?", encrypted=encrypted, authenticated=authenticated):
-        yield finding
-    if authenticated:
-        for finding in check_rights(await _request(client, "$JS.API.INFO")):
-            yield finding
-
-
-def _has_logins(client: Client) -> bool:
-    return bool(client._server_info.get("auth_required"))  # noqa: SLF001 - the driver has no public access to it
-
-
-async def _check_jetstream(client: Client, config: Config, *, runs: bool) -> AsyncIterator[Finding]:
-    subjects = Subjects(config.subject_prefix)
-    async for finding in _check_permissions(client, config, subjects):
-        yield finding
-    clock: Finding | None = None
-    for kind in _KINDS:
-        name = subjects.stream(kind)
-        asked_at, info = datetime.now(UTC), await _request(client, f"$JS.API.STREAM.INFO.{name}")
-        if info is None:
-            remedy = "Enable JetStream, and permit this user to publish to $JS.API.STREAM.INFO.*."
-            yield Finding(f"stream {name}", Status.FAIL, "JetStream does not answer", remedy)
-        elif "error" not in info:
-            clock = clock or _check_clock(asked_at, info, config)
-            for finding in check_stream(kind, subjects.pattern(kind), info, shared=_has_logins(client)):
-                yield finding
-            if kind is Kind.EVENT and _has_logins(client):
-                for finding in check_event_limits(config.limits, info["config"]):
-                    yield finding
-        else:
-            yield _stream_error(name, info["error"], config)
-    yield await _check_consumer(client, subjects, runs=runs)
-    if clock is not None:
-        yield clock
-
-
-def _check_clock(asked_at: datetime, info: dict[str, Any], config: Config) -> Finding:
-    """Compare clocks: the broker read its clock between the request and the reply."""
-    replied_at = datetime.now(UTC)
-    half = (replied_at - asked_at) / 2
-    skew = Skew(asked_at + half - datetime.fromisoformat(info["ts"]), half)
-    return check_broker_clock(skew, decides=config.engine == "sqlite")
-
-
-def _stream_error(name: str, error: dict[str, Any], config: Config) -> Finding:
-    if error.get("code") == _NOT_FOUND:
-        return check_missing_stream(name, managed=config.manage_streams)
-    return Finding(f"stream {name}", Status.FAIL, error.get("description", "unknown error"), "Enable JetStream.")
-
-
-async def _check_permissions(client: Client, config: Config, subjects: Subjects) -> AsyncIterator[Finding]:
-    hints = [] if config.engine == "sqlite" else [subjects.hint()]  # to and from other instances
-    publishes = needed_publishes(
-        [subjects.pattern(Kind.EVENT), subjects.pattern(Kind.DEAD_LETTER), f"{config.reply_prefix}>", *hints],
-        map(subjects.stream, _KINDS),
-        subjects.stream(Kind.COMMAND),
-        CONSUMER,
-    )
-    subscribes = [subjects.pattern(Kind.QUERY), subjects.pattern(Kind.REQUEST), f"{_INBOX_PREFIX}.>", *hints]
-    user = await _request(client, "$SYS.REQ.USER.INFO")
+def check_permissions(user: Answer | None, publishes: Sequence[str], subscribes: Sequence[str]) -> Iterator[Finding]:
+    """Check that the user may publish and subscribe to these subjects. `user`: as the server shows it."""
     if user is None or "data" not in user:
         text = "the broker does not show the permissions of this user"
         yield Finding("permissions", Status.NOTE, text, "To see them here, allow publishing to $SYS.REQ.USER.INFO.")
         return
-    for finding in check_permissions(user["data"].get("permissions") or {}, publishes, subscribes):
-        yield finding
+    rules = user["data"].get("permissions") or {}
+    denied = {
+        verb: [subject for subject in wanted if not _is_permitted(subject, rules.get(verb) or {})]
+        for verb, wanted in {"publish": publishes, "subscribe": subscribes}.items()
+    }
+    for verb, subjects in denied.items():
+        if subjects:
+            remedy = f"Allow the user of the service to {verb} to these subjects."
+            yield Finding("permissions", Status.FAIL, f"may not {verb} {', '.join(subjects)}", remedy)
+    if not any(denied.values()):
+        yield Finding("permissions", Status.OK, "the user may publish and subscribe to all subjects of the service")
+
+
+def check_consumer(info: Answer, *, runs: bool) -> Finding:
+    """Check the consumer, as JetStream describes it. A service that reads always has a pull request open.
+
+    `runs`: a service that should read commands answers on its own page.
+    """
+    check, serve = f"consumer {CONSUMER}", "run `timer-service serve`."
+    if "error" in info:
+        text = "the service that runs did not create it yet" if runs else "no service has run here yet"
+        return Finding(check, Status.WARN, f"does not exist: {text}", _FLOW if runs else f"To create it, {serve}")
+    commands = f"{info['num_pending']} commands are not read yet"
+    if info.get("paused"):
+        remedy = f"Resume it with `nats consumer resume {info['stream_name']} {CONSUMER}`."
+        return Finding(check, Status.FAIL, f"is paused until {info.get('pause_until')}; {commands}", remedy)
+    if info["num_waiting"]:
+        return Finding(check, Status.OK, f"a service reads the commands; {commands}")
+    text = "the service runs, but reads no commands at the moment" if runs else "no service reads the commands"
+    return Finding(check, Status.WARN, f"{text}; {commands}", _FLOW if runs else f"Start the service: {serve}")
+
+
+def _check_stream(
+    kind: Kind, info: Answer | None, subjects: Subjects, *, managed: bool, shared: bool
+) -> Iterable[Finding]:
+    name = f"stream {subjects.stream(kind)}"
+    if info is None:
+        remedy = "Enable JetStream, and permit this user to publish to $JS.API.STREAM.INFO.*."
+        return [Finding(name, Status.FAIL, "JetStream does not answer", remedy)]
+    error = info.get("error")
+    if error is None:
+        return check_stream(kind, subjects.pattern(kind), info, shared=shared)
+    if error.get("code") == _NOT_FOUND:
+        return [check_missing_stream(name, managed=managed)]
+    return [Finding(name, Status.FAIL, error.get("description", "unknown error"), "Enable JetStream.")]
 
 
 async def _check_consumer(client: Client, subjects: Subjects, *, runs: bool) -> Finding:
@@ -183,7 +194,36 @@ async def _check_consumer(client: Client, subjects: Subjects, *, runs: bool) -> 
             break
         await asyncio.sleep(_PAUSE_SECONDS)
         info = await _request(client, subject) or info
-    return check_consumer(CONSUMER, info, runs=runs)
+    return check_consumer(info, runs=runs)
+
+
+def _needed(config: Config, subjects: Subjects) -> tuple[list[str], list[str]]:
+    """Return the subjects that the service publishes and subscribes to."""
+    hints = [] if config.engine == "sqlite" else [subjects.hint()]  # to and from other instances
+    commands = subjects.stream(Kind.COMMAND)
+    publishes = [
+        *(subjects.pattern(Kind.EVENT), subjects.pattern(Kind.DEAD_LETTER), f"{config.reply_prefix}>", *hints),
+        *(f"$JS.API.STREAM.INFO.{subjects.stream(kind)}" for kind in _KINDS),
+        f"$JS.API.STREAM.MSG.GET.{commands}",
+        *(
+            f"$JS.API.CONSUMER.{verb}.{commands}.{CONSUMER}"
+            for verb in ("INFO", "DELETE", "DURABLE.CREATE", "MSG.NEXT")
+        ),
+    ]
+    return publishes, [subjects.pattern(Kind.QUERY), subjects.pattern(Kind.REQUEST), f"{_INBOX_PREFIX}.>", *hints]
+
+
+def _is_permitted(subject: str, rules: Mapping[str, Any]) -> bool:
+    allow, deny = rules.get("allow"), rules.get("deny") or ()
+    allowed = not allow or any(covers(pattern, subject) for pattern in allow)
+    return allowed and not any(covers(pattern, subject) for pattern in deny)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def _request(client: Client, subject: str) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
-"""The result of a check."""
+"""The results of checks."""
 
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import NamedTuple
@@ -15,20 +14,17 @@ class Status(StrEnum):
     FAIL = "fail"
 
 
-class Skew(NamedTuple):
-    """How far one clock is ahead of another."""
-
-    value: timedelta
-    uncertainty: timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of one check: what was checked, what was found, and how to fix it."""
 
     check: str
     status: Status
     message: str
     remedy: str | None = None
-    skew: Skew | None = None
-    """Of a comparison of clocks: how far the clock of this machine is ahead."""
+
+
+class Skew(NamedTuple):
+    """How far the clock of this machine is ahead of another one."""
+
+    value: timedelta
+    uncertainty: timedelta

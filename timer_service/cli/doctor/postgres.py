@@ -1,7 +1,7 @@
-"""Reads the facts that doctor checks in PostgreSQL, as the service's role and in a read-only transaction."""
+"""Checks of PostgreSQL, as the service's role and in a read-only transaction."""
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -10,63 +10,57 @@ import asyncpg
 
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.app.schema import migrations
-from timer_service.cli.doctor.clocks import check_database_clock
+from timer_service.cli.doctor.database import APPLIED, Applied, check_schema
 from timer_service.cli.doctor.finding import Finding, Skew, Status
-from timer_service.cli.doctor.postgres_checks import (
-    Connections,
-    Rights,
-    Server,
-    Setting,
-    check_autovacuum,
-    check_connections,
-    check_database,
-    check_durability,
-    check_rights,
-)
-from timer_service.cli.doctor.schema import Applied, check_schema
 from timer_service.config import Config
 
 _TIMEOUT_SECONDS = 5
 _MIGRATIONS = "schema_migrations"
 _SERVER = """
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::int AS number,
-    quote_ident(current_database()) AS database, quote_ident(current_user) AS role, pg_is_in_recovery() AS standby
-"""
-_SETTINGS = "SELECT name, setting, source FROM pg_settings WHERE name = ANY($1)"
-_WATCHED = ("fsync", "full_page_writes", "synchronous_commit", "autovacuum", "track_counts")
-_CONNECTIONS = """
-SELECT current_setting('max_connections')::int AS most,
-    current_setting('superuser_reserved_connections')::int
-        + COALESCE(current_setting('reserved_connections', true), '0')::int AS reserved,
-    (SELECT count(*) FROM pg_stat_activity
-        WHERE datid IS NOT NULL AND usesysid IS NOT NULL AND pid <> pg_backend_pid()) AS taken,
-    rolconnlimit AS role_limit, datconnlimit AS database_limit
-FROM pg_roles, pg_database WHERE rolname = current_user AND datname = current_database()
-"""
-_TABLES = """
-SELECT name, COALESCE(reloptions, '{}') AS options,
-    ARRAY(SELECT want FROM unnest($2::text[]) AS want
-        WHERE NOT has_table_privilege(pg_class.oid, want) AND (want = 'SELECT' OR name <> $3)) AS lacking
-FROM unnest($1::text[]) AS name JOIN pg_class ON pg_class.oid = to_regclass(name)
-"""
-_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
-_SCHEMA = """
-SELECT quote_ident(current_schema()) AS name,
+    quote_ident(current_database()) AS database, quote_ident(current_user) AS role, pg_is_in_recovery() AS standby,
+    quote_ident(current_schema()) AS schema,
     COALESCE(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create
 """
-_APPLIED = "SELECT number, name, checksum FROM schema_migrations"
+_SETTINGS = "SELECT name, setting, source FROM pg_settings WHERE name = ANY($1)"
+_CONNECTIONS = """
+WITH room AS (
+    SELECT current_setting('max_connections')::int AS most,
+        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+            - COALESCE(current_setting('reserved_connections', true), '0')::int AS ours,
+        (SELECT count(*)::int FROM pg_stat_activity
+            WHERE datid IS NOT NULL AND usesysid IS NOT NULL AND pid <> pg_backend_pid()) AS taken
+)
+SELECT most, taken, ours, LEAST(ours, NULLIF(rolconnlimit, -1), NULLIF(datconnlimit, -1)) AS usable
+FROM room, pg_roles, pg_database WHERE rolname = current_user AND datname = current_database()
+"""
+_LACKING = """
+SELECT name, ARRAY(SELECT want FROM unnest($2::text[]) AS want
+    WHERE NOT has_table_privilege(to_regclass(name), want) AND (want = 'SELECT' OR name <> $3)) AS lacking
+FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NOT NULL
+"""
+_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _NAMES = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
+_CONFIGURED = "in the server's configuration"
+_COSTS = {
+    "fsync": "a crash of its machine can destroy the database",
+    "full_page_writes": "a crash while a page is written can destroy the page",
+    "synchronous_commit": (
+        "a crash loses the last commits: their events are published twice, and reports of workers in them are lost"
+    ),
+}
 
+Row = Mapping[str, Any]
 _Connection = Any
 """An asyncpg connection."""
 
 
-async def check_postgres(config: Config, url: str) -> AsyncIterator[Finding]:
-    """Log in, and check the server, the schema, durability, connections, the clock and autovacuum."""
+async def check_postgres(config: Config, url: str) -> AsyncIterator[Finding | Skew]:
+    """Log in, and check the server, the schema, the rights, durability, connections, autovacuum and the clock."""
     try:
         async with _connect(url, config.database_statement_cache) as connection:
-            async for finding in _check_all(connection, config):
-                yield finding
+            async for each in _check_all(connection, config):
+                yield each
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         remedy = "Check the user, the password and the database in TIMER_DATABASE_URL."
         yield Finding("database", Status.FAIL, f"refuses the login: {error}", remedy)
@@ -90,46 +84,86 @@ async def _connect(url: str, statement_cache_size: int) -> AsyncIterator[_Connec
         await connection.close(timeout=_TIMEOUT_SECONDS)
 
 
-async def _check_all(connection: _Connection, config: Config) -> AsyncIterator[Finding]:
-    server = Server(**await connection.fetchrow(_SERVER))
-    yield check_database(server, OLDEST_VERSION)
-    tables = {row["name"]: row for row in await connection.fetch(_TABLES, _table_names(), _PRIVILEGES, _MIGRATIONS)}
-    async for finding in _check_schema(connection, config, tables, server.role):
-        yield finding
-    rows = await connection.fetch(_SETTINGS, _WATCHED)
-    settings = {row["name"]: Setting(row["setting"], row["source"]) for row in rows}
-    for finding in check_durability(settings, server):
-        yield finding
-    yield check_connections(Connections(**await connection.fetchrow(_CONNECTIONS)), MOST_CONNECTIONS)
-    yield await _check_clock(connection)
-    for finding in check_autovacuum(settings, {name: row["options"] for name, row in tables.items()}):
-        yield finding
-
-
-def _table_names() -> Sequence[str]:
-    return [_MIGRATIONS, *(name for migration in migrations("postgres") for name in _NAMES.findall(migration.text))]
-
-
-async def _check_schema(
-    connection: _Connection, config: Config, tables: Mapping[str, Mapping[str, Any]], role: str
-) -> AsyncIterator[Finding]:
-    """Check the rights of the role. Check the migrations too if the role can read their table."""
+async def _check_all(connection: _Connection, config: Config) -> AsyncIterator[Finding | Skew]:
+    server = await connection.fetchrow(_SERVER)
+    yield check_server(server)
     shipped = migrations("postgres")
-    lacking = {name: row["lacking"] for name, row in tables.items() if row["lacking"]}
+    names = [_MIGRATIONS, *(name for migration in shipped for name in _NAMES.findall(migration.text))]
+    found = {row["name"]: row["lacking"] for row in await connection.fetch(_LACKING, names, _PRIVILEGES, _MIGRATIONS)}
+    lacking = {name: privileges for name, privileges in found.items() if privileges}
     applied: Applied = {}
+    if _MIGRATIONS in found and _MIGRATIONS not in lacking:
+        applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(APPLIED)}
     if _MIGRATIONS not in lacking:
-        if _MIGRATIONS in tables:
-            applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(_APPLIED)}
         yield check_schema(applied, shipped, automatic=config.auto_migrate, setting="TIMER_DATABASE_URL")
-    schema = await connection.fetchrow(_SCHEMA)
-    rights = Rights(schema["name"], schema["may_create"], lacking)
-    pending = _MIGRATIONS not in lacking and len(applied) < len(shipped)
-    yield check_rights(rights, role, pending=pending)
-
-
-async def _check_clock(connection: _Connection) -> Finding:
-    """Compare clocks: the database read its clock between the request and the reply."""
-    asked_at = datetime.now(UTC)
+    yield check_rights(server, lacking, pending=_MIGRATIONS not in lacking and len(applied) < len(shipped))
+    settings = {row["name"]: row for row in await connection.fetch(_SETTINGS, [*_COSTS, "autovacuum"])}
+    for finding in check_settings(settings, server):
+        yield finding
+    yield check_connections(await connection.fetchrow(_CONNECTIONS))
+    asked_at = datetime.now(UTC)  # the database reads its clock between the request and the reply
     read: datetime = await connection.fetchval("SELECT clock_timestamp()")
     half = (datetime.now(UTC) - asked_at) / 2
-    return check_database_clock(Skew(asked_at + half - read, half))
+    yield Skew(asked_at + half - read, half)
+
+
+def check_server(server: Row) -> Finding:
+    """Check the version and the role of the server."""
+    text = f"PostgreSQL {server['version']}, database {server['database']}, as {server['role']}"
+    if server["number"] // 10000 < OLDEST_VERSION:
+        return Finding("database", Status.FAIL, f"{text}: too old", f"Run PostgreSQL {OLDEST_VERSION} or newer.")
+    if server["standby"]:
+        remedy = "Name the primary in TIMER_DATABASE_URL, or add target_session_attrs=read-write to it."
+        return Finding("database", Status.FAIL, f"{text}: a standby, which refuses writes", remedy)
+    return Finding("database", Status.OK, text)
+
+
+def check_rights(server: Row, lacking: Mapping[str, Sequence[str]], *, pending: bool) -> Finding:
+    """Check the rights of the role. `lacking`: by table. If a migration is `pending`, it must create tables."""
+    schema, role = server["schema"], server["role"]
+    if schema is None:
+        remedy = f"Create the schema, or let the role use it: GRANT USAGE ON SCHEMA … TO {role};"
+        return Finding("privileges", Status.FAIL, "the role can use no schema of the search path", remedy)
+    if pending and not server["may_create"]:
+        remedy = f"GRANT CREATE ON SCHEMA {schema} TO {role}; or run `timer-service migrate up` as another role."
+        return Finding("privileges", Status.FAIL, f"may not create tables in schema {schema}", remedy)
+    if lacking:
+        wanted = [(", ".join(privileges), table) for table, privileges in lacking.items()]
+        text = "; ".join(f"{privileges} on {table}" for privileges, table in wanted)
+        grants = " ".join(f"GRANT {privileges} ON {table} TO {role};" for privileges, table in wanted)
+        return Finding("privileges", Status.FAIL, f"lacks {text}", grants)
+    return Finding("privileges", Status.OK, f"the role may do everything that the service needs in schema {schema}")
+
+
+def check_settings(settings: Mapping[str, Row], server: Row) -> Iterator[Finding]:
+    """Check that a commit survives a crash, and that dead rows are removed; every claim leaves some."""
+    off = [name for name in _COSTS if settings[name]["setting"] == "off"]
+    for name in off:
+        source = settings[name]["source"]
+        remedy = f"Set {name} = on {_CONFIGURED}."
+        if name == "synchronous_commit":
+            remedy = f"ALTER ROLE {server['role']} IN DATABASE {server['database']} SET synchronous_commit = on;"
+        if source == "client":
+            remedy = "Remove it from the options in TIMER_DATABASE_URL."
+        text = f"{name} = off (set by: {source}): {_COSTS[name]}"
+        yield Finding("database durability", Status.WARN, text, remedy)
+    if not off:
+        text = ", ".join(f"{name} = {settings[name]['setting']}" for name in _COSTS)
+        yield Finding("database durability", Status.OK, text)
+    if settings["autovacuum"]["setting"] == "off":
+        text = "autovacuum = off: dead rows accumulate, and claims become slower"
+        yield Finding("autovacuum", Status.WARN, text, f"Set autovacuum = on {_CONFIGURED}.")
+    else:
+        yield Finding("autovacuum", Status.OK, "is on")
+
+
+def check_connections(row: Row) -> Finding:
+    """Check that one more instance can open all its connections."""
+    usable, each = row["usable"], MOST_CONNECTIONS
+    text = f"max_connections = {row['most']}; {usable} for this role, {usable // each} instances with {each} each; "
+    text += f"{row['taken']} are taken"
+    if min(usable, row["ours"] - row["taken"]) < each:
+        limit = "the CONNECTION LIMIT of role or database" if usable < row["ours"] else "max_connections"
+        remedy = f"Raise {limit}: one more instance, for example in a rolling upgrade, may get too few connections."
+        return Finding("database connections", Status.WARN, text, remedy)
+    return Finding("database connections", Status.OK, text)

@@ -23,7 +23,6 @@ def check_stream(kind: Kind, subject: str, info: Mapping[str, Any], *, shared: b
     config = info["config"]
     problems = list(_problems(kind, subject, config, clustered=bool(info.get("cluster", {}).get("name"))))
     problems += _room(config, info["state"])
-    problems += _leaks(kind, config)
     problems += _sources(config, info.get("sources") or ())
     if shared:
         problems += _shared(kind, config)
@@ -36,11 +35,11 @@ def check_stream(kind: Kind, subject: str, info: Mapping[str, Any], *, shared: b
 
 
 def check_missing_stream(name: str, *, managed: bool) -> Finding:
-    """Report a stream that does not exist."""
+    """Report a stream that does not exist. `name`: the name of the check."""
     if managed:
-        return Finding(f"stream {name}", Status.WARN, "does not exist", "The service creates it when it starts.")
+        return Finding(name, Status.WARN, "does not exist", "The service creates it when it starts.")
     remedy = "Create it (contracts/README.md has its settings), or set TIMER_MANAGE_STREAMS=true."
-    return Finding(f"stream {name}", Status.FAIL, "does not exist, and TIMER_MANAGE_STREAMS is off", remedy)
+    return Finding(name, Status.FAIL, "does not exist, and TIMER_MANAGE_STREAMS is off", remedy)
 
 
 def _problems(
@@ -75,17 +74,6 @@ def _losses(config: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
     for field, needed in settings_that_lose(config).items():
         text = f"loses or refuses messages with {field} = {json.dumps(config[field])}: it needs {json.dumps(needed)}"
         yield Status.WARN, text, _UPDATE
-
-
-def _leaks(kind: Kind, config: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
-    """Yield settings by which messages reach others, or become commands. The service sets none of them."""
-    remedy = "If you did not set this, somebody else could: change the passwords of the operator and of the service."
-    if republish := config.get("republish"):
-        yield Status.WARN, f"sends its messages on to {json.dumps(republish.get('dest'))} (republish)", remedy
-    taken = [each["name"] for each in config.get("sources") or ()]
-    for name in taken:
-        if kind is not Kind.COMMAND or not name.startswith(f"{config['name']}_"):
-            yield Status.WARN, f"takes the messages of the stream {name} (sources)", remedy
 
 
 def _room(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:

@@ -1,17 +1,21 @@
-"""The SQLite library and the database file that the settings name."""
+"""The SQLite file that the settings name, and the migrations of a database."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TypeAlias
 
+from timer_service.adapters.migrations import Migration
 from timer_service.app.schema import migrations
 from timer_service.cli.doctor.finding import Finding, Status
-from timer_service.cli.doctor.schema import Applied, check_schema
 from timer_service.config import Config
 
+Applied: TypeAlias = Mapping[int, tuple[str, str]]
+"""Number -> name and checksum."""
+APPLIED = "SELECT number, name, checksum FROM schema_migrations"
+
 _SAFE_VERSION = (3, 51, 3)
-_APPLIED = "SELECT number, name, checksum FROM schema_migrations"
 
 
 def check_sqlite(config: Config) -> Iterator[Finding]:
@@ -53,8 +57,26 @@ def read_applied(path: Path) -> Applied:
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=1)) as connection:
         try:
-            return {number: (name, checksum) for number, name, checksum in connection.execute(_APPLIED)}
+            return {number: (name, checksum) for number, name, checksum in connection.execute(APPLIED)}
         except sqlite3.OperationalError as error:
             if "no such table" in str(error):
                 return {}
             raise
+
+
+def check_schema(applied: Applied, migrations: Sequence[Migration], *, automatic: bool, setting: str) -> Finding:
+    """Check the applied migrations. `setting` is the variable that names the database."""
+    known = {migration.number: migration for migration in migrations}
+    if newer := sorted(applied.keys() - known.keys()):
+        text = f"has migration {applied[newer[0]][0]}, which this version does not know"
+        return Finding("schema", Status.FAIL, text, "Upgrade timer-service.")
+    if changed := [
+        known[number].name for number, (_, checksum) in applied.items() if known[number].checksum != checksum
+    ]:
+        remedy = f"Another build created this database: use that build, or another {setting}."
+        return Finding("schema", Status.FAIL, f"migration {changed[0]} was applied with another text", remedy)
+    if pending := [migration.name for migration in migrations if migration.number not in applied]:
+        status = Status.WARN if automatic else Status.FAIL
+        remedy = "The service applies it when it starts." if automatic else "Run `timer-service migrate up`."
+        return Finding("schema", status, f"lacks {', '.join(pending)}", remedy)
+    return Finding("schema", Status.OK, f"at head ({migrations[-1].name})")

@@ -1,0 +1,119 @@
+"""The text that commands print for people: instants, durations, fields and tables. It is safe for a terminal."""
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from rich.cells import cell_len
+
+from timer_service.core.values.visible import escape_hidden
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
+_LABEL_WIDTH = 11
+_JSON_FIELDS = {"data", "input", "result"}
+_WIDEST_COLUMN = 40
+
+
+def style(text: str, *, colour: str | None = None, bold: bool = False) -> str:
+    """Return text with terminal codes, unless NO_COLOR is set. `typer.echo` removes the codes for files and pipes."""
+    if os.environ.get("NO_COLOR") or not (colour or bold):
+        return text
+    return typer.style(text, fg=colour, bold=bold or None)
+
+
+def format_time(at: datetime, *, milliseconds: bool = False) -> str:
+    """Return an instant as ISO 8601 in UTC."""
+    timespec = "milliseconds" if milliseconds else "seconds"
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
+
+
+def format_distance(at: datetime, now: datetime) -> str:
+    """Return how far an instant is from now in its two largest units, rounded down, such as `in 2 h 59 min`."""
+    numbers = _split(abs(at - now))
+    largest = next((place for place, (number, _) in enumerate(numbers) if number), None)
+    if largest is None:
+        return "now"
+    shown = numbers[largest : largest + 2]
+    text = " ".join(f"{number} {unit}" for number, unit in shown if number and (unit != "ms" or len(shown) == 1))
+    return f"in {text}" if at > now else f"{text} ago"
+
+
+def format_duration(duration: timedelta) -> str:
+    """Return a duration in its units, such as `1 h 30 min`."""
+    return " ".join(f"{number} {unit}" for number, unit in _split(duration) if number) or "0 s"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 message` or `2 messages`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _split(duration: timedelta) -> list[tuple[int, str]]:
+    """Return the number of each unit, the largest unit first."""
+    milliseconds = duration // timedelta(milliseconds=1)
+    numbers = []
+    for unit, length in _UNITS:
+        number, milliseconds = divmod(milliseconds, length)
+        numbers.append((number, unit))
+    return numbers
+
+
+def one_line(text: str) -> str:
+    """Return text with every character escaped that would act on the terminal or is invisible, such as a line break."""
+    return escape_hidden(text)
+
+
+def fields_of(
+    value: BaseModel,
+    now: datetime,
+    *,
+    leave_out: Collection[str] = (),
+    time_text: Callable[[datetime], str] = lambda at: format_time(at, milliseconds=True),
+) -> dict[str, str]:
+    """Return the fields of a value that are set, as text, by their names in words."""
+    found = {name: getattr(value, name) for name in type(value).model_fields if name not in {"tenant", *leave_out}}
+    return {
+        name.replace("_", " "): _field_text(name, each, now, time_text)
+        for name, each in found.items()
+        if each is not None and (each != () or name in _JSON_FIELDS)
+    }
+
+
+def _field_text(name: str, value: Any, now: datetime, time_text: Callable[[datetime], str]) -> str:
+    if name in _JSON_FIELDS:
+        return json.dumps(value)
+    match value:
+        case datetime():
+            return f"{time_text(value)} ({format_distance(value, now)})"
+        case timedelta():
+            return format_duration(value)
+        case str():
+            return value
+    return json.dumps(value)
+
+
+def print_fields(fields: Mapping[str, str | None]) -> None:
+    """Print a line for each field that has a value, with the values aligned."""
+    shown = {name: one_line(value) for name, value in fields.items() if value}
+    width = max([_LABEL_WIDTH, *map(len, shown)])
+    for name, value in shown.items():
+        typer.echo(f"  {name:<{width}}  {value}")
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], colours: Mapping[str, str]) -> None:
+    """Print rows below a head, a line each. Nothing is cut: a cell that is too long for its column moves its line.
+
+    `colours` has the colour of a text, for example of a status.
+    """
+    lines = [head, *([one_line(cell) for cell in row] for row in rows)]
+    widths = [min(max(map(cell_len, column)), _WIDEST_COLUMN) for column in zip(*lines, strict=True)]
+    for number, line in enumerate(lines):
+        cells = (
+            style(cell, colour=colours.get(cell), bold=number == 0) + " " * (width - cell_len(cell))
+            for cell, width in zip(line, widths, strict=True)
+        )
+        typer.echo("  ".join(cells).rstrip())

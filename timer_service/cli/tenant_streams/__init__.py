@@ -1,1 +1,0 @@
-"""Streams of their own for tenants, which the operator sets up."""
