@@ -17,7 +17,7 @@ from timer_service.core.events import pace, relay
 from timer_service.core.intake import backlog, cursor, trouble, waiting, waiting_rows
 from timer_service.core.limits import audit, quotas
 from timer_service.core.ports import clock, turns
-from timer_service.core.requests import fair_queue, query
+from timer_service.core.requests import query
 from timer_service.core.service import clock_repair, retention
 from timer_service.core.values import delays
 from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
@@ -52,7 +52,6 @@ NUMBERS = {
         f"take long to compute ends after {turns._TRANSACTION_SECONDS * 1000:.0f} ms",
         f"published in chunks of about {relay._CHUNK_CHARACTERS // MIB} MiB",
         f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",
-        f"After {fair_queue.MOST_REFUSALS} refused queries of a tenant in a second",
         f"{registry.MOST_WORKERS:,} workers in `list-workers`, with {registry._TYPES_BYTES // 1024} KiB of types each",
     ],
     "operations.md": [

@@ -7,7 +7,6 @@ from typing import Generic, NamedTuple, TypeVar
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 
 _Item = TypeVar("_Item")
-_MOST_FAILED_ALONE = 2
 
 
 class Unsent(NamedTuple, Generic[_Item]):
@@ -24,36 +23,24 @@ class Unsent(NamedTuple, Generic[_Item]):
 async def send_in_halves(items: Sequence[_Item], send: Callable[[Sequence[_Item]], Awaitable[None]]) -> Unsent[_Item]:
     """Send items in one request. If the service refuses it, send halves, down to single items.
 
-    Without a reply, and if the service is busy, all items are left. If two items fail alone and none was accepted, the
-    fault is not that of an item: then the others are left, too. The halves are drawn, so that the next call finds out
-    more.
+    Without a reply, and if the service is busy, all items are left. If all items of the first half are left, the second
+    half is not tried. The halves are drawn, so that the next call finds out more.
     """
-    refused: list[tuple[_Item, QueryError]] = []
-    failed: list[_Item] = []
-    parts, has_accepted, last_error = [items], False, None
-    while parts:
-        part = parts.pop()
-        try:
-            await send(part)
-            has_accepted = True
-            continue
-        except NoAnswerError as error:
-            return Unsent(refused, [*failed, *part, *_flat(parts)], error)
-        except QueryError as error:
-            last_error = error
-        if last_error.code == "BUSY":
-            return Unsent(refused, [*failed, *part, *_flat(parts)], last_error)
-        if len(part) > 1:
-            mixed = random.sample(part, len(part))
-            parts += [mixed[len(part) // 2 :], mixed[: len(part) // 2]]
-        elif last_error.code == "INTERNAL":
-            failed += part
-            if len(failed) >= _MOST_FAILED_ALONE and not has_accepted:
-                break
-        else:
-            refused.append((part[0], last_error))
-    return Unsent(refused, [*failed, *_flat(parts)], last_error)
-
-
-def _flat(parts: Sequence[Sequence[_Item]]) -> list[_Item]:
-    return [each for part in parts for each in part]
+    try:
+        await send(items)
+    except NoAnswerError as error:
+        return Unsent(left=items, error=error)
+    except QueryError as error:
+        if error.code == "BUSY" or (error.code == "INTERNAL" and len(items) == 1):
+            return Unsent(left=items, error=error)
+        if len(items) == 1:
+            return Unsent([(items[0], error)])
+    else:
+        return Unsent()
+    mixed = random.sample(items, len(items))
+    half = len(items) // 2
+    first = await send_in_halves(mixed[:half], send)
+    if len(first.left) == half:
+        return first._replace(left=[*first.left, *mixed[half:]])
+    second = await send_in_halves(mixed[half:], send)
+    return Unsent([*first.refused, *second.refused], [*first.left, *second.left], first.error or second.error)

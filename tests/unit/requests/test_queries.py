@@ -15,7 +15,6 @@ from tests.harness.metrics import RecordingMetrics
 from timer_service.app.slices import QUERIES
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.database import Database, Reader
-from timer_service.core.requests.fair_queue import MOST_REFUSALS
 from timer_service.core.requests.query import MAX_QUERY_BYTES, WAITING, Queries, QueryRoute
 from timer_service.core.values.budget import DEFAULT_BUDGET, LEAST_MEMORY_BYTES, MIB, Budget
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
@@ -109,19 +108,6 @@ async def test_query_with_many_fields(asked: Asked) -> None:
     assert len(body) < MAX_QUERY_BYTES
     refused = await asked.ask(body)
     assert (refused.code, refused.message) == (Code.INVALID_PAYLOAD, "the query has 7000 fields; the limit is 100")
-
-
-@pytest.mark.parametrize(
-    ("body", "is_refused"),
-    [(b"{", True), (b'{"x": 1}', True), (b"x" * (MAX_QUERY_BYTES + 1), True), (b'{"text": "NOT_FOUND"}', False)],
-)
-async def test_many_refused_queries(asked: Asked, body: bytes, is_refused: bool) -> None:  # noqa: FBT001
-    """After 100 refused queries in a second, the queries of this tenant are refused unread and counted as BUSY."""
-    await asyncio.gather(*(asked.ask(body) for _ in range(MOST_REFUSALS)))
-    refusal = asked.queries.refuse("ask", "acme")
-    assert (refusal is not None and refusal.code == Code.BUSY) is is_refused
-    assert asked.metrics.queries["ask", "BUSY"] == int(is_refused)
-    assert asked.queries.refuse("ask", "other") is None
 
 
 async def test_a_few_queries_are_answered_at_a_time(asked: Asked) -> None:
