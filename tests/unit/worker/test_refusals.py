@@ -12,7 +12,7 @@ from tests.harness.workers import now, virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.worker import Context, workflow
-from timer_service.worker.halves import Unsent, send_in_halves
+from timer_service.worker.service import Unsent, send_in_halves
 
 
 class Sick(MemoryService):

@@ -134,11 +134,12 @@ class RequestQueue:
         self._count_waiting()
         self._changed.set()
         for each in left:
-            if each.item is request:
-                self._metrics.request_answered(request.name, Code.BUSY)
-                return _FULL
-            self._refuse(each.item, _FULL)
-        return None
+            if each.item is not request:
+                self._refuse(each.item, _FULL)
+        if not any(each.item is request for each in left):
+            return None
+        self._metrics.request_answered(request.name, Code.BUSY)
+        return _FULL
 
     async def next_batch(self) -> Batch | None:
         """Wait for requests and return some of them; None if the queue is closed and all were returned."""
