@@ -109,17 +109,6 @@ async def test_no_look_without_polls(on_sqlite: Dispatching, monkeypatch: pytest
     assert on_sqlite.wakes == []
 
 
-async def test_second_poll_of_a_known_lane_asks_nothing(
-    on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a lane is known to be empty, further polls of it cost no query."""
-    await on_sqlite.hold("1")
-    await on_sqlite.tick()
-    monkeypatch.setattr(on_sqlite.database, "reader", None)
-    await on_sqlite.hold("2")
-    assert (await on_sqlite.tick()).done == 0
-
-
 async def test_sleeping_workflows_cost_no_query(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many workflows sleep, a pass asks the database nothing before the first of them is due."""
     await on_sqlite.start(*(f"order-{number}" for number in range(20)), startIn="PT4S")

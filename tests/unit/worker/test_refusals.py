@@ -64,19 +64,6 @@ def test_a_refused_renewal_loses_one_task(code: str) -> None:
 
 
 @virtually
-async def test_two_refused_renewals_in_one_request() -> None:
-    """Several tasks at fault are found, too."""
-    service = Sick("renew-tasks", "INTERNAL", "w-3", "w-4")
-    for number in range(20):
-        service.start(f"w-{number}", "long")
-    async with worker(service, long):
-        await service.until_ended(*(f"w-{number}" for number in range(20) if number not in {3, 4}))
-        assert now() < 70
-        for each in ("w-3", "w-4"):
-            service.cancel(each)
-
-
-@virtually
 async def test_a_report_that_fails_for_a_while() -> None:
     """A report that the service answers with INTERNAL is repeated as long as the task has its lease: it runs once."""
     calls.clear()

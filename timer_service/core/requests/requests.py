@@ -252,12 +252,15 @@ class Requests:
         except Exception as error:  # noqa: BLE001 - of the environment, so all others would fail too
             failed = dict.fromkeys(answers.keys() ^ range(len(batch)), error)
         queue.put_back([each.entry for n, each in enumerate(batch) if n not in answers and n not in failed])
-        for number, reason in failed.items():
-            await self._reply(subscription, batch[number], self._fail(batch[number].entry.item, reason))
-        await self._succeed(answers.values())
+        replies = [(batch[n].entry.item, self._fail(batch[n].entry.item, reason)) for n, reason in failed.items()]
+        if answers:
+            await self._succeed(answers.values())
         turns = Turns(_BYTES_PER_TURN)
-        for number, answer in answers.items():
-            await turns.take(await self._reply(subscription, batch[number], answer.reply))
+        for request, answer in [*replies, *((batch[n].entry.item, each.reply) for n, each in answers.items())]:
+            reply = encode_answer(answer)  # one at a time: it may be large
+            self._metrics.request_answered(request.name, reply.code or ANSWERED)
+            await turns.take(len(reply.body))
+            await subscription.reply([(request, reply)])
 
     async def _commit(self, asked: Sequence[Asked], *, is_part: bool) -> Sequence[Answer]:
         """Apply the first requests in one transaction. Return their answers. A part waits only briefly for locks."""
@@ -272,8 +275,6 @@ class Requests:
         return await in_transaction(self._database, work, accepting=True)
 
     async def _succeed(self, answers: Collection[Answer]) -> None:
-        if not answers:
-            return
         self._outages.record_success(part="requests")
         self._failure.clear()
         if loops := {loop for answer in answers for loop in answer.wakes}:
@@ -292,12 +293,3 @@ class Requests:
         log.error("request failed", exc_info=error, extra={"request": request.name, "tenant": request.tenant})
         self._failure.record(f"requests fail: {error_text(error)}")
         return _FAILED
-
-    async def _reply(
-        self, subscription: RequestSubscription, valid: Valid, answer: Payload | RawJson | Rejection
-    ) -> int:
-        """Send a reply, and return its bytes. It may be large, and is encoded only now."""
-        request, reply = valid.entry.item, encode_answer(answer)
-        self._metrics.request_answered(request.name, reply.code or ANSWERED)
-        await subscription.reply([(request, reply)])
-        return len(reply.body)

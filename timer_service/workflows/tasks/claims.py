@@ -14,6 +14,7 @@ from timer_service.core.due.isolate import Failed, Retries, isolate
 from timer_service.core.due.lanes import Lane, LaneClaim, LaneLook, Lanes
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows import store
@@ -21,7 +22,7 @@ from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.store import WORKFLOWS, holder
 from timer_service.workflows.tasks.build import read_tasks, task_bytes
 from timer_service.workflows.tasks.polls import Poll
-from timer_service.workflows.tasks.task_store import loaded_bytes, taken_bytes
+from timer_service.workflows.tasks.task_store import loaded_bytes
 from timer_service.workflows.workflow import Key
 
 
@@ -209,9 +210,9 @@ def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:
 
 
 def _needed_bytes(row: Row) -> int:
-    """Return what a claim needs for the effects of a row that its function has not got, at most."""
+    """Return what a claim needs for the effects of a row that its function has not got, with their messages."""
     unseen = row["effects"] - row["seen"]
-    return loaded_bytes(unseen) + taken_bytes(unseen, row["message_bytes"])
+    return int(loaded_bytes(unseen) + min(unseen * MAX_DATA_BYTES, row["message_bytes"]))
 
 
 def _wanted(share: Share, now: int) -> LaneClaim:
