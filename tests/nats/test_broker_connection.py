@@ -16,6 +16,7 @@ from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Reply, SendReply
 from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import Code
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""
@@ -121,6 +122,21 @@ async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(peer: Scr
     away = "not connected to the broker for queries and requests:"
     assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
     assert broker.health == HEALTHY
+
+
+async def test_a_flood_of_queries_is_refused_while_it_is_read(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """Each query of the flood gets its refusal, and the query of another tenant in between is answered."""
+    busy = QueryReply(b"busy", Code.BUSY, "ask again later")
+    await broker.serve_queries(["list"], echo, lambda _name, tenant: busy if tenant == "a" else None)
+    await peer.until(lambda: peer.subscribed("timer.qry.v1.*.list"))
+    flood = [(b"a", b"_R_.%d" % number) for number in range(500)]
+    for tenant, reply in (*flood[:250], (b"b", b"_R_.b"), *flood[250:]):
+        await peer.deliver("timer.qry.v1.*.list", b"timer.qry.v1.%b.list" % tenant, b"hi", reply=reply)
+    await peer.until(lambda: len(peer.published) >= 501)
+    replies = {to: body for to, _, body in peer.published if to.startswith("_R_.")}
+    assert replies.pop("_R_.b") == b"hi"
+    assert len(replies) == 500
+    assert {body[-4:] for body in replies.values()} == {b"busy"}
 
 
 async def test_the_same_error_is_logged_once(

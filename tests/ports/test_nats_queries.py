@@ -8,6 +8,7 @@ import pytest
 from tests.harness.brokers import HARNESSES, NatsHarness
 from timer_service.core.ports.broker import QueryReply, SendReply
 from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import Code
 
 SUBJECT = "timer.qry.v1.acme.get-timer"
 
@@ -96,10 +97,16 @@ async def test_strange_headers(harness: NatsHarness, headers: dict[str, str]) ->
     assert found.data == b"\x00\xff"
 
 
-async def test_query_without_an_inbox(harness: NatsHarness) -> None:
-    """A query whose reply would go nowhere, or to a subject that is no inbox, is ignored."""
+async def test_query_that_is_refused_unread(harness: NatsHarness) -> None:
+    """A query that is refused unread gets this reply, with the headers of an error. Its handler does not run."""
     handler = Handler()
-    await harness.broker.serve_queries(["get-timer"], handler.answer)
+    busy = QueryReply(b"busy", Code.BUSY, "ask later")
+
+    def refuse(name: str, tenant: str) -> QueryReply | None:
+        return busy if (name, tenant) == ("get-timer", "acme") else None
+
+    await harness.broker.serve_queries(["get-timer"], handler.answer, refuse)
+    assert await harness.ask("get-timer", "acme", b"refused") == busy
     await harness.user.publish(SUBJECT, b"no reply subject")
     await harness.user.publish(SUBJECT, b"no inbox", reply="timer.cmd.v1.other.x")
     assert (await harness.ask("get-timer", "other", b"answered")).body == b"answered"

@@ -173,7 +173,7 @@ class App:
             await self._workers.recover()
         await self._wakeups.subscribe()
         if self._config.role != "worker":
-            await self._broker.serve_queries(self._queries.names, self._queries.answer)
+            await self._broker.serve_queries(self._queries.names, self._queries.answer, self._queries.refuse)
             if self._requests is not None:
                 await self._requests.open(self._broker, self._wakeups)
             await self._reader.open()

@@ -157,6 +157,20 @@ async def test_full_queue(asked: Asked) -> None:
     await asyncio.gather(*waiting)
 
 
+async def test_queries_of_a_flood_are_refused_unread(asked: Asked) -> None:
+    """While a tenant has filled the queue, its queries get BUSY before they are read. Those of others are read."""
+    waiting = await asked.start(*"a" * (WAITING + 2))
+    assert asked.queries.refuse("ask", "a") is None
+    waiting += await asked.start("a")
+    refusal = asked.queries.refuse("ask", "a")
+    assert refusal is not None
+    assert (refusal.code, asked.metrics.queries["ask", "BUSY"]) == (Code.BUSY, 1)
+    assert asked.queries.refuse("ask", "b") is None
+    asked.go_on.set()
+    await asyncio.gather(*waiting)
+    assert asked.queries.refuse("ask", "a") is None
+
+
 async def test_waiting_queries_have_a_share_of_the_memory(asked: Asked) -> None:
     """The waiting queries, and the replies that are written at a time, fit into the share of the budget."""
     assert Budget.of(LEAST_MEMORY_BYTES).queries >= 4 * MIB + MIB

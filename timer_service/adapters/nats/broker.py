@@ -20,9 +20,11 @@ from timer_service.core.ports.broker import (
     BrokerFeatures,
     PublishResult,
     PublishStatus,
+    QueryFilter,
     QueryHandler,
     ReceiveRequest,
     Reply,
+    read_all,
 )
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import StartError
@@ -146,9 +148,9 @@ class NatsBroker:
             return [PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")] * len(messages)
         return await self._publisher.publish(messages)
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
         """Answer queries. Raises `StartError` if their connection cannot be opened."""
-        await (await self._open_requests()).serve_queries(names, answer)
+        await (await self._open_requests()).serve_queries(names, answer, refuse)
 
     async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> TenantRequests:
         """Receive requests. Raises `StartError` if their connection cannot be opened."""

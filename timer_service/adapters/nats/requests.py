@@ -1,7 +1,7 @@
 """The connection for the queries and requests of tenants. A flood of them does not delay commands and events.
 
-Any tenant may send faster than the service reads. So requests are handed over when they are read, and do not wait in
-the large buffers of the driver.
+Any tenant may send faster than the service reads. So each message is looked at when it is read: requests are handed
+over at once, queries that are too many are refused, and neither waits in the large buffers of the driver.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import GuardedClient, ReadMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.intake.replies import may_reply_to
-from timer_service.core.ports.broker import QueryHandler, QueryReply, ReceiveRequest, Request
+from timer_service.core.ports.broker import QueryFilter, QueryHandler, QueryReply, ReceiveRequest, Request, read_all
 from timer_service.core.ports.health import Health
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.error_text import error_text
@@ -56,6 +56,7 @@ class TenantRequests:
         self._queries, self._requests = (
             subjects.pattern(kind).partition("*")[0].encode() for kind in (Kind.QUERY, Kind.REQUEST)
         )
+        self._refuse: QueryFilter = read_all
         self._answer: QueryHandler
         self._receive: ReceiveRequest
         self._service: Service | None = None
@@ -75,9 +76,9 @@ class TenantRequests:
         """How many times the connection was lost."""
         return self.connection.outages
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter) -> None:
         """Start to answer the named queries. Instances share them, and `$SRV.PING`, `INFO` and `STATS` find them."""
-        self._answer = answer
+        self._answer, self._refuse = answer, refuse
         description = "Queries about timers, signals, runs and buried events."
         config = ServiceConfig(name=_QUEUE, version=version("timer-service"), description=description)
         self._service = Service(self.connection.client, config)
@@ -124,7 +125,7 @@ class TenantRequests:
         await self.connection.close()
 
     def _screen(self, message: ReadMessage) -> ReadMessage | None:
-        """Take requests, and let the driver have everything else."""
+        """Take requests, refuse queries that are too many, and let the driver have everything else."""
         is_query = message.subject.startswith(self._queries)
         if not is_query and not message.subject.startswith(self._requests):
             return message
@@ -134,15 +135,17 @@ class TenantRequests:
             if self._ignored & (self._ignored - 1) == 0:  # 1, 2, 4, 8: a flood must not flood the log
                 log.warning("messages ignored: their reply subjects are not inboxes", extra={"count": self._ignored})
             return None
-        if is_query:  # nobody reads its headers, and while it waits they may take much more memory than its body
-            return message._replace(headers=b"")
-        _, tenant, name = self._subjects.address(Kind.REQUEST, decode_text(message.subject))
-        refusal = self._receive(Request(name, tenant, message.body, reply_to))
+        _, tenant, name = self._subjects.address(Kind.QUERY, decode_text(message.subject))
+        if is_query:
+            refusal = self._refuse(name, tenant)
+        else:
+            refusal = self._receive(Request(name, tenant, message.body, reply_to))
         if refusal is not None:
             self._refusals.append((reply_to, refusal))
             if self._refusing is None or self._refusing.done():
                 self._refusing = asyncio.create_task(self._send_refusals())
-        return None
+        # Nobody reads the headers of a query, and while it waits they may take much more memory than its body.
+        return message._replace(headers=b"") if is_query and refusal is None else None
 
     async def _send_refusals(self) -> None:
         while self._refusals:

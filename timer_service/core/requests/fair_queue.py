@@ -54,6 +54,11 @@ class FairQueue(Generic[_T]):
     def __len__(self) -> int:
         return self._count
 
+    def is_full(self, tenant: str, size: int) -> bool:
+        """Return whether an item of a tenant would leave at once: it has no room, and no tenant has more bytes."""
+        is_full = self._count >= self._limits.waiting or self._total_bytes + size > self._limits.waiting_bytes
+        return is_full and self._bytes.get(tenant, 0) == max(self._bytes.values(), default=0)
+
     def add(self, tenant: str, item: _T, *, size: int) -> list[Entry[_T]]:
         """Add an item. Return the entries that leave because the queue is full, perhaps also this one.
 

@@ -32,6 +32,9 @@ WAITING = 1000
 _QUERY_BYTES = 4096
 """The memory of a waiting query besides its body."""
 
+_TOO_MANY = "too many queries are waiting; ask again later"
+_FULL = error_reply(Rejection(Code.BUSY, _TOO_MANY))
+
 Document = Mapping[str, Any] | RawJson
 """The reply to a query."""
 
@@ -88,6 +91,13 @@ class Queries:
         """The names of the queries."""
         return list(self._routes)
 
+    def refuse(self, name: str, tenant: str) -> QueryReply | None:
+        """Return the error BUSY if the tenant has filled the queue, else None. To decide it here takes little time."""
+        if not self._waiting.is_full(tenant, MAX_QUERY_BYTES + _QUERY_BYTES):
+            return None
+        self._metrics.query_answered(name, Code.BUSY)
+        return _FULL
+
     async def answer(self, name: str, tenant: str, body: bytes, send: SendReply = _discard) -> QueryReply:
         """Answer one query of a tenant, and send the reply. An error is a reply too, so this raises nothing.
 
@@ -126,7 +136,7 @@ class Queries:
         """Wait for the turn of a query, which lasts until the block ends. Raises `Rejection` if it has to give up."""
         turn: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         for each in self._waiting.add(tenant, turn, size=body_bytes + _QUERY_BYTES):
-            _end_wait(each.item, "too many queries are waiting; ask again later")
+            _end_wait(each.item, _TOO_MANY)
         self._start_queries()
         try:
             refusal = await turn
