@@ -27,7 +27,7 @@ class Dispatching:
         self.hints: list[tuple[str, int]] = []
         parts = workflows.parts
         self.dispatcher = Dispatcher(parts, polling_interval=timedelta(seconds=5), wake=self.wakes.append)
-        self.queue = RequestQueue([POLL_TASKS], parts.metrics, waiting_bytes=16 * MIB, room=8 * MIB)
+        self.queue = RequestQueue([POLL_TASKS], parts.metrics, waiting_bytes=16 * MIB, batch_bytes=MIB)
         self._unread: list[asyncio.Task[Any]] = []
         self._task: asyncio.Task[None]
 

@@ -13,6 +13,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.requests.requests import Asked
+from timer_service.core.values.budget import MIB
 from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import Payload
 from timer_service.workflows import SLICE
@@ -149,7 +150,7 @@ class Workflows(WorkflowConversation, InProcess):
         now = self.clock.now()
         answers = await in_transaction(
             self.database,
-            lambda tx: handle_requests(tx, asked, now, rng=self.rng, may_time_out=self.may_time_out),
+            lambda tx: handle_requests(tx, asked, now, rng=self.rng, may_time_out=self.may_time_out, room=1024 * MIB),
         )
         self.answers = answers
         return [_decode(answer.reply) for answer in answers]

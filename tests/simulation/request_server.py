@@ -16,7 +16,7 @@ from timer_service.core.service.slice import Parts
 from timer_service.core.values.budget import MIB
 from timer_service.workflows.tasks import dispatcher
 from timer_service.workflows.tasks.dispatcher import Dispatcher
-from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
+from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS, handle_requests
 
 _ROOM = 256 * 1024  # small, so that the requests of a batch have several transactions
 _POLLING_INTERVAL = timedelta(seconds=5)
@@ -58,7 +58,6 @@ class RequestServer:
             database=parts.database,
             clock=parts.clock,
             metrics=parts.metrics,
-            weigh=weigh,
             prepare=self._prepare,
             wake=_wake_loops,
             offer=self.dispatcher.offer,
@@ -91,7 +90,7 @@ class RequestServer:
     def _queue(self, *, polls: bool = False) -> RequestQueue:
         routes = [POLL_TASKS] if polls else REQUESTS
         metrics = self._parts.metrics
-        return RequestQueue(routes, metrics, waiting_bytes=16 * MIB, room=_ROOM, monotonic=lambda: 0)
+        return RequestQueue(routes, metrics, waiting_bytes=16 * MIB, batch_bytes=MIB, monotonic=lambda: 0)
 
     def _wake(self, at: float) -> None:
         self.look_at = min(self.look_at, at)
@@ -106,8 +105,8 @@ class RequestServer:
             self._opened()
 
         async def handle(tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
-            answers = await handle_requests(tx, asked, now, rng=self._rng, may_time_out=may_time_out)
-            self.applied = AppliedRequests(asked, answers, now, may_time_out)
+            answers = await handle_requests(tx, asked, now, rng=self._rng, may_time_out=may_time_out, room=_ROOM)
+            self.applied = AppliedRequests(asked[: len(answers)], answers, now, may_time_out)
             return answers
 
         return handle

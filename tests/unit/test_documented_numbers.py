@@ -10,7 +10,7 @@ from timer_service.config import Config
 from timer_service.core.due import lease
 from timer_service.core.events import pace
 from timer_service.core.intake import backlog, cursor, waiting, waiting_rows
-from timer_service.core.requests import fair_queue, query
+from timer_service.core.requests import query
 from timer_service.core.values import delays
 from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, MIB
 from timer_service.workflows.tasks import registry
@@ -39,7 +39,6 @@ NUMBERS = {
         f"With the default `TIMER_MEMORY_BUDGET` of {DEFAULT_MEMORY_BYTES // MIB} MiB",
         f"A row has {waiting_rows.ROW_BYTES // 1024} KiB or {waiting_rows.ROW_COMMANDS:,} commands",
         f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",
-        f"After {fair_queue.MOST_REFUSALS} refused queries of a tenant in a second",
         f"{registry.MOST_WORKERS:,} workers in `list-workers`",
     ],
     "operations.md": [

@@ -40,7 +40,7 @@ HELD = {
     "hold_ms": {11_000},
     "_keep_ms": {216_000_000},
     "_reply_prefix": {"_REPLY."},
-    "room": {BUDGET.portion},
+    "_batch_bytes": {BUDGET.part},
     "_claim_bytes": {BUDGET.claim, BUDGET.portion},
 }
 """The attributes that have values of the settings, whichever part has them."""

@@ -61,8 +61,8 @@ async def test_a_backlog_of_commands(
     reader = parts.reader([], wake_nothing)
     found: list[bool] = []
 
-    async def record(*_: object, rng: object, may_time_out: bool) -> tuple[()]:
-        assert rng is parts.rng
+    async def record(*_: object, rng: object, may_time_out: bool, room: int) -> tuple[()]:
+        assert (rng, room) == (parts.rng, parts.budget.portion)
         found.append(may_time_out)
         return ()
 

@@ -19,7 +19,7 @@ from timer_service.core.service.slice import Parts
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.workflows.tasks import dispatcher, registry
 from timer_service.workflows.tasks.dispatcher import Dispatcher
-from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
+from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS, handle_requests
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ class WorkerRequests:
             database=self._parts.database,
             clock=self._parts.clock,
             metrics=self._parts.metrics,
-            weigh=weigh,
             prepare=self._prepare,
             wake=wakeups.wake,
             offer=self._dispatcher.offer,
@@ -98,7 +97,7 @@ class WorkerRequests:
 
     def _queue(self, routes: Sequence[RequestRoute]) -> RequestQueue:
         budget = self._parts.budget
-        return RequestQueue(routes, self._parts.metrics, waiting_bytes=budget.requests, room=budget.portion)
+        return RequestQueue(routes, self._parts.metrics, waiting_bytes=budget.requests, batch_bytes=budget.part)
 
     async def _apply(self) -> None:
         if self._subscription is not None:
@@ -110,7 +109,8 @@ class WorkerRequests:
 
     async def _prepare(self, now: int) -> HandleRequests:
         """Return what handles requests at an instant. Asks the broker, so it runs before the transaction."""
-        handle = partial(handle_requests, rng=self._parts.rng, may_time_out=await self._gate.is_open(now))
+        may_time_out, room = await self._gate.is_open(now), self._parts.budget.portion
+        handle = partial(handle_requests, rng=self._parts.rng, may_time_out=may_time_out, room=room)
 
         async def handle_and_record(tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
             for each in asked:

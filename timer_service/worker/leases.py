@@ -5,9 +5,8 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from timer_service.worker.halves import send_in_halves
 from timer_service.worker.report import REPORT_BYTES, dump
-from timer_service.worker.service import RENEW, Delays, Service
+from timer_service.worker.service import RENEW, Delays, Service, send_in_halves
 from timer_service.worker.settings import Settings
 from timer_service.worker.task import RunningTask
 from timer_service.worker.tasks import Tasks

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from timer_service.core.due.isolate import Retry
 from timer_service.core.due.lease import LeasedTable
@@ -123,24 +123,6 @@ async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Workflow]:
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Workflow]:
     """Like `find`, but lock the rows, in the order of their keys, until the transaction ends."""
     return by_key(await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)]))
-
-
-class Sizes(NamedTuple):
-    """How much a workflow has, by its counters, and the token of the worker that has it."""
-
-    input_bytes: int
-    effects: int
-    effect_bytes: int
-    seen: int
-    messages: int
-    message_bytes: int
-    lease_token: str | None
-
-
-async def find_sizes(reader: Reader, keys: Collection[Key]) -> dict[Key, Sizes]:
-    """Return the sizes of the workflows that exist among `keys`."""
-    rows = await reader.fetch_each(_SQL["find_sizes"], [key._asdict() for key in sorted(keys)])
-    return {_key(row): Sizes(*(row[name] for name in Sizes._fields)) for row in rows}
 
 
 async def find_texts(reader: Reader, keys: Collection[Key]) -> dict[Key, Texts]:

@@ -4,12 +4,6 @@ SELECT {columns}
 FROM /* each of many */ workflows
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 
--- name: find_sizes
--- Returns how much a workflow has, and its token.
-SELECT tenant_id, workflow_id, input_bytes, effects, effect_bytes, seen, messages, message_bytes, lease_token
-FROM /* each of many */ workflows
-WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
-
 -- name: find_open_with_key
 -- Returns the open workflow with a concurrency key.
 SELECT tenant_id, workflow_id, concurrency_key

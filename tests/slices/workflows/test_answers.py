@@ -48,14 +48,6 @@ async def test_answers_are_sent_together(slow: SlowSubscription) -> None:
     assert slow.taken == [["a"], ["b", "c", "d"]]
 
 
-async def test_no_answers_need_no_task(slow: SlowSubscription) -> None:
-    """Nothing is sent for no answers, and nothing waits."""
-    waiting = Answers(cast(RequestSubscription, slow))
-    waiting.add([])
-    await waiting.until_sent()
-    assert slow.taken == []
-
-
 async def test_more_polls_wait_for_a_slow_broker(slow: SlowSubscription, monkeypatch: pytest.MonkeyPatch) -> None:
     """If many answers wait, `until_few` waits until they are sent."""
     monkeypatch.setattr(dispatcher, "_MOST_WAITING", 2)

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 from unittest.mock import AsyncMock
 
+import pytest
+
 from tests.harness.counted_reads import CountedReads
 from tests.harness.transactions import recording_route
 from tests.harness.workflows import (
@@ -25,14 +27,14 @@ from tests.harness.workflows import (
 )
 from timer_service.core.ports.broker import Request
 from timer_service.core.ports.health import OutageLog
-from timer_service.core.requests.requests import Asked, HandleRequests, RequestQueue, Requests
+from timer_service.core.requests.requests import HandleRequests, RequestQueue, Requests
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.workflows import SLICE, effect_store
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
 from timer_service.workflows.tasks.claims import Claims, Share
 from timer_service.workflows.tasks.polls import Poll
-from timer_service.workflows.tasks.requests import REQUESTS, handle_requests, weigh
+from timer_service.workflows.tasks.requests import REQUESTS, handle_requests
 from timer_service.workflows.workflow import Key
 
 
@@ -107,7 +109,7 @@ async def test_renewals_are_applied_in_portions(workflows: Workflows) -> None:
     replies = await _apply(workflows, [(tenant, _renewal(tasks)) for tenant, tasks in sent], room=600_000)
     assert [len(reply["tasks"]) for reply in replies] == [1] * 9
     assert all(len(each["over"]) == 60 for reply in replies[:8] for each in reply["tasks"])
-    assert max(each.rows for each in reads.transactions) <= 4 * 61 + 2
+    assert max(each.rows for each in reads.transactions) <= 4 * 61 + 9
     assert workflows.metrics.requests == {("renew-tasks", "answered"): 9}
 
 
@@ -133,17 +135,19 @@ async def test_tasks_that_need_too_much_memory_together(workflows: Workflows) ->
     assert workflows.metrics.requests == {("renew-tasks", "TOO_LARGE"): 2, ("renew-tasks", "answered"): 1}
 
 
-async def test_results_that_were_seen_weigh_nothing(workflows: Workflows) -> None:
-    """Reports about workflows with large results need little memory, because they read none of them."""
-    task = await workflows.begin()
-    await workflows.report(task, steps=[done(key, "x" * 60_000) for key in keys("a", 20)], seen=seen(*keys("a", 20)))
-    sizes = [
-        await weigh(workflows.database.reader, [Asked("acme", each)])
-        for each in (report(task, steps=[done("b")]), report(task, waits=[wait_for("b")]))
-    ]
-    assert [size < most for ((size,),), most in zip(sizes, (10_000, 220_000), strict=True)] == [True, True]
-    unknown = report({"workflowId": "unknown", "token": "0" * 16}, waits=[wait_for("b")])
-    assert await weigh(workflows.database.reader, [Asked("acme", unknown)]) == [[4096]]
+@pytest.mark.parametrize(("then", "count"), [(CONTINUE, 1), (PARK, 1), (release(), 1), (complete("y"), 4), (fail(), 4)])
+async def test_transactions_of_reports(workflows: Workflows, then: dict[str, Any], count: int) -> None:
+    """Results that were seen need no memory. The input needs some if the workflow ends: its row is written again."""
+    tasks = []
+    for number in range(4):
+        task = await workflows.begin(f"w{number}", input="x" * 60_000)
+        await workflows.report(task, steps=[done(key, "x" * 60_000) for key in keys("a", 4)], seen=seen(*keys("a", 4)))
+        tasks.append(task)
+    reads = counted(workflows)
+    asked = [report(task, then, number=2).model_dump(by_alias=True, mode="json", exclude_none=True) for task in tasks]
+    replies = await _apply(workflows, [("acme", ("report-tasks", each)) for each in asked], room=100_000)
+    assert len({reply["reports"][0]["outcome"] for reply in replies}) == 1
+    assert len(reads.transactions) == count
 
 
 async def test_pages_of_effects_are_read_in_portions(workflows: Workflows) -> None:
@@ -236,28 +240,6 @@ async def test_claims_copy_messages_of_limited_size(workflows: Workflows) -> Non
     assert kept == [2, 2, 0]
 
 
-async def test_renewals_copy_messages_in_portions(workflows: Workflows) -> None:
-    """What a renewal weighs includes the messages that its waits take."""
-    task = await workflows.begin()
-    await workflows.report(task, waits=[wait_for(key) for key in keys("a", 20)])
-    for _ in range(20):
-        workflows.send("SendToWorkflow", name="a", data="x" * 60_000)
-    await workflows.consume()
-    request = RenewTasks.model_validate(_renewal([task])[1])
-    ((size,),) = await weigh(workflows.database.reader, [Asked("acme", request)])
-    assert size > 20 * 60_000 + 3 * REPLY_BYTES
-
-
-async def test_ends_write_inputs_in_portions(workflows: Workflows) -> None:
-    """What a report weighs includes the input if the workflow ends: it is in the row of the result."""
-    task = await workflows.begin(input="x" * 60_000)
-    sizes = [
-        await weigh(workflows.database.reader, [Asked("acme", report(task, then))])
-        for then in (CONTINUE, PARK, release(), complete("y"), fail())
-    ]
-    assert [size > 60_000 for ((size,),) in sizes] == [False, False, False, True, True]
-
-
 async def test_retries_write_inputs_in_portions(workflows: Workflows) -> None:
     """A transaction continues few workflows with large inputs, because it writes these again."""
     for number in range(300):
@@ -296,11 +278,11 @@ def _renewal(tasks: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
 
 async def _apply(workflows: Workflows, sent: list[tuple[str, tuple[str, Any]]], room: int) -> list[Any]:
     """Send requests of tenants together, and apply them in portions. Return the replies."""
-    queue = RequestQueue(REQUESTS, workflows.metrics, waiting_bytes=16 * MIB, room=room)
+    queue = RequestQueue(REQUESTS, workflows.metrics, waiting_bytes=16 * MIB, batch_bytes=MIB)
     subscription = await workflows.broker.serve_requests(queue.names, queue.receive)
 
     async def prepare(_now: int) -> HandleRequests:
-        return partial(handle_requests, rng=random.Random(0), may_time_out=True)
+        return partial(handle_requests, rng=random.Random(0), may_time_out=True, room=room)
 
     async def wake(*_: object) -> None:
         pass
@@ -309,7 +291,6 @@ async def _apply(workflows: Workflows, sent: list[tuple[str, tuple[str, Any]]], 
         database=workflows.database,
         clock=workflows.clock,
         metrics=workflows.metrics,
-        weigh=weigh,
         prepare=prepare,
         wake=wake,
         offer=lambda *_: None,

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
-from tests.harness.clock import NOW, ManualClock
+from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.dispatching import Dispatching, ids
 from tests.harness.locks import open_locked_postgres
-from tests.harness.workflows import LEASE_MS, Workflows
+from tests.harness.workflows import LEASE_MS, PARK, Workflows, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.broker import QueryReply, Request
@@ -109,17 +109,6 @@ async def test_no_look_without_polls(on_sqlite: Dispatching, monkeypatch: pytest
     assert on_sqlite.wakes == []
 
 
-async def test_second_poll_of_a_known_lane_asks_nothing(
-    on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a lane is known to be empty, further polls of it cost no query."""
-    await on_sqlite.hold("1")
-    await on_sqlite.tick()
-    monkeypatch.setattr(on_sqlite.database, "reader", None)
-    await on_sqlite.hold("2")
-    assert (await on_sqlite.tick()).done == 0
-
-
 async def test_sleeping_workflows_cost_no_query(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many workflows sleep, a pass asks the database nothing before the first of them is due."""
     await on_sqlite.start(*(f"order-{number}" for number in range(20)), startIn="PT4S")
@@ -155,20 +144,20 @@ async def test_large_tasks(dispatching: Dispatching) -> None:
     assert sum(len(each) for each in await ids(others)) == len(left)
 
 
-async def test_tasks_that_are_larger_than_expected(dispatching: Dispatching) -> None:
-    """Tasks that do not fit into a message by their true sizes are released at once, and no attempt counts."""
-    await dispatching.start(*(f"order-{number:02}" for number in range(20)), input="x" * 60_000)
-    await dispatching.workflows.sql("UPDATE workflows SET input_bytes = 1")
+async def test_tasks_with_new_messages(dispatching: Dispatching) -> None:
+    """What a task gets by its claim counts, too: the results of waits that are over, with long names."""
+    workflows, name = dispatching.workflows, "\N{GRINNING FACE}" * 100
+    for number in range(40):
+        task = await workflows.begin(f"order-{number:02}")
+        await workflows.report(task, PARK, waits=[wait_for(name), *(wait_for(f"{name}:{n}") for n in range(1, 40))])
+    for number in range(40):
+        workflows.send("SendToWorkflow", workflowId=f"order-{number:02}", name=name, data="x" * 60_000)
+    await workflows.consume()
     poll = await dispatching.poll("1")
     await dispatching.tick()
     reply = await poll
+    assert len(reply["tasks"]) >= 4
     assert len(json.dumps(reply, ensure_ascii=False).encode()) <= MAX_MESSAGE_BYTES
-    left = [row for row in await dispatching.workflows.all_rows() if row["status"] == "waiting"]
-    assert [(row["attempt"], row["available_at"] <= NOW) for row in left] == [(0, True)] * (20 - len(reply["tasks"]))
-    assert left
-    again = await dispatching.poll("2")
-    await dispatching.tick()
-    assert len((await again)["tasks"]) == len(left)
 
 
 @pytest.mark.parametrize("wait_ms", [0, 50])

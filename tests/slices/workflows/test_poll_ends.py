@@ -18,20 +18,6 @@ def test_end_of_a_poll(now: int, wait: int, end: int) -> None:
     assert end_of(now, wait) == end
 
 
-async def test_polls_of_one_end_have_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Polls that end together have one timer. It is cancelled when the last of them is removed."""
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 50.0)
-    ends = PollEnds(lambda _polls: None)
-    polls = [poll(str(number)) for number in range(3)]
-    for number, each in enumerate(polls):
-        ends.add(each, 10_000 + number)
-    (timer,) = ends._timers.values()
-    for each in polls:
-        assert not timer.cancelled()
-        ends.remove(each)
-    assert timer.cancelled()
-
-
 async def test_many_polls_end_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many polls that end together, each turn of the loop ends 200, so that other tasks run in between."""
     now, ended = [50.0], list[int]()

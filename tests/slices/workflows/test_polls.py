@@ -7,7 +7,7 @@ import pytest
 from timer_service.core.due.lanes import Lane
 from timer_service.core.ports.broker import Request
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
-from timer_service.workflows.tasks.claims import Share, share_tasks
+from timer_service.workflows.tasks.claims import share_tasks
 from timer_service.workflows.tasks.polls import HeldPolls, Poll
 
 ORDER = ("acme", "default", "order")
@@ -156,16 +156,6 @@ def test_a_hint_makes_all_lanes_due() -> None:
     assert len(polls.take_due(6, 10)) == 2
 
 
-def test_wakes_do_not_pile_up() -> None:
-    """Many wakes of one lane take no more memory than one."""
-    polls = held(poll())
-    polls.take_due(5, 10)
-    for _ in range(1000):
-        polls.wake(ORDER, 100)
-        polls.add(poll())
-    assert len(polls._looks) == 1
-
-
 def test_workers_of_a_lane_share_its_tasks() -> None:
     """Few tasks are spread over the polls of their lane. Nobody gets more than its slots."""
     polls = held(poll("a", slots=10), poll("b", slots=1), poll("c", slots=10))
@@ -204,10 +194,3 @@ def test_fewer_large_tasks_are_claimed(kept: int, claimed: int, fitting: int) ->
     polls = held(poll(slots=1000))
     polls.record_fitting(ORDER, kept, claimed)
     assert shares(polls, {ORDER: 5000}, limit=2000) == [("w", "order", fitting)]
-
-
-def test_share_names_the_lane() -> None:
-    """A share has the poll, the lane and the count."""
-    one = poll()
-    polls = held(one)
-    assert share_tasks({ORDER: 2}, polls.polls_of, polls.fitting, 10) == [Share(one, ORDER, 2)]

@@ -15,7 +15,6 @@ from tests.harness.metrics import RecordingMetrics
 from timer_service.app.slices import QUERIES
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.database import Database, Reader
-from timer_service.core.requests.fair_queue import MOST_REFUSALS
 from timer_service.core.requests.query import MAX_QUERY_BYTES, WAITING, Queries, QueryRoute
 from timer_service.core.values.budget import DEFAULT_BUDGET, LEAST_MEMORY_BYTES, MIB, Budget
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
@@ -111,19 +110,6 @@ async def test_query_with_many_fields(asked: Asked) -> None:
     assert (refused.code, refused.message) == (Code.INVALID_PAYLOAD, "the query has 7000 fields; the limit is 100")
 
 
-@pytest.mark.parametrize(
-    ("body", "is_refused"),
-    [(b"{", True), (b'{"x": 1}', True), (b"x" * (MAX_QUERY_BYTES + 1), True), (b'{"text": "NOT_FOUND"}', False)],
-)
-async def test_many_refused_queries(asked: Asked, body: bytes, is_refused: bool) -> None:  # noqa: FBT001
-    """After 100 refused queries in a second, the queries of this tenant are refused unread and counted as BUSY."""
-    await asyncio.gather(*(asked.ask(body) for _ in range(MOST_REFUSALS)))
-    refusal = asked.queries.refuse("ask", "acme")
-    assert (refusal is not None and refusal.code == Code.BUSY) is is_refused
-    assert asked.metrics.queries["ask", "BUSY"] == int(is_refused)
-    assert asked.queries.refuse("ask", "other") is None
-
-
 async def test_a_few_queries_are_answered_at_a_time(asked: Asked) -> None:
     """Four queries are answered at a time, three of one tenant. Tenants take turns. The metric has what waits."""
     waiting = await asked.start(*"aaaaabbc")
@@ -169,6 +155,20 @@ async def test_full_queue(asked: Asked) -> None:
     asked.go_on.set()
     assert codes(await asyncio.gather(*waiting[-2:])) == [None, None]
     await asyncio.gather(*waiting)
+
+
+async def test_queries_of_a_flood_are_refused_unread(asked: Asked) -> None:
+    """While a tenant has filled the queue, its queries get BUSY before they are read. Those of others are read."""
+    waiting = await asked.start(*"a" * (WAITING + 2))
+    assert asked.queries.refuse("ask", "a") is None
+    waiting += await asked.start("a")
+    refusal = asked.queries.refuse("ask", "a")
+    assert refusal is not None
+    assert (refusal.code, asked.metrics.queries["ask", "BUSY"]) == (Code.BUSY, 1)
+    assert asked.queries.refuse("ask", "b") is None
+    asked.go_on.set()
+    await asyncio.gather(*waiting)
+    assert asked.queries.refuse("ask", "a") is None
 
 
 async def test_waiting_queries_have_a_share_of_the_memory(asked: Asked) -> None:

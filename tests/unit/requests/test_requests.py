@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import pytest
-from pydantic import Field
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
@@ -15,7 +14,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.lanes import Lane
 from timer_service.core.ports.broker import QueryReply, Request
-from timer_service.core.ports.database import Reader, Transaction
+from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import OutageLog
 from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, RequestRoute, Requests
 from timer_service.core.values.budget import MIB
@@ -30,45 +29,32 @@ INSERT = (
 
 
 class Note(Payload):
-    """A request of these tests. An item that is a number needs so much memory, and others need 1 byte."""
+    """A request of these tests."""
 
     text: str = ""
-    items: list[str] = Field(default_factory=list)
 
 
 ROUTE = RequestRoute("note", Note, Note)
-ITEMS_ROUTE = RequestRoute("notes", Note, Note)
 
 
 def new_queue(
-    metrics: RecordingMetrics, monotonic: Callable[[], float], *, room: int = 8 * MIB, waiting: int = 20_000
+    metrics: RecordingMetrics, monotonic: Callable[[], float], *, batch_bytes: int = MIB, waiting: int = 20_000
 ) -> RequestQueue:
     return RequestQueue(
-        [ROUTE, ITEMS_ROUTE], metrics, waiting_bytes=16 * MIB, room=room, waiting=waiting, monotonic=monotonic
+        [ROUTE], metrics, waiting_bytes=16 * MIB, batch_bytes=batch_bytes, waiting=waiting, monotonic=monotonic
     )
 
 
 class Slice:
-    """Stores each request. A test makes it fail or wait."""
+    """Stores each request, up to `most` in one transaction. A test makes it fail or wait."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        self.weighing: Exception | None = None
+        self.most = 1000
         self.failing: Exception | None = None
         self.fails_on: Collection[str] = ()
         self.go_on = asyncio.Event()
         self.go_on.set()
-
-    async def weigh(self, _reader: Reader, asked: Sequence[Asked]) -> list[list[int]]:
-        if self.weighing is not None and (
-            not self.fails_on or {each.request.text for each in asked} & set(self.fails_on)
-        ):
-            raise self.weighing
-        return [[int(text) if text.isdigit() else 1 for text in self._texts(each)] for each in asked]
-
-    @staticmethod
-    def _texts(asked: Asked) -> list[str]:
-        return asked.request.items or [asked.request.text]
 
     async def prepare(self, now: int) -> HandleRequests:
         assert now == NOW
@@ -76,10 +62,10 @@ class Slice:
 
     async def handle(self, tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
         assert now == NOW
-        texts = [text for each in asked for text in self._texts(each)]
+        asked = asked[: self.most]
+        texts = [each.request.text for each in asked]
         self.batches.append(texts)
-        rows = [{"tenant": each.tenant, "id": text} for each in asked for text in self._texts(each)]
-        await tx.executemany(INSERT, rows)
+        await tx.executemany(INSERT, [{"tenant": each.tenant, "id": each.request.text} for each in asked])
         await self.go_on.wait()
         if self.failing is not None and (not self.fails_on or set(texts) & set(self.fails_on)):
             raise self.failing
@@ -101,7 +87,7 @@ class Service:
     """The requests of one instance, on an in-memory broker and a real database."""
 
     def __init__(
-        self, database: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics, room: int = 8 * MIB
+        self, database: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics, batch_bytes: int = MIB
     ) -> None:
         self.broker = MemoryBroker()
         self.slice = Slice()
@@ -109,13 +95,12 @@ class Service:
         self.wakes: list[tuple[set[str], int]] = []
         self.lanes: list[tuple[Lane, int]] = []
         self.seconds = 0.0
-        self.queue = new_queue(metrics, lambda: self.seconds, room=room)
+        self.queue = new_queue(metrics, lambda: self.seconds, batch_bytes=batch_bytes)
         self._database = database
         self.requests = Requests(
             database=database,
             clock=clock,
             metrics=metrics,
-            weigh=self.slice.weigh,
             prepare=self.slice.prepare,
             wake=self._wake,
             offer=lambda lane, at: self.lanes.append((lane, at)),
@@ -130,13 +115,6 @@ class Service:
         tasks = [asyncio.create_task(self.broker.request("note", tenant, self._body(body))) for body in bodies]
         await asyncio.sleep(0)
         return tasks
-
-    async def send_items(self, *items: str, tenant: str = "acme") -> asyncio.Task[QueryReply]:
-        """Send a request with items. Return when it was received."""
-        body = json.dumps({"items": items}).encode()
-        task = asyncio.create_task(self.broker.request("notes", tenant, body))
-        await asyncio.sleep(0)
-        return task
 
     @staticmethod
     def _body(body: object) -> bytes:
@@ -155,7 +133,7 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Apply requests during the block, and drain them at its end."""
-        subscription = await self.broker.serve_requests(["note", "notes"], self.queue.receive)
+        subscription = await self.broker.serve_requests(["note"], self.queue.receive)
         task = asyncio.create_task(self.requests.run(self.queue, subscription))
         yield
         await subscription.close()
@@ -166,7 +144,7 @@ class Service:
     @asynccontextmanager
     async def collecting(self) -> AsyncIterator[None]:
         """Collect the requests that are sent during the block, and apply them at its end."""
-        subscription = await self.broker.serve_requests(["note", "notes"], self.queue.receive)
+        subscription = await self.broker.serve_requests(["note"], self.queue.receive)
         yield
         self.queue.close()
         async with asyncio.timeout(10):
@@ -262,7 +240,7 @@ async def test_replies_are_sent_a_few_at_a_time(
     service = Service(sqlite, clock, metrics)
     sent: list[int] = []
     names = [f"{number}" + "x" * 30_000 for number in range(10)]
-    subscription = await service.broker.serve_requests(["note", "notes"], service.queue.receive)
+    subscription = await service.broker.serve_requests(["note"], service.queue.receive)
     reply = subscription.reply
 
     async def record(replies: Sequence[tuple[Request, QueryReply]]) -> None:
@@ -299,13 +277,6 @@ async def test_errors_of_answers(service: Service) -> None:
     assert await service.ask("rejected", "large", "b") == [Code.NOT_FOUND, Code.TOO_LARGE, "b"]
 
 
-async def test_flood_of_bad_requests(service: Service) -> None:
-    """After 100 bad requests of a tenant in a second, its next ones are refused unread. Other tenants go on."""
-    assert set(await service.ask(*[b"{"] * 100)) == {Code.INVALID_JSON}
-    assert await service.ask("a") == [Code.BUSY]
-    assert await service.ask("a", tenant="other") == ["a"]
-
-
 async def test_full_queue(sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics) -> None:
     """Requests that find the queue full get BUSY, and so do those of the largest tenant that make room for others."""
     service = Service(sqlite, clock, metrics)
@@ -337,77 +308,50 @@ async def test_requests_that_waited_too_long(
     assert await service.stored() == ["b"]
 
 
-# The room of a transaction
-
-
 async def test_requests_have_several_transactions(
     sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
 ) -> None:
-    """A transaction applies as many requests as it has room for. The others are applied next, and none is lost.
+    """What one transaction has not applied is applied next, and none is lost.
 
     Each tenant has one request before any has its second, and those of a tenant keep their order.
     """
-    service = Service(sqlite, clock, metrics, room=100_000)
-    sent = [f"{30_000 + number}" for number in range(10)]
+    service = Service(sqlite, clock, metrics)
+    service.slice.most = 3
     async with service.collecting():
-        large = await service.send(*sent, "small")
-        other = await service.send("1", "2", "3", tenant="other")
-    replies = [json.loads((await each).body)["text"] for each in (*large, *other)]
-    assert replies == [*sent, "small", "1", "2", "3"]
-    assert service.slice.batches[:2] == [["30000", "1", "30001", "2", "30002", "3"], ["30003", "30004", "30005"]]
-    assert service.slice.batches[-1] == ["30009", "small"]
-    assert await service.stored() == sorted([*sent, "small", "1", "2", "3"])
+        tasks = [*await service.send(*"abcde"), *await service.send(*"12", tenant="other")]
+    assert [json.loads((await each).body)["text"] for each in tasks] == [*"abcde", *"12"]
+    assert service.slice.batches == [["a", "1", "b"], ["2", "c", "d"], ["e"]]
+    assert await service.stored() == sorted("abcde12")
     assert metrics.waiting_requests == 0
 
 
-async def test_large_requests_delay_no_other(
+async def test_many_requests_delay_no_other(
     sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
 ) -> None:
-    """While requests of a tenant fill whole transactions, one of another tenant waits for two of them at most."""
-    service = Service(sqlite, clock, metrics, room=100_000)
+    """While the requests of a tenant fill whole transactions, one of another tenant is among the next ones."""
+    service = Service(sqlite, clock, metrics)
+    service.slice.most = 2
     service.slice.go_on.clear()
     async with service.running():
-        large = await service.send(*(str(90_000 + number) for number in range(20)))
+        many = await service.send(*map(str, range(20)))
         while not service.slice.batches:
             await asyncio.sleep(0)
-        other = await service.send("20000", tenant="other")
+        other = await service.send("other", tenant="other")
         service.slice.go_on.set()
-    assert [(await each).code for each in (*large, *other)] == [None] * 21
-    assert ["20000"] in service.slice.batches[:3]
+    assert [(await each).code for each in (*many, *other)] == [None] * 21
+    assert ["other" in batch for batch in service.slice.batches[:3]].count(True) == 1
 
 
 @pytest.mark.parametrize("bodies", [100, 30_000])
 async def test_batches_are_bounded(
     sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics, bodies: int
 ) -> None:
-    """Decoded bodies have a limit, too. A single request may have more than the room."""
-    service = Service(sqlite, clock, metrics, room=16 * 1000)
+    """The requests of a batch have a limit. A single request may have more."""
+    service = Service(sqlite, clock, metrics, batch_bytes=5000)
     async with service.collecting():
         waiting = await service.send(*(chr(97 + number) * bodies for number in range(12)))
     assert [(await each).code for each in waiting] == [None] * 12
-    assert {len(batch) for batch in service.slice.batches[:-1]} == {1000 // (bodies + 12) or 1}
-
-
-async def test_items_that_need_too_much_memory_together(
-    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
-) -> None:
-    """A request whose items need more than the room is refused: its worker sends halves. One item always has room."""
-    service = Service(sqlite, clock, metrics, room=100_000)
-    async with service.collecting():
-        sent = [await service.send_items(*items) for items in (("60000", "60001"), ("60000", "40000"), ("110000",))]
-    replies = [await each for each in sent]
-    assert [each.code for each in replies] == [Code.TOO_LARGE, None, None]
-    assert "send them in smaller requests" in replies[0].message
-    assert await service.stored() == ["110000", "40000", "60000"]
-
-
-async def test_database_fails_before_the_transaction(service: Service) -> None:
-    """If the database cannot say how large requests are, they get BUSY. A request that it refuses fails alone."""
-    service.slice.weighing = DatabaseUnavailableError("away")
-    assert await service.ask("a", "b") == [Code.BUSY, Code.BUSY]
-    service.slice.weighing, service.slice.fails_on = RuntimeError("a bug"), {"c"}
-    assert await service.ask("c", "d", "e") == [Code.INTERNAL, "d", "e"]
-    assert await service.stored() == ["d", "e"]
+    assert {len(batch) for batch in service.slice.batches} == {4 if bodies == 100 else 1}
 
 
 async def test_gauge_of_waiting_requests(metrics: RecordingMetrics) -> None:

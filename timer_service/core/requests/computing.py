@@ -12,7 +12,7 @@ Steps = Generator[None, None, _T]
 
 _SLICE_SECONDS = 0.005
 _SHORTEST_REST = 0.002
-"""Shorter rests are added up: a sleep is not more exact than a millisecond."""
+"""Shorter rests are added up."""
 
 
 class Computing:
@@ -31,21 +31,20 @@ class Computing:
         self._monotonic = monotonic
         self._sleep = sleep
         self._lock = asyncio.Lock()
-        self._owed = 0.0
-        """How long the queries have to rest, counted from the end of the last slice."""
-        self._ended = monotonic()
+        self._rests_until = 0.0
 
     @asynccontextmanager
     async def slice(self) -> AsyncIterator[None]:
         """Wait for the turn to compute, which lasts until the block ends. The block does not await."""
         async with self._lock:
-            await self._rest()
+            if (rest := self._rests_until - self._monotonic()) >= _SHORTEST_REST:
+                await self._sleep(rest)
             began = self._monotonic()
             try:
                 yield
             finally:
-                self._ended = self._monotonic()
-                self._owed += self._ended - began
+                took = self._monotonic() - began
+                self._rests_until = max(self._rests_until, began) + 2 * took
 
     async def run(self, steps: Steps[_T]) -> _T:
         """Return the result of work. Other queries and other tasks get their turns in between."""
@@ -59,10 +58,3 @@ class Computing:
                 except StopIteration as stop:
                     result: _T = stop.value
                     return result
-
-    async def _rest(self) -> None:
-        self._owed = max(self._owed - (self._monotonic() - self._ended), 0.0)
-        if self._owed >= _SHORTEST_REST:
-            owed, self._owed = self._owed, 0.0
-            await self._sleep(owed)
-        self._ended = self._monotonic()

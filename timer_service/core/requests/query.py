@@ -14,7 +14,7 @@ from timer_service.core.ports.database import Database, Reader
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.requests.bodies import ANSWERED, decode, encode_answer, error_reply
 from timer_service.core.requests.computing import Computing, Steps
-from timer_service.core.requests.fair_queue import FairQueue, QueueLimits, Refusals
+from timer_service.core.requests.fair_queue import FairQueue, QueueLimits
 from timer_service.core.values.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Payload
@@ -32,8 +32,8 @@ WAITING = 1000
 _QUERY_BYTES = 4096
 """The memory of a waiting query besides its body."""
 
-_REFUSED = frozenset({Code.BUSY, Code.TOO_LARGE, Code.INVALID_JSON, Code.INVALID_PAYLOAD})
-"""The codes of queries that nobody sends in large numbers, except by mistake or to do harm."""
+_TOO_MANY = "too many queries are waiting; ask again later"
+_FULL = error_reply(Rejection(Code.BUSY, _TOO_MANY))
 
 Document = Mapping[str, Any] | RawJson
 """The reply to a query."""
@@ -85,7 +85,6 @@ class Queries:
         """The queries that wait: each for None, when its turn begins, or for the reason why it is refused."""
         self._running: Counter[str] = Counter()
         """The tenants whose queries are answered now."""
-        self._refusals = Refusals(monotonic)
 
     @property
     def names(self) -> Sequence[str]:
@@ -93,11 +92,11 @@ class Queries:
         return list(self._routes)
 
     def refuse(self, name: str, tenant: str) -> QueryReply | None:
-        """Return the error BUSY if too many queries of the tenant were just refused, else None."""
-        if not self._refusals.too_many(tenant):
+        """Return the error BUSY if the tenant has filled the queue, else None. To decide it here takes little time."""
+        if not self._waiting.is_full(tenant, MAX_QUERY_BYTES + _QUERY_BYTES):
             return None
         self._metrics.query_answered(name, Code.BUSY)
-        return _TOO_MANY_REFUSED
+        return _FULL
 
     async def answer(self, name: str, tenant: str, body: bytes, send: SendReply = _discard) -> QueryReply:
         """Answer one query of a tenant, and send the reply. An error is a reply too, so this raises nothing.
@@ -120,8 +119,6 @@ class Queries:
         except Exception:
             log.exception("query failed", extra={"query": name})
             reply = error_reply(Rejection(Code.INTERNAL, "the query failed; see the log of the service"))
-        if reply.code in _REFUSED:
-            self._refusals.record(tenant)
         self._metrics.query_answered(name, reply.code or Code.INTERNAL)
         await send(reply)
         return reply
@@ -139,7 +136,7 @@ class Queries:
         """Wait for the turn of a query, which lasts until the block ends. Raises `Rejection` if it has to give up."""
         turn: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         for each in self._waiting.add(tenant, turn, size=body_bytes + _QUERY_BYTES):
-            _end_wait(each.item, "too many queries are waiting; ask again later")
+            _end_wait(each.item, _TOO_MANY)
         self._start_queries()
         try:
             refusal = await turn
@@ -167,7 +164,7 @@ class Queries:
                 _end_wait(each.item, "the query waited for too long; ask again later")
             for each in taken.entries:
                 if not each.item.cancelled():
-                    self._running[each.line] += 1
+                    self._running[each.tenant] += 1
                     each.item.set_result(None)
             if not taken.entries:
                 break
@@ -175,12 +172,6 @@ class Queries:
 
 
 def _end_wait(turn: asyncio.Future[str | None], refusal: str) -> None:
-    """End the wait with a refusal. An exception in the future would be a cycle: it refers to a frame with the future.
-
-    Such cycles would keep the bodies of refused queries until the next garbage collection, which comes late.
-    """
+    """End the wait with a refusal. An exception would keep the query in memory: its frame refers to the future."""
     if not turn.cancelled():
         turn.set_result(refusal)
-
-
-_TOO_MANY_REFUSED = error_reply(Rejection(Code.BUSY, "too many queries were refused; ask again in a second"))

@@ -24,7 +24,7 @@ class Budget(NamedTuple):
     A single command may have more.
     """
     part: int
-    """The commands of one batch that are decoded at a time. A single command may have more."""
+    """The commands of one batch, or the requests of workers, that are decoded at a time. A single one may have more."""
     claim: int
     """The long texts of the rows of one claim, in characters. A single row of a tenant may have more.
 
@@ -33,10 +33,7 @@ class Budget(NamedTuple):
     queries: int
     """The requests and replies of all queries that wait or are answered."""
     requests: int
-    """The requests of workers that wait, and in the same amount the polls that wait to be held.
-
-    They are decoded in batches, for which `portion` counts 16 bytes for each of their bytes.
-    """
+    """The requests of workers that wait, and in the same amount the polls that wait to be held."""
     portion: int
     """The memory of the rows and replies of the workers' requests that one transaction applies, as Python needs it.
 

@@ -20,6 +20,8 @@ from timer_service.workflows.tasks.task_store import Wanted
 from timer_service.workflows.workflow import DEFAULT_RETRY, Key, Workflow, delay_after, has_crashed
 
 _BYTES_PER_TASK = 1000
+_BYTES_PER_EFFECT = 400
+"""About how many bytes an effect has in a task with its name, in addition to its texts."""
 _DEFAULT_RETRY = DEFAULT_RETRY.model_dump_json()
 
 
@@ -31,9 +33,9 @@ class ReadTasks(NamedTuple):
 
 
 def task_bytes(row: Row) -> int:
-    """Return about how many bytes the task of a claimed row will have, at most."""
-    effects = row["effect_bytes"] + row["effects"] * BYTES_PER_EFFECT
-    return int(_BYTES_PER_TASK + row["input_bytes"] + min(effects, INLINE_EFFECTS_BYTES))
+    """Return about how many bytes the task of a claimed row will have, at most. Messages may become results."""
+    effects = row["effect_bytes"] + row["message_bytes"] + row["effects"] * _BYTES_PER_EFFECT
+    return int(_BYTES_PER_TASK + row["input_bytes"] + min(effects, 2 * INLINE_EFFECTS_BYTES))
 
 
 async def read_tasks(

@@ -7,7 +7,6 @@ import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
@@ -15,19 +14,16 @@ from timer_service.core.due.isolate import Failed, Retries, isolate
 from timer_service.core.due.lanes import Lane, LaneClaim, LaneLook, Lanes
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import DatabaseUnavailableError
-from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows import store
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.store import WORKFLOWS, holder
 from timer_service.workflows.tasks.build import read_tasks, task_bytes
 from timer_service.workflows.tasks.polls import Poll
-from timer_service.workflows.tasks.task_store import loaded_bytes, taken_bytes
+from timer_service.workflows.tasks.task_store import loaded_bytes
 from timer_service.workflows.workflow import Key
-
-_MESSAGE_BYTES = MAX_MESSAGE_BYTES - 100
-"""The most bytes of the tasks of one reply, with their commas."""
 
 
 class Share(NamedTuple):
@@ -158,10 +154,14 @@ class Claims:
         rows.clear()
         claimed = await self._lanes.claim(tx, [_wanted(each, now) for each in shares], now)
         kept = self._cut(shares, claimed)
+        await self._lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
         rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
         read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
-        tasks, kept = _fit(shares, kept, read.tasks)
-        await self._lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
+        polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
+        tasks: dict[Poll, list[RawJson]] = {}
+        for poll, task in zip(polls, read.tasks, strict=True):
+            if task is not None:
+                tasks.setdefault(poll, []).append(task)
         return Claimed(tasks, list(map(len, claimed)), kept, read.adds_events)
 
     async def _postpone(self, key: Key, error: Exception, now: int) -> None:
@@ -210,37 +210,11 @@ def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:
 
 
 def _needed_bytes(row: Row) -> int:
-    """Return what a claim needs for the effects of a row that its function has not got, at most."""
+    """Return what a claim needs for the effects of a row that its function has not got, with their messages."""
     unseen = row["effects"] - row["seen"]
-    return loaded_bytes(unseen) + taken_bytes(unseen, row["message_bytes"])
+    return int(loaded_bytes(unseen) + min(unseen * MAX_DATA_BYTES, row["message_bytes"]))
 
 
 def _wanted(share: Share, now: int) -> LaneClaim:
     wanted = share.poll.wanted
     return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder(wanted.worker_id, wanted.lease_ms, now))
-
-
-def _fit(
-    shares: Sequence[Share], kept: Sequence[int], tasks: Sequence[RawJson | None]
-) -> tuple[dict[Poll, list[RawJson]], list[int]]:
-    """Return the tasks of each poll that fit into a message, by their true sizes, and how many of each share fit.
-
-    Of each poll one may be larger. None in place of a task: its row is not to be sent.
-    """
-    found: dict[Poll, list[RawJson]] = {}
-    used = Counter[Poll]()
-    fitting: list[int] = []
-    left = iter(tasks)
-    for share, count in zip(shares, kept, strict=True):
-        mine = list(islice(left, count))
-        fitted = 0
-        for task in mine:
-            size = 0 if task is None else len(task.encode()) + 1
-            if size and used[share.poll] and used[share.poll] + size > _MESSAGE_BYTES:
-                break
-            if task is not None:
-                used[share.poll] += size
-                found.setdefault(share.poll, []).append(task)
-            fitted += 1
-        fitting.append(fitted)
-    return found, fitting

@@ -14,7 +14,7 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
 from timer_service.core.ports.turns import Turns
-from timer_service.core.requests.bodies import ANSWERED, error_reply
+from timer_service.core.requests.bodies import ANSWERED, encode_answer, error_reply
 from timer_service.core.requests.requests import RequestQueue
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.errors import Code, Rejection
@@ -215,9 +215,9 @@ class Dispatcher:
         for taken, tasks in claimed.tasks.items():
             poll = self._held.current(taken) or taken
             self._forget([poll])
-            reply = write_object({}, {"tasks": write_list(tasks)})
-            replies.append((poll.request, QueryReply(reply.encode())))
-            self._metrics.request_answered(poll.request.name, ANSWERED)
+            reply = encode_answer(write_object({}, {"tasks": write_list(tasks)}))
+            replies.append((poll.request, reply))
+            self._metrics.request_answered(poll.request.name, reply.code or ANSWERED)
             self._metrics.tasks_sent(len(tasks))
         return replies
 

@@ -1,15 +1,14 @@
 """Applies the requests of workers about their tasks: reports, renewals and get-effects, for many tenants at once.
 
 All of them run in one transaction, which locks the workflows that they name in the order of their keys. Requests are
-applied in order, so the same report twice in one batch has one effect. Before that, `weigh` says how much memory each
-report and each renewal needs (core/requests/requests.py).
+applied in order, so the same report twice in one batch has one effect.
 """
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from timer_service.core.due.lanes import Lane
-from timer_service.core.ports.database import Reader, Transaction
+from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.turns import Turns
 from timer_service.core.requests.requests import Answer, Asked, RequestRoute
 from timer_service.core.values.data import MAX_DATA_BYTES
@@ -34,11 +33,10 @@ from timer_service.workflows.protocol import (
     ReportsReply,
     ReportTasks,
 )
-from timer_service.workflows.store import Sizes
 from timer_service.workflows.tasks import report, task_store
 from timer_service.workflows.tasks.report import Decision, Rules, TaskState, is_held
 from timer_service.workflows.tasks.task_store import Shown, Wanted
-from timer_service.workflows.workflow import Key
+from timer_service.workflows.workflow import Key, Workflow
 
 _POLL_BYTES = 64 * 1024
 _BYTES_PER_TURN = 64 * 1024
@@ -58,73 +56,61 @@ _WORKFLOW_BYTES = 4096
 _COPIES = 3
 """How many copies of its texts a reply needs until it is sent."""
 
-
-async def weigh(reader: Reader, asked: Sequence[Asked]) -> list[list[int]]:
-    """Return for each request about how many bytes of memory each of its items needs, at most."""
-    sizes = await store.find_sizes(reader, {key for each in asked for key, _ in _tokens(each)})
-    return [_weigh(each, sizes) for each in asked]
-
-
-def _weigh(asked: Asked, sizes: Mapping[Key, Sizes]) -> list[int]:
-    known = [(sizes.get(key), token) for key, token in _tokens(asked)]
-    found = [size if size is not None and size.lease_token == token else None for size, token in known]
-    match asked.request:
-        case ReportTasks() as request:
-            return [_weigh_report(size, each) for size, each in zip(found, request.reports, strict=True)]
-        case RenewTasks():
-            return [_weigh_task(each) for each in found]
-        case _:
-            return [_weigh_page(each) for each in found]
-
-
-def _weigh_page(size: Sizes | None) -> int:
-    """Return how much memory a page of effects needs."""
-    if size is None:
-        return _WORKFLOW_BYTES
-    loaded = task_store.loaded_bytes(min(size.effects, _MOST_EFFECTS))
-    return _WORKFLOW_BYTES + loaded + _weigh_views(size, size.effects, PAGE_BYTES)
-
-
-def _weigh_report(size: Sizes | None, report: Report) -> int:
-    """Return how much memory a report needs. If it ends the workflow, SQLite writes the row of its input again."""
-    if size is None:
-        return _weigh_task(size)
-    named = len(report.steps) + len(report.seen) + len(report.waits)
-    written = size.input_bytes if isinstance(report.then, Complete | Fail) else 0
-    return _weigh_task(size, len(report.waits)) + task_store.loaded_bytes(named) + written
-
-
-def _weigh_task(size: Sizes | None, waits: int = 0) -> int:
-    """Return how much memory a task needs in which so many waits begin. Its function has not got the last effects."""
-    if size is None:
-        return _WORKFLOW_BYTES
-    unseen = size.effects - size.seen
-    messages = min(size.messages, unseen + waits)
-    taken = task_store.taken_bytes(unseen + waits, size.message_bytes)
-    views = _weigh_views(size, unseen + waits, REPLY_BYTES)
-    return _WORKFLOW_BYTES + task_store.loaded_bytes(unseen + messages) + taken + views
-
-
-def _weigh_views(size: Sizes, effects: int, most_bytes: int) -> int:
-    """Return how much memory the views of up to so many effects need in a reply."""
-    texts = min(size.effect_bytes + size.message_bytes, effects * MAX_DATA_BYTES)
-    return _COPIES * min(texts + effects * effect_store.BYTES_PER_EFFECT, most_bytes)
+_TOO_LARGE = Rejection(
+    Code.TOO_LARGE, "the tasks of the request need too much memory together; send them in smaller requests"
+)
+_Item = Report | HeldTask | GetEffects
+"""What a request says about one task."""
 
 
 async def handle_requests(
-    tx: Transaction, asked: Sequence[Asked], now: int, *, rng: random.Random, may_time_out: bool
+    tx: Transaction, asked: Sequence[Asked], now: int, *, rng: random.Random, may_time_out: bool, room: int
 ) -> Sequence[Answer]:
-    """Apply requests in order; return an answer for each.
+    """Apply the first requests, in order; return an answer for each.
 
-    `may_time_out`: all commands that can have been sent before a timeout have been handled.
+    `may_time_out`: all commands that can have been sent before a timeout have been handled. `room`: about how many
+    bytes of memory their tasks need. A single task may need more. A request about several tasks that need more is
+    refused: its worker sends halves.
     """
-    batch = await _Batch.load(tx, asked, Rules(now, rng, may_time_out))
+    workflows = await store.load(tx, {key for each in asked for key, _ in _items(each)})
+    asked = asked[: _count_fitting(asked, workflows, room)]
+    if not asked:
+        return [Answer(_TOO_LARGE)]
+    batch = await _Batch.load(tx, asked, workflows, Rules(now, rng, may_time_out))
     turns = Turns(_BYTES_PER_TURN)
     decided = [await batch.decide(each, turns) for each in asked]
     adds_events = await task_store.save(tx, batch.before, batch.tasks, now)
     wakes = ("outbox",) if adds_events else ()
     replies = await batch.replies(tx, asked, decided)
     return [Answer(reply, wakes, batch.lanes(each)) for each, reply in zip(asked, replies, strict=True)]
+
+
+def _count_fitting(asked: Sequence[Asked], workflows: Mapping[Key, Workflow], room: int) -> int:
+    """Return how many of the first requests have room. None if the first one has several tasks that need more."""
+    used = 0
+    for number, each in enumerate(asked):
+        items = _items(each)
+        used += sum(_weigh(workflows.get(key), item) for key, item in items)
+        if used > room and (number or len(items) > 1):
+            return number
+    return len(asked)
+
+
+def _weigh(workflow: Workflow | None, item: _Item) -> int:
+    """Return about how much memory a task needs, with its part of the reply. Results that were seen are not read."""
+    if workflow is None or not is_held(workflow, item.token):
+        return _WORKFLOW_BYTES
+    if isinstance(item, GetEffects):
+        page = min(workflow.effect_bytes + workflow.effects * effect_store.BYTES_PER_EFFECT, PAGE_BYTES)
+        return _WORKFLOW_BYTES + task_store.loaded_bytes(min(workflow.effects, _MOST_EFFECTS)) + _COPIES * page
+    unseen, named, written = workflow.effects - workflow.seen, 0, 0
+    if isinstance(item, Report):
+        unseen += len(item.waits)
+        named = len(item.steps) + len(item.seen)
+        written = workflow.input_bytes if isinstance(item.then, Complete | Fail) else 0  # SQLite writes it again
+    messages = min(workflow.messages, unseen)
+    texts = min(workflow.effect_bytes + workflow.message_bytes, unseen * MAX_DATA_BYTES)
+    return _WORKFLOW_BYTES + task_store.loaded_bytes(unseen + named + messages) + _COPIES * texts + written
 
 
 class _Batch:
@@ -138,15 +124,12 @@ class _Batch:
         self._rules = rules
 
     @classmethod
-    async def load(cls, tx: Transaction, asked: Sequence[Asked], rules: Rules) -> "_Batch":
-        """Lock the workflows that requests name, and load the tasks of those whose tokens are current."""
-        tokens: dict[Key, set[str]] = {}
-        for key, token in (pair for each in asked for pair in _tokens(each)):
-            tokens.setdefault(key, set()).add(token)
-        workflows = await store.load(tx, tokens)
-        held = {key: each for key, each in workflows.items() if any(is_held(each, token) for token in tokens[key])}
-        wanted = await _wanted(asked, held)
-        tasks = await task_store.load(tx, {key: held[key] for key in wanted}, wanted)
+    async def load(
+        cls, tx: Transaction, asked: Sequence[Asked], workflows: Mapping[Key, Workflow], rules: Rules
+    ) -> "_Batch":
+        """Load the tasks of the locked workflows that requests name with their current tokens."""
+        wanted = await _wanted(asked, workflows)
+        tasks = await task_store.load(tx, {key: workflows[key] for key in wanted}, wanted)
         unread = {key: TaskState(each, {}, {}) for key, each in workflows.items() if key not in tasks}
         return cls(tasks, unread, rules)
 
@@ -156,7 +139,10 @@ class _Batch:
         for key, each in _items(asked):
             found = self.tasks.get(key)
             await turns.take(0 if found is None else task_store.loaded_bytes(len(found.effects)))
-            decisions.append(self._apply(key, each) if isinstance(each, Report) else self._renew(key, each.token))
+            if isinstance(each, Report):
+                decisions.append(self._apply(key, each))
+            elif isinstance(each, HeldTask):
+                decisions.append(self._renew(key, each.token))
         return decisions
 
     def _apply(self, key: Key, asked: Report) -> Decision | None:
@@ -178,7 +164,7 @@ class _Batch:
 
     def lanes(self, asked: Asked) -> tuple[tuple[Lane, int], ...]:
         """Return the lanes in which a request made rows available, and when."""
-        keys = {key for key, _ in _tokens(asked)} if isinstance(asked.request, ReportTasks) else set()
+        keys = {key for key, each in _items(asked) if isinstance(each, Report)}
         freed = [self.tasks[key].workflow for key in keys if key in self.tasks]
         return tuple(
             (each.lane, each.available_at) for each in freed if each.hold is None and each.available_at is not None
@@ -243,31 +229,24 @@ def _reported(key: Key, decision: Decision | None, over: Mapping[Key, Sequence[R
     return write_object(fields, {"over": write_list(views) if views else None})
 
 
-def _items(asked: Asked) -> list[tuple[Key, Report | HeldTask]]:
-    """Return the reports or renewals of a request, each with its workflow."""
+def _items(asked: Asked) -> Sequence[tuple[Key, _Item]]:
+    """Return what a request says about each task, with the workflow."""
     match asked.request:
         case ReportTasks() as request:
             return [(Key(asked.tenant, each.workflow_id), each) for each in request.reports]
         case RenewTasks() as request:
             return [(Key(asked.tenant, each.workflow_id), each) for each in request.tasks]
-        case _:
-            return []
+        case request:
+            return [(Key(asked.tenant, request.workflow_id), request)]
 
 
-def _tokens(asked: Asked) -> list[tuple[Key, str]]:
-    """Return the workflows that a request names, each with its token."""
-    if isinstance(asked.request, GetEffects):
-        return [(Key(asked.tenant, asked.request.workflow_id), asked.request.token)]
-    return [(key, each.token) for key, each in _items(asked)]
-
-
-async def _wanted(asked: Sequence[Asked], held: Collection[Key]) -> dict[Key, Wanted]:
-    """Return what to load of each workflow: the effects that reports name, and messages for the waits that begin."""
+async def _wanted(asked: Sequence[Asked], workflows: Mapping[Key, Workflow]) -> dict[Key, Wanted]:
+    """Return what to load of each held task: the effects that reports name, and messages for the waits that begin."""
     effects: dict[Key, set[EffectKey]] = {}
     messages: dict[Key, dict[str, int]] = {}
     turns = Turns(_BYTES_PER_TURN)
     for key, each in (pair for request in asked for pair in _items(request)):
-        if key not in held:
+        if isinstance(each, GetEffects) or not is_held(workflows.get(key), each.token):
             continue
         named, names = effects.setdefault(key, set()), messages.setdefault(key, {})
         for text, kind in _named(each):

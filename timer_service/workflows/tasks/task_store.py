@@ -6,7 +6,6 @@ from typing import NamedTuple
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.turns import Turns
-from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.stored_json import RawJson, read_stored, write_object
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect, EffectKey, Effects, message_names
@@ -25,11 +24,6 @@ _LOADED_EFFECT_BYTES = 2048
 def loaded_bytes(effects: int) -> int:
     """Return about how much memory so many effects need that are loaded for a decision."""
     return effects * _LOADED_EFFECT_BYTES
-
-
-def taken_bytes(waits: int, message_bytes: int) -> int:
-    """Return how many bytes so many waits take at most from messages of `message_bytes`. A transaction copies them."""
-    return min(waits * MAX_DATA_BYTES, message_bytes)
 
 
 class Wanted(NamedTuple):
