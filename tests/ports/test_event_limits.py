@@ -345,7 +345,7 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
-        if name in {"on_commit", "on_rollback", "wait_briefly"}:
+        if name in {"on_commit", "wait_briefly"}:
             return method
 
         async def run(sql: str, *arguments: Any) -> Any:

@@ -68,9 +68,6 @@ class Recorder:
     def on_commit(self, _then: Callable[[], None]) -> None:
         """Do nothing."""
 
-    def on_rollback(self, _undo: Callable[[], None]) -> None:
-        """Do nothing."""
-
 
 def claimed(*key: str) -> list[Row]:
     tenant, name = key

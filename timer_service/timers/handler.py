@@ -70,7 +70,7 @@ async def _add_new(
             break
         rows[number], results[number] = _new_timer(commands[number], now)
     growth = store.growth_by_rows(rows.values(), now) if admission else {}
-    if not rows or (admission and not await admission.reserve(growth)):
+    if not rows or (admission and not await admission.may_write(growth)):
         return [None] * len(commands), 0
     inserted = await store.insert_new(tx, rows.values())
     if len(inserted) < len(rows):
@@ -80,7 +80,7 @@ async def _add_new(
             del rows[number]
         growth = store.growth_by_rows(rows.values(), now) if admission else {}
     if admission:
-        admission.keep(growth)
+        admission.wrote(growth)
     return results, len(inserted)
 
 
