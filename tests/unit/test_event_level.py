@@ -3,7 +3,6 @@
 import random
 
 import pytest
-
 from timer_service.core.limits.event_level import Level, Limit
 
 DAY = 24 * 60 * 60 * 1000

@@ -2,6 +2,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,6 @@ from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.lease import Lease
 from timer_service.core.due.recovery import take_over_claims
-from timer_service.core.events.relay import Relay
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database, Row
 from timer_service.core.ports.health import HEALTHY, Health
@@ -939,6 +939,7 @@ async def test_crash_loop_with_another_cause(store: Database, memory_broker: Mem
         with suppress(asyncio.CancelledError):
             await timers.tick()
         timers.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
+    timers.broker.before_publishing = nothing
     while await timers.tick():
         pass
     assert (sorted(timers.fired()), timers.metrics.given_up) == (names, {})

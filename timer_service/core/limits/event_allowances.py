@@ -169,15 +169,16 @@ class EventAllowances:
         return (self._keeps_events_for() or _DEFAULT_PERIOD) // timedelta(milliseconds=1)
 
 
-class EventCharging(NamedTuple):
+class EventCharging:
     """The worker that charges what was published."""
 
-    database: Database
-    allowances: EventAllowances
+    def __init__(self, database: Database, allowances: EventAllowances) -> None:
+        self._database = database
+        self._allowances = allowances
 
     async def tick(self, now: int) -> Pass:
         """Charge what was published since the last pass."""
-        return Pass(0, await self.allowances.update(self.database, now))
+        return Pass(0, await self._allowances.update(self._database, now))
 
 
 async def delete_empty(tx: Transaction, before: int, limit: int) -> int:
