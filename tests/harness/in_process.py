@@ -109,8 +109,9 @@ class InProcess(Conversation):
         await self.sql("UPDATE command_log SET reader = NULL, reads_until = 0, revision = revision + 1")
 
     async def publish(self) -> None:
-        """Publish the events of the outbox, and the dead letters."""
+        """Publish the events of the outbox, and charge them, and the dead letters."""
         await exhaust(self.relay, self.clock.now())
+        await self.parts.allowances.update(self.database, self.clock.now())
         await exhaust(self._letters, self.clock.now())
 
     def reply(self, number: int) -> Any:

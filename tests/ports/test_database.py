@@ -117,17 +117,15 @@ async def test_failing_statement_rolls_back(database: Database) -> None:
     assert await numbers(database) == [3]
 
 
-async def test_the_end_of_a_transaction(database: Database) -> None:
-    """After a commit, `then` is called once, and `undo` is not. After any other end, it is the other way round."""
-    undone: list[str] = []
+async def test_what_waits_for_a_commit(database: Database) -> None:
+    """After a commit, `then` is called once. After any other end of a transaction, it is not called."""
     then: list[str] = []
 
     async def write(name: str, statement: str = "SELECT 1 AS one", error: Exception | None = None) -> None:
         async with database.transaction() as tx:
-            tx.on_rollback(lambda: undone.append(name))
             tx.on_commit(lambda: then.append(name))
             await tx.fetch(statement)
-            assert name not in [*undone, *then]
+            assert name not in then
             if error is not None:
                 raise error
 
@@ -136,16 +134,14 @@ async def test_the_end_of_a_transaction(database: Database) -> None:
     with pytest.raises(DatabaseSetupError):
         await write("a statement fails", "SELECT * FROM nowhere")
     await write("it is committed")
-    assert (undone, then) == (["the block fails", "a statement fails"], ["it is committed"])
+    assert then == ["it is committed"]
 
 
 async def test_work_that_runs_at_once(database: Database) -> None:
-    """Work that runs at once is committed as a whole. If it fails, it is rolled back, and `undo` is called."""
-    undone: list[int] = []
+    """Work that runs at once is committed as a whole. If it fails, it is rolled back, and `then` is not called."""
     then: list[int] = []
 
     async def write(tx: Transaction, number: int, error: Exception | None = None) -> int:
-        tx.on_rollback(lambda: undone.append(number))
         tx.on_commit(lambda: then.append(number))
         written: int = await tx.execute(INSERT, {"number": number})
         if error is not None:
@@ -157,25 +153,25 @@ async def test_work_that_runs_at_once(database: Database) -> None:
         await database.run(lambda tx: write(tx, 2, OurError()))
     with pytest.raises(DatabaseSetupError):
         await database.run(lambda tx: tx.fetch("SELECT * FROM nowhere"))
-    assert (undone, then, await numbers(database)) == ([2], [1], [1])
+    assert (then, await numbers(database)) == ([1], [1])
 
 
-async def test_on_rollback_after_a_failed_commit(database: Database) -> None:
-    """If the commit is refused, `undo` is called."""
+async def test_a_failed_commit(database: Database) -> None:
+    """If the commit is refused, `then` is not called."""
     if isinstance(database, SqliteDatabase):
         await database._writer.control("PRAGMA foreign_keys = ON")
     async with database.transaction() as tx:
         await tx.execute("CREATE TABLE more (n BIGINT REFERENCES numbers (number) DEFERRABLE INITIALLY DEFERRED)")
-    undone: list[str] = []
+    then: list[str] = []
 
     async def write() -> None:
         async with database.transaction() as tx:
-            tx.on_rollback(lambda: undone.append("refused"))
+            tx.on_commit(lambda: then.append("refused"))
             await tx.execute("INSERT INTO more VALUES (1)")
 
     with pytest.raises(Exception, match=r"(?i)foreign key"):
         await write()
-    assert undone == ["refused"]
+    assert then == []
 
 
 @pytest.mark.parametrize(
@@ -248,26 +244,24 @@ async def test_cancellation_at_any_point(database: Database) -> None:
 
 
 async def test_the_end_of_a_transaction_at_any_cancellation(database: Database) -> None:
-    """`undo` or `then` is called as the transaction was rolled back or committed, also if that was cancelled."""
-    undone: list[int] = []
+    """`then` is called exactly if the transaction was committed, also if that was cancelled."""
     then: list[int] = []
 
     async def write(turn: int) -> None:
         async with database.transaction() as tx:
-            tx.on_rollback(lambda: undone.append(turn))
             tx.on_commit(lambda: then.append(turn))
             began.append(turn)
             await tx.execute(INSERT, {"number": turn})
 
     began: list[int] = []
     turn = len(await numbers(database))  # connected: each transaction takes a few round trips, and no more
-    while turn < 60 or not undone:
+    while turn < 60 or len(began) == len(then):
         turn += 1
         writing = asyncio.create_task(write(turn))
         await yield_to_others(turn)
         writing.cancel()
         await asyncio.wait([writing])
-    assert set(began) - set(undone) == set(then) == set(await numbers(database))
+    assert set(then) == set(await numbers(database))
 
 
 async def test_cancellation_of_a_waiting_transaction(database: Database) -> None:

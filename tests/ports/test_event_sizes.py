@@ -67,6 +67,7 @@ async def test_no_event_counts_less_than_it_takes(
             await outbox.add(tx, events, NOW)
     relay = parts.relay(table, timer_event if table is TIMERS else stored_message)
     assert (await relay.tick(NOW)).done == COUNT
+    await allowances.update(sqlite, NOW)
     counted = await USAGE.amount_of(sqlite.reader, tenant, NOW, 10**9)
     stored = await stored_bytes(broker)
     assert stored <= counted

@@ -21,7 +21,6 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core.due.lease import Lease
 from timer_service.core.events.settlement import Settlement, Settler
-from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports import transactions
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY
@@ -240,8 +239,8 @@ async def settle_during_cancels(postgres: PostgresDatabase, tenant: str, *, publ
     async def cancel(tx: Transaction) -> None:
         await timers.load(tx, [made[0].key])
         if not settling:
-            settler = Settler(postgres, lease, EventAllowances(), ManualClock(), RecordingMetrics())
-            settling.append(asyncio.create_task(settler.settle(settlement)))
+            settler = Settler(postgres, lease, ManualClock(), RecordingMetrics())
+            settling.append(asyncio.create_task(settler.settle([settlement])))
             await until_waiting(postgres, settling[0])
         found = await timers.load(tx, [timer.key for timer in made])
         waiting = {key: timer for key, timer in found.items() if timer.state is State.SCHEDULED}

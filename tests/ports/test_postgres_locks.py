@@ -22,7 +22,6 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core.due.lease import Lease
 from timer_service.core.events.settlement import Settlement, Settler
-from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
@@ -191,13 +190,13 @@ async def test_outage_while_locked_rows_wait(databases: Databases, monkeypatch: 
     lease = Lease(TIMERS, timedelta(seconds=30))
     async with databases.database(bring_to_head) as url, behind_a_proxy(url) as (proxy, database):
         locks = LockedPostgres(database, await asyncpg.connect(url))
-        settler = Settler(database, lease, EventAllowances(), ManualClock(), RecordingMetrics())
+        settler = Settler(database, lease, ManualClock(), RecordingMetrics())
         async with database.transaction() as tx:
             await put_timers(tx, [scheduled(f"call-{number}", NOW) for number in range(6)])
         claims = [await in_transaction(database, lambda tx: lease.claim(tx, NOW, 2)) for _ in range(3)]
         async with locks.locked("SELECT 1 FROM timer_schedules FOR UPDATE"):
             for rows in claims:
-                await settler.settle(Settlement(NOW, whole=True, complete=rows))
+                await settler.settle([Settlement(NOW, whole=True, complete=rows)])
         with proxy.refusing(), pytest.raises(DatabaseUnavailableError):
             await settler.settle_left()
         await settler.settle_left()

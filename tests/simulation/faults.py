@@ -254,9 +254,6 @@ class FaultyTransaction:
     def on_commit(self, then: Callable[[], None]) -> None:
         self._tx.on_commit(then)
 
-    def on_rollback(self, undo: Callable[[], None]) -> None:
-        self._tx.on_rollback(undo)
-
     @asynccontextmanager
     async def _statement(self, many: Sequence[Parameters]) -> AsyncIterator[None]:
         async with self._gate.around(Point.BEFORE_STATEMENT, Point.AFTER_STATEMENT):

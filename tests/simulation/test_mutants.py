@@ -156,7 +156,7 @@ def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
 
     async def fire(self: Relay, rows: Sequence[Row]) -> None:
         at = self._clock.now()
-        await self._settler.settle(Settlement(at, complete=list(rows)))
+        await self._settler.settle([Settlement(at, complete=list(rows))])
         await self._broker.publish([self._encode(row, at) for row in rows])
 
     patch.setattr(Relay, "_fire", fire)

@@ -26,7 +26,7 @@ from timer_service.timers.store import TIMERS
 
 ALL = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
-    *("announcements", "dead-letters"),
+    *("announcements", "dead-letters", "event-limits"),
     *("timers-retention", "signals-retention", "schedules-retention", "workflows-retention", "runs-retention"),
     *("events-retention", "workflow-deadlines", "row-counts"),
 }

@@ -4,12 +4,13 @@ import random
 
 import pytest
 
-from timer_service.core.limits.event_level import Level, Limit
+from timer_service.core.limits.event_allowances import Level
 
 DAY = 24 * 60 * 60 * 1000
-LIMIT = Limit(most=1_000_000, period_ms=10 * DAY)
+MOST = 1_000_000
+PERIOD = 10 * DAY
 NOW = 1_000 * DAY
-FULL = Level().charged(LIMIT.most, LIMIT, NOW)
+FULL = Level().charged(MOST, MOST, PERIOD, NOW)
 
 
 def test_what_was_used_comes_back_evenly() -> None:
@@ -18,32 +19,30 @@ def test_what_was_used_comes_back_evenly() -> None:
 
 
 def test_a_tenant_beyond_its_limit_waits_until_the_rest_is_back() -> None:
-    """A tenant may use its whole limit. What it uses beyond that comes back before it goes on, one second at least."""
-    assert FULL.again_at(LIMIT, NOW) is None
-    beyond = FULL.charged(200_000, LIMIT, NOW)
-    assert (again_at := beyond.again_at(LIMIT, NOW)) == NOW + 2 * DAY
-    assert (beyond.used_at(again_at), beyond.again_at(LIMIT, again_at)) == (LIMIT.most, None)
-    assert FULL.charged(1, LIMIT, NOW).again_at(LIMIT, NOW) == NOW + 1_000
+    """A tenant may use its whole limit. What it uses beyond that comes back before it goes on."""
+    assert FULL.again_at(MOST, NOW) is None
+    beyond = FULL.charged(200_000, MOST, PERIOD, NOW)
+    assert (again_at := beyond.again_at(MOST, NOW)) == NOW + 2 * DAY
+    assert (beyond.used_at(again_at), beyond.again_at(MOST, again_at)) == (MOST, None)
 
 
 def test_limit_that_was_raised_or_lowered() -> None:
     """A higher limit makes room at once. With a lower one, a tenant waits until no more than that is used."""
-    beyond = FULL.charged(200_000, LIMIT, NOW)
-    assert beyond.again_at(Limit(3_000_000, LIMIT.period_ms), NOW) is None
-    assert FULL.again_at(Limit(100_000, LIMIT.period_ms), NOW) == NOW + 9 * DAY
+    assert FULL.charged(200_000, MOST, PERIOD, NOW).again_at(3_000_000, NOW) is None
+    assert FULL.again_at(100_000, NOW) == NOW + 9 * DAY
 
 
 def test_every_instant_fits_into_the_database() -> None:
     """A tenant has used much, and its limit becomes tiny."""
-    assert NOW < Level(10**15, NOW - 1, NOW + DAY).charged(1, Limit(0, 10 * DAY), NOW).empty_at < 2**63
+    assert NOW < Level(10**15, NOW - 1, NOW + DAY).charged(1, 0, PERIOD, NOW).empty_at < 2**63
 
 
 def test_clock_that_was_set_back() -> None:
     """After the clock was set back by a minute, nothing has come back yet; by a year, the level counts no more."""
-    later = FULL.charged(200_000, LIMIT, NOW)
+    later = FULL.charged(200_000, MOST, PERIOD, NOW)
     assert later.used_at(NOW - 60_000) == 1_200_000
-    assert later.again_at(LIMIT, NOW - 365 * DAY) is None
-    assert later.charged(10, LIMIT, NOW - 365 * DAY).used == 10
+    assert later.again_at(MOST, NOW - 365 * DAY) is None
+    assert later.charged(10, MOST, PERIOD, NOW - 365 * DAY).used == 10
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -53,14 +52,14 @@ def test_no_more_than_twice_the_limit_in_the_period(seed: int) -> None:
     It gets at least what comes back, if it always wants more.
     """
     rng = random.Random(seed)
-    limit = Limit(rng.choice([10_000, 1_000_000]), DAY)
+    most = rng.choice([10_000, 1_000_000])
     level, now, got = Level(), NOW, list[tuple[int, int]]()
     while now < NOW + 4 * DAY:
-        if level.again_at(limit, now) is None:
-            amount = rng.choice([1, 500, limit.most // 10])
-            level = level.charged(amount, limit, now)
+        if level.again_at(most, now) is None:
+            amount = rng.choice([1, 500, most // 10])
+            level = level.charged(amount, most, DAY, now)
             got.append((now, amount))
         now += rng.randrange(DAY // 100)
     for at, _ in got:
-        assert sum(amount for when, amount in got if at - DAY < when <= at) <= 2 * limit.most + limit.most // 10
-    assert sum(amount for _, amount in got) >= 3 * limit.most
+        assert sum(amount for when, amount in got if at - DAY < when <= at) <= 2 * most + most // 10
+    assert sum(amount for _, amount in got) >= 3 * most

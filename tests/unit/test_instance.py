@@ -40,7 +40,7 @@ UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
 HANDLING = {"audit", "tasks", "workflow-workers"}
 FIRING = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep", "dead-letters"),
-    *("announcements", "workflow-deadlines"),
+    *("announcements", "workflow-deadlines", "event-limits"),
 }
 WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs", "events")}
 WORKING |= {"row-counts"}

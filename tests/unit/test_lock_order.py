@@ -15,7 +15,6 @@ from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.events import outbox
 from timer_service.core.events.cause import Cause
 from timer_service.core.events.outbox import OUTBOX
-from timer_service.core.events.settlement import Settlement
 from timer_service.core.ports.database import Parameters, Row
 from timer_service.core.values.message import Event, Position
 from timer_service.schedules import schedule
@@ -68,9 +67,6 @@ class Recorder:
     def on_commit(self, _then: Callable[[], None]) -> None:
         """Do nothing."""
 
-    def on_rollback(self, _undo: Callable[[], None]) -> None:
-        """Do nothing."""
-
 
 def claimed(*key: str) -> list[Row]:
     tenant, name = key
@@ -86,7 +82,6 @@ def failures(rows: Sequence[Row]) -> list[Failure]:
 
 Write = Callable[[Recorder, Lease, list[Row]], Awaitable[object]]
 LEASE: dict[str, Write] = {
-    "lock": lambda tx, lease, rows: lease.lock(tx, rows),
     "complete": lambda tx, lease, rows: lease.complete(tx, rows, NOW),
     "discount": lambda tx, lease, rows: lease.discount(tx, rows),
     "retry": lambda tx, lease, rows: lease.retry(tx, failures(rows)),
@@ -102,15 +97,6 @@ async def test_lease(write: Write, table: Any) -> None:
     tx = Recorder(*table.key)
     await write(tx, Lease(table, HOLD), claimed(*table.key))
     assert tx.statements == [sorted(tx.statements[0])]
-
-
-async def test_mixed_settlement_locks_all_rows_first() -> None:
-    """A settlement in several ways locks all its rows, in one order, before it writes any."""
-    rows = claimed(*TIMERS.key)
-    tx = Recorder(*TIMERS.key)
-    mixed = Settlement(NOW, complete=rows[:2], release=rows[2:3], retry=failures(rows[3:4]), bury=failures(rows[4:]))
-    await mixed.write(tx, Lease(TIMERS, HOLD))
-    assert tx.statements[0] == sorted(tuple(row[column] for column in TIMERS.key) for row in rows)
 
 
 async def test_events_are_added_in_key_order() -> None:

@@ -24,7 +24,7 @@ def test_a_broker_that_is_back_ends_the_pauses() -> None:
     assert pause.is_over(2000 + SHORTEST_MS, broker_usable=True)
     probing.append(pause.probing)
     pause.lengthen(3000)
-    assert probing == [True, True, False]
+    assert probing == [True, False, False]
     assert (pause.resume_at, pause.probing) == (3000 + SHORTEST_MS, True)
 
 

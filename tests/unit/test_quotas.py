@@ -22,10 +22,8 @@ class Rows:
         self.counts: list[str] = []
         self.now = 0.0
         self.seconds = 0.0
-        self.roll_back: Callable[[], None]
-        """Ends the newest transaction without a commit."""
         self.commit: Callable[[], None]
-        """Commits the newest transaction that has written rows first."""
+        """Commits the newest transaction."""
 
     async def fetch(self, _sql: str, parameters: Any = None, /) -> Sequence[Any]:
         assert parameters["now"] == NOW
@@ -51,9 +49,6 @@ class Rows:
     def on_commit(self, then: Callable[[], None], /) -> None:
         self.commit = then
 
-    def on_rollback(self, undo: Callable[[], None], /) -> None:
-        self.roll_back = undo
-
     def quotas(self, *, most: int = 10, alone: bool = True) -> Quotas:
         limited = Limits(pending_timers=most, open_runs=1)
         tenants = {"acme": limited, **{f"tenant-{number}": limited for number in range(100)}}
@@ -71,6 +66,7 @@ async def add(quotas: Quotas, rows: Rows, amounts: Sequence[int], tenant: str = 
     admission = begin(quotas, rows)
     admitted = [await admission.exceeds(tenant, {TIMERS: amount}) is None for amount in amounts]
     rows.used += sum(amount for amount, fits in zip(amounts, admitted, strict=True) if fits)
+    rows.commit()
     return admitted
 
 
@@ -97,51 +93,26 @@ async def test_rows_of_the_same_transaction() -> None:
     assert await add(quotas, rows, [2, 1, 1]) == [False, True, False]
 
 
-async def test_a_transaction_that_adds_and_removes_rows() -> None:
-    """What a transaction removes makes no room before the next count, because the transaction may fail."""
-    rows = Rows()
-    quotas = rows.quotas()
-    assert await add(quotas, rows, [5, -3]) == [True, True]
-    counted = len(rows.counts)
-    assert await add(quotas, rows, [6]) == [True]
-    assert (counted, len(rows.counts)) == (1, 2)
-
-
-async def test_count_after_rows_were_admitted() -> None:
-    """Rows that took the room of an earlier transaction's count are subtracted from the next count too."""
-    rows = Rows()
-    quotas = rows.quotas()
-    assert await add(quotas, rows, [1]) == [True]
-    rows.used = 0  # the timer fires
-    assert await add(quotas, rows, [9, 1, 1]) == [True, True, False]
-    assert rows.counts == ["acme"] * 2
-
-
-async def test_a_transaction_that_removes_rows() -> None:
-    """Commands that remove rows make room for the later ones of their transaction, and for nothing if it fails."""
+async def test_rows_that_are_removed() -> None:
+    """What a transaction removes makes room for its later commands, and after its commit for the next ones."""
     rows = Rows()
     quotas = rows.quotas()
     assert await add(quotas, rows, [9, -4, 4, 1, 1, -2, 2, 1]) == [*[True] * 4, False, True, True, False]
-    rows.used = 10
-    failed = begin(quotas, rows)
-    assert [await failed.exceeds("acme", {TIMERS: amount}) for amount in (-5, 5)] == [None, None]
+    assert await add(quotas, rows, [-5]) == [True]
+    assert await add(quotas, rows, [5]) == [True]
+    assert rows.counts == ["acme"]
     assert await add(quotas, rows, [1]) == [False]
-    assert await add(quotas, rows, [-1, -1]) == [True, True]
-    assert await add(quotas, rows, [2, 1]) == [True, False]
 
 
-@pytest.mark.parametrize("counted_before", [True, False])
-async def test_a_failed_transaction_gives_its_room_back(*, counted_before: bool) -> None:
-    """The next transactions have as much room as before, without another count."""
+async def test_a_transaction_that_is_not_committed() -> None:
+    """It takes no room, and what it has removed makes none."""
     rows = Rows()
     quotas = rows.quotas()
-    if counted_before:
-        assert await add(quotas, rows, [1]) == [True]
-    failed = begin(quotas, rows)
-    assert [await failed.exceeds("acme", {TIMERS: amount}) for amount in (4, -2, 5)] == [None] * 3
-    rows.roll_back()
-    assert await add(quotas, rows, [10 - rows.used]) == [True]
+    assert await begin(quotas, rows).exceeds("acme", {TIMERS: 8}) is None
+    assert await add(quotas, rows, [10]) == [True]
+    assert await begin(quotas, rows).exceeds("acme", {TIMERS: -5}) is None
     assert rows.counts == ["acme"]
+    assert await add(quotas, rows, [1]) == [False]
 
 
 async def test_slow_counts_and_the_limit() -> None:
@@ -205,15 +176,15 @@ async def test_flood_of_a_tenant_at_its_limit() -> None:
 
 async def add_first(rows: Rows, admission: Admission, most: int, written: int) -> bool:
     """Write rows first that are `most` at most. Return whether there was room for them."""
-    if not await admission.reserve({"acme": {TIMERS: most}}):
+    if not await admission.may_write({"acme": {TIMERS: most}}):
         return False
     rows.used += written
-    admission.keep({"acme": {TIMERS: written}})
+    admission.wrote({"acme": {TIMERS: written}})
     return True
 
 
 async def test_rows_that_are_written_first() -> None:
-    """What was reserved and not written is there for the rest of the transaction, and after it for the next ones."""
+    """Only what was written takes room from the rest of the transaction, and from the next ones."""
     rows = Rows()
     quotas = rows.quotas()
     admission = begin(quotas, rows)
@@ -221,43 +192,32 @@ async def test_rows_that_are_written_first() -> None:
     assert await admission.exceeds("acme", {TIMERS: 2}) is None
     rows.used += 2
     rows.commit()
-    assert (await add(quotas, rows, [4]), rows.counts) == ([True], ["acme"])
-    assert await add(quotas, rows, [1, 1]) == [True, False]
+    assert (await add(quotas, rows, [5]), rows.counts) == ([True], ["acme"])
+    assert await add(quotas, rows, [1]) == [False]
 
 
-async def test_a_count_after_rows_were_written_first() -> None:
+@pytest.mark.parametrize("used", [0, 3])
+async def test_a_count_after_rows_were_written_first(used: int) -> None:
     """A count in the same transaction finds the rows that were written first. They do not count twice."""
     rows = Rows()
     quotas = rows.quotas()
     assert await add(quotas, rows, [6]) == [True]
-    rows.used = 0  # the timers fire
+    rows.used = used  # timers fire
     admission = begin(quotas, rows)
     assert await add_first(rows, admission, 4, 3)
-    found = [await admission.exceeds("acme", {TIMERS: amount}) is None for amount in (7, 1)]
+    found = [await admission.exceeds("acme", {TIMERS: amount}) is None for amount in (7 - used, 1)]
     assert (found, rows.counts) == ([True, False], ["acme"] * 2)
 
 
 async def test_too_many_rows_to_be_written_first() -> None:
-    """If there may be too little room for one tenant, nothing is reserved, and the commands are admitted one by one."""
+    """If there may be too little room for one tenant, nothing is admitted, and the commands are admitted one by one."""
     rows = Rows()
     quotas = rows.quotas()
-    assert not await begin(quotas, rows).reserve({"tenant-1": {TIMERS: 10}, "acme": {TIMERS: 10, RUNS: 2}})
-    assert rows.counts == ["tenant-1", "acme", "acme"]
     admission = begin(quotas, rows)
-    assert not await admission.reserve({"tenant-1": {TIMERS: 10}, "acme": {TIMERS: 11}})
-    assert len(rows.counts) == 3, "there is too little room, so the commands are looked at one by one"
+    assert not await admission.may_write({"tenant-1": {TIMERS: 10}, "acme": {TIMERS: 10, RUNS: 2}})
     assert [await admission.exceeds(tenant, {TIMERS: 10}) for tenant in ("tenant-1", "acme")] == [None, None]
+    assert rows.counts == ["tenant-1", "acme", "acme"]
     assert await admission.exceeds("tenant-1", {TIMERS: 1}) == Excess("pending_timers", 10)
-
-
-async def test_rows_written_first_by_a_transaction_that_fails() -> None:
-    """The next transactions have as much room as before."""
-    rows = Rows()
-    quotas = rows.quotas()
-    assert await add_first(rows, begin(quotas, rows), 8, 8)
-    rows.roll_back()
-    rows.used = 0
-    assert (await add(quotas, rows, [10]), rows.counts) == ([True], ["acme"])
 
 
 async def test_no_limit() -> None:
@@ -327,6 +287,6 @@ async def test_few_tenants_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "_MOST_ROOMS", 3)
     rows = Rows()
     quotas = rows.quotas()
-    for number in range(5):
+    for number in range(8):
         await add(quotas, rows, [1], f"tenant-{number}")
-    assert [tenant for tenant, _ in quotas.rooms] == ["tenant-2", "tenant-3", "tenant-4"]
+    assert len(quotas.rooms) == 2

@@ -5,6 +5,7 @@ from dataclasses import replace
 from timer_service.core.due.loop import Worker
 from timer_service.core.events.outbox import COUNTED, DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
 from timer_service.core.limits import event_allowances
+from timer_service.core.limits.event_allowances import EventCharging
 from timer_service.core.service.slice import Parts, Slice
 from timer_service.events.handler import Outcome, handle
 from timer_service.events.messages import RetryEvent
@@ -26,7 +27,11 @@ SLICE = Slice(
     outcomes=Outcome,
     handle=handle,
     queries=QUERIES,
-    workers={"outbox": lambda parts: parts.relay(OUTBOX, stored_message), "dead-letters": _dead_letter_relay},
+    workers={
+        "outbox": lambda parts: parts.relay(OUTBOX, stored_message),
+        "dead-letters": _dead_letter_relay,
+        "event-limits": lambda parts: EventCharging(parts.database, parts.allowances),
+    },
     wakes=("outbox",),
     leased=(OUTBOX, DEAD_LETTERS),
     counted=COUNTED,

@@ -48,7 +48,7 @@ async def _add_new(
     for number in _first_schedules(commands):
         rows[number], results[number] = _new_timer(commands[number], now)
     growth = store.growth_by_rows(rows.values(), now) if admission else {}
-    if not rows or (admission and not await admission.reserve(growth)):
+    if not rows or (admission and not await admission.may_write(growth)):
         return {}
     inserted = await store.insert_new(tx, rows.values())
     if len(inserted) < len(rows):
@@ -57,7 +57,7 @@ async def _add_new(
             del rows[number], results[number]
         growth = store.growth_by_rows(rows.values(), now) if admission else {}
     if admission:
-        admission.keep(growth)
+        admission.wrote(growth)
     return results
 
 

@@ -75,7 +75,6 @@ class _Session:
         self._inserts = inserts
         self._timeout = timeout_seconds
         self.on_commit = end.on_commit
-        self.on_rollback = end.on_rollback
         self.wrote = False
         """Whether a statement changed rows, except one of `fetch`."""
 
@@ -258,7 +257,8 @@ class PostgresDatabase:
         self, pool: asyncpg.Pool, begin: str, timeout_seconds: float = _STATEMENT_SECONDS
     ) -> AsyncIterator[_Session]:
         """Open a transaction on a connection of a pool. Raises `DatabaseBusyError` if all connections stay in use."""
-        with translate_errors(), TransactionEnd() as end:
+        end = TransactionEnd()
+        with translate_errors():
             async with _acquire(pool) as connection, _transaction(connection, begin, end):
                 yield _Session(connection, self._inserts, timeout_seconds, end)
 

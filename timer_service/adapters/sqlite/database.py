@@ -107,7 +107,6 @@ class _Transaction:
 
     def __init__(self, connection: _Connection, end: TransactionEnd) -> None:
         self.on_commit = end.on_commit
-        self.on_rollback = end.on_rollback
         self.fetch = connection.fetch
         self.fetch_each = connection.fetch_each
         self.executemany = connection.execute_counting
@@ -216,7 +215,6 @@ class SqliteDatabase:
                 raise
             finally:
                 self._writer.begins_next = False
-                end.close()
 
     async def _commit(self, check: Callable[[], None] | None, end: TransactionEnd) -> None:
         try:

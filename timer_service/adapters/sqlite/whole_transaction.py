@@ -19,9 +19,10 @@ _NONE: Parameters = {}
 def run_whole(connection: sqlite3.Connection, *, work: Callable[[Transaction], Awaitable[_T]]) -> tuple[_T, int]:
     """Run `work` in a write transaction. Return its result, and how many rows the transaction has changed.
 
-    What `on_commit` and `on_rollback` got is called in this thread.
+    What `on_commit` got is called in this thread.
     """
-    with translate_errors(), TransactionEnd() as end:
+    end = TransactionEnd()
+    with translate_errors():
         before = connection.total_changes
         connection.execute("BEGIN IMMEDIATE").close()
         try:
@@ -51,7 +52,6 @@ class _Statements:
     def __init__(self, connection: sqlite3.Connection, end: TransactionEnd) -> None:
         self._connection = connection
         self.on_commit = end.on_commit
-        self.on_rollback = end.on_rollback
 
     async def fetch(self, sql: str, parameters: Parameters = _NONE) -> list[Row]:
         with translate_errors():

@@ -153,7 +153,6 @@ class Lease(FairRows):
         self._complete_claim_shared = table.sql(
             "complete_claim_shared_and_delete" if deletes else "complete_claim_shared"
         )
-        self._lock = table.sql("lock")
         self._lock_free = table.sql("lock_free")
         self._still_held = table.sql("still_held")
         self._discount = table.sql("discount")
@@ -188,10 +187,6 @@ class Lease(FairRows):
 
         rows = await self.take(tx, now, limit, waiting, Steps(claim_shares, claim_oldest))
         return sorted(rows, key=self._order_of)
-
-    async def lock(self, tx: Transaction, rows: Sequence[Row]) -> None:
-        """Lock held rows. A transaction that settles rows in several ways locks all of them first, in one order."""
-        await tx.fetch_each(self._lock, [self._held(row) for row in self._in_key_order(rows)])
 
     async def find_free(self, tx: Transaction, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
         """Lock the held rows that no other transaction has locked. Return these, and the other held rows.

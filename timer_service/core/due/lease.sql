@@ -138,11 +138,6 @@ WITH held AS MATERIALIZED (
 )
 DELETE FROM {table} WHERE rowid IN (SELECT place FROM held)
 
--- name: lock
--- Locks a held row.
-SELECT {key} FROM {table} WHERE {key_is} AND lease_token = :token
-/* for update */
-
 -- name: lock_free
 -- Locks a held row, unless another transaction has locked it.
 SELECT {key} FROM {table} WHERE {key_is} AND lease_token = :token

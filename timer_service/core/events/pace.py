@@ -24,7 +24,6 @@ class Pause:
         self.resume_at = 0
         """When the next claim may begin."""
         self._length_ms = 0
-        self._broker_away = False
 
     @property
     def probing(self) -> bool:
@@ -34,12 +33,10 @@ class Pause:
     def is_over(self, now: int, *, broker_usable: bool) -> bool:
         """Return whether a claim may begin at `now`. While the broker cannot be used, the pause goes on."""
         if not broker_usable:
-            self._broker_away = True
+            self.end()
             self.shorten(now)
-        elif self._broker_away:
-            self._broker_away = False
-            self._length_ms = 0
-        return self._ended(now)
+        # If the clock was set back, it is over. `now` may be a little old.
+        return now >= self.resume_at or self.resume_at - now > 2 * LONGEST_MS
 
     def shorten(self, now: int) -> None:
         """Pause shortly from `now`: the broker cannot be used, or stored only a part of a claim."""
@@ -47,73 +44,51 @@ class Pause:
 
     def lengthen(self, now: int) -> None:
         """Pause from `now` after a claim of which nothing was published. Overlapping claims count as one."""
-        if self._ended(now):
+        if self.is_over(now, broker_usable=True):
             self._length_ms = min(max(2 * self._length_ms, SHORTEST_MS), LONGEST_MS)
             self.resume_at = now + self._length_ms
 
     def end(self) -> None:
-        """End the pauses after a claim that was published."""
+        """Begin again with the shortest pause, and with whole claims."""
         self._length_ms = 0
-
-    def _ended(self, now: int) -> bool:
-        # A much longer wait than the longest pause means that the clock was set back. `now` may be a little old.
-        return now >= self.resume_at or self.resume_at - now > 2 * LONGEST_MS
 
 
 class Flight:
-    """The claims of a pass that are being published, and how to settle those that were published."""
+    """The claims of a pass that are being published."""
 
     def __init__(self) -> None:
-        self._publishing: set[asyncio.Task[Settlement | None]] = set()
-        self._published: list[Settlement] = []
+        self.publishing: set[asyncio.Task[Settlement | None]] = set()
+        """The tasks that publish them. Each returns how to settle its claim; None if it has done so."""
+        self.published: list[Settlement] = []
+        """How to settle those that were published."""
         self._errors: list[BaseException] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a claim is being published."""
-        return bool(self._publishing)
-
-    @property
-    def has_published(self) -> bool:
-        """Whether published claims must be settled."""
-        return bool(self._published)
 
     @property
     def is_full(self) -> bool:
         """Whether no other claim may be published meanwhile."""
-        return len(self._publishing) >= _OVERLAPPING_BATCHES
-
-    def add(self, task: asyncio.Task[Settlement | None]) -> None:
-        """Add the task that publishes a claim."""
-        self._publishing.add(task)
+        return len(self.publishing) >= _OVERLAPPING_BATCHES
 
     def take_published(self) -> list[Settlement]:
         """Return what must be settled, and forget it."""
-        taken, self._published = self._published, []
+        taken, self.published = self.published, []
         return taken
 
-    async def wait(self) -> None:
-        """Wait until a claim was published. Raise its error."""
-        await self._wait(asyncio.FIRST_COMPLETED)
-        self.raise_first()
-
-    async def land(self) -> None:
-        """Wait until every claim was published."""
-        if self._publishing:
-            await self._wait(asyncio.ALL_COMPLETED)
+    async def wait(self, *, for_all: bool = False) -> None:
+        """Wait until a claim was published, or all of them were."""
+        if not self.publishing:
+            return
+        until = asyncio.ALL_COMPLETED if for_all else asyncio.FIRST_COMPLETED
+        finished, self.publishing = await asyncio.wait(self.publishing, return_when=until)
+        for task in finished:
+            if (error := task.exception()) is not None:
+                self._errors.append(error)
+            elif (settlement := task.result()) is not None:
+                self.published.append(settlement)
 
     def raise_first(self) -> None:
         """Raise the first error."""
         if self._errors:
             raise self._errors[0]
-
-    async def _wait(self, until: str) -> None:
-        finished, self._publishing = await asyncio.wait(self._publishing, return_when=until)
-        for task in finished:
-            if (error := task.exception()) is not None:
-                self._errors.append(error)
-            elif (settlement := task.result()) is not None:
-                self._published.append(settlement)
 
 
 def share_lengths(

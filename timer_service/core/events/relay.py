@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from typing import NamedTuple
 
 from timer_service.core.due.blame import Evidence
 from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
@@ -22,7 +23,6 @@ from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.health import PUBLISHING_SECONDS, RecentFailure
 from timer_service.core.ports.metrics_port import MetricsPort
-from timer_service.core.ports.transactions import run_at_once
 from timer_service.core.values.budget import DEFAULT_BUDGET
 from timer_service.core.values.delays import LONGEST_DELAY, Backoff
 from timer_service.core.values.error_text import error_text
@@ -34,8 +34,15 @@ log = logging.getLogger(__name__)
 Encode = Callable[[Row, int], Message]
 """Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
 
-_Claimed = tuple[Sequence[Row], bool]
-"""Rows of a claim to publish, and whether others were released because of their long texts."""
+
+class _Claimed(NamedTuple):
+    rows: Sequence[Row]
+    """The rows of a claim to publish."""
+    left: bool
+    """Whether others were released."""
+    exhausted: bool
+    """Whether a row is exhausted, and nothing may be published beside it."""
+
 
 _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
@@ -100,7 +107,7 @@ class Relay:
         self._evidence = Evidence()
         self._refused_alone = 0
         """How many times a single event was refused since the last one was published."""
-        self._settler = Settler(database, lease, self._allowances, clock, metrics)
+        self._settler = Settler(database, lease, clock, metrics)
 
     async def tick(self, now: int) -> Pass:
         """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
@@ -124,7 +131,6 @@ class Relay:
 
     async def _tick(self, now: int) -> Pass:
         await self._settler.settle_left()
-        await self._allowances.look(self._database.reader, now)
         claimed = 0
         flight = Flight()
         seconds = asyncio.get_running_loop().time
@@ -135,107 +141,94 @@ class Relay:
                     break
                 probing = self._pause.probing
                 limit = 1 if probing else self._limit
-                rows, left = await self._claim(now, limit, flight.take_published())
+                claim = self._claim(now, limit, flight.take_published(), busy=bool(flight.publishing))
+                rows, left, exhausted = await claim
                 claimed += len(rows)
                 if rows:
-                    flight.add(asyncio.create_task(self._fire(rows)))
+                    flight.publishing.add(asyncio.create_task(self._fire(rows)))
                 took_all = not left and len(rows) < limit
-                growing = 2 * len(rows) if left else _GROWTH * self._limit
+                growing = (2 * len(rows) or self._limit) if left else _GROWTH * self._limit
                 self._limit = self._first_limit if took_all else min(growing, self._batch_size)
-                while flight.is_full or (flight.is_open and (took_all or probing)):
+                while flight.is_full or (flight.publishing and (took_all or probing or exhausted)):
                     await flight.wait()
-                if took_all and not flight.has_published:
+                    flight.raise_first()
+                if took_all and not flight.published:
                     break
         finally:
-            await flight.land()
-            await self._settler.settle_all(flight.take_published())
+            await flight.wait(for_all=True)
+            await self._settler.settle(flight.take_published())
         flight.raise_first()
         self._claimed_nothing_at = None if claimed else now
         return Pass(claimed, await self._next_at(now))
 
     async def _next_at(self, claimed_at: int) -> int | None:
-        at = await self._next_claim_at(claimed_at)
-        if not self._settler.waits:
-            return at
-        settle_at = self._clock.now() + _UNSETTLED_PAUSE_MS
-        return settle_at if at is None else min(at, settle_at)
-
-    async def _next_claim_at(self, claimed_at: int) -> int | None:
-        at = await self._lease.next_available(self._database.reader)
-        if at is None:
-            return None
-        if (look_at := self._allowances.next_look_at(claimed_at)) is not None:
-            at = min(at, look_at)
-        if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
-            at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
-        # Not later than the shortest pause, to see whether the broker was away and is back.
-        return max(at, min(self._pause.resume_at, self._clock.now() + SHORTEST_MS))
+        times = [self._clock.now() + _UNSETTLED_PAUSE_MS] if self._settler.waits else []
+        if (at := await self._lease.next_available(self._database.reader)) is not None:
+            if (go_on_at := self._allowances.next_at(claimed_at)) is not None:
+                at = min(at, go_on_at)
+            if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
+                at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
+            # Not later than the shortest pause, to see whether the broker was away and is back.
+            times.append(max(at, min(self._pause.resume_at, self._clock.now() + SHORTEST_MS)))
+        return min(times, default=None)
 
     def _may_claim(self, now: int) -> bool:
         return self._pause.is_over(now, broker_usable=self._broker.health.usable)
 
-    async def _claim(self, now: int, limit: int, published: Sequence[Settlement] = ()) -> _Claimed:
-        """Settle claims that were published, and claim the next rows, in one transaction."""
-        waiting = self._allowances.waiting(now) if self._limited else ()
-        rows, left = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit, waiting))
-        if rows or not published:  # else the transaction was needed to settle
-            self._metrics.claimed(len(rows))
-        return rows, left
+    async def _claim(self, now: int, limit: int, published: Sequence[Settlement], *, busy: bool) -> _Claimed:
+        """Settle claims that were published, and claim the next rows, in one transaction.
 
-    async def _claim_in(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> _Claimed:
+        `busy`: claims are being published. Then an exhausted row is left for later.
+        """
+        waiting = self._allowances.waiting(now) if self._limited else ()
+        claim_in = partial(self._claim_in, now=now, limit=limit, waiting=waiting, busy=busy)
+        claimed = await self._settler.settle_and(published, claim_in)
+        if claimed.rows or not published:  # else the transaction was needed to settle
+            self._metrics.claimed(len(claimed.rows))
+        return claimed
+
+    async def _claim_in(
+        self, tx: Transaction, *, now: int, limit: int, waiting: Collection[str], busy: bool
+    ) -> _Claimed:
         rows: Sequence[Row] = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)
         left: Sequence[Row] = []
-        if self._texts is not None:
+        if exhausted := [row for row in rows if self._is_exhausted(row)][:1]:
+            kept = [] if busy else exhausted
+            rows, left = kept, [row for row in rows if row not in kept]
+        elif self._texts is not None:
             rows, left = share_lengths(rows, self._texts.length_of, self._claim_bytes)
-            await self._lease.release(tx, left)
-        await self._lease.discount(tx, [row for row in rows if self._is_exhausted(row)])
-        return rows, bool(left)
+        await self._lease.release(tx, left)
+        return _Claimed(rows, bool(left), bool(exhausted))
 
     def _is_exhausted(self, row: Row) -> bool:
-        """Return whether the process died, or lost its lease, at each attempt on a row, together with other rows."""
+        """Return whether the process died, or lost its lease, at each attempt on a row, together with other rows.
+
+        Such a row is claimed and published alone. So a row is given up only if it alone ends the process, and not
+        because of a crash loop with another cause.
+        """
         exhausted: bool = row["attempt"] > self._max_attempts
         return exhausted
 
     async def _fire(self, rows: Sequence[Row]) -> Settlement | None:
         """Publish rows and settle them, or return how the transaction of the next claim can do it."""
-        until = self._clock.now() + self._lease.hold_ms // 2
-        exhausted = [row for row in rows if self._is_exhausted(row)]
-        first = [row for row in rows if not self._is_exhausted(row)] if exhausted else rows
-        if first:
-            settlement = await self._publish(first, until, whole=not exhausted)
+        if rows[0]["attempt"] > self._max_attempts + DEATHS_ALONE:
+            settlement = Settlement(self._clock.now(), bury=[Failure(rows[0], GIVEN_UP, self._clock.now())])
+        else:
+            settlement = await self._publish(rows)
             if settlement.all_completed and self._database.exclusive:
                 return settlement
-            await self._settler.settle(settlement)
-        if exhausted:
-            await self._fire_alone(exhausted, until)
+        await self._settler.settle([settlement])
         return None
 
-    async def _fire_alone(self, rows: Sequence[Row], until: int) -> None:
-        """Fire exhausted rows one by one. Only the row in progress is charged with an attempt.
-
-        So a row is given up only if it alone ends the process, and not because of a crash loop with another cause.
-        """
-        rest = Settlement(self._clock.now())
-        for row in rows:
-            if row["attempt"] > self._max_attempts + DEATHS_ALONE:
-                rest.bury.append(Failure(row, GIVEN_UP, rest.at))
-            elif not self._may_claim(now := self._clock.now()) or now > until:
-                rest.retry.append(Failure(row, "claimed and never settled; its next attempt waits", now))
-            elif await run_at_once(self._database, partial(self._lease.charge, row=row, now=now)):
-                await self._settler.settle(await self._publish([row], until, whole=False))
-            else:
-                self._settler.count_lost(1)
-        if rest.count():
-            await self._settler.settle(rest)
-
-    async def _publish(self, rows: Sequence[Row], until: int, *, whole: bool) -> Settlement:
+    async def _publish(self, rows: Sequence[Row]) -> Settlement:
         """Publish rows in chunks, and return how to settle them.
 
-        Rows are released if the broker stored only a part of an earlier chunk, or after the instant `until`. So
-        publishing ends before the lease. If the clock was set back since the claim, the rows are fired at the instant
-        of the claim: no event may say that its row fired before it was due.
+        Rows are released if the broker stored only a part of an earlier chunk, or after half of the lease. If the clock
+        was set back since the claim, the rows are fired at the instant of the claim: no event may say that its row
+        fired before it was due.
         """
-        settlement = Settlement(max(self._clock.now(), self._lease.claimed_at(rows[0])), whole)
+        until = self._clock.now() + self._lease.hold_ms // 2
+        settlement = Settlement(max(self._clock.now(), self._lease.claimed_at(rows[0])), whole=True)
         waiting = deque(rows)
         while waiting and not settlement.release and self._clock.now() <= until:
             if messages := await self._encode_chunk(waiting, settlement):

@@ -1,22 +1,24 @@
 """Who may publish events: the limit `published_events` of the tenants. See docs/decisions/0076.
 
-The transaction that settles published events charges their bytes to the row of their tenant. A tenant that has used
-more than its limit waits: claims leave it out as a whole. So a tenant has at most what was claimed before its bytes
-were counted beyond its limit, and that has to come back before it goes on.
+Relays count what they have published. A worker charges it to the rows of the tenants, four times a second. A tenant
+that has used more than its limit waits: claims leave it out as a whole. What it has used comes back evenly, in the time
+for which the broker keeps events.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
+from typing import NamedTuple
 
+from timer_service.core.due.loop import Pass
 from timer_service.core.limits.audit import AuditLog
-from timer_service.core.limits.event_level import Level, Limit
 from timer_service.core.limits.quotas import Usage
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
-from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.ports.sql import load_sql
+from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.message import Kind, Message
 
 _SQL = load_sql("timer_service.core.limits", "event_allowances.sql")
@@ -25,18 +27,45 @@ LIMIT = "published_events"
 USAGE = Usage(LIMIT, _SQL["used"])
 WAITS = "events of a tenant wait: it has used its limit"
 GO_ON = "events of a tenant no longer wait"
+CHARGE_MS = 250
 _DEFAULT_PERIOD = timedelta(days=7)
-"""The time for which the bytes of a limit count if the broker keeps events for ever."""
+"""The time in which a limit comes back if the broker keeps events for ever."""
 _EVENT_BYTES = 600
 """What an event has in the stream in addition to its body, its id and the values of its headers, at most."""
 _LOOK_MS = 5_000
 """How often to read who waits, because of what other instances have published."""
 _GRACE_MS = 2 * _LOOK_MS
 """How long a tenant that has waited long enough still counts as over its limit. Some of its events go out first."""
-_LONGEST_WAIT_MS = 10 * 60_000
-"""A longer wait is divided. An instant that is later than that was found before the clock was set back."""
-_NO_TENANTS: frozenset[str] = frozenset()
+_AHEAD_MS = 10 * 60_000
+"""A level from further in the future was counted by a clock that has been set back since. It says nothing."""
+_LONGEST_USE_MS = 10**15
+"""However low a limit has become, each instant fits into the database."""
 _EVENT = Kind.EVENT  # looked up once, because Python 3.11 finds a member of an enum slowly
+
+
+class Level(NamedTuple):
+    """How much a tenant has used at an instant, and when nothing of that will be left."""
+
+    used: int = 0
+    counted_at: int = 0
+    empty_at: int = 0
+
+    def used_at(self, now: int) -> int:
+        """Return how much is used at `now`."""
+        if now >= self.empty_at or self.counted_at > now + _AHEAD_MS:
+            return 0
+        return _divide(self.used * (self.empty_at - max(now, self.counted_at)), self.empty_at - self.counted_at)
+
+    def charged(self, amount: int, most: int, period_ms: int, now: int) -> "Level":
+        """Return the level after some more bytes were published. `most` bytes come back in `period_ms`."""
+        used = self.used_at(now) + amount
+        return Level(used, now, now + min(_divide(used * period_ms, max(most, 1)), _LONGEST_USE_MS))
+
+    def again_at(self, most: int, now: int) -> int | None:
+        """Return when no more than `most` will be used; None if that is so at `now`."""
+        if self.used_at(now) <= most:
+            return None
+        return self.empty_at - most * (self.empty_at - self.counted_at) // self.used
 
 
 class EventAllowances:
@@ -64,90 +93,92 @@ class EventAllowances:
         self._looked_at: int | None = None
 
     def waiting(self, now: int) -> Collection[str]:
-        """Return the tenants that must not publish at `now`, as far as this process knows."""
-        if not self._waiting:
-            return _NO_TENANTS
-        return frozenset(tenant for tenant, at in self._waiting.items() if now < at <= now + _LONGEST_WAIT_MS)
+        """Return the tenants that must not publish at `now`."""
+        return {tenant for tenant, at in self._waiting.items() if now < at}
 
     def over(self, now: int) -> Collection[str]:
         """Return the tenants whose events wait, also if some are about to go out.
 
         What adds events by itself, such as a schedule, waits too, so that the outbox does not grow.
         """
-        if not self._waiting:
-            return _NO_TENANTS
-        return frozenset(tenant for tenant, at in self._waiting.items() if _is_over(at, now))
+        return {tenant for tenant, at in self._waiting.items() if now < at + _GRACE_MS}
 
-    def next_look_at(self, now: int) -> int | None:
+    def next_at(self, now: int) -> int | None:
         """Return when the first of the waiting tenants may go on; None if none waits."""
-        return min((self._waiting[tenant] for tenant in self.waiting(now)), default=None)
-
-    async def look(self, reader: Reader, now: int) -> None:
-        """Read which tenants are over their limits, unless that was done a short time ago."""
-        if not self._has_limits or (self._looked_at is not None and abs(now - self._looked_at) < _LOOK_MS):
-            return
-        rows = await reader.fetch(_SQL["over"], {"since": now + self._period_ms})
-        self._looked_at = now
-        self._record({row["tenant_id"]: _level(row) for row in rows}, now)
+        return min((at for at in self._waiting.values() if now < at), default=None)
 
     def count(self, published: Iterable[Message]) -> None:
-        """Count the events among messages that the broker has stored. The next settlement charges them."""
+        """Count the events among messages that the broker has stored. `update` charges them."""
         if self._has_limits:
-            for tenant, amount in _bytes_of_tenants(published).items():
-                if self._limit_of(tenant) is not None:
-                    self._uncharged[tenant] += amount
+            for (kind, tenant, _), message_id, body, headers in published:
+                if kind is _EVENT:
+                    size = _EVENT_BYTES + len(body) + len(message_id.encode()) + sum(map(len, headers.values()))
+                    self._uncharged[tenant] += size
 
-    @contextmanager
-    def charging(self, now: int) -> Iterator[Callable[[Transaction], Awaitable[None]]]:
-        """Give what charges the counted bytes in a transaction, as its last statements.
-
-        If the transaction is not committed, they stay counted. So do the bytes of a tenant whose row another session
-        has locked: no settlement waits for that.
-        """
+    async def update(self, database: Database, now: int) -> int | None:
+        """Charge what was counted, and read who waits. Return when to do so again; None if no tenant has a limit."""
+        if not self._has_limits:
+            return None
         amounts, self._uncharged = self._uncharged, Counter()
-        charged: dict[str, Level] = {}
-        committed: dict[str, Level] = {}
+        limits = {tenant: most for tenant in sorted(amounts) if (most := self._limit_of(tenant)) is not None}
+        if limits:
+            try:
+                await in_transaction(database, partial(self._charge, amounts=amounts, limits=limits, now=now))
+            except BaseException:
+                self._uncharged += amounts
+                raise
+            self._looked_at = None
+        if self._looked_at is None or abs(now - self._looked_at) >= _LOOK_MS:
+            rows = await database.reader.fetch(_SQL["over"], {"since": now + self._period_ms})
+            self._looked_at = now
+            self._record({row["tenant_id"]: _level(row) for row in rows}, now)
+        return now + CHARGE_MS
 
-        async def charge(tx: Transaction) -> None:
-            charged.clear()
-            if amounts:
-                charged.update(await _charge(tx, amounts, self._limits_of(amounts), now))
-                tx.on_commit(lambda: committed.update(charged))
-
-        try:
-            yield charge
-        finally:
-            self._uncharged.update({tenant: amount for tenant, amount in amounts.items() if tenant not in committed})
-            if committed:
-                self._record(committed, now)
+    async def _charge(self, tx: Transaction, amounts: Mapping[str, int], limits: Mapping[str, int], now: int) -> None:
+        keys = [{"tenant_id": tenant} for tenant in limits]
+        await tx.executemany(_SQL["create"], keys)
+        levels = {row["tenant_id"]: _level(row) for row in await tx.fetch_each(_SQL["lock"], keys)}
+        charged = {
+            tenant: levels.get(tenant, Level()).charged(amounts[tenant], most, self._period_ms, now)
+            for tenant, most in limits.items()
+        }
+        await tx.executemany(
+            _SQL["save"], [{"tenant_id": tenant, **each._asdict()} for tenant, each in charged.items()]
+        )
 
     def _record(self, levels: Mapping[str, Level], now: int) -> None:
         """Record which tenants wait, and forget those that do not any more. Each is one line in the audit log."""
-        for tenant, limit in self._limits_of(levels).items():
-            at = levels[tenant].again_at(limit, now)
-            if at is None:
-                continue
-            if tenant not in self._waiting:
-                self._audit.record(WAITS, tenant, limit=LIMIT, most=limit.most)
-            self._waiting[tenant] = min(at, now + _LONGEST_WAIT_MS)
-        for tenant in [tenant for tenant, at in self._waiting.items() if not _is_over(at, now)]:
-            del self._waiting[tenant]
+        waiting = {tenant: at for tenant, at in self._waiting.items() if at <= now < at + _GRACE_MS}
+        for tenant, level in levels.items():
+            most = self._limit_of(tenant)
+            if most is not None and (at := level.again_at(most, now)) is not None:
+                waiting[tenant] = at
+                if tenant not in self._waiting:
+                    self._audit.record(WAITS, tenant, limit=LIMIT, most=most)
+        for tenant in self._waiting.keys() - waiting.keys():
             self._audit.record(GO_ON, tenant)
+        self._waiting = waiting
         if self._metrics is not None:
-            self._metrics.event_limits_reached(len(self._waiting))
+            self._metrics.event_limits_reached(len(waiting))
 
     def _limit_of(self, tenant: str) -> int | None:
         return self._limits.of(tenant).published_events
 
-    def _limits_of(self, tenants: Iterable[str]) -> Mapping[str, Limit]:
-        """Return the limits of the tenants that have one, in the order in which their rows are locked."""
-        period_ms = self._period_ms
-        limits = {tenant: self._limit_of(tenant) for tenant in sorted(tenants)}
-        return {tenant: Limit(most, period_ms) for tenant, most in limits.items() if most is not None}
-
     @property
     def _period_ms(self) -> int:
         return (self._keeps_events_for() or _DEFAULT_PERIOD) // timedelta(milliseconds=1)
+
+
+class EventCharging:
+    """The worker that charges what was published."""
+
+    def __init__(self, database: Database, allowances: EventAllowances) -> None:
+        self._database = database
+        self._allowances = allowances
+
+    async def tick(self, now: int) -> Pass:
+        """Charge what was published since the last pass."""
+        return Pass(0, await self._allowances.update(self._database, now))
 
 
 async def delete_empty(tx: Transaction, before: int, limit: int) -> int:
@@ -155,41 +186,10 @@ async def delete_empty(tx: Transaction, before: int, limit: int) -> int:
     return await tx.execute(_SQL["delete_empty"], {"before": before, "limit": limit})
 
 
-async def _charge(
-    tx: Transaction, amounts: Mapping[str, int], limits: Mapping[str, Limit], now: int
-) -> Mapping[str, Level]:
-    """Add bytes to the rows that no other transaction has locked. Return the levels after that."""
-    found = await _lock(tx, limits)
-    if missing := [tenant for tenant in limits if tenant not in found]:
-        await tx.executemany(_SQL["create"], [{"tenant_id": tenant} for tenant in missing])
-        found |= await _lock(tx, missing)
-    levels = {tenant: level.charged(amounts[tenant], limits[tenant], now) for tenant, level in found.items()}
-    await tx.executemany(_SQL["save"], [{"tenant_id": tenant, **each._asdict()} for tenant, each in levels.items()])
-    return levels
-
-
-async def _lock(tx: Transaction, tenants: Iterable[str]) -> dict[str, Level]:
-    rows = await tx.fetch_each(_SQL["lock"], [{"tenant_id": tenant} for tenant in tenants])
-    return {row["tenant_id"]: _level(row) for row in rows}
-
-
 def _level(row: Row) -> Level:
-    """Return the level that a row has. One that is damaged is none: the next charge writes it again."""
-    level = Level(row["used"], row["counted_at"], row["empty_at"])
-    return level if all(isinstance(value, int) for value in level) else Level()
+    return Level(row["used"], row["counted_at"], row["empty_at"])
 
 
-def _is_over(again_at: int, now: int) -> bool:
-    return now - _GRACE_MS < again_at <= now + _LONGEST_WAIT_MS
-
-
-def _bytes_of_tenants(messages: Iterable[Message]) -> Mapping[str, int]:
-    """Return the bytes of the events of each tenant. Written for speed: this takes 0.2 µs of the 20 µs of an event."""
-    sizes: dict[str, int] = {}
-    for (kind, tenant, _), message_id, body, headers in messages:
-        if kind is _EVENT:
-            size = _EVENT_BYTES + len(body) + len(message_id.encode())
-            if headers:
-                size += sum(map(len, headers.values()))
-            sizes[tenant] = sizes.get(tenant, 0) + size
-    return sizes
+def _divide(dividend: int, divisor: int) -> int:
+    """Return a quotient, rounded up."""
+    return -(-dividend // divisor)

@@ -5,9 +5,9 @@ VALUES (:tenant_id, 0, 0, 0)
 ON CONFLICT (tenant_id) DO NOTHING
 
 -- name: lock
--- What a tenant has used. Nothing if another transaction has locked the row.
+-- What a tenant has used.
 SELECT tenant_id, used, counted_at, empty_at FROM event_allowances WHERE tenant_id = :tenant_id
-/* skip locked */
+/* for update */
 
 -- name: over
 -- The tenants of which nothing is left only after an instant.
@@ -20,17 +20,15 @@ SET used = :used, counted_at = :counted_at, empty_at = :empty_at
 WHERE tenant_id = :tenant_id
 
 -- name: used
--- What a tenant has used at an instant, as `Level.used_at`, at most `most`.
-SELECT CASE WHEN used > :most THEN :most ELSE used END AS used FROM (
-    SELECT COALESCE(MAX(
-        CASE
-            WHEN empty_at <= :now OR counted_at > :now + 600000 THEN 0
-            WHEN counted_at >= :now THEN used
-            ELSE CAST(used * (1.0 * (empty_at - :now) / (empty_at - counted_at)) AS BIGINT)
-        END
-    ), 0) AS used
-    FROM event_allowances WHERE tenant_id = :tenant_id
-) AS level
+-- What a tenant has used at an instant, as `Level.used_at`.
+SELECT COALESCE(MAX(
+    CASE
+        WHEN empty_at <= :now THEN 0
+        WHEN counted_at >= :now THEN used
+        ELSE CAST(used * (1.0 * (empty_at - :now) / (empty_at - counted_at)) AS BIGINT)
+    END
+), 0) AS used
+FROM event_allowances WHERE tenant_id = :tenant_id
 
 -- name: delete_empty
 -- Deletes tenants that have nothing used since an instant, up to a limit.

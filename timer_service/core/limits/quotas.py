@@ -6,7 +6,7 @@ but not too often.
 """
 
 import time
-from collections import defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,9 +20,8 @@ _VALID_SECONDS = 10
 """How long a count is valid if not only the commands of this process add something, and the longest time until the
 next one is possible.
 """
-_RECENT_SECONDS = 1
 _COUNTING_SHARE = 20
-"""The next count waits this many times as long as all counts of the last second took.
+"""The next count waits this many times as long as all counts of about the last second took.
 
 So tenants at their limits do not delay others by counting. Until then, a command that finds no room is refused.
 """
@@ -86,139 +85,99 @@ class Quotas:
     ) -> None:
         """`alone`: only this process writes rows."""
         self.limits = limits
-        self.monotonic = monotonic
+        self._monotonic = monotonic
         self.rooms: dict[_Key, _Room] = {}
         self._valid_seconds = float("inf") if alone else _VALID_SECONDS
         self._limits_nobody = limits == DEFAULT_LIMITS
-        self._counts = deque[tuple[float, float]]()
-        """When the counts of the last second ended, and how long each took."""
+        self._counted_at = 0.0
         self._counting_seconds = 0.0
-        """How long these took together."""
+        """How long the counts of about the last second took together."""
 
     def admission(self, tx: Transaction, now: int) -> "Admission | None":
         """Return what admits the commands of a transaction at an instant; None if all may add what they want."""
         return None if self._limits_nobody else Admission(self, tx, now)
 
-    def lacks_room(self, tenant: str, growth: Amounts) -> bool:
-        """Return whether the last count left too little room for a change."""
-        rooms = [(self.rooms.get((tenant, usage.limit)), amount) for usage, amount in growth.items()]
-        return any(room is not None and amount > room.left for room, amount in rooms)
-
     def must_count(self, room: _Room, amount: int) -> bool:
         """Return whether to count the rows again because an amount does not fit, or because others add some too."""
-        now = self.monotonic()
+        now = self._monotonic()
         return now >= room.count_again_at and (amount > room.left or now >= room.valid_until)
 
-    def counted(self, key: _Key, left: int, began: float, *, grows_alone: bool) -> _Room:
-        """Return the room that a count has found."""
-        now = self.monotonic()
-        self._counts.append((now, now - began))
-        self._counting_seconds += now - began
-        while self._counts[0][0] <= now - _RECENT_SECONDS:
-            self._counting_seconds -= self._counts.popleft()[1]
-        if key not in self.rooms and len(self.rooms) >= _MOST_ROOMS:
-            del self.rooms[next(iter(self.rooms))]
+    async def count(self, tx: Transaction, tenant: str, usage: Usage, most: int, now: int, *, written: int) -> _Room:
+        """Count what a tenant has, and return its room, as it was before the transaction had `written` some rows."""
+        began = self._monotonic()
+        left = most + written - await usage.amount_of(tx, tenant, now, most + written + 1)
+        ended = self._monotonic()
+        kept = max(0.0, 1 - (ended - self._counted_at))
+        self._counted_at = ended
+        self._counting_seconds = self._counting_seconds * kept + ended - began
+        if len(self.rooms) >= _MOST_ROOMS:
+            self.rooms.clear()
         pause = min(_COUNTING_SHARE * self._counting_seconds, _VALID_SECONDS)
-        valid_seconds = _VALID_SECONDS if grows_alone else self._valid_seconds
-        room = self.rooms[key] = _Room(left, now + pause, now + valid_seconds)
+        valid_seconds = _VALID_SECONDS if usage.grows_alone else self._valid_seconds
+        room = self.rooms[tenant, usage.limit] = _Room(left, ended + pause, ended + valid_seconds)
         return room
 
 
-@dataclass(slots=True)
-class _Share:
-    """What the commands of one transaction add to the amount of a tenant."""
-
-    added: int = 0
-    """So far. Negative if they remove more than they add."""
-    written: int = 0
-    """What a count in the transaction finds of `added`, because the rows are written."""
-    taken: int = 0
-    """What they took from the room: the highest value of `added`. The transaction may fail, so less is no room."""
-    room: _Room | None = None
-    is_counted: bool = False
-    """Whether this transaction has counted the rows. Another count would find the same."""
-
-    def add(self, amount: int) -> None:
-        self.added += amount
-        if self.room is not None and self.added > self.taken:
-            self.room.left -= self.added - self.taken
-            self.taken = self.added
-
-    def give_back(self, amount: int) -> None:
-        if self.room is not None:
-            self.room.left += amount
-            self.taken -= amount
-
-
 class Admission:
-    """Admits the commands of one transaction. If it is rolled back, they have taken no room.
+    """Admits the commands of one transaction. Only a commit takes room from later transactions.
 
     The transaction writes its rows at its end, so a count in it does not have them. It may also write some of them
-    first, between `reserve` and `keep`.
+    first, between `may_write` and `wrote`.
     """
 
     def __init__(self, quotas: Quotas, tx: Transaction, now: int) -> None:
         self._quotas = quotas
         self._tx = tx
         self._now = now
-        self._shares = defaultdict[_Key, _Share](_Share)
-        tx.on_rollback(self._give_back)
+        self._added = Counter[_Key]()
+        self._written: Mapping[_Key, int] = {}
+        self._counted: set[_Key] = set()
+        tx.on_commit(self._take_room)
 
     async def exceeds(self, tenant: str, growth: Amounts) -> Excess | None:
-        """Return the limit of the tenant that a change would exceed. If there is none, the change takes its room."""
+        """Return the limit of the tenant that a change would exceed. If there is none, the change is admitted."""
         limits = self._quotas.limits.of(tenant)
-        changed: list[tuple[_Share, int]] = []
+        changed: dict[_Key, int] = {}
         for usage, amount in growth.items():
             if not amount or (most := limits.amount(usage.limit)) is None:
                 continue
-            share = self._shares[tenant, usage.limit]
-            if amount > 0 and not await self._fits(tenant, usage, most, share, amount):
+            if amount > 0 and not await self._fits(tenant, usage, most, amount):
                 return Excess(usage.limit, most)
-            changed.append((share, amount))
-        for share, amount in changed:
-            share.add(amount)
+            changed[tenant, usage.limit] = amount
+        self._added.update(changed)
         return None
 
-    async def reserve(self, most: Mapping[str, Amounts]) -> bool:
-        """Take room for the most that each tenant may add by rows that are written first; none if one has too little.
+    async def may_write(self, most: Mapping[str, Amounts]) -> bool:
+        """Return whether each tenant may add so much by rows that are written first. Then `wrote` must follow.
 
-        Nothing else may have been admitted before. `keep` must follow. Rows are not counted again only because there is
-        too little room: perhaps the tenant adds less.
+        Nothing else may have been admitted before.
         """
         for tenant, growth in most.items():
-            if self._quotas.lacks_room(tenant, growth) or await self.exceeds(tenant, growth):
-                self.keep({})
+            if await self.exceeds(tenant, growth):
+                self._added.clear()
                 return False
+        self._added.clear()
         return True
 
-    def keep(self, written: Mapping[str, Amounts]) -> None:
-        """Say what each tenant has added of what was reserved. The rest can be added later in the transaction.
+    def wrote(self, growths: Mapping[str, Amounts]) -> None:
+        """Admit what the rows that were written first have added."""
+        for tenant, growth in growths.items():
+            self._added.update({(tenant, usage.limit): amount for usage, amount in growth.items()})
+        self._written = dict(self._added)
 
-        What is left of it after the commit goes back to the room.
-        """
-        for (tenant, limit), share in self._shares.items():
-            growth = written.get(tenant, {})
-            share.added = share.written = sum(amount for usage, amount in growth.items() if usage.limit == limit)
-        self._tx.on_commit(self._give_back_unused)
-
-    def _give_back_unused(self) -> None:
-        for share in self._shares.values():
-            share.give_back(share.taken - max(share.added, 0))
-
-    def _give_back(self) -> None:
-        for share in self._shares.values():
-            share.give_back(share.taken)
-
-    async def _fits(self, tenant: str, usage: Usage, most: int, share: _Share, amount: int) -> bool:
+    async def _fits(self, tenant: str, usage: Usage, most: int, amount: int) -> bool:
         quotas, key = self._quotas, (tenant, usage.limit)
-        needed = share.added + amount - share.taken
-        if needed <= 0:  # the transaction has removed as much
+        added = self._added[key] + amount
+        if added <= 0:  # the transaction has removed as much
             return True
-        share.room = share.room or quotas.rooms.get(key)
-        if share.room is None or (not share.is_counted and quotas.must_count(share.room, needed)):
-            began = quotas.monotonic()
-            used = await usage.amount_of(self._tx, tenant, self._now, most + 1)
-            left = most - used + share.written - share.taken
-            share.room = quotas.counted(key, left, began, grows_alone=usage.grows_alone)
-            share.is_counted = True
-        return needed <= share.room.left
+        room = quotas.rooms.get(key)
+        if room is None or (key not in self._counted and quotas.must_count(room, added)):
+            written = self._written.get(key, 0)
+            room = await quotas.count(self._tx, tenant, usage, most, self._now, written=written)
+            self._counted.add(key)
+        return added <= room.left
+
+    def _take_room(self) -> None:
+        for key, added in self._added.items():
+            if room := self._quotas.rooms.get(key):
+                room.left -= added

@@ -76,13 +76,6 @@ class Transaction(Reader, Protocol):
         """
         ...
 
-    def on_rollback(self, undo: Callable[[], None]) -> None:
-        """Call `undo` after the transaction has ended, unless it was committed.
-
-        It is also called if the connection was lost during the commit. Then it is not known whether it was made.
-        """
-        ...
-
 
 class Database(Protocol):
     """A durable database. Every method raises `DatabaseUnavailableError` when the database cannot be used."""

@@ -5,7 +5,7 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,24 +53,18 @@ async def retry_on_conflict(work: Callable[[], Awaitable[_T]]) -> _T:
     return await work()
 
 
-class TransactionEnd(ExitStack):
-    """What a transaction calls at its end. If this is closed before `committed`, the transaction was rolled back."""
+class TransactionEnd:
+    """What a transaction calls after its commit."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._then: list[Callable[[], None]] = []
 
     def on_commit(self, then: Callable[[], None]) -> None:
         """See `Transaction.on_commit`."""
         self._then.append(then)
 
-    def on_rollback(self, undo: Callable[[], None]) -> None:
-        """See `Transaction.on_rollback`."""
-        self.callback(undo)
-
     def committed(self) -> None:
-        """Call what waits for the commit, and forget what waits for a rollback."""
-        self.pop_all()
+        """Call what waits for the commit."""
         for then in self._then:
             then()
 
