@@ -40,7 +40,6 @@ def schedule_details(schedule: Schedule, now: datetime) -> Iterator[str]:
             "ended": _exact(schedule.ended_at),
             "last error": schedule.last_error and f"{schedule.last_error} (tried again every minute)",
             "data": None if schedule.data is None else json.dumps(schedule.data),
-            "damaged": ", ".join(schedule.damaged) or None,
             **_start_fields(schedule.start),
         }
     )

@@ -30,7 +30,6 @@ def signal_details(signal: Signal) -> Iterator[str]:
             else format_time(signal.last_fired_at, milliseconds=True),
             "note": signal.note,
             "last error": signal.last_error,
-            "damaged": ", ".join(signal.damaged) or None,
         }
     )
 

@@ -22,10 +22,10 @@ _COLOURS: Mapping[str, str] = {
 def timer_details(timer: Timer, now: datetime) -> Iterator[str]:
     """Return a line for each field of a timer."""
     yield one_line(f"{timer.tenant}/{timer.call}")
-    values = {name: getattr(timer, name) for name in Timer.model_fields if name not in {"tenant", "call", "damaged"}}
+    values = {name: getattr(timer, name) for name in Timer.model_fields if name not in {"tenant", "call"}}
     texts = {name.replace("_", " "): None if value is None else _text(name, value) for name, value in values.items()}
     texts["due at"] = f"{texts['due at']} ({format_distance(timer.due_at, now)})"
-    yield from field_lines({**texts, "damaged": ", ".join(timer.damaged) or None})
+    yield from field_lines(texts)
 
 
 def _text(name: str, value: Any) -> str:

@@ -80,7 +80,6 @@ def workflow_lines(detail: WorkflowDetail, now: datetime, width: int | None) -> 
             "unread": format_count(workflow.messages, "message") if workflow.messages else None,
             "input": _text(detail.input),
             "result": _text(detail.result),
-            "damaged": ", ".join([*workflow.damaged, *detail.damaged]) or None,
         }
     )
     if detail.effects:
