@@ -11,6 +11,7 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import overdue_sql
 from timer_service.schedules import store
 from timer_service.schedules.backfill import store as backfill_store
+from timer_service.schedules.backfill.store import BACKFILLS
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import COUNTED, LIVE, SCHEDULES, TIMED
 
@@ -68,7 +69,7 @@ PLANS = {
     "a changed schedule": (store._SQL["update"], [KEY]),
     "a fired schedule": (store._SQL["advance"], [KEY]),
     "due schedules": (SCHEDULES.sql("due"), ["LockRows", DUE]),
-    "due schedules of a tenant": (SCHEDULES.sql("due_of_tenant"), ["LockRows", "Index Scan schedules_due"]),
+    "due schedules of a tenant": (SCHEDULES.sql("due_of_tenant"), ["Index Scan schedules_due"]),
     "a due schedule": (SCHEDULES.sql("due_by_key"), ["LockRows", KEY]),
     "how many are due": (SCHEDULES.sql("count_available"), ["Index Only Scan schedules_available"]),
     "when the next is due": (SCHEDULES.sql("next_available"), ["Index Only Scan schedules_available"]),
@@ -80,9 +81,9 @@ PLANS = {
     "the end of a page of the clock repair": (TIMED[0].sql("page_end"), ["Index Only Scan schedules_available"]),
     "rows with a wrong instant": (TIMED[0].sql("find_wrong"), [DUE]),
     "a row with a wrong instant": (TIMED[0].sql("repair"), [KEY]),
-    "due backfills": (backfill_store._SQL["lock_due"], ["LockRows", TURNS, BACKFILL]),
+    "due backfills": (BACKFILLS.sql("oldest_of_tenant"), ["LockRows", TURNS, BACKFILL]),
     "when the next portion is due": (
-        backfill_store._SQL["next_available"],
+        BACKFILLS.sql("next_available"),
         ["Index Only Scan schedule_backfills_available"],
     ),
     "who created a schedule": (backfill_store._SQL["find_created"], [KEY]),
@@ -133,7 +134,7 @@ def test_tenants_and_retention_on_postgres(filled: FilledDatabase) -> None:
         retention = filled.plan(store._SQL["delete_settled"], mode)
         assert {node for node in tenants if "schedules" in node} == {"Index Only Scan schedules_due"}
         assert {node for node in retention if "schedules" in node} == {"Index Scan schedules_ended", KEY}
-        backfilling = filled.plan(backfill_store.DUE_TENANTS, mode)
+        backfilling = filled.plan(BACKFILLS.sql("due_tenants"), mode)
         read = {node for node in backfilling if "backfills" in node}
         assert TURNS in read
         assert read <= {TURNS, "Index Scan schedule_backfills_pkey", "Index Only Scan schedule_backfills_pkey"}
@@ -157,7 +158,7 @@ async def test_retention_and_tenants_on_sqlite(sqlite: SqliteDatabase) -> None:
     """On SQLite too."""
     for sql, index in (
         (SCHEDULES.sql("due_tenants"), "schedules_due"),
-        (backfill_store.DUE_TENANTS, "schedule_backfills_turns"),
+        (BACKFILLS.sql("due_tenants"), "schedule_backfills_turns"),
         (store._SQL["delete_settled"], "schedules_ended"),
     ):
         parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)

