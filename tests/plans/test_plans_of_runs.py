@@ -50,8 +50,14 @@ PLANS = {
     "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
     "jobs that a ready job needs": (events._SQL["needs"], [f"Index Scan {EDGES}"]),
     "the size of the outputs of a job": (events._SQL["outputs_size"], [f"Index Scan {JOB}"]),
-    "the oldest announcements of a tenant": (announcements.ANNOUNCEMENTS.sql("due_of_tenant"), ["Index Scan run_announcements_pkey"]),
-    "an announcement, locked": (announcements.ANNOUNCEMENTS.sql("due_by_key"), ["LockRows", f"Index Scan {ANNOUNCEMENT}"]),
+    "the oldest announcements of a tenant": (
+        announcements.ANNOUNCEMENTS.sql("due_of_tenant"),
+        ["Index Scan run_announcements_pkey"],
+    ),
+    "an announcement, locked": (
+        announcements.ANNOUNCEMENTS.sql("due_by_key"),
+        ["LockRows", f"Index Scan {ANNOUNCEMENT}"],
+    ),
     "an announcement": (announcements._SQL["delete"], [f"Index Scan {ANNOUNCEMENT}"]),
     "an announcement that failed": (announcements._SQL["postpone"], [f"Index Scan {ANNOUNCEMENT}"]),
     "the pending commands of a run": (loader._SQL["pending"], ["Index Scan run_pending_commands_pkey"]),

@@ -46,7 +46,7 @@ SELECT 'tenant-' || n % 100, 'deleted-' || n, 'deleted', 0, n, 0, 0, n, n, 1, n,
 FROM generate_series(1, $1::bigint) AS n
 """
 
-BACKFILLS = """
+BACKFILL_ROWS = """
 INSERT INTO schedule_backfills (
     tenant_id, position_epoch, position_sequence, schedule_id, from_at, to_at, slot_limit, after_at, fired_count,
     skipped_count, every_ms, zone, jitter_ms, data_size, available_at, causation_id
@@ -106,7 +106,7 @@ PLANS = {
 @pytest.fixture(scope="module", params=STATISTICS)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many active and deleted schedules."""
-    with filled_database(databases, [ACTIVE, ENDED, BACKFILLS], (20_000, request.param)) as database:
+    with filled_database(databases, [ACTIVE, ENDED, BACKFILL_ROWS], (20_000, request.param)) as database:
         yield database
 
 

@@ -8,8 +8,8 @@ from tests.harness.plans import MODES, SIZES, FilledDatabase, Statistics, filled
 from timer_service.core.due.row_counts import overdue_sql
 from timer_service.core.service.clock_repair import leased_rows
 from timer_service.timers import cancellations
-from timer_service.timers.cancellations import CANCELLATIONS
 from timer_service.timers import store as timers
+from timer_service.timers.cancellations import CANCELLATIONS
 from timer_service.timers.messages import State
 from timer_service.timers.store import PENDING, STORED_DATA, TIMERS
 
@@ -34,7 +34,7 @@ INSERT INTO timer_schedules (
 SELECT 'tenant', 'call-' || n, 'Scheduled', 1, 'event-' || n, 0, 1, n, 1 FROM generate_series(1, $1::bigint) AS n
 """
 
-CANCELLATIONS = """
+CANCELLATION_ROWS = """
 INSERT INTO timer_cancellations (
     tenant_id, position_epoch, position_sequence, prefix, command_id, next_call_id, available_at
 )
@@ -99,7 +99,7 @@ STATEMENTS = {
 
 @pytest.fixture(scope="module", params=SIZES)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
-    with filled_database(databases, [ROWS, CANCELLATIONS], request.param) as database:
+    with filled_database(databases, [ROWS, CANCELLATION_ROWS], request.param) as database:
         yield database
 
 

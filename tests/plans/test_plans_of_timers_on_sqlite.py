@@ -16,8 +16,8 @@ from timer_service.core.ports.database import Database
 from timer_service.core.service.clock_repair import leased_rows
 from timer_service.core.values.message import Position
 from timer_service.timers import cancellations
-from timer_service.timers.cancellations import CANCELLATIONS
 from timer_service.timers import store as timers
+from timer_service.timers.cancellations import CANCELLATIONS
 from timer_service.timers.messages import State
 from timer_service.timers.store import STORED_DATA, TIMERS
 
@@ -260,7 +260,9 @@ OF_CANCELLATIONS = {
 
 async def test_cancellations(database: Database) -> None:
     """Every statement on cancellations, and on the timers of a page, uses its index and sorts nothing."""
-    found = {name: await plan(database, cancellations._SQL[name]) for name in OF_CANCELLATIONS if name in cancellations._SQL}
+    found = {
+        name: await plan(database, cancellations._SQL[name]) for name in OF_CANCELLATIONS if name in cancellations._SQL
+    }
     found |= {name: await plan(database, CANCELLATIONS.sql(name)) for name in OF_CANCELLATIONS if name not in found}
     assert found == OF_CANCELLATIONS
 

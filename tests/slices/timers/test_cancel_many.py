@@ -1,6 +1,5 @@
 """CancelTimers: timers that are cancelled by the prefix of their ids."""
 
-import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ from tests.harness.timers import Timers, always, bodies, put_timers
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Database
 from timer_service.core.service.clock_repair import ClockRepair
 from timer_service.core.values.message import Message, Position
 from timer_service.timers import SLICE, cancellation_worker, cancellations
-from timer_service.timers.cancellations import prefix_end
+from timer_service.timers.cancellations import CANCELLATIONS, prefix_end
 
 DUE = after(hours=1)
 LAST = "\U0010ffff"

@@ -1,15 +1,10 @@
 """Queries, gauges, retention, and the rows that the schema refuses."""
 
-from datetime import timedelta
-
 import pytest
 
-from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, release, seen, sleep, wait_for
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import RowCounts
-from timer_service.core.service.retention import Retention
 from timer_service.core.values.paging import write_cursor
 from timer_service.workflows.protocol import PollTasks
 from timer_service.workflows.store import COUNTED, WORKFLOWS
