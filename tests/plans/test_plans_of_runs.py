@@ -50,8 +50,14 @@ PLANS = {
     "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
     "jobs that a ready job needs": (events._SQL["needs"], [f"Index Scan {EDGES}"]),
     "the size of the outputs of a job": (events._SQL["outputs_size"], [f"Index Scan {JOB}"]),
-    "the oldest announcements of a tenant": (announcements._SQL["due"], ["Index Only Scan run_announcements_pkey"]),
-    "an announcement, locked": (announcements._SQL["lock"], ["LockRows", f"Index Scan {ANNOUNCEMENT}"]),
+    "the oldest announcements of a tenant": (
+        announcements.ANNOUNCEMENTS.sql("due_of_tenant"),
+        ["Index Scan run_announcements_pkey"],
+    ),
+    "an announcement, locked": (
+        announcements.ANNOUNCEMENTS.sql("due_by_key"),
+        ["LockRows", f"Index Scan {ANNOUNCEMENT}"],
+    ),
     "an announcement": (announcements._SQL["delete"], [f"Index Scan {ANNOUNCEMENT}"]),
     "an announcement that failed": (announcements._SQL["postpone"], [f"Index Scan {ANNOUNCEMENT}"]),
     "the pending commands of a run": (loader._SQL["pending"], ["Index Scan run_pending_commands_pkey"]),
@@ -68,8 +74,7 @@ PLANS = {
         ["Index Scan"],  # backward
     ),
     "runs to sweep": (sweep._SQL["due_runs"], ["Index Scan runs_to_sweep"]),
-    "stale jobs of a tenant": (sweep._SQL["stale_jobs_of_tenant"], ["Index Scan run_jobs_stale_of_tenant"]),
-    "the oldest stale job": (sweep._SQL["oldest_stale_job"], ["Index Scan run_jobs_stale"]),
+    "stale jobs of a tenant": (sweep._STALE.sql("due_of_tenant"), ["Index Scan run_jobs_stale_of_tenant"]),
     "a job that may be stale": (sweep._SQL["stale_at"], [f"Index Scan {JOB}"]),
     "the next sweep": (sweep._SQL["next_sweep"], ["Index Only Scan runs_to_sweep"]),
     "the next stale job": (sweep._SQL["next_stale"], ["Index Only Scan run_jobs_stale"]),

@@ -11,6 +11,7 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import overdue_sql
 from timer_service.schedules import store
 from timer_service.schedules.backfill import store as backfill_store
+from timer_service.schedules.backfill.store import BACKFILLS
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import COUNTED, LIVE, SCHEDULES, TIMED
 
@@ -45,7 +46,7 @@ SELECT 'tenant-' || n % 100, 'deleted-' || n, 'deleted', 0, n, 0, 0, n, n, 1, n,
 FROM generate_series(1, $1::bigint) AS n
 """
 
-BACKFILLS = """
+BACKFILL_ROWS = """
 INSERT INTO schedule_backfills (
     tenant_id, position_epoch, position_sequence, schedule_id, from_at, to_at, slot_limit, after_at, fired_count,
     skipped_count, every_ms, zone, jitter_ms, data_size, available_at, causation_id
@@ -68,7 +69,7 @@ PLANS = {
     "a changed schedule": (store._SQL["update"], [KEY]),
     "a fired schedule": (store._SQL["advance"], [KEY]),
     "due schedules": (SCHEDULES.sql("due"), ["LockRows", DUE]),
-    "due schedules of a tenant": (SCHEDULES.sql("due_of_tenant"), ["LockRows", "Index Scan schedules_due"]),
+    "due schedules of a tenant": (SCHEDULES.sql("due_of_tenant"), ["Index Scan schedules_due"]),
     "a due schedule": (SCHEDULES.sql("due_by_key"), ["LockRows", KEY]),
     "how many are due": (SCHEDULES.sql("count_available"), ["Index Only Scan schedules_available"]),
     "when the next is due": (SCHEDULES.sql("next_available"), ["Index Only Scan schedules_available"]),
@@ -79,9 +80,9 @@ PLANS = {
     "the schedules of a tenant, counted": (LIVE.sql, ["Index Only Scan schedules_by_status"]),
     "the end of a page of the clock repair": (TIMED[0].sql("page_end"), ["Index Only Scan schedules_available"]),
     "rows with a wrong instant": (TIMED[0].sql("find_wrong"), [DUE]),
-    "due backfills": (backfill_store._SQL["lock_due"], ["LockRows", TURNS, BACKFILL]),
+    "due backfills": (BACKFILLS.sql("oldest_of_tenant"), ["LockRows", TURNS, BACKFILL]),
     "when the next portion is due": (
-        backfill_store._SQL["next_available"],
+        BACKFILLS.sql("next_available"),
         ["Index Only Scan schedule_backfills_available"],
     ),
     "who created a schedule": (backfill_store._SQL["find_created"], [KEY]),
@@ -104,7 +105,7 @@ PLANS = {
 @pytest.fixture(scope="module", params=STATISTICS)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many active and deleted schedules."""
-    with filled_database(databases, [ACTIVE, ENDED, BACKFILLS], (20_000, request.param)) as database:
+    with filled_database(databases, [ACTIVE, ENDED, BACKFILL_ROWS], (20_000, request.param)) as database:
         yield database
 
 
@@ -132,7 +133,7 @@ def test_tenants_and_retention_on_postgres(filled: FilledDatabase) -> None:
         retention = filled.plan(store._SQL["delete_settled"], mode)
         assert {node for node in tenants if "schedules" in node} == {"Index Only Scan schedules_due"}
         assert {node for node in retention if "schedules" in node} == {"Index Scan schedules_ended", KEY}
-        backfilling = filled.plan(backfill_store.DUE_TENANTS, mode)
+        backfilling = filled.plan(BACKFILLS.sql("due_tenants"), mode)
         read = {node for node in backfilling if "backfills" in node}
         assert TURNS in read
         assert read <= {TURNS, "Index Scan schedule_backfills_pkey", "Index Only Scan schedule_backfills_pkey"}
@@ -156,7 +157,7 @@ async def test_retention_and_tenants_on_sqlite(sqlite: SqliteDatabase) -> None:
     """On SQLite too."""
     for sql, index in (
         (SCHEDULES.sql("due_tenants"), "schedules_due"),
-        (backfill_store.DUE_TENANTS, "schedule_backfills_turns"),
+        (BACKFILLS.sql("due_tenants"), "schedule_backfills_turns"),
         (store._SQL["delete_settled"], "schedules_ended"),
     ):
         parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)

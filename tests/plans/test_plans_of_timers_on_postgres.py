@@ -9,6 +9,7 @@ from timer_service.core.due.row_counts import overdue_sql
 from timer_service.core.service.clock_repair import leased_rows
 from timer_service.timers import cancellations
 from timer_service.timers import store as timers
+from timer_service.timers.cancellations import CANCELLATIONS
 from timer_service.timers.messages import State
 from timer_service.timers.store import PENDING, STORED_DATA, TIMERS
 
@@ -33,7 +34,7 @@ INSERT INTO timer_schedules (
 SELECT 'tenant', 'call-' || n, 'Scheduled', 1, 'event-' || n, 0, 1, n, 1 FROM generate_series(1, $1::bigint) AS n
 """
 
-CANCELLATIONS = """
+CANCELLATION_ROWS = """
 INSERT INTO timer_cancellations (
     tenant_id, position_epoch, position_sequence, prefix, command_id, next_call_id, available_at
 )
@@ -60,7 +61,7 @@ STATEMENTS = {
         TIMERS.sql("complete_claim_shared"),
         ["LockRows", f"Index Scan {AVAILABLE}", "CTE Scan", "Tid Scan"],
     ),
-    "lock": (TIMERS.sql("lock"), ["LockRows", KEY]),
+    "find held": (TIMERS.sql("still_held"), [KEY]),
     "complete": (TIMERS.sql("complete"), [KEY]),
     "retry": (TIMERS.sql("retry"), [KEY]),
     "release": (TIMERS.sql("release"), [KEY]),
@@ -77,9 +78,9 @@ STATEMENTS = {
         REPAIRED.sql("repair"),
         ["LockRows", f"Index Scan {AVAILABLE}", "CTE Scan", "Tid Scan"],
     ),
-    "next page": (cancellations._SQL["next_available"], ["Index Only Scan timer_cancellations_available"]),
+    "next page": (CANCELLATIONS.sql("next_available"), ["Index Only Scan timer_cancellations_available"]),
     "due cancellations": (
-        cancellations._SQL["lock_due"],
+        CANCELLATIONS.sql("oldest_of_tenant"),
         ["LockRows", f"Index Only Scan {UNFINISHED}", ONE_CANCELLATION],
     ),
     "page of a cancellation": (cancellations._SQL["page"], ["Index Only Scan timer_schedules_pkey"]),
@@ -101,7 +102,7 @@ STATEMENTS = {
 
 @pytest.fixture(scope="module", params=SIZES)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
-    with filled_database(databases, [ROWS, CANCELLATIONS], request.param) as database:
+    with filled_database(databases, [ROWS, CANCELLATION_ROWS], request.param) as database:
         yield database
 
 
@@ -131,5 +132,5 @@ def test_pending_tenants_while_nothing_has_fired(databases: Databases, statistic
 def test_tenants_of_cancellations(filled: FilledDatabase) -> None:
     """Each tenant with cancellations is found by one index lookup."""
     for mode in MODES:
-        found = filled.plan(cancellations.DUE_TENANTS, mode)
+        found = filled.plan(CANCELLATIONS.sql("due_tenants"), mode)
         assert set(found) == {f"Index Only Scan {UNFINISHED}", "WorkTable Scan", "CTE Scan"}, mode

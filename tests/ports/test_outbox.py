@@ -7,8 +7,7 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
-from timer_service.core.due.lease import Failure, Lease
-from timer_service.core.due.recovery import take_over_claims
+from timer_service.core.due.lease import Failure, Lease, take_over_claims
 from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX, stored_message

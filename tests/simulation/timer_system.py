@@ -44,9 +44,8 @@ from tests.simulation.timer_model import EXPIRED, FAILED, REACHED, Fire, Row, Ro
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import build_workers
-from timer_service.core.due.lease import Lease
+from timer_service.core.due.lease import Lease, take_over_claims
 from timer_service.core.due.loop import Pass
-from timer_service.core.due.recovery import take_over_claims
 from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction

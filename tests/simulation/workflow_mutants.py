@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -234,7 +235,8 @@ def timeout_before_its_message(patch: pytest.MonkeyPatch) -> None:
 
 def deadline_ignored_while_sleeping(patch: pytest.MonkeyPatch) -> None:
     """A workflow that sleeps does not fail at its deadline."""
-    _replace(patch, store._SQL, "find_overdue", "ended_at IS NULL", "ended_at IS NULL AND status <> 'waiting'")
+    waits = "overdue_at IS NOT NULL AND ended_at IS NULL AND status <> 'waiting'"
+    patch.setattr("timer_service.workflows.store.OVERDUE", replace(store.OVERDUE, where=waits))
 
 
 def timeouts_before_the_backlog(patch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ from timer_service import events, runs, schedules, signals, timers, workflows
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
 from timer_service.core.due.lanes import Lane
-from timer_service.core.due.lease import Lease
+from timer_service.core.due.lease import Lease, take_over_claims
 from timer_service.core.due.loop import Loop, Wakeups, Worker
-from timer_service.core.due.recovery import take_over_claims
 from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.intake.route import Handle, Route
 from timer_service.core.limits.quotas import Quotas

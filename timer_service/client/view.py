@@ -1,6 +1,6 @@
 """The base class of the values that the client returns, and the types of their fields."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
 
@@ -51,9 +51,6 @@ class View(BaseModel):
         extra="ignore",
         hide_input_in_errors=True,  # a program may log the error, and the input has its data
     )
-
-    damaged: Sequence[str] = ()
-    """The fields that are missing or empty because their text in the database of the service is damaged."""
 
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> Self:

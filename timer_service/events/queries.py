@@ -13,7 +13,7 @@ from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.instant import Instant, format_instant
 from timer_service.core.values.message import Identifier, Payload, Tenant
 from timer_service.core.values.paging import PageCursor, PageLimit, read_cursor, read_page
-from timer_service.core.values.stored_json import DamagedFields, RawJson
+from timer_service.core.values.stored_json import RawJson
 
 _BEGINNING = (-1, "")
 _MAX_TEXT = 200
@@ -38,7 +38,6 @@ class BuriedEvent(Payload):
     added_at: Instant
     attempt: int = Field(ge=0)
     last_error: str
-    damaged: DamagedFields = None
 
 
 class BuriedEventPage(Payload):
@@ -73,12 +72,12 @@ def _view(row: Row) -> Mapping[str, Any]:
 
 
 def _contents(head: str) -> Mapping[str, Any]:
-    """Return what is shown of the beginning of a stored event."""
+    """Return what is shown of the beginning of a stored event; nothing if it cannot be read."""
     try:
         event = from_json(head, allow_partial=True)
         event_type, payload = event["type"], event["payload"].items()
     except (ValueError, LookupError, TypeError, AttributeError):
-        return {"eventType": "", "about": {}, "damaged": ["eventType", "about"]}
+        return {"eventType": "", "about": {}}
     texts = {name: value for name, value in payload if isinstance(value, str)}
     about = {name: text for name, text in texts.items() if name != "tenantId" and len(text) <= _MAX_TEXT}
     return {"eventType": event_type, "about": about}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
+from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.ports.database import Reader, Row, Transaction
@@ -32,6 +33,11 @@ would cause 5 GB.
 """
 
 _SQL = load_sql("timer_service.runs", "announcements.sql")
+
+_KEY = ("tenant_id", "available_at", "run_id", "job_name")
+ANNOUNCEMENTS = DueTable(
+    "run_announcements", _KEY, order=_KEY[1:], columns=(*_KEY, "deferred_at", "caused_by", "outputs_share")
+)
 
 COUNTED = CountedRows("run_announcements", "waiting", "TRUE")
 """The announcements that wait."""
@@ -131,24 +137,6 @@ async def defer(tx: Transaction, announcements: Sequence[Announcement], now: int
         for each in announcements
     )
     await tx.insert(_SQL["defer"], rows)
-
-
-async def next_available(reader: Reader) -> int | None:
-    """Return when the next announcement may be tried; None if there is none."""
-    (row,) = await reader.fetch(_SQL["next_available"])
-    at: int | None = row["at"]
-    return at
-
-
-async def find_due(reader: Reader, tenant: str, now: int, limit: int) -> list[AnnouncementKey]:
-    """Return the oldest due announcements of a tenant, without a lock."""
-    rows = await reader.fetch(_SQL["due"], {"tenant_id": tenant, "now": now, "limit": limit})
-    return [AnnouncementKey.of(row) for row in rows]
-
-
-async def lock(tx: Transaction, keys: Sequence[AnnouncementKey]) -> Sequence[Row]:
-    """Lock and return the rows of announcements that are still there and that no other instance has locked."""
-    return await tx.fetch_each(_SQL["lock"], [key._asdict() for key in keys])
 
 
 async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]:

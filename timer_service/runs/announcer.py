@@ -7,11 +7,10 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.isolate import Failed, Retries, isolate_in_transactions
 from timer_service.core.due.loop import PASS_SECONDS, Pass
-from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.ports.database import Transaction
-from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.runs import announcements, events
@@ -20,7 +19,6 @@ from timer_service.runs.store import JobKey
 
 LOOP = "announcements"
 """Its loop."""
-_SQL = load_sql("timer_service.runs", "announcements.sql")
 _TENANTS = 100
 _ROWS = 100
 """How many announcements one transaction looks at."""
@@ -32,30 +30,31 @@ class Announcer:
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
         self._wake = partial(parts.wake, "outbox")
-        self._turns = TenantTurns(_SQL["tenants"])
+        self._rows = DueRows(announcements.ANNOUNCEMENTS)
         self._retries = Retries[JobKey](announcements.COUNTED.table)
 
     async def tick(self, now: int) -> Pass:
         """Announce a portion of the jobs of each tenant that has some, as far as there is time."""
-        at = await announcements.next_available(self._database.reader)
+        at = await self._rows.next_available(self._database.reader)
         if at is None or at > now:
             return Pass(0, at)
-        tenants = await self._turns.next_due(self._database.reader, now, _TENANTS)
+        tenants, _ = await self._rows.turns.next_due(self._database.reader, now, _TENANTS)
         seconds = asyncio.get_running_loop().time
         until = seconds() + PASS_SECONDS
         done = 0
         for number, tenant in enumerate(tenants):
             if number and seconds() > until:
-                self._turns.continue_after(tenants[number - 1])
+                self._rows.turns.continue_after(tenants[number - 1])
                 return Pass(done, now)
             done += await self._announce_portion(tenant, now)
         return Pass(done, now if done else None)
 
     async def _announce_portion(self, tenant: str, now: int) -> int:
         """Announce a portion of a tenant. Return how many announcements are done or wait because they failed."""
-        keys = await announcements.find_due(self._database.reader, tenant, now, _ROWS)
+        due = await self._rows.find(self._database.reader, [tenant], now, _ROWS)
+        keys = [AnnouncementKey.of(row) for row in due]
         counts: list[int] = []
-        isolated = await isolate_in_transactions(self._database, keys, partial(_announce, now=now), counts.append)
+        isolated = await isolate_in_transactions(self._database, keys, partial(self._announce, now=now), counts.append)
         if sum(counts):
             self._wake(now)
         if isolated.failed:
@@ -64,12 +63,11 @@ class Announcer:
             await in_transaction(self._database, lambda tx: announcements.postpone(tx, later))
         return sum(counts) + len(isolated.failed)
 
-
-async def _announce(tx: Transaction, keys: Sequence[AnnouncementKey], now: int) -> int:
-    """Add the events of announcements, as many as have room, and delete these. Return how many."""
-    rows = await announcements.lock(tx, keys)
-    found = await announcements.read(tx, rows)
-    valid = [each for each in found if each is not None]
-    count = await events.add_of_jobs(tx, valid, now)
-    left = {each.key for each in valid[count:]}
-    return await announcements.delete(tx, [row for row in rows if AnnouncementKey.of(row).job not in left])
+    async def _announce(self, tx: Transaction, keys: Sequence[AnnouncementKey], now: int) -> int:
+        """Add the events of announcements, as many as have room, and delete these. Return how many."""
+        rows = await self._rows.select_keys(tx, keys, now)
+        found = await announcements.read(tx, rows)
+        valid = [each for each in found if each is not None]
+        count = await events.add_of_jobs(tx, valid, now)
+        left = {each.key for each in valid[count:]}
+        return await announcements.delete(tx, [row for row in rows if AnnouncementKey.of(row).job not in left])

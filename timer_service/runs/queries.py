@@ -26,7 +26,6 @@ from timer_service.core.values.paging import (
     write_cursor,
 )
 from timer_service.core.values.stored_json import (
-    DamagedFields,
     RawJson,
     quote,
     write,
@@ -80,7 +79,6 @@ class RunView(Payload):
     settled_at: Instant | None = None
     code: FlawCode | None = Field(default=None, description="Why the run was rejected.")
     path: list[str] | None = Field(default=None, description="The jobs at fault.")
-    damaged: DamagedFields = None
 
 
 class JobView(Payload):
@@ -99,7 +97,6 @@ class JobView(Payload):
     more_needs: bool | None = Field(
         default=None, description="The next page shows this job again, with more of its needs."
     )
-    damaged: DamagedFields = None
 
 
 class RunDetails(RunView):
@@ -120,10 +117,6 @@ class RunPage(Payload):
 
 def run_view(run: Run) -> Mapping[str, Any]:
     """Return the view of a run for replies."""
-    try:
-        path, damaged = None if run.flaw_path is None else from_json(run.flaw_path), None
-    except ValueError:
-        path, damaged = None, ["path"]
     return omit_none(
         tenantId=run.key.tenant_id,
         runId=run.key.run_id,
@@ -133,8 +126,7 @@ def run_view(run: Run) -> Mapping[str, Any]:
         unresolvedGroups=run.open_groups,
         settledAt=format_optional(run.settled_at),
         code=run.flaw_code,
-        path=path,
-        damaged=damaged,
+        path=None if run.flaw_path is None else from_json(run.flaw_path),
     )
 
 
@@ -280,22 +272,14 @@ def _write_page(head: Mapping[str, Any], jobs: _StoredJobs, start: _Start) -> St
     return write_object({**head, **omit_none(cursor=cursor)}, {"jobs": write_list(shown)})
 
 
-class _Needs(NamedTuple):
-    """The next jobs that a job needs, ordered by name."""
-
-    jobs: Sequence[tuple[str, str]] = ()
-    damaged: Sequence[str] = ()
+_Needs = Sequence[tuple[str, str]]
+"""The next jobs that a job needs, ordered by name."""
 
 
 def _read_page_needs(text: str | None, after: str) -> _Needs:
     """Return the stored needs after a job."""
-    if text is None:
-        return _Needs()
-    try:
-        found = read_needs(text)
-    except (ValueError, AttributeError):  # no JSON, or no object
-        return _Needs(damaged=["needs"])
-    return _Needs(found[bisect_right(found, after, key=itemgetter(0)) :] if after else found)
+    found = () if text is None else read_needs(text)
+    return found[bisect_right(found, after, key=itemgetter(0)) :] if after else found
 
 
 class _JobView(NamedTuple):
@@ -322,20 +306,18 @@ def _write_job(row: Row, needs: _Needs, groups: Sequence[Mapping[str, str]], roo
     size += sum(len(each.encode()) + 1 for each in in_groups)
     shown: list[RawJson] = []
     more_after = None
-    for number, (job, if_failed) in enumerate(needs.jobs, 1):
+    for number, (job, if_failed) in enumerate(needs, 1):
         # A member of an enum takes four times as long to write as its text.
         need = RawJson(f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}')
         size += len(need.encode()) + 1
         if shown and size > room:
-            more_after = needs.jobs[number - 2][0]
+            more_after = needs[number - 2][0]
             break
         shown.append(need)
         if number % _NEEDS_PER_STEP == 0:
             yield
     if more_after is not None:
         fields = {**fields, "moreNeeds": True}
-    view = write_view(
-        fields, {"needs": write_list([*shown, *in_groups]).text, "outputs": row["outputs"]}, needs.damaged
-    )
+    view = write_view(fields, {"needs": write_list([*shown, *in_groups]).text, "outputs": row["outputs"]})
     yield
     return _JobView(view, size, more_after)

@@ -10,9 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
-from timer_service.core.due.due_rows import may_be_damaged
+from timer_service.core.due.due_rows import DueRows, DueTable
 from timer_service.core.due.loop import PASS_SECONDS, Pass
-from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.intake.backlog import Backlog
 from timer_service.core.intake.waiting_rows import find_tenants
 from timer_service.core.ports.database import Reader, Row, Transaction
@@ -38,6 +37,11 @@ _MAX_STALE_JOBS = 500
 _AGE_SHARE = 4
 _RECHECK_MS = 1000
 """The delay until the broker is asked again whether the commands in the stream have been handled."""
+
+_STALE = DueTable(
+    "run_jobs", ("tenant_id", "run_id", "job_name"), ("stale_at",), ("tenant_id", "run_id", "job_name"), "stale_at > 0"
+)
+"""The jobs that may become stale. Only its statements have this condition, so only they use the index of tenants."""
 
 TIMED = (
     TimedRows(
@@ -68,7 +72,7 @@ class Sweep:
         self._wake = parts.wake
         self._overdue: set[JobKey] = set()
         """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
-        self._turns = TenantTurns(_SQL["stale_tenants"])
+        self._rows = DueRows(_STALE)
         self._left: dict[RunKey, list[str]] = {}
         """The runs for which the last pass had no time, with their stale jobs."""
 
@@ -89,18 +93,8 @@ class Sweep:
         if self._overdue or locked:
             return Pass(swept, now + _RECHECK_MS)
         at = await self._next_at()
-        is_left = at is not None and at <= now and not due and not await self._is_any_whole(now)
+        is_left = at is not None and at <= now and not swept  # what is due is not found, or cannot be written
         return Pass(swept, now + _RECHECK_MS if is_left else at)
-
-    async def _is_any_whole(self, now: int) -> bool:
-        """Return whether a run is due, or the oldest stale job is there, with a key that is not damaged.
-
-        A pass may have found neither: it looks at 5,000 tenants, and other instances write meanwhile.
-        """
-        if await self._due_runs(now):
-            return True
-        oldest = _jobs(await self._database.reader.fetch(_SQL["oldest_stale_job"], {"now": now}))
-        return bool(await self._still_stale(oldest, now))
 
     async def _sweep_runs(self, due: Mapping[RunKey, list[str]], now: int) -> tuple[int, int]:
         """Sweep runs until the time of the pass is up, at least one. Return how many, and how many were locked."""
@@ -111,10 +105,9 @@ class Sweep:
             if number and seconds() > until:
                 self._left = dict(list(due.items())[number:])
                 break
-            if await self._sweep(key, names, now):
-                swept += 1
-            else:
-                locked += 1
+            is_swept = await self._sweep(key, names, now)
+            swept += is_swept is True
+            locked += is_swept is None
         if locked:
             log.warning("other sessions have locked runs; sweeping these later", extra={"count": locked})
         return swept, locked
@@ -142,41 +135,27 @@ class Sweep:
         return _jobs(row for row in rows if row["stale_at"] is not None and row["stale_at"] <= now)
 
     async def _next_overdue(self, now: int) -> set[JobKey]:
-        """Return the next jobs whose `stale_at` has passed: an equal share of each tenant, its oldest ones.
-
-        Rows with a damaged key are left out, as in `_due_runs`: they would be swept in each pass.
-        """
-        tenants = await self._turns.next_due(self._database.reader, now, _MAX_STALE_JOBS)
-        each = [{"tenant_id": tenant, "now": now, "limit": _MAX_STALE_JOBS // len(tenants)} for tenant in tenants]
-        jobs = _jobs(await self._database.reader.fetch_each(_SQL["stale_jobs_of_tenant"], each))
-        doubtful = {(key, name) for key, name in jobs if may_be_damaged((*key, name))}
-        return jobs - doubtful | await self._still_stale(doubtful, now)
+        """Return the next jobs whose `stale_at` has passed: an equal share of each tenant, its oldest ones."""
+        reader = self._database.reader
+        tenants, _ = await self._rows.turns.next_due(reader, now, _MAX_STALE_JOBS)
+        return _jobs(await self._rows.find(reader, tenants, now, _MAX_STALE_JOBS // max(len(tenants), 1)))
 
     async def _due_runs(self, now: int) -> list[RunKey]:
-        """Return the next due runs. However many with a damaged key come first, they take no place of the others."""
-        limit = _MAX_RUNS
-        while True:
-            rows = await self._database.reader.fetch(_SQL["due_runs"], {"now": now, "limit": limit})
-            keys = [store.run_key(row) for row in rows]
-            doubtful = {key for key in keys if may_be_damaged(key)}
-            damaged = doubtful - set(await loader.find_runs(self._database.reader, doubtful)) if doubtful else set()
-            whole = [key for key in keys if key not in damaged]
-            if len(rows) < limit or len(whole) >= _MAX_RUNS:
-                return whole[:_MAX_RUNS]
-            limit *= 2
+        rows = await self._database.reader.fetch(_SQL["due_runs"], {"now": now, "limit": _MAX_RUNS})
+        return [store.run_key(row) for row in rows]
 
     async def _next_at(self) -> int | None:
         found = [(await self._database.reader.fetch(_SQL[name]))[0]["at"] for name in ("next_sweep", "next_stale")]
         return min((at for at in found if at is not None), default=None)
 
-    async def _sweep(self, key: RunKey, stale: Collection[str], now: int) -> bool:
-        """Sweep a run, or postpone it if that fails. Return False if another session has locked it: it stays due."""
+    async def _sweep(self, key: RunKey, stale: Collection[str], now: int) -> bool | None:
+        """Sweep a run, or postpone it if that fails. Return whether it changed; None: it is locked."""
         try:
             repair = await _needs_repair(self._database.reader, key, now)
             sweep = partial(_sweep_locked, key=key, stale=stale, repair=repair, now=now)
-            added = await in_transaction(self._database, sweep)
+            is_changed, added = await in_transaction(self._database, sweep)
         except DatabaseBlockedError:
-            return False
+            return None
         except DatabaseUnavailableError:
             raise
         except Exception:
@@ -186,6 +165,7 @@ class Sweep:
             if added:
                 for loop in ("outbox", LOOP):
                     self._wake(loop, now)
+            return is_changed
         return True
 
 
@@ -216,12 +196,14 @@ async def _needs_repair(reader: Reader, key: RunKey, now: int) -> bool:
     return draft.finish() != before
 
 
-async def _sweep_locked(tx: Transaction, *, key: RunKey, stale: Collection[str], repair: bool, now: int) -> int:
-    """Lock and sweep one run. Return the number of events that were added to the outbox."""
+async def _sweep_locked(
+    tx: Transaction, *, key: RunKey, stale: Collection[str], repair: bool, now: int
+) -> tuple[bool, int]:
+    """Lock and sweep one run. Return whether it has changed, and the number of events that were added to the outbox."""
     await tx.wait_briefly()
     run = (await loader.lock_runs(tx, [key])).get(key)
     if run is None or run.status is not RunStatus.RUNNING:
-        return 0
+        return False, 0
     loaded = Loader(tx, {key: run})
     repair = repair or not run.evaluated  # an evaluation may have been deferred since the check without a lock
     if repair:
@@ -241,7 +223,7 @@ async def _sweep_locked(tx: Transaction, *, key: RunKey, stale: Collection[str],
         log.error("stuck jobs released", extra={"tenant": key.tenant_id, "run_id": key.run_id, "count": len(stuck)})
     after = {key: draft.finish()}
     await store.save(tx, before, after)
-    return await events.add(tx, before, after, now, {key: stuck})
+    return after != before, await events.add(tx, before, after, now, {key: stuck})
 
 
 def _interval(age_ms: int) -> int:

@@ -1,7 +1,7 @@
 """Queries about schedules. A tenant sees only its own schedules."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from timer_service.core.ports.database import Reader
@@ -20,7 +20,6 @@ from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.recurrence import Recurrence, next_slot
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.schedule import Key, Schedule
-from timer_service.schedules.store import Shown
 from timer_service.schedules.views import (
     GetSchedule,
     ListSchedules,
@@ -36,11 +35,8 @@ _MOST_BACKFILLS = 10
 """How many backfills a reply shows."""
 
 
-def schedule_view(schedule: Schedule, damaged: Sequence[str] = (), **more: Any) -> RawJson:
-    """Return the view of a schedule for replies, with more fields: the fields of `ScheduleView` that are not None.
-
-    `damaged`: the fields that could not be read.
-    """
+def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
+    """Return the view of a schedule for replies, with more fields: the fields of `ScheduleView` that are not None."""
     definition = schedule.definition
     assert definition is not None  # noqa: S101 - tombstones are not shown
     recurrence = definition.recurrence
@@ -74,8 +70,8 @@ def schedule_view(schedule: Schedule, damaged: Sequence[str] = (), **more: Any) 
         **more,
     )
     if definition.start is None:
-        return write_view(fields, {"data": definition.data}, damaged)
-    return write_view(fields, {"start": _start_view(definition.start, definition.data).text}, damaged)
+        return write_view(fields, {"data": definition.data})
+    return write_view(fields, {"start": _start_view(definition.start, definition.data).text})
 
 
 def _start_view(spec: WorkflowSpec, data: str | None) -> RawJson:
@@ -90,13 +86,13 @@ def _start_view(spec: WorkflowSpec, data: str | None) -> RawJson:
 
 async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> RawJson | Steps[RawJson]:
     key = Key(tenant, request.schedule_id)
-    found = await store.find_shown(reader, key)
-    if found is None or found.schedule.definition is None:
+    found = await store.find(reader, key)
+    if found is None or found.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no schedule {request.schedule_id!r}")
     open_ones = await backfill_store.of_schedule(reader, key, _MOST_BACKFILLS)
     more: Mapping[str, Any] = {"backfills": [_backfill_view(each) for each in open_ones]} if open_ones else {}
     if not request.upcoming:
-        return schedule_view(found.schedule, found.damaged, **more)
+        return schedule_view(found, **more)
     return _view_with_upcoming(found, request.upcoming, now, more)
 
 
@@ -117,9 +113,9 @@ def _backfill_view(backfill: OpenBackfill) -> Mapping[str, Any]:
     }
 
 
-def _view_with_upcoming(found: Shown, count: int, now: int, more: Mapping[str, Any]) -> Steps[RawJson]:
-    upcoming = yield from _upcoming(found.schedule, count, now)
-    return schedule_view(found.schedule, found.damaged, upcoming=upcoming, **more)
+def _view_with_upcoming(found: Schedule, count: int, now: int, more: Mapping[str, Any]) -> Steps[RawJson]:
+    upcoming = yield from _upcoming(found, count, now)
+    return schedule_view(found, upcoming=upcoming, **more)
 
 
 def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | None]:
@@ -141,7 +137,7 @@ def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | Non
 async def _list(reader: Reader, tenant: str, request: ListSchedules, _now: int) -> RawJson:
     statuses = list(ShownStatus) if request.status is None else [request.status]
 
-    async def read(after: tuple[str], limit: int) -> list[Shown]:
+    async def read(after: tuple[str], limit: int) -> list[Schedule]:
         return await store.page(reader, tenant, statuses, after=after[0], limit=limit)
 
     (after,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
@@ -150,8 +146,8 @@ async def _list(reader: Reader, tenant: str, request: ListSchedules, _now: int) 
         read,
         after=(after,),
         limit=request.limit,
-        view=lambda found: schedule_view(*found),
-        cursor_of=lambda found: (found.schedule.key.schedule_id,),
+        view=schedule_view,
+        cursor_of=lambda schedule: (schedule.key.schedule_id,),
     )
 
 

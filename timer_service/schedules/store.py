@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.isolate import Retry
@@ -48,7 +48,13 @@ for _name in ("find", "page"):  # not `*`: a new column would break the prepared
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
-SCHEDULES = DueTable(name="schedules", key=_KEY, columns=_WITHOUT_DATA)
+SCHEDULES = DueTable(
+    name="schedules",
+    key=_KEY,
+    order=("available_at", "schedule_id"),
+    columns=_WITHOUT_DATA,
+    where="available_at IS NOT NULL",
+)
 
 LIVE = Usage("schedules", _SQL["count_live"])
 """The active and paused schedules of a tenant, which may be limited."""
@@ -78,18 +84,10 @@ TIMED = (
 """The schedules that wait for their next slot, or for the next attempt."""
 
 
-class Shown(NamedTuple):
-    """A schedule as a query shows it, without what cannot be read."""
-
-    schedule: Schedule
-    damaged: Sequence[str] = ()
-    """The names of the fields that cannot be read."""
-
-
-async def find_shown(reader: Reader, key: Key) -> Shown | None:
-    """Return a schedule for a reply, or None if it does not exist."""
+async def find(reader: Reader, key: Key) -> Schedule | None:
+    """Return a schedule or a tombstone, or None if it does not exist."""
     rows = await reader.fetch_each(_SQL["find"], [key._asdict()])
-    return _show(rows[0]) if rows else None
+    return read_schedule(rows[0], rows[0]["data"]) if rows else None
 
 
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Schedule]:
@@ -128,12 +126,12 @@ async def load_data(tx: Transaction, keys: Collection[Key]) -> dict[Key, str]:
 
 async def page(
     reader: Reader, tenant_id: str, statuses: Sequence[ShownStatus], *, after: str, limit: int
-) -> list[Shown]:
+) -> list[Schedule]:
     """Return up to `limit` schedules of a tenant with these statuses after an id, in order of their ids."""
     pages = (f"SELECT * FROM ({_SQL['page'].format(status=status)}) AS page" for status in statuses)  # noqa: S608 - no user input
     parameters = {"tenant_id": tenant_id, "after": after, "limit": limit}
     rows = await reader.fetch("\nUNION ALL\n".join(pages), parameters)
-    return [_show(row) for row in sorted(rows, key=key_of)[:limit]]
+    return [read_schedule(row, row["data"]) for row in sorted(rows, key=key_of)[:limit]]
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
@@ -168,14 +166,6 @@ def read_schedule(row: Row, data: str | None = None) -> Schedule:
         end_reason=None if row["end_reason"] is None else EndReason(row["end_reason"]),
         confirmed_at=row["confirmed_at"],
     )
-
-
-def _show(row: Row) -> Shown:
-    try:
-        read_spec(row["start"])
-    except (ValueError, TypeError):
-        return Shown(read_schedule({**{name: row[name] for name in _COLUMNS}, "start": None}, row["data"]), ["start"])
-    return Shown(read_schedule(row, row["data"]))
 
 
 def key_of(row: Row) -> Key:

@@ -8,7 +8,6 @@ from timer_service.core.service.workflow_start import EffectName, RetryPolicy
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, Tenant
 from timer_service.core.values.paging import PageCursor, PageLimit
-from timer_service.core.values.stored_json import DamagedFields
 from timer_service.schedules.messages import CatchUp, EndReason, RecurrenceFields, ShownStatus, SkipReason
 
 MAX_SLOTS = 100
@@ -48,7 +47,6 @@ class StartView(Payload):
     deadline_in: str | None = Field(default=None, description="An ISO 8601 duration.")
     retry: RetryPolicy | None = None
     concurrency_key: Identifier | None = None
-    damaged: DamagedFields = None
 
 
 class BackfillView(Payload):
@@ -104,7 +102,6 @@ class ScheduleView(Payload):
     )
     data: Any = None
     start: StartView | None = None
-    damaged: DamagedFields = None
 
 
 class SchedulePage(Payload):

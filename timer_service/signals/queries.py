@@ -12,7 +12,7 @@ from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import Instant, format_instant, format_optional
 from timer_service.core.values.message import Identifier, Payload, Tenant
 from timer_service.core.values.paging import PageCursor, PageLimit, read_cursor, read_page
-from timer_service.core.values.stored_json import DamagedFields, RawJson, write_view
+from timer_service.core.values.stored_json import RawJson, write_view
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
 from timer_service.signals.firings import FiringStatus
@@ -68,7 +68,6 @@ class SignalView(Payload):
     note: str | None = None
     last_fired_at: Instant | None = None
     last_error: str | None = Field(default=None, description="Why the last firing was given up.")
-    damaged: DamagedFields = None
 
 
 class SignalPage(Payload):
@@ -123,10 +122,7 @@ class TaskPage(Payload):
 def signal_view(signal: Signal) -> RawJson:
     """Return the view of a signal for replies."""
     definition = signal.definition
-    try:
-        trigger, damaged = definition.trigger, []
-    except ValueError:
-        trigger, damaged = None, ["triggerSpec"]
+    trigger = definition.trigger
     fields = omit_none(
         tenantId=signal.key.tenant_id,
         signalId=signal.key.signal_id,
@@ -139,7 +135,7 @@ def signal_view(signal: Signal) -> RawJson:
         lastFiredAt=format_optional(signal.fired_at),
         lastError=signal.last_error,
     )
-    return write_view(fields, {"triggerSpec": "{}" if damaged else definition.trigger_spec}, damaged)
+    return write_view(fields, {"triggerSpec": definition.trigger_spec})
 
 
 async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> RawJson:

@@ -1,17 +1,17 @@
 """The worker that cancels the timers of a CancelTimers, page by page, and then announces how many it has cancelled."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.isolate import Failed, Retries, isolate_in_transactions
 from timer_service.core.due.loop import Pass
-from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.timers import cancellations
-from timer_service.timers.cancellations import Cancellation, CancellationKey
+from timer_service.timers.cancellations import Cancellation, CancellationKey, read_cancellation
 
 _TIMERS = 1000
 """How many timers one transaction reads, shared equally by the tenants. On SQLite it takes 10 to 20 ms, so
@@ -32,15 +32,15 @@ class CancellationWorker:
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
         self._wake = partial(parts.wake, "outbox")
-        self._turns = TenantTurns(cancellations.DUE_TENANTS)
+        self._rows = DueRows(cancellations.CANCELLATIONS)
         self._retries = Retries[CancellationKey](cancellations.TABLE)
 
     async def tick(self, now: int) -> Pass:
         """Read the next pages, and cancel their timers. Return how many cancellations had a page."""
-        at = await cancellations.next_available(self._database.reader)
+        at = await self._rows.next_available(self._database.reader)
         if at is None or at > now:
             return Pass(0, at)
-        tenants = await self._turns.next_due(self._database.reader, now, _TENANTS)
+        tenants, _ = await self._rows.turns.next_due(self._database.reader, now, _TENANTS)
         counts: list[int] = []
         isolated = await isolate_in_transactions(self._database, tenants, partial(self._handle, now=now), counts.append)
         if isolated.failed:
@@ -51,7 +51,7 @@ class CancellationWorker:
 
     async def _handle(self, tx: Transaction, tenants: Sequence[str], now: int) -> int:
         """Handle one page of each tenant. Return how many had a page."""
-        due = await cancellations.lock_due(tx, tenants, now)
+        due = await self._lock_oldest(tx, tenants, now)
         share = max(_TIMERS // max(len(due), 1), cancellations.LEAST_TIMERS)
         unfinished: list[Cancellation] = []
         finished: list[Cancellation] = []
@@ -66,10 +66,13 @@ class CancellationWorker:
             tx.on_commit(partial(self._wake, now))
         return len(due)
 
+    async def _lock_oldest(self, tx: Transaction, tenants: Collection[str], now: int) -> list[Cancellation]:
+        return [read_cancellation(row) for row in await self._rows.lock_oldest(tx, tenants, now)]
+
     async def _postpone(self, tx: Transaction, failed: Sequence[Failed[str]], now: int) -> int:
         """Let the oldest due cancellation of each tenant wait whose transaction has failed. Return how many wait."""
         errors = dict(failed)
-        due = {each.key: each for each in await cancellations.lock_due(tx, errors, now)}
+        due = {each.key: each for each in await self._lock_oldest(tx, errors, now)}
         retries = self._retries.of([Failed(key, errors[key.tenant_id]) for key in due], now)
         later = [due[key]._replace(available_at=retry.at, last_error=retry.error) for key, retry in retries.items()]
         await cancellations.save(tx, later)

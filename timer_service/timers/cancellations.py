@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.row_counts import CountedRows
-from timer_service.core.due.unfinished_commands import statements_of
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
@@ -118,9 +118,8 @@ _KEY = ("tenant_id", "position_epoch", "position_sequence")
 _PLAIN_COLUMNS = tuple(name for name in Cancellation._fields if name not in {"key", "trace"})
 _COLUMNS = (*_KEY, *Trace._fields, *_PLAIN_COLUMNS)
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
-_SQL |= statements_of(TABLE, _COLUMNS)
-DUE_TENANTS = _SQL["due_tenants"]
-"""The statement that finds the tenants with due cancellations, for `TenantTurns`."""
+
+CANCELLATIONS = DueTable(TABLE, _KEY, order=("available_at", *_KEY[1:]), columns=_COLUMNS)
 
 TIMED = TimedRows(
     table=TABLE,
@@ -139,34 +138,14 @@ async def add(tx: Transaction, cancellations: Collection[Cancellation]) -> None:
     await tx.executemany(_SQL["add"], [_parameters(each) for each in cancellations])
 
 
-async def next_available(reader: Reader) -> int | None:
-    """Return when the next page of a cancellation may be read, or None."""
-    (row,) = await reader.fetch(_SQL["next_available"])
-    at: int | None = row["at"]
-    return at
-
-
-async def lock_due(tx: Transaction, tenants: Collection[str], now: int) -> list[Cancellation]:
-    """Lock the oldest due cancellation of each tenant, in the order of the tenants.
-
-    A tenant whose oldest one is locked by another instance is skipped.
-    """
-    rows = await tx.fetch_each(_SQL["lock_due"], [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)])
-    return [_cancellation(row) for row in rows]
-
-
 async def read_page(reader: Reader, cancellation: Cancellation, limit: int) -> CancelledPage:
     """Return the ids of the next timers of a cancellation, whatever their state, in order, up to `limit`.
 
     The first timer may be the last one of the page before.
     """
-    while True:
-        bounds = {"from": cancellation.next_call_id, "end": cancellation.end, "limit": limit}
-        rows = await reader.fetch(_SQL["page"], {"tenant_id": cancellation.key.tenant_id, **bounds})
-        calls = list(dict.fromkeys(row["service_call_id"] for row in rows))
-        if len(rows) < limit or len(calls) > 1:
-            return CancelledPage(calls, is_last=len(rows) < limit)
-        limit *= 2  # SQLite: damaged ids, which are all read as one
+    bounds = {"from": cancellation.next_call_id, "end": cancellation.end, "limit": limit}
+    rows = await reader.fetch(_SQL["page"], {"tenant_id": cancellation.key.tenant_id, **bounds})
+    return CancelledPage([row["service_call_id"] for row in rows], is_last=len(rows) < limit)
 
 
 async def cancel_page(tx: Transaction, cancellation: Cancellation, calls: Sequence[str], now: int) -> int:
@@ -187,7 +166,8 @@ async def delete(tx: Transaction, cancellations: Collection[Cancellation]) -> No
     await tx.executemany(_SQL["delete"], [_key_columns(each.key) for each in cancellations])
 
 
-def _cancellation(row: Row) -> Cancellation:
+def read_cancellation(row: Row) -> Cancellation:
+    """Return the cancellation in a row."""
     key = CancellationKey(row["tenant_id"], Position(row["position_epoch"], row["position_sequence"]))
     plain = {name: row[name] for name in _PLAIN_COLUMNS}
     return Cancellation(key=key, trace=Trace(row["traceparent"], row["tracestate"]), **plain)

@@ -22,7 +22,6 @@ from timer_service.core.values.message import (
     TenantPayload,
 )
 from timer_service.core.values.paging import PageCursor, PageLimit
-from timer_service.core.values.stored_json import DamagedFields
 
 _MOST_PLAIN_BYTES = 4 * 1024
 """The time of a larger body goes into its `data`, and a hostile one must not cost much more."""
@@ -285,7 +284,6 @@ class TimerView(Payload):
     last_error: str | None = None
     correlation_id: Identifier | None = None
     data: Any = None
-    damaged: DamagedFields = None
 
 
 class TimerPage(Payload):

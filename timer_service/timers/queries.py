@@ -42,7 +42,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields if name not in {"data", "damaged"}]
+_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields if name != "data"]
 
 
 async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> RawJson:

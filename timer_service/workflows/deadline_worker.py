@@ -8,9 +8,9 @@ cannot be ended waits, and stops no other.
 from collections.abc import Sequence
 from functools import partial
 
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.isolate import Retries, isolate_in_transactions
 from timer_service.core.due.loop import Pass
-from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
 from timer_service.core.intake.backlog import RECHECK_MS, BacklogGate
 from timer_service.core.ports.database import Transaction
@@ -34,7 +34,7 @@ class DeadlineWorker:
         self._database = parts.database
         self._wake = partial(parts.wake, "outbox")
         self._gate = BacklogGate(parts.broker, parts.database)
-        self._turns = TenantTurns(store.DEADLINE_TENANTS)
+        self._rows = DueRows(store.OVERDUE)
         self._retries = Retries[Key](store.WORKFLOWS.name)
 
     async def tick(self, now: int) -> Pass:
@@ -44,15 +44,15 @@ class DeadlineWorker:
         handled: one of them may end a workflow or extend its deadline.
         """
         reader = self._database.reader
-        next_at = await store.next_deadline(reader)
+        next_at = await self._rows.next_available(reader)
         if next_at is None or next_at > now:
             return Pass(0, next_at)
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
-        tenants = await self._turns.next_due(reader, now, _MOST_WORKFLOWS)
-        overdue = await store.find_overdue(reader, tenants, now, _MOST_WORKFLOWS // max(len(tenants), 1))
-        handled = await self._end_each(overdue, now)
-        return Pass(handled, await store.next_deadline(reader) if handled else now + _LOCKED_ROWS_PAUSE_MS)
+        tenants, _ = await self._rows.turns.next_due(reader, now, _MOST_WORKFLOWS)
+        overdue = await self._rows.find(reader, tenants, now, _MOST_WORKFLOWS // max(len(tenants), 1))
+        handled = await self._end_each(list(map(store.key_of, overdue)), now)
+        return Pass(handled, await self._rows.next_available(reader) if handled else now + _LOCKED_ROWS_PAUSE_MS)
 
     async def _end_each(self, overdue: Sequence[Key], now: int) -> int:
         """End workflows together, and postpone those that fail alone. Return how many were ended or postponed."""
@@ -65,7 +65,7 @@ class DeadlineWorker:
 
     async def _end(self, tx: Transaction, keys: Sequence[Key], now: int) -> int:
         """End workflows whose deadline has passed. Return how many: others are locked, or their keys are damaged."""
-        before = await store.lock_overdue(tx, keys, now)
+        before = store.by_key(await self._rows.select_keys(tx, keys, now))
         after = {key: each.fail(FailureCode.DEADLINE, now) for key, each in before.items()}
         await store.advance(tx, before, after)
         await outbox.add(tx, events_of(before, after, now), now)

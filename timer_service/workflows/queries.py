@@ -124,16 +124,7 @@ async def _has_workers(reader: Reader, workflow: Workflow, now: int) -> bool:
     tenant_id, queue, workflow_type = workflow.lane
     parameters = {"tenant_id": tenant_id, "queue": queue, "since": now - ONLINE_MS, "limit": _MOST_WORKERS}
     rows = await reader.fetch(_SQL["types_of_queue"], parameters)
-    return any(workflow_type in _types_of(row) for row in rows)
-
-
-def _types_of(row: Row) -> Sequence[str]:
-    """Return the types of a worker, or none if the row is damaged."""
-    try:
-        types: Sequence[str] = json.loads(row["types"])
-    except ValueError:
-        return ()
-    return types
+    return any(workflow_type in json.loads(row["types"]) for row in rows)
 
 
 async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) -> RawJson:
@@ -212,8 +203,7 @@ async def _list_workers(reader: Reader, tenant: str, request: ListWorkers, now: 
             seenAt=format_instant(row["seen_at"]),
             online=row["seen_at"] > now - ONLINE_MS,
         )
-        types = _types_of(row)
-        return write_view({**fields, "types": types}, {}, [] if types else ["types"])
+        return write_view(fields, {"types": row["types"]})
 
     return await read_page(
         "workers", read, after=(after,), limit=request.limit, view=view, cursor_of=lambda row: (row["worker_id"],)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.isolate import Retry
 from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.row_counts import CountedRows
@@ -44,12 +45,11 @@ _SQL["insert"] = _SQL["insert"].format(columns=", ".join(COLUMNS), values=", ".j
 _SQL["update"] = _SQL["update"].format(updates=_assign((*_FINISHES, *_OTHERS)))
 _SQL["advance"] = _SQL["advance"].format(advances=_assign(_ADVANCES))
 _SQL["finish"] = _SQL["finish"].format(finishes=_assign(_FINISHES))
-for _name in ("find", "lock_overdue"):  # not `*`: a new column would break the prepared statements of older instances
-    _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(COLUMNS))
+_SQL["find"] = _SQL["find"].replace("{columns}", ", ".join(COLUMNS))  # not `*`: older instances prepare it, too
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
-DEADLINE_TENANTS = _SQL["deadline_tenants"]
-"""The statement that finds the tenants with deadlines that have passed, for `TenantTurns`."""
+OVERDUE = DueTable("workflows", _KEY, ("overdue_at",), COLUMNS, where="overdue_at IS NOT NULL AND ended_at IS NULL")
+"""The open workflows with a deadline."""
 
 WORKFLOWS = LeasedTable(
     name="workflows",
@@ -128,14 +128,14 @@ async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Workflow]:
 async def find_texts(reader: Reader, keys: Collection[Key]) -> dict[Key, Texts]:
     """Return the texts of workflows that have any."""
     rows = await reader.fetch_each(_SQL["find_data"], [key._asdict() for key in sorted(keys)])
-    return {_key(row): Texts(row["input"], row["result"], row["error"]) for row in rows}
+    return {key_of(row): Texts(row["input"], row["result"], row["error"]) for row in rows}
 
 
 async def find_holders(reader: Reader, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Key]:
     """Return the open workflows with these concurrency keys (tenant, concurrency key)."""
     each = [{"tenant_id": tenant, "concurrency_key": name} for tenant, name in sorted(wanted)]
     rows = await reader.fetch_each(_SQL["find_open_with_key"], each)
-    return {(row["tenant_id"], row["concurrency_key"]): _key(row) for row in rows}
+    return {(row["tenant_id"], row["concurrency_key"]): key_of(row) for row in rows}
 
 
 async def save(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[Key, Workflow]) -> None:
@@ -191,18 +191,6 @@ def _is_reopened(before: Workflow | None, after: Workflow) -> bool:
     return before is not None and before.failure_code is not None and after.failure_code is None
 
 
-async def find_overdue(reader: Reader, tenants: Collection[str], now: int, limit: int) -> list[Key]:
-    """Return open workflows whose deadline has passed, up to `limit` of each tenant. They are not locked."""
-    each = [{"tenant_id": tenant, "now": now, "limit": limit} for tenant in tenants]
-    return [_key(row) for row in await reader.fetch_each(_SQL["find_overdue"], each)]
-
-
-async def lock_overdue(tx: Transaction, keys: Collection[Key], now: int) -> dict[Key, Workflow]:
-    """Lock and return those of some workflows whose deadline has passed and that no other transaction has locked."""
-    each = [{**key._asdict(), "now": now} for key in sorted(keys)]
-    return by_key(await tx.fetch_each(_SQL["lock_overdue"], each))
-
-
 async def postpone_deadlines(tx: Transaction, retries: Mapping[Key, Retry], now: int) -> None:
     """Let workflows wait that could not be ended at their deadline, with the reason."""
     each = [{**key._asdict(), "until": at, "error": error, "now": now} for key, (at, error) in sorted(retries.items())]
@@ -214,19 +202,13 @@ async def postpone(tx: Transaction, key: Key, retry: Retry, now: int) -> None:
     await tx.execute(_SQL["postpone"], {**key._asdict(), "until": retry.at, "error": retry.error, "now": now})
 
 
-async def next_deadline(reader: Reader) -> int | None:
-    """Return when the next workflow is to be ended at its deadline; None if none has one."""
-    (row,) = await reader.fetch(_SQL["next_deadline"])
-    at: int | None = row["at"]
-    return at
-
-
 def by_key(rows: Sequence[Row]) -> dict[Key, Workflow]:
     """Return the workflows in rows by their keys."""
     return {workflow.key: workflow for workflow in map(read_workflow, rows)}
 
 
-def _key(row: Row) -> Key:
+def key_of(row: Row) -> Key:
+    """Return the key of a workflow."""
     return Key(row["tenant_id"], row["workflow_id"])
 
 
@@ -236,7 +218,7 @@ def read_workflow(row: Row) -> Workflow:
     The columns are written out: a batch reads 1,000 rows, and loops over the names take longer.
     """
     return Workflow(
-        key=_key(row),
+        key=key_of(row),
         created_at=row["created_at"],
         definition=None if row["type"] is None else _definition(row),
         cause=read_cause(row),

@@ -41,51 +41,6 @@ SELECT tenant_id, workflow_id, input, result, error
 FROM /* each of many */ workflow_data
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 
--- name: deadline_tenants
--- Like `due_tenants` of `lease.sql`: the next tenants with open workflows whose deadline has passed.
-WITH RECURSIVE waiting (tenant_id, number) AS (
-    SELECT (
-        SELECT tenant_id FROM workflows
-        WHERE overdue_at IS NOT NULL AND ended_at IS NULL AND tenant_id > :after
-        ORDER BY tenant_id, overdue_at
-        LIMIT 1
-    ), 1
-    UNION ALL
-    SELECT (
-        SELECT tenant_id FROM workflows
-        WHERE overdue_at IS NOT NULL AND ended_at IS NULL AND tenant_id > waiting.tenant_id
-        ORDER BY tenant_id, overdue_at
-        LIMIT 1
-    ), number + 1
-    FROM waiting WHERE tenant_id IS NOT NULL AND number < :looked_at
-),
-found AS MATERIALIZED (
-    SELECT tenant_id, number, (
-        SELECT MIN(overdue_at) FROM workflows
-        WHERE overdue_at IS NOT NULL AND ended_at IS NULL AND tenant_id = waiting.tenant_id
-    ) AS oldest
-    FROM waiting
-)
-SELECT tenant_id, number, oldest FROM found
-WHERE oldest <= :now OR tenant_id IS NULL OR number = :looked_at
-LIMIT :limit
-
--- name: find_overdue
--- Returns the keys of the open workflows of a tenant whose deadline has passed, oldest deadline first, up to a limit.
-SELECT tenant_id, workflow_id
-FROM workflows
-WHERE tenant_id = :tenant_id AND overdue_at <= :now AND ended_at IS NULL
-ORDER BY overdue_at
-LIMIT :limit
-
--- name: lock_overdue
--- Locks and returns an open workflow whose deadline has passed, unless another transaction has locked it. COALESCE keeps planners
--- from the partial indexes.
-SELECT {columns}
-FROM /* each of many */ workflows
-WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(overdue_at <= :now AND ended_at IS NULL, FALSE)
-/* skip locked */
-
 -- name: postpone_deadline
 -- Lets a workflow wait that could not be ended at its deadline.
 UPDATE workflows SET overdue_at = :until, last_error = :error
@@ -95,10 +50,6 @@ WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(overdue
 -- Lets an available workflow wait that could not be sent to a worker.
 UPDATE workflows SET available_at = :until, counted_from = :now, last_error = :error
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(available_at <= :now, FALSE)
-
--- name: next_deadline
--- Returns when the next open workflow is to be ended at its deadline.
-SELECT MIN(overdue_at) AS at FROM workflows WHERE overdue_at IS NOT NULL AND ended_at IS NULL
 
 -- name: count_open
 -- Counts the open workflows of a tenant, at most `most`.

@@ -3,14 +3,11 @@
 A workflow is deleted whole, or a part at a time, and is marked meanwhile.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from timer_service.core.due.due_rows import may_be_damaged
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
-from timer_service.workflows import store
-from timer_service.workflows.workflow import Key
 
 _SQL = load_sql("timer_service.workflows", "upkeep.sql")
 _STATEMENTS = ("delete_effects", "delete_messages", "delete_data", "delete_workflow")
@@ -53,7 +50,7 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     Its own row is deleted last, so that the next calls find it.
     """
     workers = await tx.execute(_SQL["delete_workers"], {"before": before, "limit": limit})
-    settled = await _without_damaged_keys(tx, await tx.fetch(_SQL["settled"], {"before": before, "limit": limit}))
+    settled = await tx.fetch(_SQL["settled"], {"before": before, "limit": limit})
     chosen = _fitting(settled, limit)
     each = [
         {"tenant_id": row["tenant_id"], "workflow_id": row["workflow_id"], "limit": limit}
@@ -62,17 +59,6 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     deleted = workers + sum([await tx.executemany(_SQL[name], each) for name in _STATEMENTS])
     await tx.executemany(_SQL["mark"], each)
     return max(deleted, limit) if len(chosen) < len(settled) else deleted
-
-
-async def _without_damaged_keys(tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
-    """Leave out rows to which nothing can be written: one with many effects would be the whole batch, each time."""
-    doubtful = [key for key in map(_key, rows) if may_be_damaged(key)]
-    damaged = set(doubtful) - set(await store.find(tx, doubtful))
-    return [row for row in rows if _key(row) not in damaged]
-
-
-def _key(row: Row) -> Key:
-    return Key(row["tenant_id"], row["workflow_id"])
 
 
 def _fitting(settled: Iterable[Row], limit: int) -> list[Row]:

@@ -9,7 +9,6 @@ from timer_service.core.service.workflow_start import EffectName, RetryPolicy
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, Tenant
 from timer_service.core.values.paging import PageCursor, PageLimit
-from timer_service.core.values.stored_json import DamagedFields
 from timer_service.workflows.messages import ErrorView, FailureCode, WorkflowStatus
 from timer_service.workflows.protocol import EffectKey, EffectKind, EffectStatus
 
@@ -68,7 +67,6 @@ class WorkflowView(Payload):
     code: FailureCode | None = Field(default=None, description="Why it failed.")
     step: EffectKey | None = Field(default=None, description="The step that failed.")
     reason: str | None = Field(default=None, description="The reason of the CancelWorkflow.")
-    damaged: DamagedFields = None
 
 
 class EffectDetail(Payload):
@@ -84,7 +82,6 @@ class EffectDetail(Payload):
     )
     result: Any = None
     error: ErrorView | None = None
-    damaged: DamagedFields = None
 
 
 class WorkflowDetail(Payload):
@@ -95,7 +92,6 @@ class WorkflowDetail(Payload):
     input: Any = None
     result: Any = None
     failure: ErrorView | None = Field(default=None, description="The error of its function.")
-    damaged: DamagedFields = None
     effects: list[EffectDetail]
     cursor: str | None = None
 
@@ -128,7 +124,6 @@ class WorkerView(Payload):
     first_seen_at: Instant
     seen_at: Instant
     online: bool = Field(description="Whether it was seen in the last minute.")
-    damaged: DamagedFields = None
 
 
 class WorkerPage(Payload):

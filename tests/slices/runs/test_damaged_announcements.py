@@ -77,20 +77,3 @@ async def test_name_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: Memo
         " VALUES ('acme', 1, 'run-1', CAST(x'6aff' AS TEXT), 1, 1)"
     )
     assert await runs.announcer.tick(clock.now()) == (0, None)
-
-
-async def test_name_that_is_not_utf8_before_a_damaged_job(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An announcement with a damaged name does not hold up the jobs behind it, also if one of these fails."""
-    runs = Runs(sqlite, memory_broker, clock)
-    monkeypatch.setattr(events, "_MOST_BYTES", 1)
-    await runs.request("StartRun", jobs=jobs(dict.fromkeys(NAMES, ()), payload="x"))
-    monkeypatch.undo()
-    await runs.sql("""UPDATE run_jobs SET payload = '"x' WHERE job_name = 'job-1'""")
-    await runs.sql(
-        "INSERT INTO run_announcements (tenant_id, available_at, run_id, job_name, deferred_at, outputs_share)"
-        " VALUES ('acme', 1, 'run-1', CAST(x'6aff' AS TEXT), 1, 1), ('acme', 1, 'run-1', CAST(x'6bff' AS TEXT), 1, 1)"
-    )
-    await runs.announcer.tick(clock.now())
-    assert sorted(await runs.ready()) == [name for name in NAMES if name != "job-1"]

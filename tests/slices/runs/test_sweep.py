@@ -249,18 +249,6 @@ async def test_get_run_while_it_is_deleted(runs: Runs) -> None:
     assert reply["error"]["code"] == "NOT_FOUND"
 
 
-async def test_stale_job_behind_many_tenants(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stale job is found at once, however many tenants before it have jobs that are not stale yet."""
-    monkeypatch.setattr("timer_service.core.due.tenant_turns._MOST_LOOKED_AT", 2)
-    for tenant in ("a", "b", "c", "d", "e"):
-        await runs.request("StartRun", tenant=tenant, jobs=[{"name": "a", "staleAfterSeconds": 6000}])
-    await runs.request("StartRun", tenant="z", jobs=[{"name": "a\ufffd", "staleAfterSeconds": 50}])
-    now = runs.clock.advance(seconds=50)
-    passes = [await runs.sweep.tick(now) for _ in range(3)]
-    assert passes[:2] == [(0, now), (0, now)]
-    assert passes[2].done == 1
-
-
 async def test_ids_that_are_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """Rows with damaged keys cannot be swept. They do not make passes follow each other at once."""
     runs = Runs(sqlite, memory_broker, clock)
@@ -274,19 +262,3 @@ async def test_ids_that_are_not_utf8(sqlite: SqliteDatabase, memory_broker: Memo
     assert await runs.sweep.tick(clock.now()) == (0, clock.now() + 1000)
     rows = await runs.rows("run_jobs")
     assert {row["job_name"] for row in rows if row["status"] == "timed_out_stale"} == {"a\ufffd", "b"}
-
-
-async def test_many_runs_with_ids_that_are_not_utf8(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many due runs have damaged ids, those behind them are swept."""
-    monkeypatch.setattr("timer_service.runs.sweep._MAX_RUNS", 2)
-    runs = Runs(sqlite, memory_broker, clock)
-    for number in range(5):
-        await runs.start({"a": []}, runId=f"damaged-{number}")
-    await runs.sql("UPDATE runs SET run_id = CAST(CAST(run_id AS BLOB) || x'ff' AS TEXT)")
-    clock.advance(milliseconds=1)
-    for number in range(3):
-        await runs.start({"a": []}, runId=f"fine-{number}")
-    clock.advance(milliseconds=SWEEP_MS)
-    assert [(await runs.sweep.tick(clock.now())).done for _ in range(3)] == [2, 1, 0]

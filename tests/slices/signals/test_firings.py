@@ -24,8 +24,7 @@ from tests.simulation.faults import (
 )
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.due.lease import Lease
-from timer_service.core.due.recovery import take_over_claims
+from timer_service.core.due.lease import Lease, take_over_claims
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database

@@ -1,6 +1,5 @@
 """CancelTimers: timers that are cancelled by the prefix of their ids."""
 
-import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ from tests.harness.timers import Timers, always, bodies, put_timers
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Database
 from timer_service.core.service.clock_repair import ClockRepair
 from timer_service.core.values.message import Message, Position
 from timer_service.timers import SLICE, cancellation_worker, cancellations
-from timer_service.timers.cancellations import prefix_end
+from timer_service.timers.cancellations import CANCELLATIONS, prefix_end
 
 DUE = after(hours=1)
 LAST = "\U0010ffff"
@@ -211,7 +210,7 @@ async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBr
     await ours.schedule("a", DUE)
     await ours.cancel_many("a")
     async with postgres.transaction() as tx:
-        assert len(await cancellations.lock_due(tx, ["acme"], NOW)) == 1
+        assert len(await DueRows(CANCELLATIONS).lock_oldest(tx, ["acme"], NOW)) == 1
         assert await theirs.cancellation_worker.tick(NOW) == (0, NOW + 50)
     assert await theirs.pass_cancellations() == 1
     assert await states(ours) == {"a": "Cancelled"}
@@ -232,7 +231,7 @@ async def test_locked_timer_holds_only_its_cancellation(
         await timers.consume()
         await timers.pass_cancellations()
         assert await states(timers) == {"a": "Cancelled", "b": "Scheduled", "c": "Cancelled"}
-        assert await cancellations.next_available(postgres.reader) == NOW + 1000
+        assert await DueRows(CANCELLATIONS).next_available(postgres.reader) == NOW + 1000
     clock.advance(seconds=1)
     await timers.pass_cancellations()
     assert (await states(timers))["b"] == "Cancelled"
@@ -300,9 +299,9 @@ async def test_instances_share_no_tenant(
     for tenant in ("acme", "acme", "other"):
         await timers.cancel_many("a", tenant=tenant)
     async with postgres.transaction() as tx, postgres.transaction() as another:
-        assert len(await cancellations.lock_due(tx, ["acme"], NOW)) == 1
-        locked = await cancellations.lock_due(another, ["acme", "other"], NOW)
-        assert [each.key.tenant_id for each in locked] == ["other"]
+        assert len(await DueRows(CANCELLATIONS).lock_oldest(tx, ["acme"], NOW)) == 1
+        locked = await DueRows(CANCELLATIONS).lock_oldest(another, ["acme", "other"], NOW)
+        assert [each["tenant_id"] for each in locked] == ["other"]
 
 
 # Prefixes
@@ -440,20 +439,3 @@ async def test_failed_timer_of_the_broker(timers: Timers) -> None:
         timers.clock.advance(minutes=10)
         await timers.tick()
     assert timers.fired() == []
-
-
-async def test_ids_that_are_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """Damaged ids that are read as the same text at the end of a page do not keep the transaction for ever."""
-    timers = Timers(sqlite, memory_broker, clock)
-    calls = [f"call-{number:04}" for number in range(1003)]
-    async with sqlite.transaction() as tx:
-        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in calls])
-        for call, damaged in ((calls[998], "63616c6c2d30393938fe"), (calls[999], "63616c6c2d30393938ff")):
-            damage = f"UPDATE timer_schedules SET service_call_id = CAST(x'{damaged}' AS TEXT)"
-            await tx.execute(f"{damage} WHERE service_call_id = :call", {"call": call})
-    timers.send(cancel_timers("call-"), message="cancel-timers")
-    await timers.consume()
-    async with asyncio.timeout(10):
-        await timers.pass_cancellations()
-    assert {calls[997], calls[1000], calls[1002]}.isdisjoint(await scheduled_calls(timers))
-    assert len(await announced(timers)) == 1

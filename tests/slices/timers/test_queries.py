@@ -452,15 +452,6 @@ async def test_queries_write_nothing(timers: Timers) -> None:
     assert await timers.database.reader.fetch("SELECT * FROM timer_schedules ORDER BY service_call_id") == before
 
 
-async def test_corrupt_row(timers: Timers) -> None:
-    """A row with damaged JSON is shown without it. The reply names the field."""
-    await timers.schedule(data=1)
-    await timers.sql("UPDATE timer_schedules SET data = '{oops'")
-    view = await timers.ask("get-timer", {"serviceCallId": "call-1"})
-    assert (view["serviceCallId"], view["damaged"], "data" in view) == ("call-1", ["data"], False)
-    assert (await timers.ask("count-timers"))["counts"]["Scheduled"] == 1
-
-
 async def test_database_unavailable(
     sqlite: SqliteDatabase, tmp_path: Path, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:

@@ -14,8 +14,7 @@ from tests.harness.timers import Timers, always, bodies, fires
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.due.lease import Lease
-from timer_service.core.due.recovery import take_over_claims
+from timer_service.core.due.lease import Lease, take_over_claims
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database, Row
 from timer_service.core.ports.health import HEALTHY, Health

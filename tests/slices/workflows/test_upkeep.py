@@ -1,15 +1,10 @@
 """Queries, gauges, retention, and the rows that the schema refuses."""
 
-from datetime import timedelta
-
 import pytest
 
-from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, release, seen, sleep, wait_for
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.row_counts import RowCounts
-from timer_service.core.service.upkeep import Retention
 from timer_service.core.values.paging import write_cursor
 from timer_service.workflows.protocol import PollTasks
 from timer_service.workflows.store import COUNTED, WORKFLOWS
@@ -330,21 +325,3 @@ async def test_schema_refuses_twins(workflows: Workflows, statement: str) -> Non
     await workflows.send_to(name="b")
     with pytest.raises(Exception, match=r"(?i)unique"):
         await workflows.sql(statement)
-
-
-async def test_old_workflow_with_an_id_that_is_not_utf8(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """A workflow whose id is damaged is not deleted. It does not keep newer ones, however many effects it has."""
-    workflows = Workflows(sqlite, memory_broker, clock)
-    for name in ("damaged", "o\ufffd", "order"):
-        await workflows.start(name)
-        await workflows.about("Cancel", name)
-        clock.advance(milliseconds=1)
-    await workflows.sql(
-        "UPDATE workflows SET effects = 1000, workflow_id = CAST(x'6fff6f' AS TEXT) WHERE workflow_id = 'damaged'"
-    )
-    retention = Retention(sqlite, timedelta(days=1), delete_settled)
-    assert (await retention.tick(clock.advance(days=2))).done > 0
-    assert len(await workflows.all_rows("workflows")) == 1
-    assert await retention.tick(clock.now()) == (0, None)

@@ -1,100 +1,230 @@
-"""The due rows of a table, selected fairly and locked for one transaction, without a lease.
+"""Whose turn it is: the rows of a table that have been due longest, with an equal share for each tenant.
 
-A worker that finishes rows in the transaction that selects them needs no lease: if it dies, the rows are due as before.
-The table has the columns `tenant_id` and `available_at`, and two indexes over the rows with an `available_at`:
-(available_at), and (tenant_id, available_at, the rest of the key).
+`FairRows.take` is the rule. `Lease` takes rows with it for a time, and `DueRows` for one transaction. A worker that
+finishes rows in the transaction that selects them needs no lease: if it dies, the rows are due as before.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from timer_service.core.due.fair_rows import FairRows, Shares, Steps
-from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 
-_SQL = load_sql("timer_service.core.due", "lease.sql")
+SQL = load_sql("timer_service.core.due", "due_rows.sql")
 NOTHING: Mapping[str, int] = {}
+_MOST_LOOKED_AT = 5000
+"""How many tenants with rows to fire one scan looks at, due or not. On SQLite, 5,000 take about 25 ms."""
+_POLL_MS = 1_000
+"""How long to wait at most before the next look. Rows that another process adds are found then, if no hint arrives."""
 _DAMAGE = "\ufffd"
 """What stands for damage in a text of SQLite. An id may also have it."""
 
-
-def may_be_damaged(key: Iterable[Any]) -> bool:
-    """Return whether a key that was read may be another one in the database, so that no statement finds it."""
-    return any(_DAMAGE in str(part) for part in key)
+Shares = Sequence[tuple[str, int]]
+"""Tenants, and how many rows each of them gets at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class DueTable:
-    """A table whose rows become due: its key, and the columns that a select returns."""
+    """A table whose rows become due. Each needs an index over `tenant_id` and `order`, and one over `order[0]`."""
 
     name: str
     key: tuple[str, ...]
     """The columns of the key. The first one is `tenant_id`."""
+    order: tuple[str, ...]
+    """The columns that order the rows of a tenant. The first one has the instant from which a row is due."""
     columns: tuple[str, ...]
-    """The selected columns or expressions. They include the key and `available_at`."""
+    """The selected columns or expressions. They include the key and `order[0]`."""
+    where: str = "TRUE"
+    """The predicate of the indexes."""
 
     def sql(self, name: str) -> str:
-        """Return the named statement of `lease.sql` for this table."""
-        return _SQL[name].format(
+        """Return the named statement of `due_rows.sql` for this table."""
+        return SQL[name].format(
             table=self.name,
-            key=", ".join(self.key),
+            available=self.order[0],
+            oldest=self.order[0],
+            order=", ".join(self.order),
+            where=self.where,
             key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
-            columns=", ".join(self.columns),
-            oldest_first="available_at",
             rest_of_key=", ".join(self.key[1:]),
+            columns=", ".join(self.columns),
         )
 
 
-def no_tenants(_now: int) -> Collection[str]:
-    """Let no tenant wait."""
-    return ()
+class TenantTurns:
+    """The tenants that have due rows, round-robin: each call continues where the last one ended."""
+
+    def __init__(self, due_tenants: str) -> None:
+        """`due_tenants`: that statement of `due_rows.sql` for a table."""
+        self._statement = due_tenants
+        self._last = ""
+
+    async def next_due(
+        self, reader: Reader, now: int, limit: int, waiting: Collection[str] = ()
+    ) -> tuple[list[str], bool]:
+        """Return up to `limit` tenants with due rows that are not in `waiting`, and whether these are all.
+
+        However many tenants are in `waiting`, they take no place of others. Looks at 10,000 tenants at most.
+        """
+        began_after = self._last
+        most = limit + len(waiting)
+        due, last = await self._scan(reader, now, most, began_after)
+        if last is None and began_after:  # it has reached the end: go on with the first tenants
+            first, last = await self._scan(reader, now, most - len(due), "")
+            due += [tenant for tenant in first if tenant <= began_after]
+            last = None if last is None or last >= began_after else last
+        self._last = last or ""
+        others = [tenant for tenant in due if tenant not in waiting]
+        if len(others) > limit:
+            self._last = last = others[limit - 1]
+        return others[:limit], last is None
+
+    def continue_after(self, tenant: str) -> None:
+        """Let the next call continue after one of the tenants that the last call returned: the others got no turn."""
+        self._last = tenant
+
+    async def _scan(self, reader: Reader, now: int, limit: int, after: str) -> tuple[list[str], str | None]:
+        """Return the due tenants after one, and the last tenant that was looked at; None if no tenant is left."""
+        parameters = {"now": now, "limit": limit, "after": after, "looked_at": _MOST_LOOKED_AT}
+        rows = await reader.fetch(self._statement, parameters)
+        due = [row["tenant_id"] for row in rows if row["oldest"] is not None and row["oldest"] <= now]
+        return due, rows[-1]["tenant_id"]
+
+
+class _Look(NamedTuple):
+    """A look at the due rows of an instant that left out some tenants."""
+
+    at: int
+    has_more: bool
+    """Whether other tenants may have more due rows than were taken."""
+
+
+class FairRows:
+    """The available rows of one table."""
+
+    def __init__(self, sql: Callable[[str], str]) -> None:
+        """`sql` returns a statement of `due_rows.sql` for the table."""
+        self._count_available = sql("count_available")
+        self._next_available = sql("next_available")
+        self._next_available_after = sql("next_available_after")
+        self.turns = TenantTurns(sql("due_tenants"))
+        self._look: _Look | None = None
+        """What was found the last time, if some tenants were left out."""
+
+    async def take(
+        self,
+        tx: Transaction,
+        now: int,
+        limit: int,
+        waiting: Collection[str],
+        *,
+        of_tenants: Callable[[Shares], Awaitable[Sequence[Row]]],
+        oldest: Callable[[list[Row], int], Awaitable[list[Row]]],
+    ) -> list[Row]:
+        """Take up to `limit` rows that are available at `now`, of the tenants that are not in `waiting`.
+
+        If more rows are available, each tenant gets an equal share first, and the oldest rows get the rest.
+
+        `of_tenants` takes the oldest rows of tenants. `oldest` returns the taken rows and up to so many of the oldest
+        others. These may be rows of `waiting` tenants, so beside such tenants only the shares are taken.
+        """
+        self._look = None
+        available = limit + 1 if waiting else await self.count_available(tx, now, limit + 1)
+        if available <= limit:
+            return await oldest([], available) if available else []
+        tenants, are_all = await self.turns.next_due(tx, now, limit, waiting)
+        shares = [(tenant, limit // len(tenants)) for tenant in tenants]
+        if waiting:
+            rows = list(await of_tenants(shares))
+            counts = Counter(row["tenant_id"] for row in rows)
+            self._look = _Look(now, not are_all or any(counts[tenant] >= share for tenant, share in shares))
+            return rows
+        is_single = are_all and len(tenants) == 1  # the oldest rows are those of this tenant
+        rows = [] if is_single else list(await of_tenants(shares))
+        return await oldest(rows, limit - len(rows)) if len(rows) < limit else rows
+
+    async def count_available(self, reader: Reader, now: int, limit: int) -> int:
+        """Return how many rows may be taken at `now`, at most `limit`."""
+        (row,) = await reader.fetch(self._count_available, {"now": now, "limit": limit})
+        count: int = row["count"]
+        return count
+
+    def look_again(self) -> None:
+        """Forget what was found: rows have become available since."""
+        self._look = None
+
+    async def next_available(self, reader: Reader) -> int | None:
+        """Return when to take rows again; None if no row is waiting.
+
+        After a look that left out tenants, their due rows do not count.
+        """
+        look = self._look
+        if look is not None and look.has_more:
+            return look.at
+        statement = self._next_available if look is None else self._next_available_after
+        (row,) = await reader.fetch(statement, {} if look is None else {"now": look.at})
+        at: int | None = row["at"]
+        if look is None:
+            return at
+        latest = look.at + _POLL_MS
+        return latest if at is None else min(at, latest)
 
 
 class DueRows(FairRows):
-    """Selects due rows. No row is returned that another transaction has locked."""
+    """The due rows of a table, locked for one transaction. A row that another transaction has locked is left out."""
 
-    def __init__(self, table: DueTable, waiting: Callable[[int], Collection[str]] = no_tenants) -> None:
-        """`waiting` returns the tenants whose rows are left out at an instant."""
-        super().__init__(table.sql, takes_away=False)
-        self._waiting = waiting
-        self.key_of = itemgetter(*table.key)
-        """Returns the key of a row."""
-        self._table = table
+    def __init__(self, table: DueTable) -> None:
+        super().__init__(table.sql)
+        self._key = table.key
+        self._key_of = itemgetter(*table.key)
+        self._due_since = itemgetter(table.order[0])
         self._due = table.sql("due")
         self._due_of_tenant = table.sql("due_of_tenant")
         self._due_by_key = table.sql("due_by_key")
+        self._oldest_of_tenant = table.sql("oldest_of_tenant")
 
-    async def select(self, tx: Transaction, now: int, limit: int, beyond: Mapping[str, int] = NOTHING) -> list[Row]:
-        """Lock and return up to `limit` rows that are due at `now`, in the order in which they became due.
+    async def select(
+        self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = (), beyond: Mapping[str, int] = NOTHING
+    ) -> list[Row]:
+        """Lock and return up to `limit` due rows fairly, as `take`, in the order in which they became due.
 
-        If more rows are due, each tenant gets an equal share first, and the oldest rows get the rest. A tenant in
-        `beyond` gets so many rows in addition: its oldest rows are not those that come first. Rows with a damaged key
-        are left out: nothing can be written to them, so they would be handled in each pass.
+        A tenant in `beyond` gets so many rows in addition: its oldest rows are not those that come first. Rows with a
+        damaged key are left out: nothing can be written to them, so they would be handled in each pass.
         """
 
         async def select_shares(shares: Shares) -> Sequence[Row]:
             each = [{"tenant_id": name, "now": now, "limit": share + beyond.get(name, 0)} for name, share in shares]
-            return await tx.fetch_each(self._due_of_tenant, each)
+            return await tx.fetch_each(f"{self._due_of_tenant}\n/* skip locked */", each)
 
         async def add_oldest(rows: list[Row], count: int) -> list[Row]:
-            known = set(map(self.key_of, rows))
+            known = set(map(self._key_of, rows))
             most = len(rows) + count + sum(beyond.values())
             oldest = await tx.fetch(self._due, {"now": now, "limit": most})
-            return rows + [row for row in oldest if self.key_of(row) not in known][: most - len(rows)]
+            return rows + [row for row in oldest if self._key_of(row) not in known][: most - len(rows)]
 
-        rows = await self.take(tx, now, limit, self._waiting(now), Steps(select_shares, add_oldest))
-        return sorted(await self._without_damaged_keys(tx, rows, now), key=itemgetter("available_at"))
+        rows = await self.take(tx, now, limit, waiting, of_tenants=select_shares, oldest=add_oldest)
+        doubtful = {key for key in map(self._key_of, rows) if any(_DAMAGE in str(part) for part in key)}
+        if doubtful:
+            doubtful -= set(map(self._key_of, await self.select_keys(tx, doubtful, now)))
+        return sorted((row for row in rows if self._key_of(row) not in doubtful), key=self._due_since)
 
-    async def _without_damaged_keys(self, tx: Transaction, rows: list[Row], now: int) -> list[Row]:
-        doubtful = [key for key in map(self.key_of, rows) if may_be_damaged(key)]
-        if not doubtful:
-            return rows
-        damaged = set(doubtful) - set(map(self.key_of, await self.select_keys(tx, doubtful, now)))
-        return [row for row in rows if self.key_of(row) not in damaged]
-
-    async def select_keys(self, tx: Transaction, keys: Sequence[Any], now: int) -> list[Row]:
+    async def select_keys(self, tx: Transaction, keys: Iterable[Any], now: int) -> list[Row]:
         """Lock and return the rows among `keys` that are due at `now`."""
-        many = [{**dict(zip(self._table.key, key, strict=True)), "now": now} for key in sorted(keys)]
+        many = [{**dict(zip(self._key, key, strict=True)), "now": now} for key in sorted(keys)]
         return list(await tx.fetch_each(self._due_by_key, many))
+
+    async def find(self, reader: Reader, tenants: Collection[str], now: int, limit: int) -> list[Row]:
+        """Return the due rows of tenants, the oldest `limit` of each. Locks none."""
+        each = [{"tenant_id": tenant, "now": now, "limit": limit} for tenant in tenants]
+        return list(await reader.fetch_each(self._due_of_tenant, each))
+
+    async def lock_oldest(self, tx: Transaction, tenants: Collection[str], now: int) -> list[Row]:
+        """Lock and return the oldest row of each tenant, if that is due, in the order of the tenants.
+
+        A tenant whose oldest row is locked is skipped: its next row may need what the other transaction has.
+        """
+        each = [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)]
+        return list(await tx.fetch_each(self._oldest_of_tenant, each))

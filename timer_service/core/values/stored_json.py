@@ -1,11 +1,10 @@
 """Stored JSON text in messages. It is copied: a parsed text needs up to 24 times its size, and time for each value."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from json.encoder import encode_basestring
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
 from pydantic_core import SchemaSerializer, core_schema, from_json, to_json
 
 from timer_service.core.values.errors import DamagedDataError
@@ -15,13 +14,6 @@ quote = encode_basestring
 
 _ENDS = frozenset(["{}", "[]"])
 _SCALAR = re.compile(r'".*"|-?[0-9][0-9.eE+-]*|true|false|null', re.DOTALL)
-
-
-DamagedFields = Annotated[
-    list[str] | None,
-    Field(description="The fields that are missing or empty because their text in the database is damaged."),
-]
-"""The field `damaged` of a view."""
 
 
 class RawJson:
@@ -48,7 +40,7 @@ def check_stored(text: str) -> str:
     Only the ends of the text are compared with each other. This finds a truncated text, at a cost that does not depend
     on its length. Other damage is not found: the text was valid when it was stored.
     """
-    if _is_whole(text):
+    if text[:1] + text[-1:] in _ENDS or _SCALAR.fullmatch(text):
         return text
     raise DamagedDataError(f"the stored JSON is damaged; it has {len(text)} characters")
 
@@ -58,18 +50,12 @@ def read_stored(text: str | None) -> RawJson | None:
     return None if text is None else RawJson(check_stored(text))
 
 
-def _is_whole(text: str) -> bool:
-    return text[:1] + text[-1:] in _ENDS or _SCALAR.fullmatch(text) is not None
-
-
-def write_view(fields: Mapping[str, Any], stored: Mapping[str, str | None], damaged: Sequence[str] = ()) -> RawJson:
+def write_view(fields: Mapping[str, Any], stored: Mapping[str, str | None]) -> RawJson:
     """Return the JSON object with `fields`, and then those of the `stored` texts that are not None.
 
-    A text that is visibly damaged is left out. Its name is in the field `damaged`, like the names in `damaged`.
+    Raises as `check_stored`.
     """
-    raw = {name: RawJson(text) for name, text in stored.items() if text is not None and _is_whole(text)}
-    names = [*damaged, *(name for name, text in stored.items() if text is not None and name not in raw)]
-    return write_object({**fields, "damaged": names} if names else fields, raw)
+    return write_object(fields, {name: read_stored(text) for name, text in stored.items()})
 
 
 def write_object(fields: Mapping[str, Any], raw: Mapping[str, RawJson | None]) -> RawJson:

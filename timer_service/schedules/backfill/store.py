@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
-from timer_service.core.due.unfinished_commands import statements_of
 from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.limits.quotas import Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
@@ -34,10 +34,8 @@ _COLUMNS = (*_WITHOUT_DATA, "data")
 
 _SQL = load_sql("timer_service.schedules.backfill", "store.sql")
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
-_SQL |= statements_of(TABLE, _WITHOUT_DATA)
 
-DUE_TENANTS = _SQL["due_tenants"]
-"""The statement that finds the tenants with due backfills, for `TenantTurns`."""
+BACKFILLS = DueTable(TABLE, _KEY, order=("available_at", *_KEY[1:]), columns=_WITHOUT_DATA)
 
 _LONGEST_DELAY_MS = int(LONGEST.total_seconds() * 1000)
 
@@ -60,23 +58,6 @@ async def add(tx: Transaction, backfills: Collection[Backfill]) -> None:
     """Add backfills."""
     in_order = sorted(backfills, key=lambda each: each.key)
     await tx.executemany(_SQL["add"], [_parameters(each) for each in in_order])
-
-
-async def next_available(reader: Reader) -> int | None:
-    """Return when the next portion of a backfill may fire, or None."""
-    (row,) = await reader.fetch(_SQL["next_available"])
-    at: int | None = row["at"]
-    return at
-
-
-async def lock_due(tx: Transaction, tenants: Collection[str], now: int) -> list[Row]:
-    """Lock the oldest due backfill of each tenant, in the order of the tenants. Return the rows, without their data.
-
-    A tenant whose oldest one is locked by another instance is skipped.
-    """
-    return list(
-        await tx.fetch_each(_SQL["lock_due"], [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)])
-    )
 
 
 async def find_created(reader: Reader, schedules: Collection[Key]) -> dict[Key, Position]:

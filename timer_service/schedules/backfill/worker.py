@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import starmap
 
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.isolate import Failed, Retries, isolate_in_transactions
 from timer_service.core.due.loop import Pass
-from timer_service.core.due.tenant_turns import TenantTurns
 from timer_service.core.events import outbox
 from timer_service.core.intake.backlog import RECHECK_MS
 from timer_service.core.ports.database import Transaction
@@ -42,20 +42,21 @@ class BackfillWorker:
         self._wake = parts.wake
         self._gate = FiringGate(parts.broker, parts.publishing, parts.database, parts.allowances.over)
         self._over = parts.allowances.over
-        self._turns = TenantTurns(store.DUE_TENANTS)
+        self._rows = DueRows(store.BACKFILLS)
         self._retries = Retries[BackfillKey](store.TABLE)
         self._added: dict[str, int] = {}
         """The tenants whose last portions added events that have not left the outbox, and when."""
 
     async def tick(self, now: int) -> Pass:
         """Fire the next portions. Return how many backfills had one."""
-        at = await store.next_available(self._database.reader)
+        at = await self._rows.next_available(self._database.reader)
         if at is None or at > now:
             return Pass(0, at)
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
         publishing = await self._publishing(now)
-        tenants = await self._turns.next_due(self._database.reader, now, _TENANTS, {*self._over(now), *publishing})
+        waiting = {*self._over(now), *publishing}
+        tenants, _ = await self._rows.turns.next_due(self._database.reader, now, _TENANTS, waiting)
         if not tenants:
             return Pass(0, now + (_PUBLISHING_PAUSE_MS if publishing else _LOCKED_PAUSE_MS))
         handled = await self._handle_each(now, tenants)
@@ -88,7 +89,7 @@ class BackfillWorker:
 
     async def _fire(self, tx: Transaction, tenants: Sequence[str], now: int) -> Backfilled:
         """Fire a portion of each tenant in one transaction."""
-        rows = await store.lock_due(tx, tenants, now)
+        rows = await self._rows.lock_oldest(tx, tenants, now)
         if not rows:
             return Backfilled()
         done = await fire_portions(tx, rows, start=self._start, now=now)
@@ -98,7 +99,7 @@ class BackfillWorker:
     async def _postpone(self, tx: Transaction, failed: Sequence[Failed[str]], now: int) -> int:
         """Let the oldest due backfill of each tenant wait whose transaction has failed. Return how many wait."""
         errors = dict(failed)
-        rows = await store.lock_due(tx, errors, now)
+        rows = await self._rows.lock_oldest(tx, errors, now)
         await store.postpone(
             tx, self._retries.of([Failed(store.key_of(row), errors[row["tenant_id"]]) for row in rows], now)
         )

@@ -46,7 +46,8 @@ class FiringWorker:
         self._offer = parts.offer
         self._wake_loop = parts.wake
         self._wake = partial(parts.wake, "outbox")
-        self._rows = DueRows(SCHEDULES, parts.allowances.over)
+        self._rows = DueRows(SCHEDULES)
+        self._over = parts.allowances.over
         self._gate = FiringGate(parts.broker, parts.publishing, parts.database, parts.allowances.over)
         self._order = PassOrder()
         self._to_others = LeftToOthers(exclusive=parts.database.exclusive)
@@ -67,7 +68,7 @@ class FiringWorker:
         rows: list[Row] = []
 
         async def fire_due(tx: Transaction) -> Fired:
-            rows[:] = await self._rows.select(tx, now, self._limit, self._order.rests)
+            rows[:] = await self._rows.select(tx, now, self._limit, self._over(now), self._order.rests)
             return await self._fire(tx, rows, now)
 
         try:

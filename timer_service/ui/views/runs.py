@@ -57,7 +57,6 @@ async def _show(asked: Asked) -> Content:
     values = {
         "run": first,
         "counts": first["counts"] if drawn is None else _counts(first["counts"], drawn),
-        "damaged": first.get("damaged", []),
         "jobs": [{**job, "shown": _status(job)} for job in found.jobs],
         "names": {job["name"]: number for number, job in enumerate(found.jobs, 1)},
         "drawing": None if drawn is None else await _draw(asked, drawn, open_groups),

@@ -35,7 +35,6 @@ async def _show(asked: Asked) -> Content:
     schedule = await asked.reads.ask(_ROUTES["get-schedule"], tenant, request)
     values = {
         "schedule": schedule,
-        "damaged": [*schedule.get("damaged", []), *schedule.get("start", {}).get("damaged", [])],
         "upcoming": schedule.get("upcoming"),
         "commands": _commands(schedule),
     }

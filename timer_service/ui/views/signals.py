@@ -41,7 +41,6 @@ async def _show(asked: Asked) -> Content:
     firings = await asked.reads.ask(_ROUTES["list-firings"], tenant, request)
     values = {
         "signal": signal,
-        "damaged": signal.get("damaged", []),
         "fires_when": _fires_when(signal),
         "firings": firings["firings"],
         "cursor": firings.get("cursor"),
@@ -52,8 +51,8 @@ async def _show(asked: Asked) -> Content:
 
 
 def _fires_when(signal: Mapping[str, Any]) -> str:
-    """Return the condition of a signal as the end of a sentence; nothing if its trigger is invalid or damaged."""
-    if "triggerError" in signal or "damaged" in signal:
+    """Return the condition of a signal as the end of a sentence; nothing if its trigger is invalid."""
+    if "triggerError" in signal:
         return ""
     match signal["triggerSpec"]:
         case {"to": [*statuses]} if signal["triggerKind"] == TriggerKind.EVENT:

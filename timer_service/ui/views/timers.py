@@ -10,7 +10,7 @@ from timer_service.core.values.paging import write_cursor
 from timer_service.timers import store
 from timer_service.timers.messages import GetTimer, ListTimers, State
 from timer_service.timers.queries import QUERIES
-from timer_service.timers.rules import Key, Schedule, Timer
+from timer_service.timers.rules import Key, Timer
 from timer_service.timers.store import Cursor
 from timer_service.ui.commands import command
 from timer_service.ui.pages import Content
@@ -126,26 +126,14 @@ async def _show(asked: Asked) -> Content:
     if timer is None:
         raise Rejection(Code.NOT_FOUND, f"There is no timer “{key.service_call_id}” of tenant {key.tenant_id}.")
     schedule = timer.schedule
-    data, damaged = _read_data(schedule)
     values = {
         "timer": timer,
         "schedule": schedule,
-        "data": data,
-        "damaged": damaged,
+        "data": None if schedule.data is None else json.loads(schedule.data),
         "history": _history(timer, asked.now),
         "commands": _commands(timer),
     }
     return Content("timer.html", values)
-
-
-def _read_data(schedule: Schedule) -> tuple[Any, Sequence[str]]:
-    """Return the data of a timer, and the names of the fields that cannot be read."""
-    if schedule.data is None:
-        return None, []
-    try:
-        return json.loads(schedule.data), []
-    except ValueError:
-        return None, ["data"]
 
 
 class _Step(NamedTuple):

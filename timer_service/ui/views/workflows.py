@@ -44,7 +44,6 @@ async def _show(asked: Asked) -> Content:
         "workflow": found["workflow"],
         "effects": found["effects"],
         "has_workers": found["hasWorkers"],
-        "damaged": [*found.get("damaged", []), *found["workflow"].get("damaged", [])],
         "texts": {name: found[name] for name in ("input", "result", "failure") if name in found},
         "is_open": found["workflow"]["status"] not in ENDED,
         "cursor": found.get("cursor"),
