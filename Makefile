@@ -33,7 +33,7 @@ soak: $(VENV)/.dev  ## Run the tests that take minutes, in one process.
 
 # The histories are the same each time, so that a change is judged by itself. `make soak` tries new ones.
 soak-short: $(VENV)/.dev  ## Run the simulation, its mutants and short chaos for about six minutes.
-	@$(BIN)/pytest -m slow -n 2 --dist worksteal soak/test_chaos.py soak/test_clock.py
+	@$(BIN)/pytest -m "slow and not full" -n 2 --dist worksteal soak/test_chaos.py soak/test_clock.py
 	@TIMER_TEST_SIMULATION_SEED=1 TIMER_TEST_SIMULATION_SECONDS=20 $(BIN)/pytest -m full -n 2 --dist worksteal tests/simulation $(ARGS)
 
 check: $(VENV)/.dev  ## Check lint, format, types and import rules.

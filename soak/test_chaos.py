@@ -253,7 +253,7 @@ def _rows() -> Iterator[object]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("chaos", "happens"), _rows())
+@pytest.mark.parametrize(("chaos", "happens"), [*_rows()])
 async def test_load_beside_chaos(chaos: Chaos, happens: Sequence[str], tmp_path: Path, database_url: str) -> None:
     """The service answers again soon after each disturbance, and nothing of the load is lost, early or done twice."""
     slowest = 0.0
