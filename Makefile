@@ -8,12 +8,12 @@ TOOLS := .venv-tools
 PEERS := .venv-peers
 SBOM := build/sbom
 LOCK := $(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
-SOURCES := timer_service tests benchmarks contracts deploy docs/examples requirements
+SOURCES := timer_service tests soak conftest.py benchmarks contracts deploy docs/examples requirements
 
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-again soak soak-short check check-deploy format contracts dashboard docs bench peers lock audit sbom clean
+.PHONY: help run test test-slow soak soak-short check check-deploy format contracts dashboard docs bench peers lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -26,16 +26,14 @@ test: $(VENV)/.dev  ## Run the test suite, without the tests that take seconds e
 	@$(BIN)/pytest -n 6 --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.dev  ## Run the tests that take seconds each.
-	@$(BIN)/pytest -m "slow and not full" -n 4 --dist worksteal $(ARGS)
-
-test-again: $(VENV)/.dev  ## Run the tests that failed last time again, one after the other, if they are few.
-	@$(BIN)/python -m tests.again
+	@$(BIN)/pytest -m "slow and not full" -n 4 --dist worksteal $(or $(ARGS),tests soak/test_mistakes.py)
 
 soak: $(VENV)/.dev  ## Run the tests that take minutes, in one process.
-	@$(BIN)/pytest -m full -s --hypothesis-profile=default $(ARGS)
+	@$(BIN)/pytest -m full -s --hypothesis-profile=default $(or $(ARGS),tests soak)
 
 # The histories are the same each time, so that a change is judged by itself. `make soak` tries new ones.
-soak-short: $(VENV)/.dev  ## Run the simulation and its mutants for about five minutes.
+soak-short: $(VENV)/.dev  ## Run the simulation, its mutants and short chaos for about six minutes.
+	@$(BIN)/pytest -m "slow and not full" -n 2 --dist worksteal soak/test_chaos.py soak/test_clock.py
 	@TIMER_TEST_SIMULATION_SEED=1 TIMER_TEST_SIMULATION_SECONDS=20 $(BIN)/pytest -m full -n 2 --dist worksteal tests/simulation $(ARGS)
 
 check: $(VENV)/.dev  ## Check lint, format, types and import rules.

@@ -168,17 +168,6 @@ async def stored(request: pytest.FixtureRequest) -> AsyncIterator[Mapping[str, s
 ON_SQLITE = pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
 """For tests that do not depend on the store, in a file whose other tests run on every store."""
 
-WITH_KILLS = pytest.mark.parametrize(
-    ("stored", "handled"),
-    [
-        pytest.param("sqlite", True, id="sqlite, after each step is handled"),
-        pytest.param("sqlite", False, id="sqlite, after each step is sent"),
-        pytest.param("postgres", True, id="postgres, after each step is handled"),
-    ],
-    indirect=["stored"],
-)
-"""For tests that kill the service after each step: when it is handled, or as soon as it is sent."""
-
 
 @pytest.fixture
 async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:

@@ -65,17 +65,6 @@ async def test_timers_fire_after_a_broker_outage(
 
 
 @ON_SQLITE
-async def test_commands_sent_to_a_dead_service_are_handled(user: User, service: Service) -> None:
-    """The service handles commands that were published while it was dead."""
-    await service.kill()
-    due = {f"call-{index}": int(time.time() * 1000) for index in range(100)}
-    await user.schedule(due)
-    await service.start()
-    await user.until_stored("TIMER_EVT", 100)
-    check_fired(await user.fired(), due)
-
-
-@ON_SQLITE
 async def test_commands_in_flight_at_a_kill_are_handled(user: User, service: Service) -> None:
     """Commands that were delivered but not committed are handled within 2 s after the service is started again."""
     due = {f"call-{index}": int(time.time() * 1000) for index in range(800)}

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import pytest
 
-from tests.e2e.conftest import User, iso
+from tests.e2e.conftest import User
 from tests.harness.fleet import Fleet
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.spawn import BIN
@@ -87,32 +87,6 @@ async def test_killed_again_and_again(user: User, service: Service) -> None:
     assert slots.keys() == set(names)
     for each in slots.values():
         assert each == list(range(each[0], each[-1] + 1, SECOND))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [pytest.param(1000, id="short"), pytest.param(30_000, id="full", marks=pytest.mark.full)]
-)
-async def test_one_of_three_is_killed_at_midnight(count: int, user: User, fleet: Fleet) -> None:
-    """One of three instances is killed while many schedules fire at one instant. Each slot fires, under one id."""
-    async with fleet.running(3) as (victim, *others):
-        midnight = int(time.time() * 1000) // SECOND * SECOND + max(4, count // 1000) * SECOND
-        fields = {"every": "P1D", "startAt": iso(midnight), "endAt": iso(midnight + 1)}
-        await user.send([put(f"s-{number}", **fields) for number in range(count)])
-        await user.until_handled()
-        async with asyncio.timeout(60):
-            while not await user.read("TIMER_EVT", "timer.evt.v1.*.schedule-fired"):
-                await asyncio.sleep(0.005)
-        await victim.kill()
-        await fleet.expire_outbox_leases()
-        async with others[0].backlog() as backlog, asyncio.timeout(60):
-            while await backlog("acme"):
-                await fleet.expire_outbox_leases()
-                await asyncio.sleep(0.1)
-    events = await read_fired(user)
-    assert slots_of(events) == {f"s-{number}": [midnight] for number in range(count)}
-    latest = max(event["stored"] for event in events) - midnight
-    print(f"{count} schedules at one instant, 3 instances, 1 killed: {len(events) - count} duplicates, {latest:.0f} ms")
 
 
 ZONE = "Europe/Berlin"

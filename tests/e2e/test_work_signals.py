@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import random
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from tests.e2e.conftest import ON_SQLITE, WITH_KILLS, User, kill_and_start
-from tests.harness.fleet import Fleet
+from tests.e2e.conftest import User
 from tests.harness.processes import NatsServer, Service, body, unused_port
 from tests.harness.websocket import WebSocketSubscriber
 from timer_service.core.values.message import kebab
 
 SCHEMA = Path(__file__).parents[2] / "contracts" / "schemas" / "work-signal-fired.v1.json"
 FIRED = "timer.evt.v1.*.work-signal-fired"
-FIRINGS_FIRED = 'timer_schedules_processed_total{outcome="fired",table="work_signal_firings"}'
 BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
 
 
@@ -77,78 +73,6 @@ async def test_websocket_subscriber_receives_one_event(user: User, service: Serv
         assert event["payload"]["firingId"] == firing["firingId"] == task["firingId"]
         assert event["payload"]["taskId"] == task["taskId"]
         assert (await fired(user), await operator.drain()) == ([event], [])
-
-
-@pytest.mark.slow
-@WITH_KILLS
-async def test_signal_fires_once_when_killed_after_each_step(user: User, service: Service, handled: bool) -> None:  # noqa: FBT001
-    """The service fires the signal once even if it is killed after each of the three commands."""
-    for step in steps():
-        await user.js.publish(*step)
-        if handled:
-            await user.until_handled()
-        await kill_and_start(service)
-    await user.until_stored("TIMER_EVT", 1)
-    await user.until_handled()
-    events = await fired(user)
-    assert {event["payload"]["signalId"] for event in events} == {"signal-1"}
-    assert len({event["id"] for event in events}) == 1
-    check_schema(events[0])
-    assert len((await ask(user, "list-tasks", workItemId="item-1"))["tasks"]) == 1
-    assert (await ask(user, "get-signal", signalId="signal-1"))["status"] == "fired"
-
-
-@ON_SQLITE
-async def test_killed_service_fires_every_signal_once(user: User, service: Service) -> None:
-    """A service that is killed while signals fire creates one task per signal, and duplicates have the same id."""
-    count, rng = 300, random.Random(5)
-    sending = asyncio.create_task(user.send(step for number in range(count) for step in steps(number)))
-    for _ in range(3):
-        await asyncio.sleep(rng.uniform(0, 0.4))
-        await kill_and_start(service)
-    await sending
-    await user.until_handled()
-    await user.until_stored("TIMER_EVT", count)
-    events = await fired(user)
-    assert {event["payload"]["signalId"] for event in events} == {f"signal-{number}" for number in range(count)}
-    assert len({event["id"] for event in events}) == count
-    assert len((await ask(user, "list-signals", status="fired", limit=1000))["signals"]) == count
-    print(f"{count} signals, 3 kills: all fired, {len(events) - count} duplicates")
-
-
-async def block(user: User, count: int) -> None:
-    """Send one command for each work item, a hundred commands per second."""
-    start = time.time()
-    for number in range(count):
-        await asyncio.sleep(start + number / 100 - time.time())
-        await user.js.publish(*steps(number)[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [pytest.param(400, id="short"), pytest.param(6_000, id="full", marks=pytest.mark.full)]
-)
-async def test_all_signals_fire_when_one_of_three_instances_is_killed(count: int, user: User, fleet: Fleet) -> None:
-    """If one of three instances is killed at 100 transitions per second, each signal fires once with one task."""
-    async with fleet.running(3, TIMER_VISIBILITY_TIMEOUT="10000", TIMER_POLLING_INTERVAL="200") as (victim, *others):
-        await user.send(step for number in range(count) for step in steps(number)[:-1])
-        await user.until_handled()
-        blocking = asyncio.create_task(block(user, count))
-        await user.until_stored("TIMER_EVT", count // 4)
-        await victim.kill()
-        await user.until_stored("TIMER_EVT", count // 2)
-        await victim.start()
-        await blocking
-        await user.until_stored("TIMER_EVT", count)
-        await user.until_handled()
-        events = await fired(user)
-        done = [await each.metric(FIRINGS_FIRED) for each in others]
-        answer = await ask(user, "list-signals", status="fired", limit=1000)
-    assert {event["payload"]["signalId"] for event in events} == {f"signal-{number}" for number in range(count)}
-    assert len({event["id"] for event in events}) == len({event["payload"]["taskId"] for event in events}) == count
-    assert len(answer["signals"]) == min(count, 1000)
-    assert any(done), "only the killed instance fired"
-    print(f"{count} signals, 3 instances, 1 killed: all fired, {len(events) - count} duplicates, by the others: {done}")
 
 
 async def test_disabled_signals_fire_after_they_are_enabled(tmp_path: Path, user: User, broker: NatsServer) -> None:

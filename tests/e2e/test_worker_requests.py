@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -97,34 +96,6 @@ async def test_service_killed_while_it_holds_tasks(user: User, service: Service)
     assert await worker.report(first, complete("stale")) == "lost"
     assert await other.report(again[0], complete("ok")) == "completed"
     assert [each["payload"]["result"] for each in await completed(user, 1)] == ["ok"]
-
-
-@pytest.mark.slow
-async def test_service_killed_again_and_again(user: User, service: Service) -> None:
-    """Kills of the service at any moment of polls and reports lose no workflow and end none twice."""
-    names = [f"order-{number}" for number in range(300)]
-    await start_workflows(user.connection, names)
-    await user.until_handled()
-    ended: Counter[str] = Counter()
-
-    async def work(worker: RawWorker) -> None:
-        while ended.total() < len(names):
-            with suppress(nats.errors.Error, KeyError):  # no service, no reply, or an error reply: ask again
-                for task in await worker.poll(wait_ms=1000, leaseMs=10_000, timeout=3):
-                    ended[task["workflowId"]] += await report_until_settled(worker, task) == "completed"
-
-    workers = [asyncio.create_task(work(RawWorker(user.connection, slots=5))) for _ in range(4)]
-    for kill in range(1, 4):
-        async with asyncio.timeout(60):
-            while ended.total() < kill * 60:
-                await asyncio.sleep(0.001)
-        await service.kill()
-        await service.start()
-    async with asyncio.timeout(100):
-        await asyncio.gather(*workers)
-    assert set(ended.values()) == {1}
-    events = await completed(user, len(names))
-    assert sorted(each["payload"]["workflowId"] for each in events) == sorted(names)
 
 
 async def report_until_settled(worker: RawWorker, task: Any) -> str:

@@ -47,14 +47,6 @@ class Fleet:
             await connection.close()
         return count
 
-    async def expire_outbox_leases(self) -> None:
-        """End the leases of outbox rows now, so that the claims of a killed instance are available."""
-        connection = await asyncpg.connect(self._database_url)
-        try:
-            await connection.execute("UPDATE outbox SET available_at = added_at WHERE lease_token IS NOT NULL")
-        finally:
-            await connection.close()
-
     async def count_fired(self) -> list[float]:
         """Return the number of timers that each instance fired since its start."""
         return [await each.metric(FIRED) for each in self.instances]

@@ -195,11 +195,6 @@ class Service(Process):
             while await self.metric(sample) < at_least:
                 await asyncio.sleep(0.02)
 
-    @property
-    def has_shared_database(self) -> bool:
-        """Whether other instances can use its database at the same time."""
-        return "TIMER_DATABASE_URL" in self._environment
-
     @contextlib.contextmanager
     def locked_database(self) -> Iterator[None]:
         """Lock its SQLite database, so that the service can commit nothing."""

@@ -79,12 +79,6 @@ class RawNats:
         self._subscriptions += count
         await self._writer.drain()
 
-    async def listen(self, subject: bytes) -> None:
-        """Subscribe, and read nothing from then on. Return when the server has accepted the subscription."""
-        self._writer.write(b"SUB %b listen\r\n" % subject)
-        await self._flush()
-        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
-
     async def _flush(self) -> None:
         self._writer.write(b"PING\r\n")
         await self._writer.drain()

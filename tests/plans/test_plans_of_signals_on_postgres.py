@@ -53,7 +53,7 @@ def by_key(table: str) -> str:
     return f"Index Scan {table}_pkey"
 
 
-def lease_plans(table: LeasedTable, complete: str, complete_claim: str) -> dict[str, tuple[str, list[str]]]:
+def lease_plans(table: LeasedTable) -> dict[str, tuple[str, list[str]]]:
     """Return the expected plans of the lease statements on a table."""
     key, available = by_key(table.name), f"{table.name}_available"
     wanted = {
@@ -61,9 +61,8 @@ def lease_plans(table: LeasedTable, complete: str, complete_claim: str) -> dict[
         "claim_of_tenant": ["LockRows", f"Index Scan {PENDING[table.name]}", "CTE Scan", "Tid Scan"],
         "count_available": [f"Index Only Scan {available}"],
         "next_available": [f"Index Only Scan {available}"],
-        complete_claim: ["LockRows", f"Index Scan {available}", "CTE Scan", "Tid Scan"],
-        "lock": ["LockRows", key],
-        **{name: [key] for name in (complete, "retry", "release", "bury", "charge", "discount")},
+        "complete_claim_shared": ["LockRows", f"Index Scan {available}", "CTE Scan", "Tid Scan"],
+        **{name: [key] for name in ("complete", "retry", "release", "bury")},
     }
     statements = {f"{table.name}, {name}": (table.sql(name), nodes) for name, nodes in wanted.items()}
     repaired = leased_rows(table, timedelta(seconds=30))
@@ -75,8 +74,8 @@ def lease_plans(table: LeasedTable, complete: str, complete_claim: str) -> dict[
 
 
 STATEMENTS = {
-    **lease_plans(FIRINGS, "complete", "complete_claim_shared"),
-    **lease_plans(OUTBOX, "complete_and_delete", "complete_claim_shared_and_delete"),
+    **lease_plans(FIRINGS),
+    **lease_plans(OUTBOX),
     "a firing, fail": (firing_store._SQL["fail"], [by_key("work_signal_firings")]),
     "a firing, still held": (firing_store._SQL["still_held"], ["LockRows", by_key("work_signal_firings")]),
     "firings of a definition": (

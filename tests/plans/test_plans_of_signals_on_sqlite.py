@@ -174,7 +174,7 @@ PLANS = {
     "an event that waits": (outbox._SQL["find_waiting"], ["outbox_pending (tenant_id=? AND added_at<?)"]),
     "the end of a page of events": (REPAIRED_EVENTS.sql("page_end"), ["outbox_available (available_at>?)"]),
     "events to repair": (REPAIRED_EVENTS.sql("find_wrong"), ["outbox_available (available_at>? AND available_at<?)"]),
-    "a published event": (OUTBOX.sql("complete_and_delete"), [KEY_OF_OUTBOX]),
+    "a published event": (OUTBOX.sql("complete"), [KEY_OF_OUTBOX]),
     "a published claim": (OUTBOX.sql("complete_claim_and_delete"), ["outbox_available (available_at=?)"]),
     "buried events": (outbox.COUNTED[1].sql, ["outbox_buried"]),
     "a page of buried events": (

@@ -77,7 +77,7 @@ def calls(rows: Sequence[Row]) -> list[str]:
 
 
 async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
-    """Settle a row, or charge it and extend its lease, at the instant LATER."""
+    """Settle a row at the instant LATER."""
     async with store.transaction() as tx:
         match step:
             case "complete":
@@ -86,15 +86,13 @@ async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
                 return await lease.complete_claim(tx, [row], LATER, shared=not store.exclusive)
             case "release":
                 return await lease.release(tx, [row])
-            case "charge":
-                return int(await lease.charge(tx, row, LATER))
             case "retry":
                 return await lease.retry(tx, [Failure(row, "late", LATER)])
             case _:
                 return await lease.bury(tx, [Failure(row, "late", LATER)])
 
 
-STEPS = ["complete", "complete_claim", "release", "charge", "retry", "bury"]
+STEPS = ["complete", "complete_claim", "release", "retry", "bury"]
 
 
 async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lease) -> None:
@@ -221,16 +219,6 @@ async def test_release_does_not_count_the_attempt(store: Database, lease: Lease)
             assert await lease.release(tx, [row]) == 1
     released = await row_of(store)
     assert (released["attempt"], released["available_at"], released["lease_token"]) == (0, NOW, None)
-
-
-async def test_extensions_do_not_add_up(store: Database, lease: Lease) -> None:
-    """A lease ends one visibility timeout after its last extension, also after many extensions."""
-    await put(store, timer())
-    row = await claim_one(store, lease)
-    for _ in range(100):
-        async with store.transaction() as tx:
-            assert await lease.charge(tx, row, NOW + 10)
-    assert (await row_of(store))["available_at"] == NOW + 10 + HOLD_MS
 
 
 async def test_late_step_changes_nothing(store: Database, lease: Lease) -> None:

@@ -23,7 +23,7 @@ _ANY = settings(
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
-_SHORT, _LONG = 40, 200
+_SHORT, _LONG = 40, 25
 _WITH_WORKERS = 28
 """How many short histories have workers. Each takes about 40 ms."""
 
@@ -51,6 +51,7 @@ def test_histories_agree_with_the_models(service: Service, scenario: str) -> Non
 
 
 @pytest.mark.full
+@pytest.mark.timeout(_LONG_SECONDS + 300)
 @pytest.mark.parametrize("with_workers", [False, True], ids=["commands", "workflows"])
 def test_histories_agree_with_the_models_in_a_long_run(service: Service, *, with_workers: bool) -> None:
     """The service agrees with the models in new random histories, for `TIMER_TEST_SIMULATION_SECONDS`."""

@@ -83,7 +83,6 @@ def failures(rows: Sequence[Row]) -> list[Failure]:
 Write = Callable[[Recorder, Lease, list[Row]], Awaitable[object]]
 LEASE: dict[str, Write] = {
     "complete": lambda tx, lease, rows: lease.complete(tx, rows, NOW),
-    "discount": lambda tx, lease, rows: lease.discount(tx, rows),
     "retry": lambda tx, lease, rows: lease.retry(tx, failures(rows)),
     "bury": lambda tx, lease, rows: lease.bury(tx, failures(rows)),
     "release": lambda tx, lease, rows: lease.release(tx, rows),

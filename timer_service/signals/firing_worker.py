@@ -75,14 +75,11 @@ class FiringWorker:
 
     async def _handle(self, rows: Sequence[Row]) -> None:
         """Process claimed rows. If the database is unavailable, the next tick processes them."""
-        exhausted = [row for row in rows if self._is_exhausted(row)]
         try:
-            await self._process([row for row in rows if not self._is_exhausted(row)])
-            for row in exhausted:
-                if row["attempt"] > self._max_attempts + DEATHS_ALONE:
-                    await self._or_postpone(row, self._give_up(Failure(row, GIVEN_UP, self._clock.now())))
-                else:
-                    await self._or_postpone(row, self._process_alone(row))
+            if rows and rows[0]["attempt"] > self._max_attempts + DEATHS_ALONE:
+                await self._or_postpone(rows[0], self._give_up(Failure(rows[0], GIVEN_UP, self._clock.now())))
+            else:
+                await self._process(rows)
         except DatabaseUnavailableError:
             self._unprocessed = list(rows)
             raise
@@ -99,25 +96,14 @@ class FiringWorker:
         return rows
 
     async def _claim_in(self, tx: Transaction, now: int) -> list[Row]:
-        rows = await self._lease.claim(tx, now, self._batch_size)
-        await self._lease.discount(tx, [row for row in rows if self._is_exhausted(row)])
-        return rows
-
-    def _is_exhausted(self, row: Row) -> bool:
-        """Return whether the process died, or lost its lease, at each attempt on a firing, together with others."""
-        exhausted: bool = row["attempt"] > self._max_attempts
-        return exhausted
-
-    async def _process_alone(self, row: Row) -> None:
-        """Process an exhausted firing alone. Only this firing is charged with an attempt.
+        """Claim firings. If the process died at each attempt on one, together with others, it is claimed alone.
 
         So a firing is given up only if it alone ends the process, and not because of a crash loop with another cause.
         """
-        charge = partial(self._lease.charge, row=row, now=self._clock.now())
-        if await in_transaction(self._database, charge):
-            await self._process([row])
-        else:
-            self._count_lost(1)
+        rows = await self._lease.claim(tx, now, self._batch_size)
+        if exhausted := [row for row in rows if row["attempt"] > self._max_attempts][:1]:
+            await self._lease.release(tx, [row for row in rows if row not in exhausted])
+        return exhausted or rows
 
     async def _process(self, rows: Sequence[Row]) -> None:
         """Process rows together. What fails alone is tried again later. What is left is processed by the next tick.

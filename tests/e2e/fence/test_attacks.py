@@ -1,12 +1,7 @@
-"""Attacks of a tenant behind the fence of deploy/nats.conf, while another tenant uses the service.
-
-The other tenant gets the outcome of each command and the reply to each query within a second, and `/readyz` tells the
-truth. Attackers send raw bytes over several connections, faster than a driver could.
-"""
+"""A tenant that sends strange replies, takes connections or fills a stream, while another tenant uses the service."""
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,7 +13,17 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from tests.harness.fence import LONG_AGO, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, Operator, Peer, command, connect
+from tests.harness.fence import (
+    LONG_AFTER,
+    LONG_AGO,
+    PASSWORDS,
+    PATIENCE_SECONDS,
+    SERVICE_LOGIN,
+    Operator,
+    Peer,
+    command,
+    connect,
+)
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
 
@@ -26,7 +31,6 @@ LONGEST_SECONDS = 1.0
 """The longest time that tenant B waits, in the median."""
 LONGEST_IN_SHORT_SUITE_SECONDS = 5.0
 """The longest time that tenant B ever waits. The short suite runs three tests at a time on two cores."""
-LONG_AFTER = "2100-01-01T00:00:00Z"
 SCHEDULE = b"timer.cmd.v1.tenant-a.schedule-timer"
 PULL = b'{"batch": 1, "no_wait": true}'
 DEAD_LETTERS = 'timer_dead_letters_total{code="INVALID_JSON"}'
@@ -55,60 +59,6 @@ async def measure(b: Peer, attack: asyncio.Future[Any]) -> None:
     assert max(waits) <= LONGEST_IN_SHORT_SUITE_SECONDS
 
 
-def requests(*subjects: bytes, body: bytes = b"", reply: bytes = b"_INBOX.tenant-a.any") -> list[RawMessage]:
-    """Return 1,000 requests."""
-    return [RawMessage(subjects[n % len(subjects)], body, reply=reply) for n in range(1_000)]
-
-
-NEXT = b"$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT_tenant-a.tenant-a"
-FLOODS = {
-    "requests to JetStream": requests(b"$JS.API.INFO", b"$JS.API.STREAM.INFO.TIMER_CMD", b"$JS.API.STREAM.NAMES"),
-    "requests about the own consumer": requests(
-        b"$JS.API.CONSUMER.INFO.TIMER_EVT_tenant-a.tenant-a", b"TIMERS.API.CONSUMER.INFO.TIMER_EVT_tenant-a.tenant-a"
-    ),
-    "requests to the system account": requests(b"$SYS.REQ.USER.INFO", b"$SYS.REQ.ACCOUNT.PING.CONNZ"),
-    "pulls": requests(NEXT, body=PULL),
-    "pulls that reply to JetStream": requests(NEXT, body=PULL, reply=b"$JS.API.INFO"),
-    "unknown commands and queries": requests(
-        b"timer.cmd.v1.tenant-a.\xff", b"timer.qry.v1.tenant-a.\xff", SCHEDULE + b"x" * 3_500
-    ),
-}
-BLOCKS = {"pulls": 20, "pulls that reply to JetStream": 20}
-"""How many thousand requests each attacker sends. 200 if not given."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FLOODS)
-async def test_flood_delays_no_other_tenant(
-    name: str, broker: NatsServer, b: Peer, operator: Operator, service: Service
-) -> None:
-    """A flood of requests that JetStream or the fence answers delays neither tenant B nor the operator.
-
-    Nor does it fill the log of the server.
-    """
-    async with attackers(broker, 2) as raw:
-        flood = asyncio.gather(*(each.repeat(FLOODS[name], BLOCKS.get(name, 200)) for each in raw))
-        await measure(b, flood)
-        started = time.monotonic()
-        assert (await operator.connection.jetstream().stream_info("TIMER_EVT")).config.name == "TIMER_EVT"
-        assert time.monotonic() - started <= LONGEST_IN_SHORT_SUITE_SECONDS
-    assert (await service.page("/readyz"))[0] == 200
-    assert broker.log.stat().st_size < 100_000
-
-
-async def test_service_starts_during_a_flood(broker: NatsServer, b: Peer, service: Service) -> None:
-    """The service starts while a tenant floods JetStream with requests."""
-    assert await service.terminate() == 0
-    async with attackers(broker, 2) as raw:
-        flooding = [asyncio.create_task(each.repeat(FLOODS["requests to JetStream"], 100_000)) for each in raw]
-        await service.start()
-        for each in flooding:
-            assert not each.done()
-            each.cancel()
-        await asyncio.wait(flooding)
-    assert (await b.schedule("tenant-b", "call-1", LONG_AFTER))["outcome"] == "scheduled"
-
-
 async def test_reply_subjects_do_not_change_the_health(broker: NatsServer, b: Peer, service: Service) -> None:
     """Commands and queries with strange reply subjects neither stop replies to others nor make the service unready."""
     wanted = ("_INBOX.tenant-a..", "_INBOX.", "_INBOX.tenant-a.>", "_INBOX.tenant-a." + "x" * 3_000, "_INBOX.\xff", ">")
@@ -120,24 +70,6 @@ async def test_reply_subjects_do_not_change_the_health(broker: NatsServer, b: Pe
         await measure(b, asyncio.ensure_future(raw.publish(messages * 50)))
     assert (await service.page("/readyz"))[0] == 200
     assert "violation" not in service.log.read_text().lower()
-
-
-def open_batches(count: int) -> Iterable[RawMessage]:
-    """Yield the first message of `count` atomic batches. None of them is ever committed."""
-    for number in range(count):
-        headers = header_block(b"Nats-Batch-Id: mine-%d" % number, b"Nats-Batch-Sequence: 1")
-        yield RawMessage(SCHEDULE, b"{}", headers, reply=b"_INBOX.tenant-a.any")
-
-
-async def test_open_batches_block_no_other_tenant(broker: NatsServer, a: Peer, b: Peer, service: Service) -> None:
-    """The stream of commands refuses atomic batches, so open batches of A take no room from those of others."""
-    async with attackers(broker, 1) as (raw,):
-        await measure(b, asyncio.ensure_future(raw.publish(open_batches(500))))
-    first = {"Nats_Batch_Id": "another", "Nats_Batch_Sequence": "1"}
-    (replies,) = await a.subscribe("_INBOX.tenant-a.mine")
-    await a.publish(SCHEDULE.decode(), b"{}", "_INBOX.tenant-a.mine", **first)
-    assert json.loads((await replies.next_msg(PATIENCE_SECONDS)).data)["error"]["err_code"] == 10174
-    assert (await service.page("/readyz"))[0] == 200
 
 
 async def test_tenant_cannot_take_all_connections(broker: NatsServer, service: Service) -> None:
@@ -158,15 +90,6 @@ async def test_tenant_cannot_take_all_connections(broker: NatsServer, service: S
     assert (await service.page("/readyz"))[0] == 200
 
 
-async def test_empty_command_delays_no_other_command(broker: NatsServer, service: Service) -> None:
-    """A command without headers and body does not delay the commands behind it."""
-    commands = [RawMessage(SCHEDULE, command("tenant-a", f"call-{number}", LONG_AFTER)) for number in range(900)]
-    async with attackers(broker, 1) as (raw,):
-        await raw.publish([*commands[:300], RawMessage(SCHEDULE), *commands[300:]])
-    async with asyncio.timeout(10):
-        await service.until_metric(HANDLED, at_least=len(commands))
-
-
 async def test_empty_command_delays_no_later_command(broker: NatsServer, b: Peer, service: Service) -> None:
     """A command without headers and body delays no command that is published while the same pull waits."""
     waits = []
@@ -179,15 +102,6 @@ async def test_empty_command_delays_no_later_command(broker: NatsServer, b: Peer
             waits.append(time.monotonic() - started)
     assert median(waits) <= LONGEST_SECONDS / 2
     assert max(waits) <= LONGEST_IN_SHORT_SUITE_SECONDS
-
-
-@pytest.mark.slow
-async def test_flood_of_empty_commands(broker: NatsServer, b: Peer, service: Service) -> None:
-    """2,000 commands without headers and body delay no other tenant."""
-    async with attackers(broker, 1) as (raw,):
-        await measure(b, asyncio.ensure_future(raw.publish([RawMessage(SCHEDULE)] * 2_000)))
-    await service.until_metric(DEAD_LETTERS, at_least=2_000)
-    assert (await service.page("/readyz"))[0] == 200
 
 
 async def limit(operator: Operator, stream: str, max_bytes: int) -> None:
@@ -293,28 +207,3 @@ async def test_tenant_cannot_fill_the_stream_of_events(broker: NatsServer, limit
     assert {each["limit"]: each.get("most") for each in found["usage"]}["published_events"] == 10 * 1024
     await operator.connection.close()
     await b.connection.close()
-
-
-@pytest.mark.slow
-async def test_full_stream_of_events_is_reported(
-    broker: NatsServer, b: Peer, operator: Operator, service: Service
-) -> None:
-    """If A's events fill their stream, B's timers fire only when it has room again. Meanwhile `/readyz` says it.
-
-    B's commands and queries go on.
-    """
-    due = "timer.evt.v1.tenant-b.due-time-reached"
-    async with attackers(broker, 1) as (raw,):
-        await raw.publish(due_timers(20))
-    await limit(operator, "TIMER_EVT", await until_messages(operator, "TIMER_EVT", 20))
-    assert (await b.schedule("tenant-b", "due"))["outcome"] == "scheduled"
-    page = json.loads(await service.until_page("/readyz", 503))
-    assert re.match("stream TIMER_EVT is full|events cannot be stored: maximum bytes exceeded", page["events"])
-    assert (page["commands"], page["queries"]) == ("ok", "ok")
-    assert (await b.request("timer.qry.v1.tenant-b.get-timer", b'{"serviceCallId": "due"}'))["state"] == "Scheduled"
-    assert not await is_stored(operator, due)
-    await limit(operator, "TIMER_EVT", 100_000_000)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await is_stored(operator, due):
-            await asyncio.sleep(0.02)
-    await service.until_page("/readyz", 200)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.attacks.attack import LONG_AFTER
-from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
+from tests.harness.fence import LONG_AFTER, PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
 from tests.harness.processes import NatsServer
 from timer_service.client import CommandError, NoAnswerError, TimerClient
 

@@ -9,8 +9,7 @@ import pytest
 from nats.js.errors import NoStreamResponseError, NotFoundError
 from pydantic import SecretStr
 
-from tests.harness.attacks.attack import LONG_AFTER
-from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
+from tests.harness.fence import LONG_AFTER, PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
 from tests.harness.processes import NatsServer, Service
 from tests.harness.raw_nats import RawMessage, RawNats
 from timer_service.cli.tenant_streams import as_operator

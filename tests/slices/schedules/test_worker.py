@@ -574,7 +574,7 @@ def lack(monkeypatch: pytest.MonkeyPatch, zone: str) -> Iterator[None]:
         return ZoneInfo(name)
 
     names = zones._names() - {zone}
-    caches = (zones._stretches_of_year, recurrence.next_slot)
+    caches = (zones._stretches_of_year, zones._names_by_letter, recurrence.next_slot)
     with monkeypatch.context() as patch:
         patch.setattr(zones, "ZoneInfo", open_zone)
         patch.setattr(zones, "_names", lambda: names)

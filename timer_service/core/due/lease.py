@@ -162,8 +162,6 @@ class Lease(FairRows):
         self._complete_claim = table.sql("complete_claim")
         self._complete_claim_shared = table.sql("complete_claim_shared")
         self._still_held = table.sql("still_held")
-        self._discount = table.sql("discount")
-        self._charge = table.sql("charge")
         self._retry = table.sql("retry")
         self._bury = table.sql("bury")
         self._release = table.sql("release")
@@ -215,7 +213,7 @@ class Lease(FairRows):
         return count
 
     async def complete_claim(self, tx: Transaction, rows: Sequence[Row], at: int, *, shared: bool) -> int:
-        """Complete all rows of one claim at the instant `at`, in one statement. No row of it may have been charged.
+        """Complete all rows of one claim at the instant `at`, in one statement.
 
         `shared`: other processes use the database too. Rows that another transaction has locked are then skipped,
         because this statement does not lock rows in the order of their keys. Complete them with `complete`.
@@ -230,14 +228,6 @@ class Lease(FairRows):
     async def _delete_texts(self, tx: Transaction, rows: Sequence[Row]) -> None:
         if self._texts is not None:
             await self._texts.delete_of_deleted(tx, rows)
-
-    async def discount(self, tx: Transaction, rows: Sequence[Row]) -> None:
-        """Take back the attempt that the claim of these rows added, in the transaction of the claim."""
-        await tx.executemany(self._discount, [self._held(row) for row in self._in_key_order(rows)])
-
-    async def charge(self, tx: Transaction, row: Row, now: int) -> bool:
-        """Add an attempt to a claimed row, and extend its lease from `now`. Return False if the lease was lost."""
-        return bool(await tx.execute(self._charge, self._held(row, until=now + self.hold_ms)))
 
     async def retry(self, tx: Transaction, failures: Sequence[Failure]) -> int:
         """Return rows to the waiting state. Each is available again at its `retry_at`."""

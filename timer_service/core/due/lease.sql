@@ -85,18 +85,6 @@ WHERE rowid IN (SELECT place FROM held)
 -- Returns the key of a held row. Does not lock it.
 SELECT {key} FROM {table} WHERE {key_is} AND lease_token = :token
 
--- name: discount
--- Takes back the attempt that the claim added to a held row.
-UPDATE {table}
-SET attempt = attempt - 1
-WHERE {key_is} AND lease_token = :token
-
--- name: charge
--- Adds an attempt to a held row, and extends its lease.
-UPDATE {table}
-SET attempt = attempt + 1, available_at = :until
-WHERE {key_is} AND lease_token = :token
-
 -- name: retry
 -- Returns a held row to the waiting state until its next attempt. `uncounted` attempts are taken back. If the clock was set
 -- back since the claim, the row is not yet due, and its next attempt is when it is.

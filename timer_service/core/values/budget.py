@@ -7,7 +7,7 @@ DEFAULT_MEMORY_BYTES = 256 * MIB
 LEAST_MEMORY_BYTES = 128 * MIB
 """Measured, an idle service takes 56 MiB on either database. Full shares take about half of the budget in Python.
 
-With this budget, floods of large hostile commands took at most 81 MiB (`tests/harness/hostile.py`).
+With this budget, floods of large hostile commands took at most 81 MiB (`soak/test_mistakes.py`).
 """
 
 

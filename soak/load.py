@@ -63,13 +63,6 @@ class Load:
                 reporting.cancel()
                 await asyncio.gather(writing, reporting, return_exceptions=True)
 
-    async def until_sent(self, count: int, *, seconds: float = 60) -> None:
-        """Wait until `count` more commands are stored."""
-        wanted = len(self.user.sent) + count
-        async with asyncio.timeout(seconds):
-            while len(self.user.sent) < wanted:
-                await asyncio.sleep(0.01)
-
     async def until_answered(self, count: int, *, seconds: float = 60) -> None:
         """Wait until `count` commands that are published from now on have their replies."""
         first = len(self.user.sent)

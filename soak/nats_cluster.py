@@ -17,7 +17,7 @@ from tests.harness.processes import PATIENCE_SECONDS, NatsServer, unused_port
 
 _NODES = 3
 _DAY_SECONDS = 86_400
-STREAMS: Mapping[str, str] = {
+_STREAMS: Mapping[str, str] = {
     "TIMER_CMD": "timer.cmd.v1.*.*",
     "TIMER_EVT": "timer.evt.v1.*.*",
     "TIMER_DLQ": "timer.dlq.v1.*.*",
@@ -54,7 +54,7 @@ class NatsCluster:
             options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
             self._operator = await nats.connect(list(self.urls), connect_timeout=1, **options)
             self._stack.push_async_callback(self._operator.close)
-            for name, subject in STREAMS.items():
+            for name, subject in _STREAMS.items():
                 await self._create(name, subject)
         except BaseException:
             await self._stack.aclose()

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from tests.harness.load import DIAMOND, Load
+from soak.load import DIAMOND, Load
 from tests.harness.load_user import SeenEvent, Sent
 
 _IMPOSSIBLE = {"rejected"}

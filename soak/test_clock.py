@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.harness.load import instant
+from soak.load import instant
 from tests.harness.load_user import LoadUser, now_ms
 from tests.harness.processes import NatsServer, Service
 

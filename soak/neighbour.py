@@ -1,4 +1,4 @@
-"""A tenant behind the fence that uses the service while another tenant attacks, and measures how it is served."""
+"""A tenant that uses the service while another tenant floods it, and measures how it is served."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import Error as JetStreamError
 
-from tests.harness.attacks.attack import LONG_AFTER
+from soak.mistakes import LONG_AFTER
 from tests.harness.processes import body
 from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import kebab
@@ -35,8 +35,6 @@ class Waits(NamedTuple):
 
     commands: list[float]
     """From publishing a command to its outcome. A refused command is published again meanwhile."""
-    stored: list[float]
-    """Of these, until the broker has stored it."""
     queries: list[float]
     timers: list[float]
     """From the due time to the arrival of the event."""
@@ -53,9 +51,7 @@ class Neighbour:
         self._outcomes: dict[str, asyncio.Future[str]] = {}
         self._due: dict[str, float] = {}
         self._stopping = False
-        self.waits = Waits([], [], [], [])
-        self.refused = 0
-        """How often the broker refused a command or a query."""
+        self.waits = Waits([], [], [])
 
     @classmethod
     @asynccontextmanager
@@ -116,7 +112,6 @@ class Neighbour:
                 f"timer.cmd.v1.{TENANT}.{kebab(kind)}", content, timeout=_PATIENCE_SECONDS, headers=dict(headers)
             )
         )
-        self.waits.stored.append((time.monotonic() - began) * 1000)
         async with asyncio.timeout(_PATIENCE_SECONDS):
             received: str = await outcome
         self.waits.commands.append((time.monotonic() - began) * 1000)
@@ -135,7 +130,6 @@ class Neighbour:
                 try:
                     return await send()
                 except _REFUSED:
-                    self.refused += 1
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _receive_outcome(self, message: Msg) -> None:
