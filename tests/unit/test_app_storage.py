@@ -11,9 +11,9 @@ from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import FileWatch
 from timer_service.app.storage import open_storage
+from timer_service.clock import SystemClock
 from timer_service.config import Config
 from timer_service.core.due.loop import Pass
-from timer_service.core.ports.clock import SystemClock
 from timer_service.core.service.upkeep import ClockReader
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.clock import NOW, MachineClocks
-from timer_service.core.ports.clock import SystemClock
+from timer_service.clock import SystemClock
 from timer_service.core.service.upkeep import ClockReader
 
 HOUR = 3600

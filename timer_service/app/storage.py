@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import FileWatch
 from timer_service.app.tasks import close_within
+from timer_service.clock import SystemClock
 from timer_service.config import Config
 from timer_service.core.due.loop import Worker
-from timer_service.core.ports.clock import Clock, SystemClock
+from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.service.upkeep import ClockReader

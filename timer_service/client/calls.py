@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from timer_service.cancellation import keep_cancellation
 from timer_service.client.errors import NoAnswerError
-from timer_service.core.ports.cancellation import keep_cancellation
 
 _T = TypeVar("_T")
 

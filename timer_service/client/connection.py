@@ -11,6 +11,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
+from timer_service.cancellation import keep_cancellation
 from timer_service.client.answers import read_cursor, read_object, read_rows
 from timer_service.client.calls import Calls
 from timer_service.client.checks import check_seconds, check_tenant, write_json
@@ -18,7 +19,6 @@ from timer_service.client.commands import Command, Sender
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
-from timer_service.core.ports.cancellation import keep_cancellation
 from timer_service.core.values.message import Kind, kebab
 from timer_service.nats_client import LastingClient
 

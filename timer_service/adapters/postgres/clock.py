@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from timer_service.clock import SteadyTime, read_monotonic, read_system
 from timer_service.core.due.loop import Pass
-from timer_service.core.ports.clock import SteadyTime, read_monotonic, read_system
 
 _SAMPLES = 5
 _JUMP_CHECK_MS = 250

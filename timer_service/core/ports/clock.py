@@ -1,18 +1,6 @@
 """PORT: the clock. The current time is always passed in; nothing else calls `now()`."""
 
-import logging
-import time
-from collections.abc import Callable
 from typing import Protocol
-
-log = logging.getLogger(__name__)
-
-_TOLERANCE = 100_000
-"""Readings that deviate by at most this many microseconds are small corrections and are accepted at once."""
-_AGREEMENT = 1_000_000
-"""Readings of one jump differ by at most this many microseconds, because a slow database answers late."""
-_PERSISTENCE = 1_000_000
-"""How many microseconds a jump must last before the time follows it."""
 
 
 class Clock(Protocol):
@@ -31,79 +19,3 @@ class Clock(Protocol):
     def set_back_ms(self) -> int:
         """By how many milliseconds the time has gone back since the start, all jumps together."""
         ...
-
-
-class SteadyTime:
-    """The time of a clock that may jump, as `Clock.now` describes it. All values are microseconds."""
-
-    def __init__(self) -> None:
-        self.offset: int | None = None
-        """The accepted offset to the monotonic clock; None before the first reading."""
-        self._jump: tuple[int, int] | None = None
-        """The other offset that the newest readings showed, and when it was read first."""
-        self._latest = 0
-        self.set_back = 0
-        """The sum of the jumps backward that the time has followed."""
-
-    @property
-    def jumping(self) -> bool:
-        """Whether the newest reading deviates from the time, so that another reading must confirm it."""
-        return self._jump is not None
-
-    def observe(self, reading: int, at: int, slack: int = 0) -> None:
-        """Take over an offset that was measured at the monotonic time `at`. A jump is taken over after a second.
-
-        `slack` is how much the clocks may have drifted apart since the last accepted reading.
-        """
-        if self.offset is None or abs(reading - self.offset) <= _TOLERANCE + slack:
-            self.offset, self._jump = reading, None
-        elif self._jump is None or abs(reading - self._jump[0]) > _AGREEMENT:
-            self._jump = (reading, at)
-        elif at - self._jump[1] >= _PERSISTENCE:
-            self._follow(reading, reading - self.offset)
-
-    def _follow(self, reading: int, jumped: int) -> None:
-        self.offset, self._jump = reading, None
-        self._latest = 0
-        self.set_back -= min(jumped, 0)
-        log.warning(
-            "the clock has jumped; timers follow it from now on", extra={"seconds": round(jumped / 1_000_000, 3)}
-        )
-
-    def at(self, monotonic: int) -> int:
-        """Return the time at a monotonic time. It goes back only when it follows a jump."""
-        assert self.offset is not None  # noqa: S101 - the owner observes a reading first
-        self._latest = max(self._latest, monotonic + self.offset)
-        return self._latest
-
-
-def read_monotonic() -> int:
-    """Return the monotonic time of this machine in microseconds."""
-    return time.monotonic_ns() // 1000
-
-
-def read_system() -> int:
-    """Return the time of this machine's clock in microseconds since the epoch."""
-    return time.time_ns() // 1000
-
-
-class SystemClock:
-    """The machine's clock, without its jumps and wrong readings."""
-
-    def __init__(
-        self, *, monotonic: Callable[[], int] = read_monotonic, system: Callable[[], int] = read_system
-    ) -> None:
-        self._monotonic = monotonic
-        self._system = system
-        self._time = SteadyTime()
-
-    def now(self) -> int:
-        """Return Unix milliseconds."""
-        at = self._monotonic()
-        self._time.observe(self._system() - at, at)
-        return self._time.at(at) // 1000
-
-    @property
-    def set_back_ms(self) -> int:
-        """By how many milliseconds the time has gone back since the start."""
-        return self._time.set_back // 1000
