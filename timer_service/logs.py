@@ -2,14 +2,17 @@
 
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+import traceback
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import structlog
 
 from timer_service.config import Config
-from timer_service.core.values.error_text import error_trace
-from timer_service.core.values.visible import escape_hidden
+from timer_service.core.values.error_text import error_text
+from timer_service.visible import escape_hidden
+
+_MOST_CAUSES = 10
 
 
 def configure_logs(config: Config) -> None:
@@ -47,6 +50,29 @@ def configure_logs(config: Config) -> None:
 def _format_error(exc_info: Any) -> str:
     """Return the text of what `sys.exc_info` returned."""
     return error_trace(exc_info[1])
+
+
+def error_trace(error: BaseException) -> str:
+    """Return the traceback of an error and of its causes, each with its `error_text` and without local variables."""
+    return "\n".join(_trace(each) for each in _chain(error))
+
+
+def _trace(error: BaseException) -> str:
+    return f"{''.join(traceback.format_tb(error.__traceback__))}{error_text(error)}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and the errors of a group."""
+    waiting, seen = [error], set[int]()
+    while waiting and len(seen) < _MOST_CAUSES:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        cause = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        waiting += [cause] if cause is not None else []
+        waiting += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
 
 
 def _escape_texts(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:

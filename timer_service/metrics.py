@@ -12,8 +12,8 @@ from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.ports.broker import TRANSIENT, PublishStatus
 from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import Code
-from timer_service.core.values.zone_data import zone_data
 from timer_service.counted_histogram import CountedHistogram
+from timer_service.zone_data import zone_data
 
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DURATION = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)

@@ -25,7 +25,7 @@ from timer_service.core.ports import transactions
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.error_text import error_text, error_trace
+from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
@@ -35,6 +35,7 @@ from timer_service.core.values.errors import (
     DuplicateError,
 )
 from timer_service.core.values.message import Position
+from timer_service.logs import error_trace
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key

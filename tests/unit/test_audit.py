@@ -33,9 +33,9 @@ def written(caplog: pytest.LogCaptureFixture) -> Counter[str]:
 
 
 def counted(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
-    """Return how many lines of each tenant were left out."""
+    """Return how many lines of each kind were left out."""
     lines = [vars(record) for record in caplog.records if record.message == "audit lines left out"]
-    return {line["tenant"]: line["count"] for line in lines}
+    return {line["line"]: line["count"] for line in lines}
 
 
 async def test_few_lines(audit: AuditLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
@@ -53,17 +53,16 @@ async def test_flood(audit: AuditLog, time: Time, caplog: pytest.LogCaptureFixtu
     audit.record(REJECTED, "quiet")
     time.now += 1
     audit.record(REJECTED, "quiet")
-    assert (written(caplog), counted(caplog)) == ({"loud": 10, "quiet": 2}, {"loud": 990})
+    assert (written(caplog), counted(caplog)) == ({"loud": 10, "quiet": 2}, {REJECTED: 990})
 
 
 async def test_many_tenants(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
-    """A flood with 10,000 names of tenants is 100 lines and at most 101 counts. Nothing is uncounted."""
+    """A flood with 10,000 names of tenants is 100 lines and a count. Nothing is uncounted."""
     for number in range(10_000):
         audit.record(REJECTED, f"tenant-{number}")
     audit.write_counts()
     assert written(caplog).total() == 100
-    assert len(counted(caplog)) == 101
-    assert sum(counted(caplog).values()) == 9_900
+    assert counted(caplog) == {REJECTED: 9_900}
 
 
 async def test_flood_hides_no_operator(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
@@ -76,9 +75,7 @@ async def test_flood_hides_no_operator(audit: AuditLog, caplog: pytest.LogCaptur
     for _ in range(20):
         audit.record(OPERATOR_ACTION, "globex")
     audit.write_counts()
-    left_out = [vars(record) for record in caplog.records if record.message == "audit lines left out"]
-    assert [each["count"] for each in left_out if each["line"] == OPERATOR_ACTION] == [10]
-    assert [each["tenant"] for each in left_out if each["line"] == OPERATOR_ACTION] == ["globex"]
+    assert counted(caplog)[OPERATOR_ACTION] == 10
 
 
 async def test_end_of_a_flood(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,7 +84,7 @@ async def test_end_of_a_flood(audit: AuditLog, caplog: pytest.LogCaptureFixture)
         audit.record(REJECTED, "acme")
     await audit.tick(0)
     await audit.tick(0)
-    assert counted(caplog) == {"acme": 2}
+    assert counted(caplog) == {REJECTED: 2}
     assert caplog.messages.count("audit lines left out") == 1
 
 

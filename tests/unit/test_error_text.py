@@ -15,11 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 
 import timer_service
 from timer_service.config import Config
-from timer_service.core.values.error_text import error_text, error_trace
+from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DamagedDataError, DatabaseSetupError
 from timer_service.core.values.message import Envelope
 from timer_service.core.values.stored_json import check_stored
-from timer_service.logs import configure_logs
+from timer_service.logs import configure_logs, error_trace
 from timer_service.schedules.calendar.errors import RecurrenceError
 
 SECRET = "4711-secret"

@@ -10,8 +10,8 @@ from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.values.errors import Code
-from timer_service.core.values.zone_data import zone_data
 from timer_service.metrics import Metrics
+from timer_service.zone_data import zone_data
 
 
 @pytest.fixture

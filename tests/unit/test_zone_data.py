@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from timer_service.core.values import zone_data as module
-from timer_service.core.values.zone_data import ZoneData, zone_data
+from timer_service import zone_data as module
+from timer_service.zone_data import ZoneData, zone_data
 
 
 def test_versions() -> None:

@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel
 from rich.cells import cell_len
 
-from timer_service.core.values.visible import escape_hidden
+from timer_service.visible import escape_hidden
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
 _LABEL_WIDTH = 11

@@ -2,7 +2,7 @@
 
 import shlex
 
-from timer_service.core.values.visible import escape_hidden
+from timer_service.visible import escape_hidden
 
 
 def command(group: str, verb: str, *arguments: str) -> str:

@@ -8,7 +8,7 @@ from markupsafe import Markup, escape
 
 from timer_service.core.values.duration import parse_duration
 from timer_service.core.values.instant import format_instant, parse_instant
-from timer_service.core.values.visible import escape_character, escape_hidden
+from timer_service.visible import escape_character, escape_hidden
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
 _SHOWN_UNITS = 2

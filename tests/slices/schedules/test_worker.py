@@ -19,13 +19,13 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.requests.computing import Steps
-from timer_service.core.values.zone_data import zone_data
 from timer_service.schedules.calendar import recurrence, zones
 from timer_service.schedules.decision import Decision, decide_in_steps
 from timer_service.schedules.firing import left_to_others
 from timer_service.schedules.firing import transaction as firing_pass
 from timer_service.schedules.firing import worker as firing_worker
 from timer_service.schedules.schedule import Schedule
+from timer_service.zone_data import zone_data
 
 RECHECK_MS = 250
 

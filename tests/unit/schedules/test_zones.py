@@ -5,9 +5,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from timer_service.core.values.instant import LATEST
-from timer_service.core.values.zone_data import zone_data
 from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at
+from timer_service.zone_data import zone_data
 
 
 def second(text: str) -> int:

@@ -15,7 +15,6 @@ from timer_service.adapters.postgres.text import insert_from_arrays, is_single_r
 from timer_service.cancellation import run_to_completion
 from timer_service.core.ports.database import Parameters, Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.transactions import TransactionEnd
 from timer_service.core.values.errors import (
     DatabaseBlockedError,
     DatabaseBusyError,
@@ -23,6 +22,7 @@ from timer_service.core.values.errors import (
     DatabaseUnavailableError,
     StartError,
 )
+from timer_service.database_drivers import TransactionEnd
 
 log = logging.getLogger(__name__)
 

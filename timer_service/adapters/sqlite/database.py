@@ -22,8 +22,8 @@ from timer_service.adapters.sqlite.whole_transaction import run_whole
 from timer_service.cancellation import run_to_completion
 from timer_service.core.ports.database import Parameters, Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
-from timer_service.core.ports.transactions import TransactionEnd
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
+from timer_service.database_drivers import TransactionEnd
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}

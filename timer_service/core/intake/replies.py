@@ -53,7 +53,11 @@ async def send_replies(broker: Broker, wanted: Sequence[tuple[str, str, CommandR
     replies: list[Reply] = []
     size = 0
     for to, command_id, result in wanted:
-        body = _body(command_id, result)
+        try:
+            body = reply_body(command_id, result)
+        except Exception as error:  # noqa: BLE001 - the command is applied, and other replies wait
+            log.warning("a reply cannot be made", extra={"command_id": command_id, "reason": error_text(error)})
+            continue
         replies.append(Reply(to, body))
         size += len(body)
         if size >= _MOST_BYTES:
@@ -62,16 +66,3 @@ async def send_replies(broker: Broker, wanted: Sequence[tuple[str, str, CommandR
             replies, size = [], 0
     if replies:
         await broker.reply(replies)
-
-
-def _body(command_id: str, result: CommandResult) -> bytes:
-    """Return the reply to a command, without the view if that cannot be built, for example of a damaged row.
-
-    The command has been applied, and so have the others whose replies wait.
-    """
-    try:
-        return reply_body(command_id, result)
-    except Exception as error:  # noqa: BLE001 - no error of a view may keep other commands from being acknowledged
-        about = {"command_id": command_id, "outcome": result.name, "reason": error_text(error)}
-        log.warning("the reply has only the outcome: the rest cannot be read", extra=about)
-        return reply_body(command_id, result._replace(view=None))

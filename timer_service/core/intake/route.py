@@ -59,10 +59,7 @@ def offer_nothing(_lane: Lane, _at: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """The handler for some types of commands, and what to call when rows that it wrote become available.
-
-    A route equals only itself. To hash its fields takes 0.8 µs, and that would be done for each command.
-    """
+    """The handler for some types of commands, and what to call when rows that it wrote become available."""
 
     payloads: tuple[type[TenantPayload], ...]
     handle: Handle

@@ -19,7 +19,6 @@ _SECONDS = 1.0
 _LINES_OF_TENANT = 10
 _LINES = 100
 _LONGEST_TENANT = 64
-_OTHERS = "(other tenants)"
 
 
 class AuditLog:
@@ -34,7 +33,7 @@ class AuditLog:
         self._began_at = -_SECONDS
         self._written = defaultdict[str, Counter[str]](Counter)
         """How many lines of a kind each tenant has had since then."""
-        self._left_out = defaultdict[str, Counter[str]](Counter)
+        self._left_out = Counter[str]()
 
     def record(self, line: str, tenant: str, **about: Any) -> None:
         """Write a line about a tenant, or count it. `about` must contain no payload."""
@@ -46,7 +45,7 @@ class AuditLog:
             written[tenant] += 1
             log.info(line, extra={"tenant": tenant, **about})
         else:
-            _leave_out(self._left_out[line], tenant)
+            self._left_out[line] += 1
 
     async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
         """Write the counts, so that the count of a flood that has ended is written too."""
@@ -54,19 +53,12 @@ class AuditLog:
         return Pass(0)
 
     def write_counts(self) -> None:
-        """Write how many lines were left out since the last call, one line for each tenant and kind of line."""
-        left_out = list(self._left_out.items())
+        """Write how many lines of each kind were left out since the last call."""
+        for line, count in self._left_out.items():
+            log.warning("audit lines left out", extra={"line": line, "count": count})
         self._left_out.clear()
-        for line, counts in left_out:
-            for tenant, count in counts.items():
-                log.warning("audit lines left out", extra={"line": line, "tenant": tenant, "count": count})
 
     def _begin(self) -> None:
         self.write_counts()
         self._began_at = self._monotonic()
         self._written.clear()
-
-
-def _leave_out(counts: Counter[str], tenant: str) -> None:
-    known = tenant in counts or len(counts) < _LINES
-    counts[tenant if known else _OTHERS] += 1

@@ -15,9 +15,7 @@ TRANSACTION_SECONDS = 0.05
 class Turns:
     """The turns of one task. It works on a limited number of bytes in each turn, for 1 ms at most.
 
-    A single message may have more bytes and take longer. A command needs some sixty turns of the event loop, so beside
-    a flood of such messages it would take sixty times as long as one of them. With `pauses`, the other tasks run after
-    such a message for as long as it took. Use it if the task waits for nothing else between its turns.
+    A single message may have more bytes and take longer. With `pauses`, the other tasks run after it for as long.
     """
 
     def __init__(self, most_bytes: int, *, pauses: bool = False) -> None:

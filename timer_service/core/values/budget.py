@@ -5,40 +5,26 @@ from typing import NamedTuple
 MIB = 1024 * 1024
 DEFAULT_MEMORY_BYTES = 256 * MIB
 LEAST_MEMORY_BYTES = 128 * MIB
-"""Measured, an idle service takes 56 MiB on either database. Full shares take about half of the budget in Python.
-
-With this budget, floods of large hostile commands took at most 81 MiB (`soak/test_mistakes.py`).
-"""
 
 
 class Budget(NamedTuple):
     """The limits of the parts, in bytes of messages as they are on the wire or in the database.
 
-    Each limit is a share of the memory of the whole process. The shares are small because Python needs more memory than
-    the bytes of a message: up to 24 times as much for JSON that is parsed, and three times as much for a text.
+    Each limit is a share of the memory of the whole process. Python needs up to 24 times the bytes of a message.
     """
 
     batch: int
-    """The commands of one batch, with their headers. At most two batches are buffered, and one is handled.
-
-    A single command may have more.
-    """
+    """The commands of one batch, with their headers. A single command may have more."""
     part: int
     """The commands of one batch, or the requests of workers, that are decoded at a time. A single one may have more."""
     claim: int
-    """The long texts of the rows of one claim, in characters. A single row of a tenant may have more.
-
-    Bounds how long a claim is published, and what its settlement deletes. In memory is one chunk of each claim.
-    """
+    """The long texts of the rows of one claim, in characters. A single row of a tenant may have more."""
     queries: int
     """The requests and replies of all queries that wait or are answered."""
     requests: int
     """The requests of workers that wait, and in the same amount the polls that wait to be held."""
     portion: int
-    """The memory of the rows and replies of the workers' requests that one transaction applies, as Python needs it.
-
-    A single workflow may need more: up to 20 MiB if its function waits for 10,000 results.
-    """
+    """The memory of the rows and replies of the workers' requests that one transaction applies, as Python needs it."""
 
     @classmethod
     def of(cls, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> "Budget":

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import TENANT_PATTERN, Address, Kind, Message, Position
 from timer_service.core.values.raw_command import Headers, RawCommand
-from timer_service.core.values.visible import escape_character
 
 UNREADABLE = "~unreadable"
 """The part of an address that stands for a tenant or a message that cannot be part of one. No tenant has this name."""
@@ -40,7 +39,7 @@ def letter_id(position: Position) -> str:
 
 def printable(text: str, longest: int = _MAX_TEXT) -> str:
     """Return text as printable ASCII of at most `longest` characters. Others become escapes as in Python."""
-    return _UNPRINTABLE.sub(lambda found: escape_character(found[0]), text[:longest])[:longest]
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text[:longest])[:longest]
 
 
 def _message(raw: RawCommand, body: bytes, headers: Mapping[str, str]) -> Message:

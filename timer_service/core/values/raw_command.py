@@ -1,8 +1,4 @@
-"""A command as a broker stores it, before it is decoded.
-
-Its headers stay a block of bytes until somebody reads them. Anybody may publish a command with 10,000 headers. As a
-dictionary they would take 20 times the memory of their bytes, and as much time as hundreds of commands.
-"""
+"""A command as a broker stores it, before it is decoded. Its headers stay bytes until somebody reads them."""
 
 import re
 from collections.abc import Iterator, Mapping

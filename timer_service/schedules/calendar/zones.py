@@ -9,8 +9,8 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from timer_service.core.values.instant import LATEST
-from timer_service.core.values.zone_data import zone_data
 from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.zone_data import zone_data
 
 LAST_SECOND = LATEST // 1000
 """The last second of the year 9999 (UTC)."""
