@@ -86,7 +86,7 @@ async def test_the_command_line(tmp_path: Path, broker: NatsServer, service: Ser
     options = ("--start", "report", "--input", "[1]", "--deadline-in", "2h", "--concurrency-key", "one")
     assert (await cli.lines("schedules", "put", "acme", "daily", "--cron", "@daily", *options))[0].startswith("created")
     lines = [" ".join(line.split()) for line in await cli.lines("schedules", "get", "acme", "daily")]
-    assert {"workflow report in the queue default", "input [1]", "deadline in 2 h", "key one"} <= {*lines}
+    assert {"workflow report in the queue default", "input [1]", "deadline in 2 h", "concurrency key one"} <= {*lines}
 
 
 async def test_slots_of_a_worker_instance(broker: NatsServer, fleet: Fleet) -> None:

@@ -175,7 +175,7 @@ PLANS = {
     "the end of a page of events": (REPAIRED_EVENTS.sql("page_end"), ["outbox_available (available_at>?)"]),
     "events to repair": (REPAIRED_EVENTS.sql("find_wrong"), ["outbox_available (available_at>? AND available_at<?)"]),
     "a published event": (OUTBOX.sql("complete"), [KEY_OF_OUTBOX]),
-    "a published claim": (OUTBOX.sql("complete_claim_and_delete"), ["outbox_available (available_at=?)"]),
+    "a published claim": (OUTBOX.sql("complete_claim"), ["outbox_available (available_at=?)"]),
     "buried events": (outbox.COUNTED[1].sql, ["outbox_buried"]),
     "a page of buried events": (
         outbox._SQL["buried_page"],

@@ -123,7 +123,8 @@ class Settler:
                 rest.discard(id(row))
                 log.error("row cannot be settled", exc_info=error, extra={"table": self._lease.table.name})
         finally:
-            self._leave(settlement.part(row for row in rows if id(row) in rest))
+            if rest:
+                self._leave(settlement.part(row for row in rows if id(row) in rest))
 
     async def settle_and(self, claims: Sequence[Settlement], work: Callable[[Transaction], Awaitable[_T]]) -> _T:
         """Settle whole claims whose rows are all complete, and do `work`, in one transaction. Return its result.
@@ -160,7 +161,8 @@ class Settler:
             return await self._write_in(tx, part)
 
         changed, locked = await run_at_once(self._database, work)
-        self._leave(part.part(locked))
+        if locked:
+            self._leave(part.part(locked))
         self._record(part, changed, lost=len(part.rows) - sum(changed.values()) - len(locked))
 
     async def _write_in(self, tx: Transaction, part: Settlement) -> tuple[Mapping[str, int], Sequence[Row]]:
@@ -175,9 +177,8 @@ class Settler:
         return {**changed, "fired": fired + changed["fired"]}, locked
 
     def _leave(self, part: Settlement) -> None:
-        if rows := part.rows:
-            self._left.append(part)
-            log.warning("rows are settled later", extra={"table": self._lease.table.name, "count": len(rows)})
+        self._left.append(part)
+        log.warning("rows are settled later", extra={"table": self._lease.table.name, "count": len(part.rows)})
 
     def _record(self, part: Settlement, changed: Mapping[str, int], *, lost: int) -> None:
         table = self._lease.table

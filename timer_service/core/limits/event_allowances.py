@@ -7,6 +7,7 @@ for which the broker keeps events.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -109,11 +110,16 @@ class EventAllowances:
 
     def count(self, published: Iterable[Message]) -> None:
         """Count the events among messages that the broker has stored. `update` charges them."""
-        if self._has_limits:
-            for (kind, tenant, _), message_id, body, headers in published:
-                if kind is _EVENT:
-                    size = _EVENT_BYTES + len(body) + len(message_id.encode()) + sum(map(len, headers.values()))
-                    self._uncharged[tenant] += size
+        if not self._has_limits:
+            return
+        sizes: dict[str, int] = {}
+        for (kind, tenant, _), message_id, body, headers in published:
+            if kind is _EVENT:
+                size = _EVENT_BYTES + len(body) + len(message_id.encode())
+                if headers:
+                    size += sum(map(len, headers.values()))
+                sizes[tenant] = sizes.get(tenant, 0) + size
+        self._uncharged.update(sizes)
 
     async def update(self, database: Database, now: int) -> int | None:
         """Charge what was counted, and read who waits. Return when to do so again; None if no tenant has a limit."""
@@ -169,16 +175,16 @@ class EventAllowances:
         return (self._keeps_events_for() or _DEFAULT_PERIOD) // timedelta(milliseconds=1)
 
 
+@dataclass
 class EventCharging:
     """The worker that charges what was published."""
 
-    def __init__(self, database: Database, allowances: EventAllowances) -> None:
-        self._database = database
-        self._allowances = allowances
+    database: Database
+    allowances: EventAllowances
 
     async def tick(self, now: int) -> Pass:
         """Charge what was published since the last pass."""
-        return Pass(0, await self._allowances.update(self._database, now))
+        return Pass(0, await self.allowances.update(self.database, now))
 
 
 async def delete_empty(tx: Transaction, before: int, limit: int) -> int:
