@@ -1,11 +1,8 @@
-"""Tasks that are cancelled: work that must end first, and libraries that swallow a cancellation."""
+"""Libraries that swallow a cancellation."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
-
-_T = TypeVar("_T")
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 @contextmanager
@@ -19,15 +16,3 @@ def keep_cancellation() -> Iterator[None]:
     yield
     if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError
-
-
-async def run_to_completion(step: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
-    """Finish `step` even if the current task is cancelled, once or more, then re-raise. Return its result."""
-    task = asyncio.ensure_future(step)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        raise

@@ -20,7 +20,7 @@ from timer_service.core.due.loop import Loop, Pass
 from timer_service.core.ports.broker import QueryFilter, QueryHandler, read_all
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.service.upkeep import ClockReader
+from timer_service.core.service.clock_repair import ClockReader
 from timer_service.core.values.message import Kind
 from timer_service.metrics import Metrics
 

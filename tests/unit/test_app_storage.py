@@ -14,7 +14,7 @@ from timer_service.app.storage import open_storage
 from timer_service.clock import SystemClock
 from timer_service.config import Config
 from timer_service.core.due.loop import Pass
-from timer_service.core.service.upkeep import ClockReader
+from timer_service.core.service.clock_repair import ClockReader
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from timer_service.cancellation import keep_cancellation, run_to_completion
+from timer_service.cancellation import keep_cancellation
+from timer_service.core.ports.transactions import run_to_completion
 
 
 async def swallow() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.harness.clock import NOW, MachineClocks
 from timer_service.clock import SystemClock
-from timer_service.core.service.upkeep import ClockReader
+from timer_service.core.service.clock_repair import ClockReader
 
 HOUR = 3600
 HOUR_MS = HOUR * 1000

@@ -85,7 +85,8 @@ class App:
             audit=audit,
             offer=self._offer,
             publish=None if tracing is None else tracing.trace_events(broker.publish),
-            on_done=[self._rejections.record] if tracing is None else [self._rejections.record, tracing.trace_commands],
+            on_done=None if tracing is None else tracing.trace_commands,
+            on_rejected=self._rejections.add,
         )
         self._hints = Hints(lambda: broker.hint(dispatcher.LOOP, self._clock.now()))
         for each in (self._parts.publishing, self._parts.dead_letters):

@@ -14,7 +14,7 @@ from timer_service.core.due.loop import Worker
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.metrics_port import MetricsPort
-from timer_service.core.service.upkeep import ClockReader
+from timer_service.core.service.clock_repair import ClockReader
 from timer_service.core.values.errors import StartError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from timer_service.cancellation import run_to_completion
 from timer_service.client.calls import Calls
 from timer_service.client.errors import NoAnswerError
+from timer_service.core.ports.transactions import run_to_completion
 
 _READ_AHEAD_BYTES = 128 * 1024 * 1024
 """What a watch may keep for a program that reads it slowly."""

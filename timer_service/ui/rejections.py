@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from timer_service.core.intake.apply import Done
+from timer_service.core.intake.rejection import Rejected
 from timer_service.core.values.dead_letter import printable
 
 _KEPT = 20
@@ -36,9 +36,8 @@ class NewestRejections:
         """The commands, newest first."""
         return tuple(reversed(self._kept))
 
-    def record(self, done: Done, began: int) -> None:
-        """Add the commands that a transaction has rejected, which began at an instant in Unix nanoseconds."""
-        for each in done.rejected:
-            address, rejection = each.raw.address, each.rejection
-            texts = (address.tenant, address.message, each.command_id, rejection.code.value, rejection.message)
-            self._kept.append(RejectedCommand(began // 1_000_000, *(printable(text, _LONGEST) for text in texts)))
+    def add(self, rejected: Rejected, now: int) -> None:
+        """Add a command whose dead letter was stored now."""
+        address, rejection = rejected.raw.address, rejected.rejection
+        texts = (address.tenant, address.message, rejected.command_id, rejection.code.value, rejection.message)
+        self._kept.append(RejectedCommand(now, *(printable(each, _LONGEST) for each in texts)))

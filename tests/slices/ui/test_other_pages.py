@@ -203,7 +203,7 @@ async def test_dead_letters(page: Page) -> None:
 async def test_newest_dead_letters(page: Page) -> None:
     """The 20 commands that the instance rejected last are shown with their reasons, newest first, as text."""
     runs = Runs(page.instance.database, MemoryBroker(), page.clock)
-    runs.reader = replace(runs.parts, on_done=[page.rejections.record]).reader(
+    runs.reader = replace(runs.parts, on_rejected=page.rejections.add).reader(
         [recording_route(SLICE, runs._woken)[0]], runs._wake_outbox
     )
     assert "The newest" not in (await page.get("/ui/failed")).text

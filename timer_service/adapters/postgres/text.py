@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from timer_service.core.ports.database import Parameters
-from timer_service.database_drivers import Statement, number_parameters
+from timer_service.core.ports.transactions import Statement, number_parameters
 
 _MARKERS = {"/* skip locked */": "FOR UPDATE SKIP LOCKED", "/* for update */": "FOR UPDATE"}
 _PLACES = re.compile(r"\browid IN \((SELECT place FROM \w+)\)")

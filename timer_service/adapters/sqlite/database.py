@@ -19,11 +19,10 @@ from timer_service.adapters.sqlite.files import OpenFiles, create_if_missing, op
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
 from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each, insert, translate_errors
 from timer_service.adapters.sqlite.whole_transaction import run_whole
-from timer_service.cancellation import run_to_completion
 from timer_service.core.ports.database import Parameters, Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
+from timer_service.core.ports.transactions import TransactionEnd, run_to_completion
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
-from timer_service.database_drivers import TransactionEnd
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}

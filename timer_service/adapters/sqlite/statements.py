@@ -23,8 +23,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Parameters, Row
+from timer_service.core.ports.transactions import number_parameters
 from timer_service.core.values.errors import ConflictError, DatabaseSetupError, DatabaseUnavailableError
-from timer_service.database_drivers import number_parameters
 
 log = logging.getLogger(__name__)
 

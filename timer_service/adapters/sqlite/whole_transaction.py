@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each, insert, translate_errors
 from timer_service.core.ports.database import Parameters, Row, Transaction
-from timer_service.database_drivers import TransactionEnd
+from timer_service.core.ports.transactions import TransactionEnd
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}

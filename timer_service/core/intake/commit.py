@@ -35,6 +35,8 @@ _TYPE = attrgetter("payload.type")
 
 OnDone = Callable[[Done, int], None]
 """Called after a commit with what the transaction has done, and when it began, in Unix nanoseconds."""
+OnRejected = Callable[[Rejected, int], None]
+"""Called after the commit of a dead letter, with the rejection and the time in Unix milliseconds."""
 
 
 class _Written(NamedTuple):
@@ -61,7 +63,8 @@ class Commits:
         reply_prefix: str,
         audit: AuditLog,
         wake_outbox: Callable[[], Awaitable[None]],
-        on_done: Sequence[OnDone],
+        on_done: OnDone | None,
+        on_rejected: OnRejected | None,
     ) -> None:
         self._database = database
         self._broker = broker
@@ -72,6 +75,7 @@ class Commits:
         self._audit = audit
         self._wake_outbox = wake_outbox
         self._on_done = on_done
+        self._on_rejected = on_rejected
         self.place: Place
         self.waiting = Waiting()
         self.waits_briefly = False
@@ -128,8 +132,8 @@ class Commits:
             self.waiting.applied(row.tenant, number, row.size if number == len(row.commands) else 0)
         try:  # the commands are applied, so no error may let them be applied again
             await self._finish(written.done)
-            for call in self._on_done:
-                call(written.done, began)
+            if self._on_done is not None:
+                self._on_done(written.done, began)
         except Exception:
             log.exception("the work after a commit failed; replies may be missing")
         return written.done
@@ -163,7 +167,7 @@ class Commits:
         if self.waits_briefly:
             await tx.wait_briefly()
         done = await self.handlers.apply(tx, decoded[:most], letters, now) if decoded else Done()
-        taken = applied_of_rows(rows, done.number)
+        taken = applied_of_rows(rows, done.number) if rows else []
         for row, number in taken:
             await waiting_rows.advance(tx, row, number)
         left = [raw for raw, _ in decoded[done.number :]] if last is not None else []
@@ -212,6 +216,8 @@ class Commits:
         command_type = rejected.envelope.type if rejected.envelope and known else "unknown"
         self._metrics.command_handled(command_type, "rejected")
         self._metrics.dead_letter_stored(code)
+        if self._on_rejected is not None:
+            self._on_rejected(rejected, self._clock.now())
         about = {
             "command_id": printable(rejected.command_id, _LONGEST_ID),
             "type": command_type,

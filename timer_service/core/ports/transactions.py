@@ -1,11 +1,13 @@
-"""Transactions that are retried after a conflict with another instance."""
+"""Transactions that are retried after a conflict with another instance, and what the adapters of databases share."""
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.errors import ConflictError, DuplicateError
@@ -15,6 +17,8 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 0.05
+_PARAMETER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
+"""Matches parameters. Literals, comments and casts match first, because they may look as if they hold parameters."""
 
 
 async def in_transaction(
@@ -47,3 +51,50 @@ async def retry_on_conflict(work: Callable[[], Awaitable[_T]]) -> _T:
             log.info("conflict with another instance; retrying the transaction", extra={"reason": str(error)})
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - jitter, not a secret
     return await work()
+
+
+async def run_to_completion(step: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
+    """Finish `step` even if the current task is cancelled, once or more, then re-raise. Return its result."""
+    task = asyncio.ensure_future(step)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
+
+
+class TransactionEnd:
+    """What a transaction calls after its commit."""
+
+    def __init__(self) -> None:
+        self._then: list[Callable[[], None]] = []
+
+    def on_commit(self, then: Callable[[], None]) -> None:
+        """See `Transaction.on_commit`."""
+        self._then.append(then)
+
+    def committed(self) -> None:
+        """Call what waits for the commit."""
+        for then in self._then:
+            then()
+
+
+class Statement(NamedTuple):
+    """A statement with numbered parameters, and the names of the parameters in the order of their numbers."""
+
+    text: str
+    names: tuple[str, ...]
+
+
+def number_parameters(sql: str, placeholder: Callable[[int], str]) -> Statement:
+    """Replace each `:name` by the placeholder of its number. Numbers begin at 1."""
+    numbers: dict[str, int] = {}
+
+    def replace(match: re.Match[str]) -> str:
+        if (name := match["name"]) is None:
+            return match[0]
+        return placeholder(numbers.setdefault(name, len(numbers) + 1))
+
+    return Statement(_PARAMETER.sub(replace, sql), tuple(numbers))

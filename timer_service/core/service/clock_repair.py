@@ -25,6 +25,7 @@ _PAGE = 2000
 _PAUSE_MS = 50
 _AGAIN_MS = 60_000
 _SCANS = 2
+_READING_MS = 500
 _END = 2**63 - 1
 SLACK_MS = 1000
 """How far apart the clocks of two instances may be. A clock that is set back by less does no harm."""
@@ -133,3 +134,18 @@ class ClockRepair:
                 extra={"table": rows.table, "count": repaired},
             )
         return repaired, page["until"]
+
+
+class ClockReader:
+    """A worker that reads the clock twice a second.
+
+    A jump of the clock is followed a second after a reading has shown it. Without readings, an idle service would
+    notice it only with the next command, and fire this command's timer by the old time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        """Read the clock once."""
+        return Pass(0, self._clock.now() + _READING_MS)

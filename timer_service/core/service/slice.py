@@ -16,7 +16,7 @@ from timer_service.core.due.loop import Worker
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.relay import Encode, Relay
 from timer_service.core.intake.apply import Handlers
-from timer_service.core.intake.commit import Commits, OnDone
+from timer_service.core.intake.commit import Commits, OnDone, OnRejected
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import LimitedHandle, Route, offer_nothing
 from timer_service.core.limits.audit import AuditLog
@@ -65,8 +65,10 @@ class Parts:
     """Whether dead letters can be published."""
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""
-    on_done: Sequence[OnDone] = ()
+    on_done: OnDone | None = None
     """Called after each transaction of commands with what it has done."""
+    on_rejected: OnRejected | None = None
+    """Called with each command that became a dead letter."""
     quotas: Quotas = field(default_factory=Quotas)
     allowances: EventAllowances = field(default_factory=EventAllowances)
     """Who may publish events."""
@@ -89,6 +91,7 @@ class Parts:
             audit=self.audit,
             wake_outbox=wake_outbox,
             on_done=self.on_done,
+            on_rejected=self.on_rejected,
         )
         return LogReader(
             commits,

@@ -1,4 +1,4 @@
-"""Small workers: delete rows that were settled long ago, read the clock, find out whether a database can be written."""
+"""Small workers: delete rows that were settled long ago, find out whether a database can be written."""
 
 import secrets
 import time
@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from timer_service.core.due.loop import Pass
-from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import run_at_once
@@ -19,7 +18,6 @@ Delete = Callable[[Transaction, int, int], Awaitable[int]]
 _BATCH = 500
 """How many rows a batch has at most. It usually takes a few ms, so commands and claims hardly wait."""
 _SHORTEST_PAUSE_MS = 5
-_READING_MS = 500
 
 
 class Retention:
@@ -41,21 +39,6 @@ class Retention:
             return Pass(deleted)
         took = round((time.monotonic() - began) * 1000)
         return Pass(deleted, now + took + max(took, _SHORTEST_PAUSE_MS))
-
-
-class ClockReader:
-    """A worker that reads the clock twice a second.
-
-    A jump of the clock is followed a second after a reading has shown it. Without readings, an idle service would
-    notice it only with the next command, and fire this command's timer by the old time.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
-        """Read the clock once."""
-        return Pass(0, self._clock.now() + _READING_MS)
 
 
 class DatabaseProbe:
