@@ -105,8 +105,12 @@ class _Look(NamedTuple):
 class FairRows:
     """The available rows of one table."""
 
-    def __init__(self, sql: Callable[[str], str]) -> None:
-        """`sql` returns a statement of `due_rows.sql` for the table."""
+    def __init__(self, sql: Callable[[str], str], *, takes_away: bool) -> None:
+        """`sql` returns a statement of `due_rows.sql` for the table.
+
+        `takes_away`: rows that were taken are not available to the next statement of the transaction.
+        """
+        self._takes_away = takes_away
         self._count_available = sql("count_available")
         self._next_available = sql("next_available")
         self._next_available_after = sql("next_available_after")
@@ -129,7 +133,7 @@ class FairRows:
         If more rows are available, each tenant gets an equal share first, and the oldest rows get the rest.
 
         `of_tenants` takes the oldest rows of tenants. `oldest` returns the taken rows and up to so many of the oldest
-        others. These may be rows of `waiting` tenants, so beside such tenants only the shares are taken.
+        others. These may be rows of `waiting` tenants, so beside such tenants the others get the rest.
         """
         self._look = None
         available = limit + 1 if waiting else await self.count_available(tx, now, limit + 1)
@@ -140,7 +144,11 @@ class FairRows:
         if waiting:
             rows = list(await of_tenants(shares))
             counts = Counter(row["tenant_id"] for row in rows)
-            self._look = _Look(now, not are_all or any(counts[tenant] >= share for tenant, share in shares))
+            full = [tenant for tenant, share in shares if counts[tenant] >= share]
+            self._look = _Look(now, bool(full) or not are_all)
+            for tenant in full if self._takes_away else ():
+                if rest := limit - len(rows):
+                    rows += await of_tenants([(tenant, rest)])
             return rows
         is_single = are_all and len(tenants) == 1  # the oldest rows are those of this tenant
         rows = [] if is_single else list(await of_tenants(shares))
@@ -177,7 +185,7 @@ class DueRows(FairRows):
     """The due rows of a table, locked for one transaction. A row that another transaction has locked is left out."""
 
     def __init__(self, table: DueTable) -> None:
-        super().__init__(table.sql)
+        super().__init__(table.sql, takes_away=False)
         self._key = table.key
         self._key_of = itemgetter(*table.key)
         self._due_since = itemgetter(table.order[0])

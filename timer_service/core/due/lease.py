@@ -22,6 +22,14 @@ from timer_service.core.ports.transactions import in_transaction
 log = logging.getLogger(__name__)
 
 _SQL = {**SQL, **load_sql("timer_service.core.due", "lease.sql")}
+_CLAIMS = {
+    "claim": ("TRUE", "available_at"),
+    "claim_of_tenant": ("tenant_id = :tenant_id AND {oldest_first} <= :now", "{oldest_first}"),
+    "claim_of_lane": ("{lane_is}", "available_at"),
+}
+"""Which rows each claim takes, and by which column it orders them."""
+_CLAIM = _SQL["claim"]
+_SQL |= {name: _CLAIM.replace("{which}", which).replace("{by}", by) for name, (which, by) in _CLAIMS.items()}
 
 DEATHS_ALONE = 3
 """A row is given up if the process dies this many times while it handles this row alone."""
@@ -145,7 +153,7 @@ class Lease(FairRows):
     """
 
     def __init__(self, table: LeasedTable, visibility_timeout: timedelta) -> None:
-        super().__init__(table.sql)
+        super().__init__(table.sql, takes_away=True)
         self.table = table
         self.hold_ms = visibility_timeout // timedelta(milliseconds=1)
         """How long a lease lasts."""

@@ -1,14 +1,14 @@
 -- name: claim
--- Claims the rows that have been available longest, up to a limit, under one token.
+-- Claims the first available rows of all tenants, of one tenant or of a lane, up to a limit, under one token.
 WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row, it would lock more rows than the limit
     SELECT rowid AS place FROM {table}
-    WHERE available_at <= :now
-    ORDER BY available_at{then}
+    WHERE {which} AND available_at <= :now
+    ORDER BY {by}{then}
     LIMIT :limit
     /* skip locked */
 )
 UPDATE {table}
-SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
+SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'{hold}
 WHERE rowid IN (SELECT place FROM picked)
 RETURNING {claimed}, attempt, lease_token, available_at
 
@@ -24,20 +24,6 @@ SELECT {claimed}, attempt, lease_token, available_at
 FROM {table}
 WHERE available_at = :until AND lease_token = :token
 
--- name: claim_of_tenant
--- Claims the oldest available rows of one tenant, up to a limit.
-WITH picked AS MATERIALIZED (
-    SELECT rowid AS place FROM {table}
-    WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
-    ORDER BY {oldest_first}{then}
-    LIMIT :limit
-    /* skip locked */
-)
-UPDATE {table}
-SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
-WHERE rowid IN (SELECT place FROM picked)
-RETURNING {claimed}, attempt, lease_token, available_at
-
 -- name: look_at_lane
 -- How many rows of a lane are available, up to a limit, and when the next other row of the lane is available.
 SELECT (
@@ -47,20 +33,6 @@ SELECT (
     ) AS available,
     (SELECT MIN(available_at) FROM {table} WHERE {lane_is} AND available_at > :now) AS next_at,
     CAST(:number AS INTEGER) AS number
-
--- name: claim_of_lane
--- Claims the rows of a lane that have been available longest, up to a limit, for a holder.
-WITH picked AS MATERIALIZED (
-    SELECT rowid AS place FROM {table}
-    WHERE {lane_is} AND available_at <= :now
-    ORDER BY available_at
-    LIMIT :limit
-    /* skip locked */
-)
-UPDATE {table}
-SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'{hold}
-WHERE rowid IN (SELECT place FROM picked)
-RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: complete
 -- Settles a held row as done.
