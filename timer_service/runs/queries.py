@@ -18,9 +18,9 @@ from timer_service.core.values.instant import LATEST, Instant, format_instant, f
 from timer_service.core.values.message import Identifier, Payload, Tenant
 from timer_service.core.values.paging import (
     PAGE_BYTES,
-    STEP,
     PageCursor,
     PageLimit,
+    next_step,
     read_cursor,
     read_page,
     write_cursor,
@@ -195,7 +195,7 @@ async def _read_jobs(reader: Reader, key: RunKey, groups: Mapping[str, bool], st
     group_needs: dict[str, list[Mapping[str, str]]] = {}
     first, size, room = start.job_name, 0, _NEEDS_PER_PAGE
     while True:
-        count = min(STEP, limit - len(rows))
+        count = min(next_step(len(rows), size), limit - len(rows))
         found = await reader.fetch(_SQL["page_of_jobs"], {**key._asdict(), "first": first, "limit": count + 1})
         taken = _first_jobs(found[:count], room, least=0 if rows else 1)
         names = [row["job_name"] for row in taken]

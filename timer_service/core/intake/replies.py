@@ -56,8 +56,9 @@ async def send_replies(broker: Broker, wanted: Sequence[tuple[str, str, CommandR
         try:
             body = reply_body(command_id, result)
         except Exception as error:  # noqa: BLE001 - the command is applied, and other replies wait
-            log.warning("a reply cannot be made", extra={"command_id": command_id, "reason": error_text(error)})
-            continue
+            about = {"command_id": command_id, "reason": error_text(error)}
+            log.warning("the reply has only the outcome: the rest cannot be read", extra=about)
+            body = reply_body(command_id, result._replace(view=None))
         replies.append(Reply(to, body))
         size += len(body)
         if size >= _MOST_BYTES:

@@ -18,11 +18,20 @@ _Cursor = TypeVar("_Cursor", bound=Sequence[str | int])
 PageLimit = Annotated[int, Field(ge=1, le=1000, strict=True)]
 PageCursor = Annotated[str, Field(max_length=2000)]
 PAGE_BYTES = 512 * 1024  # half of a message; the rest is for the other fields of the reply
-STEP = 50
-"""How many rows are read at once. A list of several states reads so many of each."""
+_FIRST_STEP = 8
+_LARGEST_STEP = 50  # a list of several states reads so many rows of each state
 _BYTES_PER_TURN = 64 * 1024
 _INTEGER_LIMIT = 2**63  # the integers of both databases are smaller
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
+
+
+def next_step(shown: int, used: int) -> int:
+    """Return how many rows to read next, for a page with `shown` rows of `used` bytes in total.
+
+    As many as fit on the page if they are as large as the rows before them, and one more. So a list of large rows reads
+    hardly more rows than it shows.
+    """
+    return _FIRST_STEP if not shown else min(_LARGEST_STEP, max(PAGE_BYTES - used, 0) * shown // used + 1)
 
 
 async def read_page(
@@ -44,7 +53,7 @@ async def read_page(
     views: list[RawJson] = []
     used = in_turn = 0
     while True:
-        wanted = min(STEP, limit + 1 - len(views))  # never more than one beyond the limit
+        wanted = min(next_step(len(views), used), limit + 1 - len(views))  # never more than one beyond the limit
         found = await read(after, wanted)
         for each in found:
             shown = write(view(each)) if len(views) < limit else None
