@@ -12,10 +12,9 @@ from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
-from timer_service.core.due.lanes import Lane
 from timer_service.core.due.loop import Worker
 from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
-from timer_service.core.intake.route import Route
+from timer_service.core.intake.route import Lane, Route
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits

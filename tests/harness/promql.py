@@ -104,7 +104,9 @@ def unknown_values(queries: Iterable[str]) -> list[str]:
 
 
 def _values_of_labels() -> dict[str, set[str]]:
-    leased = {table.name for each in SLICES for table in (*each.leased, *each.claimed_by_workers)}
+    leased = {table.name for each in SLICES for table in each.leased} | {
+        name for each in SLICES for name in each.overdue
+    }
     due = {table.name for each in SLICES for table in each.due}
     counted = {rows.table for each in SLICES for rows in each.counted}
     observed = Observed(HEALTHY, dict.fromkeys(Kind, HEALTHY), HEALTHY, HEALTHY)

@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable
 from datetime import timedelta
 
-from timer_service.core.due.lanes import Lane
-from timer_service.core.intake.route import offer_nothing
+from timer_service.core.intake.route import Lane, offer_nothing
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.broker import Broker

@@ -20,8 +20,9 @@ from timer_service.workflows import SLICE
 from timer_service.workflows.deadline_worker import DeadlineWorker
 from timer_service.workflows.protocol import GetEffects, RenewTasks, ReportTasks
 from timer_service.workflows.protocol import Task as TaskModel
-from timer_service.workflows.store import WORKFLOWS, holder
+from timer_service.workflows.tasks import lanes
 from timer_service.workflows.tasks.build import read_tasks
+from timer_service.workflows.tasks.lanes import LaneClaim
 from timer_service.workflows.tasks.requests import handle_requests
 
 LEASE_MS = 30_000
@@ -122,11 +123,9 @@ class Workflows(WorkflowConversation, InProcess):
     ) -> list[Any]:
         """Claim the available workflows of a lane and return the tasks that are sent."""
         now = self.clock.now()
-        lane = {"tenant_id": tenant, "queue": "default", "type": workflow_type}
-        claim = {**lane, **holder(worker_id, LEASE_MS, now), "now": now, "until": now + LEASE_MS, "limit": slots}
-        claim["token"] = f"{self.rng.getrandbits(64):016x}"
+        claim = LaneClaim((tenant, "default", workflow_type), slots, worker_id, LEASE_MS)
         async with self.database.transaction() as tx:
-            rows = await tx.fetch(WORKFLOWS.sql("claim_of_lane"), claim)
+            (rows,) = await lanes.claim(tx, [claim], now)
             read = await read_tasks(tx, rows, now, max_attempts=MAX_ATTEMPTS, may_time_out=self.may_time_out)
         self.adds_events = read.adds_events
         tasks = [json.loads(task.text) for task in read.tasks if task is not None]

@@ -8,11 +8,10 @@ import pytest
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, STATISTICS, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.due.row_counts import overdue_sql
 from timer_service.workflows import effect_store, queries, store, upkeep
 from timer_service.workflows.messages import WorkflowStatus
-from timer_service.workflows.store import COUNTED, OPEN, STORED, WORKFLOWS
-from timer_service.workflows.tasks import registry
+from timer_service.workflows.store import COUNTED, OPEN, STORED
+from timer_service.workflows.tasks import lanes, registry
 from timer_service.workflows.upkeep import TIMED
 
 POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence"
@@ -125,7 +124,7 @@ PLANS = {
     "active workflows, counted": (COUNTED[0].sql, ["Index Only Scan workflows_lane"]),
     "failed workflows, counted": (COUNTED[1].sql, ["Index Only Scan workflows_failed"]),
     "blocked workflows, counted": (COUNTED[2].sql, ["Index Only Scan workflows_blocked"]),
-    "workflows that wait for workers": (overdue_sql(WORKFLOWS), ["Index Only Scan workflows_lane"]),
+    "workflows that wait for workers": (lanes.OVERDUE["workflows"], ["Index Only Scan workflows_lane"]),
     "the open workflows of a tenant, counted": (OPEN.sql, ["Index Only Scan workflows_open"]),
     "the bytes of a tenant": (STORED.sql, ["Index Only Scan workflows_large"]),
 }
@@ -148,8 +147,8 @@ def test_plans_on_postgres(filled: FilledDatabase) -> None:
 def test_other_statements_on_postgres(filled: FilledDatabase) -> None:
     """The claim, the effects of a workflow, lists of workers and retention scan no table."""
     statements = {
-        "a claim": WORKFLOWS.sql("claim_of_lane"),
-        "a look": WORKFLOWS.sql("look_at_lane"),
+        "a claim": lanes._SQL["claim"],
+        "a look": lanes._SQL["look"],
         "the effects of a workflow": of_effects("find_all"),
         "open workflows, counted": queries._SQL["count_open"],
         "workers": queries._SQL["page_workers"],
@@ -178,13 +177,13 @@ async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
         assert [step for step in many if not step.startswith("SCAN json_each VIRTUAL TABLE")] == once, (name, many)
 
 
-@pytest.mark.parametrize("name", ["claim_of_lane", "look_at_lane"])
+@pytest.mark.parametrize("name", ["claim", "look"])
 async def test_plans_of_lanes_on_sqlite(sqlite: SqliteDatabase, name: str) -> None:
     """On SQLite a claim and a look read only the rows of the lane that are due, in order, and the next one."""
-    sql = WORKFLOWS.sql(name)
+    sql = lanes._SQL[name]
     parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
     rows = await sqlite.reader.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)
     steps = [row["detail"] for row in rows]
     used = [step for step in steps if "workflows_lane (tenant_id=? AND queue=? AND type=? AND available_at" in step]
-    assert len(used) == (1 if name == "claim_of_lane" else 2), steps
+    assert len(used) == (1 if name == "claim" else 2), steps
     assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN workflows")]

@@ -8,7 +8,7 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core.due.lease import Failure, Lease, take_over_claims
-from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.due.row_counts import RowCounts, overdue_sql
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX, stored_message
 from timer_service.core.events.relay import Relay
@@ -157,7 +157,9 @@ async def test_refused_event_is_buried(
     assert (row["event_id"], row["state"], row["available_at"]) == ("event-1", "Buried", None)
     assert (row["attempt"], row["last_error"]) == (MAX_ATTEMPTS, "refused")
     assert metrics.given_up == {"outbox": 1}
-    await RowCounts(store, metrics, counted=outbox.COUNTED, due=[OUTBOX]).tick(clock.now())
+    await RowCounts(store, metrics, counted=outbox.COUNTED, overdue={OUTBOX.name: overdue_sql(OUTBOX)}).tick(
+        clock.now()
+    )
     assert metrics.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1, ("dead_letters", "Waiting"): 0}
 
 

@@ -17,7 +17,7 @@ from tests.simulation.workflow_scenarios import (
     workflows_with_lost_leases,
     workflows_with_lost_requests,
 )
-from timer_service.core.due import lanes, lease
+from timer_service.core.due import lease
 from timer_service.worker import report as worker_report
 from timer_service.worker import task as worker_task
 from timer_service.worker.replay import Replay
@@ -25,7 +25,7 @@ from timer_service.worker.task import RunningTask
 from timer_service.workflows import effect, effect_store, events, store, workflow
 from timer_service.workflows.commands import batch, rules
 from timer_service.workflows.protocol import EffectKind, EffectStatus, ReportOutcome
-from timer_service.workflows.tasks import build, report, requests, task_store
+from timer_service.workflows.tasks import build, lanes, report, requests, task_store
 from timer_service.workflows.workflow import Workflow
 
 Mutate = Callable[[pytest.MonkeyPatch], None]

@@ -23,11 +23,11 @@ from timer_service.app.slices import QUERIES, SLICES, Workers
 from timer_service.app.tasks import KeptTask
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.core.due import loop as loop_module
-from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease
 from timer_service.core.due.loop import Pass
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.reader import LogReader
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.service.clock_repair import TimedRows
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError

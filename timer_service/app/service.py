@@ -18,9 +18,9 @@ from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.config import Config
-from timer_service.core.due.lanes import Lane
 from timer_service.core.due.loop import Loop, Wakeups, Worker
 from timer_service.core.intake.backlog import BacklogGate
+from timer_service.core.intake.route import Lane
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas

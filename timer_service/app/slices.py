@@ -7,11 +7,10 @@ from functools import partial
 from timer_service import events, runs, schedules, signals, timers, workflows
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
-from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease, take_over_claims
 from timer_service.core.due.loop import Loop, Wakeups, Worker
-from timer_service.core.due.row_counts import RowCounts
-from timer_service.core.intake.route import Handle, Route
+from timer_service.core.due.row_counts import RowCounts, overdue_sql
+from timer_service.core.intake.route import Handle, Lane, Route
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.ports.health import Health, worst
@@ -116,11 +115,11 @@ class Workers:
             self._parts.database,
             self._parts.metrics,
             counted=[rows for each in SLICES for rows in each.counted],
-            due=[
-                *(table for each in SLICES for table in each.leased),
-                *(table for each in SLICES for table in each.due),
-                *(table for each in SLICES for table in each.claimed_by_workers),
-            ],
+            overdue={
+                **{table.name: overdue_sql(table) for each in SLICES for table in each.leased},
+                **{table.name: overdue_sql(table) for each in SLICES for table in each.due},
+                **{table: sql for each in SLICES for table, sql in each.overdue.items()},
+            },
         )
         self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from timer_service.app.tasks import KeptTask
 from timer_service.config import Config
-from timer_service.core.due.lanes import Lane
 from timer_service.core.due.loop import Loop, Wakeups, Worker
 from timer_service.core.intake.backlog import BacklogGate
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import Broker, QueryReply, Request, RequestSubscription
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst

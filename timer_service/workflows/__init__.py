@@ -27,7 +27,8 @@ from timer_service.workflows.messages import (
     WorkflowFailed,
 )
 from timer_service.workflows.queries import QUERIES
-from timer_service.workflows.store import COUNTED, USAGES, WORKFLOWS
+from timer_service.workflows.store import COUNTED, USAGES
+from timer_service.workflows.tasks.lanes import OVERDUE
 from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS
 from timer_service.workflows.upkeep import TIMED, delete_settled
 from timer_service.workflows.views import WorkflowView
@@ -43,7 +44,7 @@ SLICE = Slice(
     wakes=("outbox", LOOP),
     leased=(),
     counted=COUNTED,
-    claimed_by_workers=(WORKFLOWS,),
+    overdue=OVERDUE,
     timed=TIMED,
     events=(WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowBlocked),
     views={"workflow": WorkflowView},

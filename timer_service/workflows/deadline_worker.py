@@ -35,7 +35,7 @@ class DeadlineWorker:
         self._wake = partial(parts.wake, "outbox")
         self._gate = BacklogGate(parts.broker, parts.database)
         self._rows = DueRows(store.OVERDUE)
-        self._retries = Retries[Key](store.WORKFLOWS.name)
+        self._retries = Retries[Key]("workflows")
 
     async def tick(self, now: int) -> Pass:
         """End workflows whose deadline has passed at `now`. The pass counts them, and those that cannot be ended.

@@ -6,7 +6,6 @@ from typing import Any
 
 from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.isolate import Retry
-from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.limits.quotas import Amounts, Usage
@@ -51,32 +50,10 @@ _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 OVERDUE = DueTable("workflows", _KEY, ("overdue_at",), COLUMNS, where="overdue_at IS NOT NULL AND ended_at IS NULL")
 """The open workflows with a deadline."""
 
-WORKFLOWS = LeasedTable(
-    name="workflows",
-    key=_KEY,
-    claimed=tuple(name for name in COLUMNS if name not in {"attempt", "lease_token", "available_at"}),
-    oldest_first="due_at",
-    state="status",
-    waiting=WorkflowStatus.WAITING,
-    held=WorkflowStatus.RUNNING,
-    buried=WorkflowStatus.FAILED,
-    lane=("tenant_id", "queue", "type"),
-    holder=("worker_id", "claimed_at", "lease_ms", "report_number"),
-    counted_from="counted_from",
-)
-"""The claim of workers. A claim also sets the columns of `Hold`, and the instant from which the lease counts."""
-
-
-def holder(worker_id: str, lease_ms: int, now: int) -> dict[str, Any]:
-    """Return the values of the columns that a claim by a worker sets at `now`."""
-    values = (worker_id, now, lease_ms, 0)
-    return dict(zip(WORKFLOWS.holder, values, strict=True))
-
-
 COUNTED = (
-    CountedRows(WORKFLOWS.name, "active", "available_at IS NOT NULL"),
-    CountedRows(WORKFLOWS.name, WorkflowStatus.FAILED, "status = 'failed'"),
-    CountedRows(WORKFLOWS.name, "blocked", f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
+    CountedRows("workflows", "active", "available_at IS NOT NULL"),
+    CountedRows("workflows", WorkflowStatus.FAILED, "status = 'failed'"),
+    CountedRows("workflows", "blocked", f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
 )
 """The workflows that the gauges count."""
 

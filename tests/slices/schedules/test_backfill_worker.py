@@ -175,7 +175,7 @@ async def test_gauge(schedules: Schedules) -> None:
     await schedules.put()
     for _ in range(2):
         await schedules.backfill(after(minutes=-3), NOW)
-    await RowCounts(schedules.database, schedules.metrics, counted=[COUNTED], due=[]).tick(NOW)
+    await RowCounts(schedules.database, schedules.metrics, counted=[COUNTED], overdue={}).tick(NOW)
     assert schedules.metrics.counts == {("schedule_backfills", "open"): 2}
 
 

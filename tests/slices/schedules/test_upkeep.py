@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.clock import NOW, after, iso
 from tests.harness.schedules import Schedules
-from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.due.row_counts import RowCounts, overdue_sql
 from timer_service.core.requests.computing import Computing
 from timer_service.core.requests.query import Queries
 from timer_service.core.service.clock_repair import ClockRepair
@@ -47,7 +47,9 @@ async def test_row_counts(schedules: Schedules) -> None:
     await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus' WHERE schedule_id = 'broken'")
     await schedules.advance(minutes=1)
     await schedules.advance(seconds=10)  # no other instance has computed it
-    await RowCounts(schedules.database, schedules.metrics, counted=COUNTED, due=[SCHEDULES]).tick(after(minutes=4))
+    await RowCounts(
+        schedules.database, schedules.metrics, counted=COUNTED, overdue={SCHEDULES.name: overdue_sql(SCHEDULES)}
+    ).tick(after(minutes=4))
     assert schedules.metrics.counts == {("schedules", "active"): 2, ("schedules", "failing"): 1}
     assert schedules.metrics.overdues == {"schedules": [(2, 120.0)]}
 

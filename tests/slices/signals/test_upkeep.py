@@ -8,7 +8,7 @@ import pytest
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.signals import BLOCKED, Signals
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.due.row_counts import RowCounts, overdue_sql
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.service.upkeep import Retention
@@ -114,7 +114,7 @@ async def test_row_counts(signals: Signals) -> None:
     await signals.remind(iso(NOW), "cancelled")
     await signals.about("Cancel", "cancelled")
     metrics: MetricsPort = signals.metrics
-    await RowCounts(signals.database, metrics, counted=COUNTED, due=[FIRINGS]).tick(NOW)
+    await RowCounts(signals.database, metrics, counted=COUNTED, overdue={FIRINGS.name: overdue_sql(FIRINGS)}).tick(NOW)
     assert signals.metrics.counts == {
         ("work_signal_firings", "pending"): 2,
         ("work_signal_firings", "failed"): 1,

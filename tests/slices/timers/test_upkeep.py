@@ -7,7 +7,7 @@ from tests.harness.clock import NOW, ManualClock, after
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.timers import Timers, put_timers
 from timer_service.core.due.loop import Pass
-from timer_service.core.due.row_counts import RowCounts
+from timer_service.core.due.row_counts import RowCounts, overdue_sql
 from timer_service.core.ports.database import Database
 from timer_service.core.service.upkeep import Retention
 from timer_service.timers import store as timer_store
@@ -141,7 +141,9 @@ async def test_retention_in_batches(store: Database, retention: Retention, kind:
 
 
 def row_counts_of(store: Database, metrics: RecordingMetrics) -> RowCounts:
-    return RowCounts(store, metrics, counted=timer_store.COUNTED, due=[timer_store.TIMERS])
+    return RowCounts(
+        store, metrics, counted=timer_store.COUNTED, overdue={timer_store.TIMERS.name: overdue_sql(timer_store.TIMERS)}
+    )
 
 
 async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: ManualClock) -> None:

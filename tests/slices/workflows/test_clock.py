@@ -21,8 +21,8 @@ from tests.harness.workflows import (
     wait_for,
 )
 from timer_service.app.slices import build_clock_repair
-from timer_service.core.due.lanes import LaneClaim, Lanes
-from timer_service.workflows.store import WORKFLOWS, holder
+from timer_service.workflows.tasks import lanes
+from timer_service.workflows.tasks.lanes import LaneClaim
 
 
 async def repair(workflows: Workflows) -> int:
@@ -119,8 +119,8 @@ async def test_claim_that_was_given_back_while_the_clock_was_ahead(workflows: Wo
     workflows.clock.advance(hours=24)
     await workflows.report(await workflows.take(), PARK, waits=[sleep("nap", 1000)])
     workflows.clock.advance(seconds=2)
-    lanes, now = Lanes(WORKFLOWS), workflows.clock.now()
-    claim = LaneClaim(("acme", "default", "order"), 1, LEASE_MS, holder("worker-1", LEASE_MS, now))
+    now = workflows.clock.now()
+    claim = LaneClaim(("acme", "default", "order"), 1, "worker-1", LEASE_MS)
     async with workflows.database.transaction() as tx:
         ((row,),) = await lanes.claim(tx, [claim], now)
         await lanes.release(tx, [row])

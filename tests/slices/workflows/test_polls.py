@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from timer_service.core.due.lanes import Lane
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import Request
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
 from timer_service.workflows.tasks.claims import share_tasks

@@ -7,7 +7,8 @@ from tests.harness.workflows import PARK, Workflows, complete, done, fail, relea
 from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.values.paging import write_cursor
 from timer_service.workflows.protocol import PollTasks
-from timer_service.workflows.store import COUNTED, WORKFLOWS
+from timer_service.workflows.store import COUNTED
+from timer_service.workflows.tasks.lanes import OVERDUE
 from timer_service.workflows.tasks.registry import WorkerRegistry
 from timer_service.workflows.upkeep import delete_settled
 
@@ -140,14 +141,14 @@ async def test_gauges(workflows: Workflows) -> None:
     """Active, failed and blocked workflows are counted. One that waits for a message only is not active."""
     await fill(workflows)
     await workflows.sql("UPDATE workflows SET blocks = 3 WHERE workflow_id = 'waiting'")
-    await RowCounts(workflows.database, workflows.metrics, counted=COUNTED, due=()).tick(NOW)
+    await RowCounts(workflows.database, workflows.metrics, counted=COUNTED, overdue={}).tick(NOW)
     counts = {"active": 2, "failed": 1, "blocked": 1}
     assert dict(workflows.metrics.counts) == {("workflows", state): count for state, count in counts.items()}
 
 
 async def test_gauge_of_workflows_that_wait_for_workers(workflows: Workflows) -> None:
     """The gauge counts workflows that no worker takes, also those whose lease has ended, and the age of the oldest."""
-    gauge = RowCounts(workflows.database, workflows.metrics, counted=(), due=[WORKFLOWS])
+    gauge = RowCounts(workflows.database, workflows.metrics, counted=(), overdue=OVERDUE)
     await gauge.tick(NOW)
     await workflows.begin()
     workflows.clock.set(NOW + 1000)
@@ -237,7 +238,8 @@ async def test_retention_of_an_early_message(workflows: Workflows) -> None:
 # Schema
 
 
-NULLS_OF_UNHELD = ("available_at", "due_at", "counted_from", *WORKFLOWS.holder, "lease_token")
+HELD = ("worker_id", "claimed_at", "lease_ms", "report_number", "lease_token")
+NULLS_OF_UNHELD = ("available_at", "due_at", "counted_from", *HELD)
 UNHELD = ", ".join(f"{name} = NULL" for name in NULLS_OF_UNHELD)
 FORBIDDEN = [
     "status = 'done'",

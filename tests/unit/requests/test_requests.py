@@ -12,7 +12,7 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.due.lanes import Lane
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import QueryReply, Request
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import OutageLog

@@ -25,7 +25,6 @@ _SQL = {**SQL, **load_sql("timer_service.core.due", "lease.sql")}
 _CLAIMS = {
     "claim": ("TRUE", "available_at"),
     "claim_of_tenant": ("tenant_id = :tenant_id AND {oldest_first} <= :now", "{oldest_first}"),
-    "claim_of_lane": ("{lane_is}", "available_at"),
 }
 """Which rows each claim takes, and by which column it orders them."""
 _CLAIM = _SQL["claim"]
@@ -74,13 +73,6 @@ class LeasedTable:
     """Its long texts, if it has any. Their columns are in `claimed`."""
     expiry: Expiry | None = None
     """None: rows never expire."""
-    lane: tuple[str, ...] = ()
-    """The columns of a lane, if rows are claimed by lane. An index over them and `available_at` is needed."""
-    holder: tuple[str, ...] = ()
-    """The columns that a claim of a lane sets. They are NULL while no claim holds the row."""
-    counted_from: str | None = None
-    """The column for the instant from which the lease of a lane counts. It stays when the row is released: if the clock
-    was ahead, the row is due by this clock only."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -89,7 +81,6 @@ class LeasedTable:
 
     def sql(self, name: str) -> str:
         """Return the named statement of `lease.sql` or `due_rows.sql` for this table."""
-        counted = "" if self.counted_from is None else f", {self.counted_from} = :now"
         return _SQL[name].format(
             table=self.name,
             available="available_at",
@@ -106,9 +97,6 @@ class LeasedTable:
             then="" if self.ordinal is None else f", {self.ordinal}",
             buried=self.buried,
             complete=self._complete,
-            lane_is=" AND ".join(f"{column} = :{column}" for column in self.lane),
-            hold="".join(f", {column} = :{column}" for column in self.holder) + counted,
-            unhold="".join(f", {column} = NULL" for column in self.holder),
         )
 
     @property

@@ -1,5 +1,5 @@
 -- name: claim
--- Claims the first available rows of all tenants, of one tenant or of a lane, up to a limit, under one token.
+-- Claims the first available rows of all tenants or of one, up to a limit, under one token.
 WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row, it would lock more rows than the limit
     SELECT rowid AS place FROM {table}
     WHERE {which} AND available_at <= :now
@@ -8,7 +8,7 @@ WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row,
     /* skip locked */
 )
 UPDATE {table}
-SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'{hold}
+SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
 WHERE rowid IN (SELECT place FROM picked)
 RETURNING {claimed}, attempt, lease_token, available_at
 
@@ -23,16 +23,6 @@ WHERE rowid IN (SELECT rowid FROM {table} WHERE available_at <= :now ORDER BY av
 SELECT {claimed}, attempt, lease_token, available_at
 FROM {table}
 WHERE available_at = :until AND lease_token = :token
-
--- name: look_at_lane
--- How many rows of a lane are available, up to a limit, and when the next other row of the lane is available.
-SELECT (
-        SELECT COUNT(*) FROM (
-            SELECT 1 AS one FROM {table} WHERE {lane_is} AND available_at <= :now LIMIT :limit
-        ) AS counted
-    ) AS available,
-    (SELECT MIN(available_at) FROM {table} WHERE {lane_is} AND available_at > :now) AS next_at,
-    CAST(:number AS INTEGER) AS number
 
 -- name: complete
 -- Settles a held row as done.
@@ -74,7 +64,7 @@ WHERE {key_is} AND lease_token = :token
 -- name: release
 -- Returns a held row to its old place. The attempt does not count.
 UPDATE {table}
-SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1{unhold}
+SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1
 WHERE {key_is} AND lease_token = :token
 
 -- name: void

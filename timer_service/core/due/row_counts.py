@@ -1,6 +1,6 @@
 """Row counts for the gauges. They are sampled at intervals, not at each scrape, and each count has a limit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.due.due_rows import DueTable
@@ -36,13 +36,13 @@ class RowCounts:
         metrics: MetricsPort,
         *,
         counted: Sequence[CountedRows],
-        due: Sequence[LeasedTable | DueTable],
+        overdue: Mapping[str, str],
     ) -> None:
-        """`counted`: the rows to count by state. `due`: the tables whose overdue rows to count."""
+        """`counted`: the rows to count by state. `overdue`: the statements that count overdue rows, by table."""
         self._database = database
         self._metrics = metrics
         self._counted = counted
-        self._due = {table.name: overdue_sql(table) for table in due}
+        self._overdue = overdue
 
     async def tick(self, now: int) -> Pass:
         """Count the rows of each state and the overdue rows of each table, each up to a million."""
@@ -52,7 +52,7 @@ class RowCounts:
             (row,) = await reader.fetch(each.sql, {"limit": _LIMIT})
             self._metrics.counted(each.table, each.state, row["count"])
             total += row["count"]
-        for table, sql in self._due.items():
+        for table, sql in self._overdue.items():
             (row,) = await reader.fetch(sql, {"now": now, "limit": _LIMIT})
             since = now if row["oldest_at"] is None else row["oldest_at"]
             self._metrics.overdue(table, row["count"], (now - since) / 1000)
@@ -61,5 +61,4 @@ class RowCounts:
 
 def overdue_sql(table: LeasedTable | DueTable) -> str:
     """Return the statement that counts the claimable rows and finds when the oldest of them became claimable."""
-    in_lanes = isinstance(table, LeasedTable) and table.lane
-    return _SQL["overdue_in_lanes" if in_lanes else "overdue"].format(table=table.name)
+    return _SQL["overdue"].format(table=table.name)

@@ -4,11 +4,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from timer_service.core.due.lanes import Lane
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.message import Command, TenantPayload
 
+Lane = tuple[str, ...]
+"""Rows that workers of users take from: the tenant, the queue and the type of workflows."""
 View = Callable[[], Mapping[str, Any]]
 """Returns the fields of a reply. They are built when the reply is sent: those of a batch may have 64 MB."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.isolate import isolate
-from timer_service.core.due.lanes import Lane
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Transaction

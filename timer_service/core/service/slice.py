@@ -10,7 +10,6 @@ from datetime import timedelta
 from enum import StrEnum
 
 from timer_service.core.due.due_rows import DueTable
-from timer_service.core.due.lanes import Lane
 from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.due.loop import Worker
 from timer_service.core.due.row_counts import CountedRows
@@ -18,7 +17,7 @@ from timer_service.core.events.relay import Encode, Relay
 from timer_service.core.intake.apply import Handlers
 from timer_service.core.intake.commit import Commits, OnDone, OnRejected
 from timer_service.core.intake.reader import LogReader
-from timer_service.core.intake.route import LimitedHandle, Route, offer_nothing
+from timer_service.core.intake.route import Lane, LimitedHandle, Route, offer_nothing
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas, Usage
@@ -149,8 +148,8 @@ class Slice:
     counted: tuple[CountedRows, ...]
     due: tuple[DueTable, ...] = ()
     """Its tables whose rows become due, without the leased ones."""
-    claimed_by_workers: tuple[LeasedTable, ...] = ()
-    """Its tables whose rows the workers of users claim."""
+    overdue: Mapping[str, str] = field(default_factory=dict)
+    """The statements that count overdue rows of its other tables, by table."""
     timed: tuple[TimedRows, ...] = ()
     """Its rows that wait for an instant, without those of its leased tables."""
     events: tuple[type[Payload], ...] = ()

@@ -6,8 +6,8 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from timer_service.core.due.lanes import Lane
 from timer_service.core.events.cause import Cause
+from timer_service.core.intake.route import Lane
 from timer_service.core.limits.quotas import Excess, Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.data import check_fits

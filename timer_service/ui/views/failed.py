@@ -22,7 +22,6 @@ from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import MOST_COUNTED, Rows
 from timer_service.ui.views.view import Asked, View, main_view
 from timer_service.workflows.messages import WorkflowStatus
-from timer_service.workflows.store import WORKFLOWS
 from timer_service.workflows.workflow import BLOCKED_FROM
 
 _EVENTS = QUERIES[0]
@@ -108,7 +107,7 @@ KINDS = (
         "workflows",
         "Failed workflows",
         "A step failed in all its attempts, the function raised an error, or the deadline passed.",
-        Rows(WORKFLOWS.name, "status = 'failed'"),
+        Rows("workflows", "status = 'failed'"),
         id="workflow_id",
         reason="failure_code",
         order="workflow_id",
@@ -119,7 +118,7 @@ KINDS = (
         "blocked",
         "Blocked workflows",
         "The function does not match what the workflow has done. Deploy workers with the right version.",
-        Rows(WORKFLOWS.name, f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
+        Rows("workflows", f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
         id="workflow_id",
         reason="last_error",
         order="workflow_id",

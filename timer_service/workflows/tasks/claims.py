@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.isolate import Failed, Retries, isolate
-from timer_service.core.due.lanes import Lane, LaneClaim, LaneLook, Lanes
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.data import MAX_DATA_BYTES
@@ -19,8 +19,9 @@ from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows import store
 from timer_service.workflows.protocol import REPLY_BYTES
-from timer_service.workflows.store import WORKFLOWS, holder
+from timer_service.workflows.tasks import lanes
 from timer_service.workflows.tasks.build import read_tasks, task_bytes
+from timer_service.workflows.tasks.lanes import LaneClaim, LaneLook
 from timer_service.workflows.tasks.polls import Poll
 from timer_service.workflows.tasks.task_store import loaded_bytes
 from timer_service.workflows.workflow import Key
@@ -106,15 +107,14 @@ class Claims:
         have more.
         """
         self._database = database
-        self._lanes = Lanes(WORKFLOWS)
         self._max_attempts = max_attempts
         self._claim_bytes = claim_bytes
         self._rng = rng
-        self._retries = Retries[Key](WORKFLOWS.name)
+        self._retries = Retries[Key]("workflows")
 
-    async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
+    async def look(self, wanted: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
         """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
-        return await self._lanes.look(self._database.reader, lanes, now, limit)
+        return await lanes.look(self._database.reader, wanted, now, limit)
 
     async def claim(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
         """Claim the workflows of shares. `may_time_out`: whether waits for messages may reach their timeouts.
@@ -152,9 +152,9 @@ class Claims:
     ) -> Claimed:
         """Claim workflows in one transaction. `rows` gets those whose tasks are made, also if that fails."""
         rows.clear()
-        claimed = await self._lanes.claim(tx, [_wanted(each, now) for each in shares], now)
+        claimed = await lanes.claim(tx, list(map(_wanted, shares)), now)
         kept = self._cut(shares, claimed)
-        await self._lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
+        await lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
         rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
         read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
         polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
@@ -215,6 +215,6 @@ def _needed_bytes(row: Row) -> int:
     return int(loaded_bytes(unseen) + min(unseen * MAX_DATA_BYTES, row["message_bytes"]))
 
 
-def _wanted(share: Share, now: int) -> LaneClaim:
+def _wanted(share: Share) -> LaneClaim:
     wanted = share.poll.wanted
-    return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder(wanted.worker_id, wanted.lease_ms, now))
+    return LaneClaim(share.lane, share.tasks, wanted.worker_id, wanted.lease_ms)

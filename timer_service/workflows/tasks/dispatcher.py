@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 
-from timer_service.core.due.lanes import Lane, LaneLook
 from timer_service.core.due.loop import Pass
 from timer_service.core.intake.backlog import BacklogGate
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
 from timer_service.core.ports.turns import Turns
 from timer_service.core.requests.bodies import ANSWERED, encode_answer, error_reply
@@ -22,6 +22,7 @@ from timer_service.core.values.stored_json import write_list, write_object
 from timer_service.workflows.protocol import MAX_SLOTS
 from timer_service.workflows.tasks.claims import Claimed, Claims, Share, share_tasks
 from timer_service.workflows.tasks.hints import Hints
+from timer_service.workflows.tasks.lanes import LaneLook
 from timer_service.workflows.tasks.polls import HeldPolls, Poll, PollEnds
 from timer_service.workflows.tasks.registry import WorkerRegistry
 

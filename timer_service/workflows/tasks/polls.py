@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from timer_service.core.due.lanes import Lane
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import Request
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
 

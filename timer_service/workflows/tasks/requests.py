@@ -7,7 +7,7 @@ applied in order, so the same report twice in one batch has one effect.
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from timer_service.core.due.lanes import Lane
+from timer_service.core.intake.route import Lane
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.turns import Turns
 from timer_service.core.requests.requests import Answer, Asked, RequestRoute
