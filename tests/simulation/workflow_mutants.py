@@ -17,7 +17,6 @@ from tests.simulation.workflow_scenarios import (
     workflows_with_lost_leases,
     workflows_with_lost_requests,
 )
-from timer_service.core.due import lease
 from timer_service.worker import report as worker_report
 from timer_service.worker import task as worker_task
 from timer_service.worker.replay import Replay
@@ -70,13 +69,13 @@ def token_reused(patch: pytest.MonkeyPatch) -> None:
 
 def claimed_early(patch: pytest.MonkeyPatch) -> None:
     """A workflow is claimed a second before it is available."""
-    for name in ("claim_of_lane", "look_at_lane"):
-        _replace(patch, lease._SQL, name, "available_at <= :now", "available_at <= :now + 1000")
+    for name in ("claim", "look"):
+        _replace(patch, lanes._SQL, name, "available_at <= :now", "available_at <= :now + 1000")
 
 
 def claims_out_of_order(patch: pytest.MonkeyPatch) -> None:
     """The workflow of a lane that became available last is claimed first."""
-    _replace(patch, lease._SQL, "claim_of_lane", "ORDER BY available_at", "ORDER BY available_at DESC")
+    _replace(patch, lanes._SQL, "claim", "ORDER BY available_at", "ORDER BY available_at DESC")
 
 
 def reports_keep_the_attempt(patch: pytest.MonkeyPatch) -> None:

@@ -4,44 +4,29 @@ A PauseSchedule that was sent while the service or the broker was away shall sto
 While the event stream is full, slots wait too, so that the outbox does not grow.
 """
 
-from collections.abc import Callable, Collection
-
-from timer_service.core.events import outbox
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import RecentFailure
 
 
-class FiringGate:
-    """Closed while the backlog gate is, while events cannot be published, and until those that waited are out."""
+_QUIET_MS = 10_000
+"""How long no event was refused before slots fire again. While events wait, the relay tries more often than that."""
 
-    def __init__(
-        self, broker: Broker, publishing: RecentFailure, database: Database, over: Callable[[int], Collection[str]]
-    ) -> None:
-        """`over` returns the tenants whose events wait because of their limit. The gate does not wait for these."""
-        self._over = over
+
+class FiringGate:
+    """Closed while the backlog gate is, while events cannot be published, and for some seconds after that."""
+
+    def __init__(self, broker: Broker, publishing: RecentFailure, database: Database) -> None:
         self._backlog = BacklogGate(broker, database)
         self._publishing = publishing
-        self._database = database
         self._failures = 0
         """The failures of publishing that the gate has seen."""
-        self._full_at: int | None = None
-        """When publishing was last seen to fail; None after the events of then have been published."""
+        self._closed_until = 0
 
     async def is_open(self, now: int) -> bool:
         """Return whether slots may fire at `now`. If not, ask again after `RECHECK_MS`."""
-        return await self._backlog.is_open(now) and await self._events_flow(now)
-
-    async def _events_flow(self, now: int) -> bool:
         if self._failures != self._publishing.failures:
-            self._failures, self._full_at = self._publishing.failures, now
-        if not self._publishing.health.usable:
-            return False
-        if self._full_at is not None:
-            self._full_at = min(self._full_at, now)  # the clock may have been set back
-            oldest = await outbox.oldest_available(self._database.reader, self._over(now))
-            if oldest is not None and oldest <= self._full_at:
-                return False
-            self._full_at = None
-        return True
+            self._failures, self._closed_until = self._publishing.failures, now + _QUIET_MS
+        self._closed_until = min(self._closed_until, now + _QUIET_MS)  # the clock may have been set back
+        return await self._backlog.is_open(now) and self._publishing.health.usable and now >= self._closed_until

@@ -52,10 +52,6 @@ DEAD_LETTERS = replace(
     texts=LongTexts("dead_letters", "body", "large_body", "letter_id"),
 )
 
-_NEXT_AVAILABLE = OUTBOX.sql("next_available")
-_OLDEST_OF_TENANTS = OUTBOX.sql("due_tenants")
-_TENANTS = 5000
-_EVER = 2**62
 
 COUNTED = (
     CountedRows(OUTBOX.name, OUTBOX.waiting, "available_at IS NOT NULL"),
@@ -121,21 +117,6 @@ class _Texts(dict[TextKey, str]):
         if self and table.texts:
             keys = {(row[0], row[1]) for row in inserted}
             await table.texts.add(tx, {key: text for key, text in self.items() if key in keys})
-
-
-async def oldest_available(reader: Reader, without: Collection[str] = ()) -> int | None:
-    """Return when the event became available that has waited longest; None if none waits.
-
-    `without`: the tenants whose events do not count. Then at most 5,000 tenants are looked at, and an event that is
-    tried again later counts from the instant when it was added.
-    """
-    if without:
-        all_tenants = {"now": _EVER, "after": "", "limit": _TENANTS, "looked_at": _TENANTS}
-        rows = await reader.fetch(_OLDEST_OF_TENANTS, all_tenants)
-        return min((row["oldest"] for row in rows if row["oldest"] and row["tenant_id"] not in without), default=None)
-    (row,) = await reader.fetch(_NEXT_AVAILABLE)
-    at: int | None = row["at"]
-    return at
 
 
 async def find_waiting(reader: Reader, since: Mapping[str, int]) -> set[str]:

@@ -40,7 +40,7 @@ class BackfillWorker:
         self._start = partial(start, quotas=parts.quotas)
         self._offer = parts.offer
         self._wake = parts.wake
-        self._gate = FiringGate(parts.broker, parts.publishing, parts.database, parts.allowances.over)
+        self._gate = FiringGate(parts.broker, parts.publishing, parts.database)
         self._over = parts.allowances.over
         self._rows = DueRows(store.BACKFILLS)
         self._retries = Retries[BackfillKey](store.TABLE)

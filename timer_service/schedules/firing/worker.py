@@ -48,7 +48,7 @@ class FiringWorker:
         self._wake = partial(parts.wake, "outbox")
         self._rows = DueRows(SCHEDULES)
         self._over = parts.allowances.over
-        self._gate = FiringGate(parts.broker, parts.publishing, parts.database, parts.allowances.over)
+        self._gate = FiringGate(parts.broker, parts.publishing, parts.database)
         self._order = PassOrder()
         self._to_others = LeftToOthers(exclusive=parts.database.exclusive)
         self._hint = partial(parts.broker.hint, LOOP)
