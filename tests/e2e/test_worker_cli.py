@@ -142,7 +142,7 @@ async def test_the_order_example_on_the_command_line(shell: Shell) -> None:
         assert '"charge": "paid 7"' in text
         assert "approval" in text
         assert "o-1" in await shell.run("workflows", "list", "acme", "--status", "completed", "--type", "order")
-        assert "completed  1\n" in await shell.run("workflows", "count", "acme")
+        assert "completed          1\n" in await shell.run("workflows", "count", "acme")
         assert "demo" in await shell.run("workflows", "workers", "acme")
         assert "already_ended" in await shell.run("workflows", "cancel", "acme", "o-1", code=1)
         assert "already_ended" in await shell.run("workflows", "retry", "acme", "o-1", code=1)

@@ -196,35 +196,32 @@ class TimersModel:
 
         `tokens` are the lease tokens in its statements.
         """
+        claimed: list[TimerName] = []
         for name, row in after.items():
             old = before[name]
             if row != old:
                 assert old.state == SCHEDULED, f"{name} was already settled: {old} -> {row}"
                 settling = {"state", "available_at", "lease_token", "attempt", "settled_at"}
                 assert all(getattr(row, each) == getattr(old, each) for each in {*Row._fields} - settling), row
-                if row.lease_token in tokens and row.lease_token == old.lease_token:
-                    self._charge(name, old, row)
-                elif row.lease_token in tokens:
+                if row.lease_token in tokens:
                     self._claim(name, old, row, now)
-                else:
-                    assert old.lease_token in tokens, f"{name} is leased by another claim: {old} -> {row}"
+                    claimed.append(name)
+                elif old.lease_token in tokens:
                     self._settle(name, row)
+                else:
+                    assert old.available_at is not None
+                    assert old.available_at <= now, f"{name} is leased by another claim: {old} -> {row}"
+                    given_back = old._replace(lease_token=None, available_at=old.due_at)
+                    assert row == given_back, f"{name} was claimed and not given back: {old} -> {row}"
+        is_alone = any(after[name].attempt > self.max_attempts for name in claimed)
+        assert len(claimed) == 1 or not is_alone, f"an exhausted row was claimed with others: {claimed}"
         self.check_rows(after)
 
     def _claim(self, name: TimerName, old: Row, row: Row, now: int) -> None:
         assert old.available_at is not None, f"{name} was claimed after it was settled"
         assert old.available_at <= now, f"{name} was claimed at {now}, before it was available: {old}"
         self.claimed.add(row.event_id or "")
-        if old.attempt < self.max_attempts:
-            assert row.attempt == old.attempt + 1, f"{name}: a claim must add one attempt"
-            self.timers[name].claims += 1
-        else:
-            assert row.attempt == old.attempt, f"{name}: the claim of an exhausted row must add no attempt"
-
-    def _charge(self, name: TimerName, old: Row, row: Row) -> None:
-        assert row.attempt == old.attempt + 1, f"{name}: handling a row alone must add one attempt"
-        assert old.attempt >= self.max_attempts, f"{name} is handled alone after {old.attempt} attempts"
-        assert (row.available_at or 0) >= (old.available_at or 0), f"{name}: the lease was shortened: {old} -> {row}"
+        assert row.attempt == old.attempt + 1, f"{name}: a claim must add one attempt"
         self.timers[name].claims += 1
 
     def _settle(self, name: TimerName, row: Row) -> None:
