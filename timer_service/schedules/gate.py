@@ -9,7 +9,6 @@ from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import RecentFailure
 
-
 _QUIET_MS = 10_000
 """How long no event was refused before slots fire again. While events wait, the relay tries more often than that."""
 

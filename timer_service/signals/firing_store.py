@@ -40,8 +40,7 @@ FIRINGS = LeasedTable(
     waiting=FiringStatus.QUEUED,
     held=FiringStatus.PROCESSING,
     buried=FiringStatus.FAILED,
-    done=FiringStatus.ENQUEUED,
-    done_at="settled_at",
+    complete=f"status = '{FiringStatus.ENQUEUED}', settled_at = :at",
 )
 
 COUNTED = (

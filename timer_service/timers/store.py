@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from timer_service.core.due.lease import Expiry, LeasedTable
+from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.long_texts import LONGEST_IN_ROW, LongTexts, TextKey
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.limits.quotas import Amounts, Usage
@@ -59,9 +59,10 @@ TIMERS = LeasedTable(
     waiting=State.SCHEDULED,
     held=State.SCHEDULED,
     buried=State.FAILED,
-    done=State.REACHED,
-    done_at="reached_at",
-    expiry=Expiry("expires_at", State.EXPIRED, "expired_at"),
+    complete="state = CASE WHEN expires_at <= :at THEN 'Expired' ELSE 'Reached' END, "
+    "reached_at = CASE WHEN expires_at <= :at THEN NULL ELSE :at END, "
+    "expired_at = CASE WHEN expires_at <= :at THEN :at END",
+    expires_at="expires_at",
 )
 
 

@@ -31,6 +31,10 @@ class Blame(Enum):
     """A missing table, column or grant. Commands that do not need it can be handled."""
 
 
+OF_ENVIRONMENT = frozenset({Blame.OUTAGE, Blame.BUSY, Blame.SETUP})
+"""Nothing can be applied then, and no command or row is at fault."""
+
+
 def blame(error: Exception) -> Blame:
     """Return what an error is caused by."""
     match error:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from datetime import timedelta
 from typing import Generic, NamedTuple, TypeVar
 
-from timer_service.core.due.blame import Blame, blame
+from timer_service.core.due.blame import OF_ENVIRONMENT, Blame, blame
 from timer_service.core.due.loop import PASS_SECONDS
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.transactions import in_transaction
@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
-
-_OF_ENVIRONMENT = frozenset({Blame.SETUP, Blame.BUSY, Blame.OUTAGE})
 
 
 class Failed(NamedTuple, Generic[T]):
@@ -78,7 +76,7 @@ async def isolate(
             done += part
             continue
         kind = blame(error)
-        if kind in _OF_ENVIRONMENT:
+        if kind in OF_ENVIRONMENT:
             raise error
         if half := len(part) // 2:
             log.warning("transaction failed, handling its halves", exc_info=error, extra={"count": len(part)})

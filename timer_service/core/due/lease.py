@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from timer_service.core.due.due_rows import SQL, FairRows, Shares
 from timer_service.core.due.long_texts import LongTexts
@@ -36,17 +36,6 @@ GIVEN_UP = "gave up: claimed and never settled"
 """The error of a row that is given up because of such deaths."""
 
 
-class Expiry(NamedTuple):
-    """How rows expire: completed at this instant or later, a row gets another state than `done`."""
-
-    expires_at: str
-    """The column in `claimed` for the instant from which the row is expired; NULL: never."""
-    expired: str
-    """The state of an expired row."""
-    expired_at: str
-    """The column for the instant of completion of an expired row."""
-
-
 @dataclass(frozen=True, slots=True)
 class LeasedTable:
     """A table whose rows are claimed: its key, the names of its states, and the columns that a claim returns."""
@@ -61,18 +50,16 @@ class LeasedTable:
     waiting: str
     held: str
     buried: str
-    done: str | None = None
-    """None: a completed row is deleted."""
-    done_at: str | None = None
-    """The column for the instant of completion, if a completed row is kept."""
+    complete: str | None = None
+    """The assignments that complete a row at `:at`; None: a completed row is deleted."""
     ordinal: str | None = None
     """The column in `claimed` that orders rows with the same instant, if their order matters."""
     due_at_once: str = "FALSE"
     """The condition for rows that are due when they are written, so that `oldest_first` is never a later instant."""
     texts: LongTexts | None = None
     """Its long texts, if it has any. Their columns are in `claimed`."""
-    expiry: Expiry | None = None
-    """None: rows never expire."""
+    expires_at: str | None = None
+    """The column in `claimed` for the instant from which a completed row counts as expired."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -102,23 +89,15 @@ class LeasedTable:
     @property
     def _complete(self) -> str:
         """What completes rows at `:at`: a statement without its condition."""
-        if self.done is None:
+        if self.complete is None:
             return f"DELETE FROM {self.name}"  # noqa: S608 - no user input
-        done = f"{self.state} = '{self.done}', {self.done_at} = :at"
-        if self.expiry is not None:
-            expires_at, expired, expired_at = self.expiry
-            done = (
-                f"{self.state} = CASE WHEN {expires_at} <= :at THEN '{expired}' ELSE '{self.done}' END, "
-                f"{self.done_at} = CASE WHEN {expires_at} <= :at THEN NULL ELSE :at END, "
-                f"{expired_at} = CASE WHEN {expires_at} <= :at THEN :at END"
-            )
-        return f"UPDATE {self.name} SET {done}, available_at = NULL, lease_token = NULL, last_error = NULL"  # noqa: S608
+        return f"UPDATE {self.name} SET {self.complete}, available_at = NULL, lease_token = NULL, last_error = NULL"  # noqa: S608
 
     def count_expired(self, rows: Sequence[Row], at: int) -> int:
         """Return how many claimed rows are expired at an instant."""
-        if self.expiry is None:
+        if self.expires_at is None:
             return 0
-        expiries = map(itemgetter(self.expiry.expires_at), rows)
+        expiries = map(itemgetter(self.expires_at), rows)
         return sum(expires_at <= at for expires_at in expiries if expires_at is not None)
 
 
@@ -152,7 +131,7 @@ class Lease(FairRows):
         self._order_of = itemgetter(*table.order, *table.key)
         self.key_of = itemgetter(*table.key)
         """Returns the key of a row."""
-        self._texts = table.texts if table.done is None else None
+        self._texts = table.texts if table.complete is None else None
         """The texts that are deleted with completed rows."""
         self._complete = table.sql("complete")
         self._complete_claim = table.sql("complete_claim")

@@ -23,7 +23,6 @@ PASS_SECONDS = 2
 _AFTER_FAILURE_MS = 1000
 _SLOW_PASS_SECONDS = 10
 _LONGEST_PASS_SECONDS = 60
-_LOG_BLOCKED_SECONDS = 60
 
 
 class Pass(NamedTuple):
@@ -73,7 +72,6 @@ class Loop:
         self._pass_began: float | None = None
         self._passing = False
         self._failure: str | None = None
-        self._blocked_logged_at: float | None = None
 
     @property
     def health(self) -> Health:
@@ -117,7 +115,7 @@ class Loop:
         try:
             done, at = await self._worker.tick(now)
         except DatabaseUnavailableError as error:
-            self._record(error)
+            self._record(str(error), is_blocked=isinstance(error, DatabaseBlockedError))
             return now + _AFTER_FAILURE_MS
         except Exception as error:
             self._failure = error_text(error)
@@ -133,19 +131,13 @@ class Loop:
         latest = self._clock.now() + self._poll_ms
         return latest if at is None else min(at, latest)
 
-    def _record(self, error: DatabaseUnavailableError) -> None:
-        self._failure = str(error)
-        if isinstance(error, DatabaseBlockedError):
-            self._log_blocked(str(error))
-            return
-        self._outages.record_failure(str(error), loop=self.name)
-        log.debug("the database is unavailable", extra={"loop": self.name, "reason": str(error)})
-
-    def _log_blocked(self, reason: str) -> None:
-        """Log that a pass was blocked, at most once a minute. It is no outage: others can use the database."""
-        if self._blocked_logged_at is None or time.monotonic() - self._blocked_logged_at > _LOG_BLOCKED_SECONDS:
-            self._blocked_logged_at = time.monotonic()
+    def _record(self, reason: str, *, is_blocked: bool) -> None:
+        """Record a pass without the database. A blocked pass is no outage: others can use the database."""
+        if not is_blocked:
+            self._outages.record_failure(reason, loop=self.name)
+        elif self._failure is None:
             log.warning("pass blocked; retrying it every second", extra={"loop": self.name, "reason": reason})
+        self._failure = reason
 
     async def _sleep(self) -> None:
         self._woken.clear()
@@ -200,10 +192,6 @@ class Wakeups:
                 self._wakes[loop](at)
             elif not self._alone and at < self._clock.now() + self._poll_ms:  # their next poll finds later rows in time
                 await self._broker.hint(loop, at)
-
-    async def wake_slice(self, loops: Collection[str], at: int, loop: str | None) -> None:
-        """Wake the loops of a slice, or the one that is named."""
-        await self.wake(loops if loop is None else (loop,), at)
 
     def _wake(self, loop: str, at: int) -> None:
         if loop in self._wakes:

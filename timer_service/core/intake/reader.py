@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from timer_service.core.due.blame import Blame, blame
+from timer_service.core.due.blame import OF_ENVIRONMENT, Blame, blame
 from timer_service.core.intake import cursor
 from timer_service.core.intake.apply import Decoded, Done
 from timer_service.core.intake.commit import Commits
@@ -25,7 +25,7 @@ from timer_service.core.intake.crash_care import SUSPECT_MS, CrashCare
 from timer_service.core.intake.cursor import LostCursorError, Taken
 from timer_service.core.intake.decoder import decode, parts, reject
 from timer_service.core.intake.rejection import Rejected
-from timer_service.core.intake.trouble import OF_ENVIRONMENT, Trouble
+from timer_service.core.intake.trouble import Trouble
 from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, divide
 from timer_service.core.intake.waiting_rows import WaitingRow, applied_of_rows, find_all, find_first
 from timer_service.core.ports.clock import Clock

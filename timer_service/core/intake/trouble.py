@@ -20,8 +20,6 @@ _MOST_ATTEMPTS = 2
 _MOST_ATTEMPTS_IF_ALL_FAIL = 100
 """With growing delays, an operator has more than an hour to repair a fault that no error names."""
 _MILLISECOND = timedelta(milliseconds=1)
-OF_ENVIRONMENT = frozenset({Blame.OUTAGE, Blame.BUSY, Blame.SETUP})
-"""Nothing can be applied then. The reader waits, and no command is at fault."""
 
 
 class Trouble:
