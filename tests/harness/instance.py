@@ -17,7 +17,7 @@ from timer_service.app.service import App
 from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.due.loop import Loop, Pass
-from timer_service.core.ports.broker import QueryFilter, QueryHandler, read_all
+from timer_service.core.ports.broker import QueryFilter, QueryHandler
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.service.clock_repair import ClockReader
@@ -53,7 +53,7 @@ class InstanceBroker(MemoryBroker):
         self.queries: Sequence[str] = ()
         self.lost = asyncio.get_running_loop().create_future()
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
         self.queries = names
         await super().serve_queries(names, answer, refuse)
 

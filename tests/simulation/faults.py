@@ -24,7 +24,6 @@ from timer_service.core.ports.broker import (
     Reply,
     Request,
     RequestSubscription,
-    read_all,
 )
 from timer_service.core.ports.database import Database, Parameters, Reader, Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
@@ -396,7 +395,7 @@ class FaultyBroker:
     async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
         await self._inner.subscribe_hints(on_hint)
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
         raise NotImplementedError
 
     async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_service.core.values.delays import MOST_RECENT, Backoff, Recent
+from timer_service.core.values.delays import MOST_RECENT, Backoff, Delays
 
 SECOND = timedelta(seconds=1)
 
@@ -55,16 +55,10 @@ def test_delays_are_spread() -> None:
 
 
 def test_the_oldest_entry_is_forgotten() -> None:
-    """Beyond 20,000 entries, the oldest one is forgotten. An entry that is set again is the newest."""
-    recent: Recent[int, str] = Recent()
+    """Beyond 20,000 things, the oldest one is forgotten. One that fails again is the newest."""
+    delays = Delays()
     for key in range(MOST_RECENT):
-        recent[key] = "first"
-    recent[0] = "again"
-    recent[MOST_RECENT] = "new"
-    assert (len(recent), recent[0], recent[MOST_RECENT], 1 in recent, 2 in recent) == (
-        MOST_RECENT,
-        "again",
-        "new",
-        False,
-        True,
-    )
+        delays.next(key)
+    assert delays.next(0) == 2 * SECOND
+    delays.next("new")
+    assert [delays.next(key) // SECOND for key in (0, 2, "new", 1)] == [4, 2, 2, 1]

@@ -24,7 +24,6 @@ from timer_service.core.ports.broker import (
     QueryHandler,
     ReceiveRequest,
     Reply,
-    read_all,
 )
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import StartError
@@ -148,7 +147,7 @@ class NatsBroker:
             return [PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")] * len(messages)
         return await self._publisher.publish(messages)
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
         """Answer queries. Raises `StartError` if their connection cannot be opened."""
         await (await self._open_requests()).serve_queries(names, answer, refuse)
 

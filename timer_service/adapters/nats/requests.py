@@ -22,7 +22,7 @@ from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import GuardedClient, ReadMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.intake.replies import may_reply_to
-from timer_service.core.ports.broker import QueryFilter, QueryHandler, QueryReply, ReceiveRequest, Request, read_all
+from timer_service.core.ports.broker import QueryFilter, QueryHandler, QueryReply, ReceiveRequest, Request
 from timer_service.core.ports.health import Health
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.error_text import error_text
@@ -56,7 +56,7 @@ class TenantRequests:
         self._queries, self._requests = (
             subjects.pattern(kind).partition("*")[0].encode() for kind in (Kind.QUERY, Kind.REQUEST)
         )
-        self._refuse: QueryFilter = read_all
+        self._refuse: QueryFilter = None
         self._answer: QueryHandler
         self._receive: ReceiveRequest
         self._service: Service | None = None
@@ -137,7 +137,7 @@ class TenantRequests:
             return None
         _, tenant, name = self._subjects.address(Kind.QUERY, decode_text(message.subject))
         if is_query:
-            refusal = self._refuse(name, tenant)
+            refusal = None if self._refuse is None else self._refuse(name, tenant)
         else:
             refusal = self._receive(Request(name, tenant, message.body, reply_to))
         if refusal is not None:

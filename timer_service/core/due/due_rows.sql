@@ -15,8 +15,7 @@ SELECT MIN({available}) AS at FROM {table} WHERE {available} > :now
 -- name: due_tenants
 -- The next tenants that have due rows, up to a limit, and then the last tenant that was looked at. Each tenant costs two index
 -- steps: one to find it and one to its oldest row. If no tenant follows, the last id is NULL. Only the index of each tenant's rows
--- has this order. For MIN(tenant_id), a planner without statistics took the primary key, and read all settled rows of the first
--- tenant.
+-- has this order: for MIN(tenant_id), planners without statistics take the primary key.
 WITH RECURSIVE unsettled (tenant_id, number) AS (
     SELECT (
         SELECT tenant_id FROM {table}

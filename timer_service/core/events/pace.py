@@ -17,7 +17,6 @@ class Pause:
     """The pause between two claims. Instants are Unix milliseconds.
 
     While nothing can be published, each pause is twice as long as the last one, and each claim is a probe of one row.
-    So a missing or full stream costs a few claims. A success, or a broker that is back, ends this.
     """
 
     def __init__(self) -> None:

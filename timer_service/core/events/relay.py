@@ -52,8 +52,7 @@ _CHUNK_CHARACTERS = 2 * 1024 * 1024
 """How many characters of rows are loaded, encoded and published at a time."""
 _LONGEST_TURN_MS = LONGEST_DELAY // timedelta(milliseconds=1)
 _LOCKED_ROWS_PAUSE_MS = 5
-"""How long to wait for rows that another instance is claiming. A claim takes about this long,
-and polling more often slows it down."""
+"""How long to wait for rows that another instance is claiming."""
 _UNSETTLED_PAUSE_MS = 1000
 """How long to wait before published rows are settled that another session had locked."""
 
@@ -112,15 +111,13 @@ class Relay:
     async def tick(self, now: int) -> Pass:
         """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
 
-        Batches overlap: while some are being published, the next one is claimed. The relay claims nothing while the
-        broker is unavailable, so an outage costs no attempts. After a claim of which nothing was published, it claims
-        single rows until one is published.
+        Batches overlap: while some are being published, the next one is claimed. Nothing is claimed while the broker is
+        unavailable. After a claim of which nothing was published, single rows are claimed until one is published.
 
         After a claim that took all available rows, the next one waits until these are published. Its transaction
         settles them, and takes the rows that became available meanwhile. See docs/decisions/0072.
 
-        Claims that an outage of the database left unsettled are settled first. While their leases last, their events
-        need not be published again. A pass that is cancelled settles them before it ends: no other pass may follow.
+        Claims that were left unsettled are settled first. A pass that is cancelled settles them before it ends.
         """
         try:
             return await self._tick(now)

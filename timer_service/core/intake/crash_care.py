@@ -5,8 +5,7 @@ groups, each marked in its row before. If the process dies again, the commands o
 one. A command that was alone in its mark when two processes died becomes a dead letter unread. So a command that always
 ends the process does so three times if few others come with it, and four times otherwise.
 
-A process may also die at once after each start, for another reason. So a command that was near a death is tried only
-after a second.
+A process may also die at once, for another reason. So a command that was near a death is tried only after a second.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,6 @@ ROW_BYTES = 256 * 1024
 """The most bytes of the commands of one row, without bodies that were left in the log. A single command may have more.
 """
 _NUMBERS = struct.Struct("<QQQQIIIII")
-_KEY = ("tenant_id", "epoch", "first_sequence")
 
 
 @lru_cache(maxsize=4096)
@@ -142,7 +141,7 @@ class WaitingRow(NamedTuple):
     @property
     def key(self) -> dict[str, Any]:
         """The key of the row, as parameters."""
-        return dict(zip(_KEY, (self.tenant, self.epoch, self.first_sequence), strict=True))
+        return {"tenant_id": self.tenant, "epoch": self.epoch, "first_sequence": self.first_sequence}
 
 
 def applied_of_rows(rows: Iterable[WaitingRow], number: int) -> list[tuple[WaitingRow, int]]:

@@ -73,12 +73,8 @@ SendReply = Callable[[QueryReply], Awaitable[None]]
 QueryHandler = Callable[[str, str, bytes, SendReply], Awaitable[object]]
 """Answers a query. The arguments are the query's name, the tenant, the body, and what sends the reply."""
 
-QueryFilter = Callable[[str, str], QueryReply | None]
-"""Returns the reply to a query that is refused unread. The arguments are the query's name and the tenant."""
-
-
-def read_all(_name: str, _tenant: str) -> None:
-    """Refuse no query unread."""
+QueryFilter = Callable[[str, str], QueryReply | None] | None
+"""Returns the reply to a query that is refused unread, by its name and tenant. None: no query is refused."""
 
 
 class Request(NamedTuple):
@@ -143,10 +139,10 @@ class Broker(Protocol):
         """Store messages durably; return one result for each, in order. A broker failure is a result, not an error."""
         ...
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
         """Answer the named queries of every tenant with `answer` until this broker is closed.
 
-        `refuse` is asked first. It decides faster than `answer` could, so that a flood of queries costs little.
+        `refuse`, if there is one, is asked first, and decides quickly.
         """
         ...
 

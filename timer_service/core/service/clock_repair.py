@@ -137,11 +137,7 @@ class ClockRepair:
 
 
 class ClockReader:
-    """A worker that reads the clock twice a second.
-
-    A jump of the clock is followed a second after a reading has shown it. Without readings, an idle service would
-    notice it only with the next command, and fire this command's timer by the old time.
-    """
+    """A worker that reads the clock twice a second, so that an idle service notices a jump of it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

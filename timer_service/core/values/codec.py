@@ -77,10 +77,7 @@ _NO_TRACE = Trace()
 REPLY_TO = "Timer-Reply-To"
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
 _MOST_BYTES_IN_ONE_PASS = 16 * 1024
-"""A larger body is decoded in steps: a hostile one must not cost twice.
-
-No limit of `codec` refuses a smaller body that the models accept.
-"""
+"""A larger body is decoded in steps: a hostile one must not cost twice."""
 
 
 def decode_command(raw: RawCommand, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]) -> Command:

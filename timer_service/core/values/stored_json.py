@@ -70,11 +70,6 @@ def write_list(items: Iterable[RawJson]) -> RawJson:
     return RawJson(f"[{','.join([each.text for each in items])}]")
 
 
-def write_lists(lists: Mapping[str, Iterable[RawJson]]) -> RawJson:
-    """Return the JSON object whose fields are `lists`."""
-    return write_object({}, {name: write_list(items) for name, items in lists.items()})
-
-
 def write(value: Mapping[str, Any] | RawJson) -> RawJson:
     """Return the JSON of an object that may be written already."""
     return value if isinstance(value, RawJson) else RawJson(to_json(value).decode())

@@ -14,7 +14,7 @@ from timer_service.core.requests.requests import Answer, Asked, RequestRoute
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.paging import PAGE_BYTES, write_cursor
-from timer_service.core.values.stored_json import RawJson, write_list, write_lists, write_object
+from timer_service.core.values.stored_json import RawJson, write_list, write_object
 from timer_service.workflows import effect_store, protocol, store
 from timer_service.workflows.effect import EffectKey
 from timer_service.workflows.protocol import (
@@ -209,7 +209,9 @@ def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mappin
     """Return the reply to reports or renewals."""
     pairs = list(zip(_items(asked), decisions, strict=True))
     if isinstance(asked.request, ReportTasks):
-        return write_lists({"reports": [_reported(key, decision, over) for (key, _), decision in pairs]})
+        return write_object(
+            {}, {"reports": write_list([_reported(key, decision, over) for (key, _), decision in pairs])}
+        )
     lost = [task for (_, task), decision in pairs if decision is None]
     tokens = {key: task.token for (key, task), decision in pairs if decision is not None}
     names = [write_object({"workflowId": each.workflow_id, "token": each.token}, {}) for each in lost]
@@ -217,7 +219,7 @@ def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mappin
         write_object({"workflowId": key.workflow_id, "token": tokens[key]}, {"over": write_list(views)})
         for key, views in over.items()
     ]
-    return write_lists({"lost": names, "tasks": shown})
+    return write_object({}, {"lost": write_list(names), "tasks": write_list(shown)})
 
 
 def _reported(key: Key, decision: Decision | None, over: Mapping[Key, Sequence[RawJson]]) -> RawJson:
