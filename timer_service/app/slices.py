@@ -53,14 +53,9 @@ def routes(
 ) -> list[Route]:
     """Return the route of each slice's commands. `enabled` has the names of the slices that are not disabled."""
     return [
-        Route(each.commands, handler(each, enabled, quotas), partial(_wake, wakeups, each.wakes), offer)
+        Route(each.commands, handler(each, enabled, quotas), partial(wakeups.wake_slice, each.wakes), offer)
         for each in SLICES
     ]
-
-
-async def _wake(wakeups: Wakeups, loops: Collection[str], at: int, loop: str | None) -> None:
-    """Wake the loops of a slice, or the one that is named."""
-    await wakeups.wake(loops if loop is None else (loop,), at)
 
 
 def handler(slice_: Slice, enabled: Collection[str], quotas: Quotas) -> Handle:

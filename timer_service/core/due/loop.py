@@ -193,6 +193,10 @@ class Wakeups:
             elif not self._alone and at < self._clock.now() + self._poll_ms:  # their next poll finds later rows in time
                 await self._broker.hint(loop, at)
 
+    async def wake_slice(self, loops: Collection[str], at: int, loop: str | None) -> None:
+        """Wake the loops of a slice, or the one that is named."""
+        await self.wake(loops if loop is None else (loop,), at)
+
     def _wake(self, loop: str, at: int) -> None:
         if loop in self._wakes:
             self._wakes[loop](at)
