@@ -367,10 +367,10 @@ async def test_all_connections_in_use(postgres: PostgresDatabase, monkeypatch: p
 
     Users' queries are answered meanwhile.
     """
-    monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.2)
     async with AsyncExitStack() as transactions:
         for _ in range(database_module._WORK_CONNECTIONS):
             await transactions.enter_async_context(postgres.transaction())
+        monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.2)
         with pytest.raises(DatabaseBusyError, match="all 10 connections are in use"):
             async with postgres.transaction():
                 pass
