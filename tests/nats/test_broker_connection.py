@@ -94,14 +94,17 @@ async def test_what_is_unsent_is_sent_before_the_end(peer: ScriptedPeer, broker:
     await until(lambda: peer.published[-1][0] == "_INBOX.99")
 
 
-async def test_the_reason_of_an_outage_is_forgotten_with_it(peer: ScriptedPeer, broker: NatsBroker) -> None:
+async def test_the_reason_of_an_outage_is_forgotten_with_it(
+    peer: ScriptedPeer, broker: NatsBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     """The error of an earlier outage is not the reason of the next one, which has none."""
+    caplog.set_level(logging.INFO)
     reasons: list[str | None] = []
     for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
         await peer.send(raw)
         await until(lambda: not broker.health.usable)
         reasons.append(broker.health.reason)
-        await until(lambda: broker.health.usable)
+        await until(lambda: caplog.messages.count("the broker is available again") == len(reasons))
     away = "not connected to the broker:"
     assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
 
@@ -110,15 +113,19 @@ async def echo(_name: str, _tenant: str, body: bytes, send: SendReply) -> None:
     await send(QueryReply(body))
 
 
-async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(peer: ScriptedPeer, broker: NatsBroker) -> None:
+async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(
+    peer: ScriptedPeer, broker: NatsBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     """The same is true for the connection for queries and requests."""
+    caplog.set_level(logging.INFO)
+    ended = "the broker for queries and requests is available again"
     await broker.serve_queries([], echo)  # the peer sends to the last connection
     reasons: list[str | None] = []
     for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
         await peer.send(raw)
         await until(lambda: not broker.query_health.usable)
         reasons.append(broker.query_health.reason)
-        await until(lambda: broker.query_health.usable)
+        await until(lambda: caplog.messages.count(ended) == len(reasons))
     away = "not connected to the broker for queries and requests:"
     assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
     assert broker.health == HEALTHY
