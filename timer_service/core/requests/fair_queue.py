@@ -84,7 +84,7 @@ class FairQueue:
         left: list[Request] = []
         while self._total_bytes > self._limits.waiting_bytes or self._count > self._limits.waiting:
             left.append(self._remove(max(self._bytes, key=self._bytes.__getitem__), newest=True).request)
-        self.wake()
+        self._changed.set()
         return self.refuse(left, _FULL)
 
     def refuse(self, requests: Iterable[Request], reply: QueryReply) -> Replies:
@@ -100,7 +100,8 @@ class FairQueue:
         """Wait for entries. Remove and return the next ones: one of each tenant, then the next one of each, and so on.
 
         There are at most `most`. They have at most `most_bytes` together; the first one may have more. Tenants for
-        which `may_go` is false have no turn now, and keep their places. None is returned if the queue is closed.
+        which `may_go` is false have no turn now, and keep their places: who makes it true calls this again. Nothing is
+        returned if the queue is closed.
         """
         while not any(taken := self._take(most, most_bytes, may_go)) and not self._closed:
             self._changed.clear()
@@ -115,14 +116,10 @@ class FairQueue:
             self._waiting.move_to_end(tenant, last=False)
             self._count_in(each, 1)
 
-    def wake(self) -> None:
-        """Let `next` look again: more tenants may go."""
-        self._changed.set()
-
     def close(self) -> None:
         """Make `next` return nothing after what waits now."""
         self._closed = True
-        self.wake()
+        self._changed.set()
 
     def _take(self, most: int, most_bytes: float, may_go: Callable[[str], bool]) -> Taken:
         now = self._monotonic()

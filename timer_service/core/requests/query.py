@@ -107,7 +107,6 @@ class Queries:
                 await subscription.reply([(query, await self.answer(query.name, query.tenant, query.body))])
         finally:
             self._running -= turns
-            self._queue.wake()
 
     async def answer(self, name: str, tenant: str, body: bytes) -> QueryReply:
         """Return the reply to a query of a tenant. An error is a reply too, so this raises nothing."""
