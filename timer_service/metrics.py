@@ -202,9 +202,9 @@ class Metrics:
         """Count a query by its name and outcome."""
         self._queries(name, outcome).inc()
 
-    def queries_waiting(self, count: int) -> None:
+    def queries_waiting(self, change: int) -> None:
         """Set the number of queries that wait to be answered."""
-        self._queries_waiting.set(count)
+        self._queries_waiting.inc(change)
 
     def request_answered(self, name: str, outcome: str) -> None:
         """Count a request of a worker by its name and outcome."""

@@ -82,12 +82,8 @@ class BrokerHarness(Protocol):
         """Create an inbox and subscribe to it."""
         ...
 
-    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
-        """Send a query as a user and return the reply."""
-        ...
-
-    async def request(self, name: str, tenant: str, body: bytes) -> QueryReply:
-        """Send a request as a worker and return the reply."""
+    async def request(self, kind: Kind, name: str, tenant: str, body: bytes) -> QueryReply:
+        """Send a query or a request and return the reply."""
         ...
 
     async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
@@ -154,10 +150,8 @@ class MemoryHarness:
         self._inboxes += 1
         return _MemoryInbox(self.broker, f"_INBOX.{self._inboxes}")
 
-    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
-        return await self.broker.ask(name, tenant, body)
-
-    async def request(self, name: str, tenant: str, body: bytes) -> QueryReply:
+    async def request(self, kind: Kind, name: str, tenant: str, body: bytes) -> QueryReply:
+        del kind
         return await self.broker.request(name, tenant, body)
 
     async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
@@ -232,14 +226,8 @@ class NatsHarness:
         await round_trip(self.user)
         return inbox
 
-    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
-        return await self._ask(f"timer.qry.v1.{tenant}.{name}", body)
-
-    async def request(self, name: str, tenant: str, body: bytes) -> QueryReply:
-        return await self._ask(f"timer.wrk.v1.{tenant}.{name}", body)
-
-    async def _ask(self, subject: str, body: bytes) -> QueryReply:
-        answer = await self.user.request(subject, body, timeout=10)
+    async def request(self, kind: Kind, name: str, tenant: str, body: bytes) -> QueryReply:
+        answer = await self.user.request(f"timer.{kind}.v1.{tenant}.{name}", body, timeout=10)
         headers = answer.headers or {}
         code = headers.get("Nats-Service-Error-Code")
         return QueryReply(answer.data, Code(code) if code else None, headers.get("Nats-Service-Error", ""))

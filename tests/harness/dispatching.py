@@ -12,6 +12,7 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.ports.database import Database
 from timer_service.core.requests.requests import RequestQueue
 from timer_service.core.values.budget import MIB
+from timer_service.core.values.message import Kind
 from timer_service.workflows.tasks.dispatcher import Dispatcher
 from timer_service.workflows.tasks.requests import POLL_TASKS
 
@@ -42,7 +43,7 @@ class Dispatching:
         started = cls(workflows)
         broker = workflows.broker
         await broker.subscribe_hints(lambda *hint: started.hints.append(hint))
-        subscription = await broker.serve_requests(["poll-tasks"], started.queue.receive)
+        subscription = await broker.serve(Kind.REQUEST, ["poll-tasks"], started.queue.receive)
         started.dispatcher.open(subscription, started._wake)
         started._task = asyncio.create_task(started.dispatcher.run(started.queue))
         yield started

@@ -9,7 +9,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from tests.harness.processes import PATIENCE_SECONDS, read_page, unused_port
-from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.memory import MemoryBroker, MemoryRequests
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import FileWatch
@@ -17,7 +17,7 @@ from timer_service.app.service import App
 from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.due.loop import Loop, Pass
-from timer_service.core.ports.broker import QueryFilter, QueryHandler
+from timer_service.core.ports.broker import ReceiveRequest
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.service.clock_repair import ClockReader
@@ -50,12 +50,13 @@ class InstanceBroker(MemoryBroker):
         self.serving = asyncio.Event()
         self.connected: tuple[Any, ...] = ()
         """The arguments of `connect`, if a test records them."""
-        self.queries: Sequence[str] = ()
+        self.served: dict[Kind, set[str]] = {}
+        """The names of the queries and of the requests."""
         self.lost = asyncio.get_running_loop().create_future()
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
-        self.queries = names
-        await super().serve_queries(names, answer, refuse)
+    async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> MemoryRequests:
+        self.served[kind] = set(names)
+        return await super().serve(kind, names, receive)
 
     async def wait_lost(self) -> str:
         self.serving.set()  # the instance waits for its end last

@@ -11,7 +11,7 @@ class RecordingMetrics:
         """The number of commands by (message type, outcome)."""
         self.queries: Counter[tuple[str, str]] = Counter()
         """The number of queries by (name, outcome)."""
-        self.waiting_queries: list[int] = []
+        self.waiting_queries = 0
         self.requests: Counter[tuple[str, str]] = Counter()
         """The number of requests by (name, outcome)."""
         self.waiting_requests = 0
@@ -45,8 +45,8 @@ class RecordingMetrics:
     def query_answered(self, name: str, outcome: str) -> None:
         self.queries[name, outcome] += 1
 
-    def queries_waiting(self, count: int) -> None:
-        self.waiting_queries.append(count)
+    def queries_waiting(self, change: int) -> None:
+        self.waiting_queries += change
 
     def request_answered(self, name: str, outcome: str) -> None:
         self.requests[name, outcome] += 1

@@ -14,9 +14,10 @@ from tests.harness.clock import NOW
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Reply, SendReply
+from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Replies, Reply, Request
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import Code
+from timer_service.core.values.message import Kind
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""
@@ -109,8 +110,8 @@ async def test_the_reason_of_an_outage_is_forgotten_with_it(
     assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
 
 
-async def echo(_name: str, _tenant: str, body: bytes, send: SendReply) -> None:
-    await send(QueryReply(body))
+def refuse_all(request: Request) -> Replies:
+    return [(request, QueryReply(b"busy", Code.BUSY, "ask again later"))]
 
 
 async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(
@@ -119,7 +120,7 @@ async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(
     """The same is true for the connection for queries and requests."""
     caplog.set_level(logging.INFO)
     ended = "the broker for queries and requests is available again"
-    await broker.serve_queries([], echo)  # the peer sends to the last connection
+    await broker.serve(Kind.QUERY, [], refuse_all)  # the peer sends to the last connection
     reasons: list[str | None] = []
     for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
         await peer.send(raw)
@@ -132,16 +133,13 @@ async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(
 
 
 async def test_a_flood_of_queries_is_refused_while_it_is_read(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """Each query of the flood gets its refusal, and the query of another tenant in between is answered."""
-    busy = QueryReply(b"busy", Code.BUSY, "ask again later")
-    await broker.serve_queries(["list"], echo, lambda _name, tenant: busy if tenant == "a" else None)
+    """Each query of the flood gets its refusal."""
+    await broker.serve(Kind.QUERY, ["list"], refuse_all)
     await peer.until(lambda: peer.subscribed("timer.qry.v1.*.list"))
-    flood = [(b"a", b"_R_.%d" % number) for number in range(500)]
-    for tenant, reply in (*flood[:250], (b"b", b"_R_.b"), *flood[250:]):
-        await peer.deliver("timer.qry.v1.*.list", b"timer.qry.v1.%b.list" % tenant, b"hi", reply=reply)
-    await peer.until(lambda: len(peer.published) >= 501)
+    for number in range(500):
+        await peer.deliver("timer.qry.v1.*.list", b"timer.qry.v1.a.list", b"hi", reply=b"_R_.%d" % number)
+    await peer.until(lambda: len(peer.published) >= 500)
     replies = {to: body for to, _, body in peer.published if to.startswith("_R_.")}
-    assert replies.pop("_R_.b") == b"hi"
     assert len(replies) == 500
     assert {body[-4:] for body in replies.values()} == {b"busy"}
 
@@ -221,7 +219,7 @@ async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker
 async def test_a_connection_that_is_closed_for_good(broker: NatsBroker, which: int) -> None:
     """The service learns that one of its connections is closed and will not be restored."""
     if which == 1:
-        await broker.serve_queries([], echo)
+        await broker.serve(Kind.QUERY, [], refuse_all)
     lost = asyncio.create_task(broker.wait_lost())
     await broker.connections[which].flush()  # the peer answers the last connection
     assert not lost.done()

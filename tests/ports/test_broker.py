@@ -1,7 +1,5 @@
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -9,15 +7,12 @@ import pytest
 from tests.harness.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
 from tests.harness.builders import command_address, event
 from tests.harness.nats_client import round_trip
-from timer_service.adapters.nats import NatsBroker, publisher
+from timer_service.adapters.nats import publisher
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.broker import (
     PUBLISHED,
     PublishStatus,
-    QueryHandler,
-    QueryReply,
     Reply,
-    SendReply,
 )
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Address, Kind, Message
@@ -164,67 +159,6 @@ async def test_outage_between_publishes(harness: BrokerHarness) -> None:
 # Queries
 
 
-def repeated(name: str, tenant: str, body: bytes) -> QueryReply:
-    """Return the reply to a query: its name, tenant and body. The body `error` gets an error."""
-    answer = f"{name} of {tenant}: ".encode() + body
-    if body == b"error":
-        return QueryReply(answer, Code.INVALID_PAYLOAD, "the query is invalid: é, and two\r\nlines: of it")
-    return QueryReply(answer)
-
-
-async def repeat(name: str, tenant: str, body: bytes, send: SendReply) -> None:
-    """Answer a query with `repeated`."""
-    await send(repeated(name, tenant, body))
-
-
-async def test_queries_are_answered(harness: BrokerHarness) -> None:
-    """The handler gets the name, the tenant and the body of a query. The client gets the reply."""
-    await harness.broker.serve_queries(["get-timer", "list-timers"], repeat)
-    asked = [
-        ("get-timer", "acme", b"1"),
-        ("list-timers", "tenant_1-A", b""),
-        ("get-timer", "other", b"\x00\xff\r\n"),
-    ]
-    answers = [await harness.ask(*query) for query in asked]
-    assert answers == [repeated(*query) for query in asked]
-
-
-async def test_concurrent_queries(harness: BrokerHarness) -> None:
-    """Concurrent queries each get their own reply."""
-    await harness.broker.serve_queries(["get-timer"], repeat)
-    asked = [("get-timer", f"tenant-{number % 7}", str(number).encode()) for number in range(50)]
-    answers = await asyncio.gather(*(harness.ask(*query) for query in asked))
-    assert list(answers) == [repeated(*query) for query in asked]
-
-
-async def test_query_error(harness: BrokerHarness) -> None:
-    """The client gets the body, the code and the message of an error. The next query is answered."""
-    await harness.broker.serve_queries(["get-timer"], repeat)
-    error = await harness.ask("get-timer", "acme", b"error")
-    assert (error.body, error.code) == (b"get-timer of acme: error", Code.INVALID_PAYLOAD)
-    assert " ".join(error.message.split()) == "the query is invalid: é, and two lines: of it"
-    assert await harness.ask("get-timer", "acme", b"2") == QueryReply(b"get-timer of acme: 2")
-
-
-async def test_large_reply(harness: BrokerHarness) -> None:
-    """A reply of the largest allowed size arrives whole."""
-    body = b"x" * harness.broker.features.max_message_bytes
-
-    async def answer(_name: str, _tenant: str, _body: bytes, send: SendReply) -> None:
-        await send(QueryReply(body))
-
-    await harness.broker.serve_queries(["list-timers"], answer)
-    assert (await harness.ask("list-timers", "acme", b"")).body == body
-
-
-async def test_queries_after_an_outage(harness: BrokerHarness) -> None:
-    """Queries are answered again after an outage."""
-    await harness.broker.serve_queries(["get-timer"], repeat)
-    await harness.stop()
-    await harness.start()
-    assert await harness.ask("get-timer", "acme", b"1") == QueryReply(b"get-timer of acme: 1")
-
-
 # Hints
 
 
@@ -259,80 +193,6 @@ async def nats_harness(request: pytest.FixtureRequest) -> AsyncIterator[NatsHarn
     async with HARNESSES["nats"](request) as started:
         assert isinstance(started, NatsHarness)
         yield started
-
-
-async def test_nats_micro_service(nats_harness: NatsHarness) -> None:
-    """On NATS the queries are a micro service. It answers PING by its name and lists the subjects of its endpoints."""
-    await nats_harness.broker.serve_queries(["get-timer", "count-timers"], repeat)
-    pings = [
-        json.loads((await nats_harness.user.request(subject, timeout=10)).data)
-        for subject in ("$SRV.PING", "$SRV.PING.timer-service")
-    ]
-    info = json.loads((await nats_harness.user.request("$SRV.INFO.timer-service", timeout=10)).data)
-    assert [(ping["name"], ping["version"]) for ping in pings] == [("timer-service", version("timer-service"))] * 2
-    assert {each["name"]: each["subject"] for each in info["endpoints"]} == {
-        "get-timer": "timer.qry.v1.*.get-timer",
-        "count-timers": "timer.qry.v1.*.count-timers",
-    }
-
-
-async def test_nats_error_headers(nats_harness: NatsHarness) -> None:
-    """On NATS an error has the headers of micro services, each on one line. Other replies have no headers."""
-    await nats_harness.broker.serve_queries(["get-timer"], repeat)
-    error = await nats_harness.user.request("timer.qry.v1.acme.get-timer", b"error", timeout=10)
-    success = await nats_harness.user.request("timer.qry.v1.acme.get-timer", b"1", timeout=10)
-    assert set(error.headers or {}) == {"Nats-Service-Error", "Nats-Service-Error-Code"}
-    assert (error.headers or {})["Nats-Service-Error-Code"] == "INVALID_PAYLOAD"
-    assert not success.headers
-
-
-@pytest.mark.parametrize(
-    "reply",
-    ["timer.evt.v1.other.due-time-reached", "timer.cmd.v1.other.schedule-timer", "victim", "_INBOX", "_inbox.me", ""],
-)
-async def test_nats_reply_subject_outside_inboxes(nats_harness: NatsHarness, reply: str) -> None:
-    """A query whose reply subject is not an inbox is ignored. Its handler does not run."""
-    asked: list[bytes] = []
-
-    async def answer(name: str, tenant: str, body: bytes, send: SendReply) -> None:
-        asked.append(body)
-        await repeat(name, tenant, body, send)
-
-    await nats_harness.broker.serve_queries(["get-timer"], answer)
-    seen = await nats_harness.user.subscribe(reply or ">")
-    await nats_harness.user.publish("timer.qry.v1.acme.get-timer", b"elsewhere", reply=reply)
-    last = await nats_harness.ask(
-        "get-timer", "acme", b"1"
-    )  # on the same subscription, so the query before it is handled by now
-    await round_trip(nats_harness.user)
-    subjects = {(await seen.next_msg(1)).subject for _ in range(seen.pending_msgs)}
-    assert (asked, last.body) == ([b"1"], b"get-timer of acme: 1")
-    assert {subject for subject in subjects if not subject.startswith(("_INBOX.", "timer.qry."))} == set()
-
-
-async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
-    """One of two instances answers each query. If one is closed, the other continues."""
-    answered: list[int] = []
-
-    def by(number: int) -> QueryHandler:
-        async def answer(name: str, tenant: str, body: bytes, send: SendReply) -> None:
-            answered.append(number)
-            await repeat(name, tenant, body, send)
-
-        return answer
-
-    url = nats_harness.user.connected_url
-    assert url is not None
-    second = await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)
-    await nats_harness.broker.serve_queries(["get-timer"], by(1))
-    await second.serve_queries(["get-timer"], by(2))
-    for number in range(20):
-        await nats_harness.ask("get-timer", "acme", str(number).encode())
-    both = len(answered)
-    await second.close()
-    for number in range(5):
-        await nats_harness.ask("get-timer", "acme", str(number).encode())
-    assert (both, answered[20:]) == (20, [1] * 5)
 
 
 @pytest.mark.parametrize("body", [b"", b"soon", b"-1", b"1" * 400])

@@ -1,141 +1,171 @@
-"""The requests of workers over every broker: who gets them, and what hostile ones can do."""
+"""Queries and requests of workers over every broker: who gets them, their replies, and what hostile ones can do."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from typing import Any
 
 import nats.errors
 import pytest
 
 from tests.harness.brokers import HARNESSES, BrokerHarness, NatsHarness
+from tests.harness.raw_nats import RawMessage, RawNats
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription, SendReply
+from timer_service.core.ports.broker import Broker, QueryReply, Replies, Request, RequestSubscription
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import Code
+from timer_service.core.values.message import Kind
 
-SUBJECT = "timer.wrk.v1.acme.poll-tasks"
+BUSY = QueryReply(b"full", Code.BUSY, "too many requests are waiting")
+ERROR = Code.INVALID_PAYLOAD, "é, and\r\ntwo lines"
 
 
 class Instance:
-    """Receives requests, and replies to each with its body in a task. It refuses the body `refused`."""
+    """Receives `poll-tasks`, and replies to each with its body in a task.
 
-    def __init__(self) -> None:
+    The body `error` gets an error, `refused` is refused, `fails` makes the receiver fail, and `refuse` also refuses the
+    one before.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
         self.received: list[Request] = []
         self.held = asyncio.Event()
         self.held.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscription: RequestSubscription
 
-    async def serve(self, harness: BrokerHarness, *names: str) -> RequestSubscription:
-        self._subscription = await harness.broker.serve_requests(names or ["poll-tasks"], self.receive)
+    async def serve(self, broker: Broker, *names: str) -> RequestSubscription:
+        self._subscription = await broker.serve(self.kind, names or ["poll-tasks"], self.receive)
         return self._subscription
 
-    def receive(self, request: Request) -> QueryReply | None:
+    def receive(self, request: Request) -> Replies:
+        if request.body == b"fails":
+            raise RuntimeError("a bug")
         self.received.append(request)
-        if request.body == b"refused":
-            return QueryReply(b"full", Code.BUSY, "too many requests are waiting")
-        self._tasks.add(asyncio.create_task(self._reply(request)))
-        return None
+        if request.body.startswith(b"refuse"):
+            return [(each, BUSY) for each in (self.received[-2:] if request.body == b"refuse" else [request])]
+        if request.body != b"waits":
+            self._tasks.add(asyncio.create_task(self._reply(request)))
+        return []
+
+    async def until_received(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.received) < count:
+                await asyncio.sleep(0.001)
 
     async def _reply(self, request: Request) -> None:
         await self.held.wait()
-        error = (Code.INVALID_PAYLOAD, "é, and\ntwo lines") if request.body == b"error" else (None, "")
+        error = ERROR if request.body == b"error" else (None, "")
         await self._subscription.reply([(request, QueryReply(request.body, *error))])
 
 
-async def test_requests_are_replied_to(harness: BrokerHarness) -> None:
-    """The service gets the name, the tenant and the body of a request. The worker gets the reply."""
-    instance = Instance()
-    await instance.serve(harness, "poll-tasks", "report-tasks")
-    sent = [("poll-tasks", "acme", b"1"), ("report-tasks", "tenant_1-A", b""), ("poll-tasks", "b", b"\x00\xff\r\n")]
-    assert [(await harness.request(*each)).body for each in sent] == [body for _, _, body in sent]
+@pytest.fixture(params=[Kind.QUERY, Kind.REQUEST])
+def instance(request: pytest.FixtureRequest) -> Instance:
+    """Return what receives queries, and then what receives requests."""
+    return Instance(request.param)
+
+
+Send = Callable[[bytes], Any]
+
+
+@pytest.fixture
+def send(harness: BrokerHarness, instance: Instance) -> Send:
+    """Return what sends a query or a request of the tenant `acme` and waits for its reply."""
+    return lambda body: harness.request(instance.kind, "poll-tasks", "acme", body)
+
+
+async def test_requests_are_replied_to(harness: BrokerHarness, instance: Instance) -> None:
+    """The service gets the name, the tenant and the body. The client gets the reply, of any size."""
+    await instance.serve(harness.broker, "poll-tasks", "report-tasks")
+    sent = [
+        ("poll-tasks", "acme", b"1"),
+        ("report-tasks", "tenant_1-A", b""),
+        ("poll-tasks", "b", b"\x00\xff\r\n"),
+        ("poll-tasks", "b", b"x" * harness.broker.features.max_message_bytes),
+    ]
+    replies = [await harness.request(instance.kind, *each) for each in sent]
+    assert replies == [QueryReply(body) for _, _, body in sent]
     assert [each[:3] for each in instance.received] == sent
 
 
-async def test_request_that_is_refused(harness: BrokerHarness) -> None:
-    """The worker gets the refusal at once, with its code and message. The next request is replied to."""
-    instance = Instance()
-    await instance.serve(harness)
-    busy = QueryReply(b"full", Code.BUSY, "too many requests are waiting")
-    assert await harness.request("poll-tasks", "acme", b"refused") == busy
-    assert (await harness.request("poll-tasks", "acme", b"next")).body == b"next"
+async def test_refusals(harness: BrokerHarness, instance: Instance, send: Send) -> None:
+    """Whom the receiver refuses gets its refusal at once: what was just received, or what came before."""
+    await instance.serve(harness.broker)
+    assert await send(b"refused") == BUSY
+    waiting = asyncio.create_task(send(b"waits"))
+    await instance.until_received(2)
+    assert [await send(b"refuse"), await waiting] == [BUSY, BUSY]
+    assert await send(b"next") == QueryReply(b"next")
 
 
-async def test_error_reply(harness: BrokerHarness) -> None:
-    """An error reply has its code and its message, in which a line break is a space."""
-    await Instance().serve(harness)
-    error = await harness.request("poll-tasks", "acme", b"error")
-    assert (error.code, " ".join(error.message.split())) == (Code.INVALID_PAYLOAD, "é, and two lines")
+async def test_error_reply(harness: BrokerHarness, instance: Instance, send: Send) -> None:
+    """An error reply has its body, its code and its message, in which a line break is a space."""
+    await instance.serve(harness.broker)
+    error = await send(b"error")
+    assert (error.body, error.code, " ".join(error.message.split())) == (b"error", ERROR[0], "é, and two lines")
 
 
-async def test_requests_that_are_held(harness: BrokerHarness) -> None:
-    """Requests that wait for their replies do not keep later ones from being received."""
-    instance = Instance()
-    await instance.serve(harness)
+async def test_held_requests(harness: BrokerHarness, instance: Instance, send: Send) -> None:
+    """Those that wait for their replies do not keep later ones from being received. Each gets its own reply."""
+    await instance.serve(harness.broker)
     instance.held.clear()
-    waiting = [asyncio.create_task(harness.request("poll-tasks", "acme", b"%d" % number)) for number in range(50)]
-    async with asyncio.timeout(10):
-        while len(instance.received) < len(waiting):
-            await asyncio.sleep(0.001)
+    bodies = [b"%d" % number for number in range(50)]
+    waiting = [asyncio.create_task(send(body)) for body in bodies]
+    await instance.until_received(50)
     instance.held.set()
-    assert [each.body for each in await asyncio.gather(*waiting)] == [b"%d" % number for number in range(50)]
+    assert [each.body for each in await asyncio.gather(*waiting)] == bodies
 
 
 async def test_instances_share_requests(harness: BrokerHarness) -> None:
     """One instance gets each request. If one stops taking requests, the other one gets all of them."""
-    first, second = Instance(), Instance()
-    closing = await first.serve(harness)
-    if isinstance(harness, NatsHarness):
-        url = harness.user.connected_url
-        assert url is not None
-        other = await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)
-        second._subscription = await other.serve_requests(["poll-tasks"], second.receive)
-    else:
-        other = None
-        await second.serve(harness)
+    first, second = Instance(Kind.REQUEST), Instance(Kind.REQUEST)
+    subscription = await first.serve(harness.broker)
+    other = await second_broker(harness) if isinstance(harness, NatsHarness) else None
+    await second.serve(other or harness.broker)
     for number in range(20):
-        await harness.request("poll-tasks", "acme", b"%d" % number)
+        await harness.request(Kind.REQUEST, "poll-tasks", "acme", b"%d" % number)
     assert len(first.received) + len(second.received) == 20
-    await closing.close()
-    before = len(first.received)
+    await subscription.close()
+    before = len(second.received)
     for number in range(5):
-        await harness.request("poll-tasks", "acme", b"%d" % number)
-    assert (len(first.received), len(first.received) + len(second.received)) == (before, 25)
+        await harness.request(Kind.REQUEST, "poll-tasks", "acme", b"%d" % number)
+    assert len(second.received) == before + 5
     if other is not None:
         await other.close()
 
 
-async def test_reply_after_closing(harness: BrokerHarness) -> None:
-    """A request that was received before closing can still be replied to."""
-    instance = Instance()
-    subscription = await instance.serve(harness)
-    instance.held.clear()
-    waiting = asyncio.create_task(harness.request("poll-tasks", "acme", b"late"))
-    async with asyncio.timeout(10):
-        while not instance.received:
-            await asyncio.sleep(0.001)
+async def test_close(harness: BrokerHarness) -> None:
+    """Closing stops only requests. One that was received before can still be replied to."""
+    requests, queries = Instance(Kind.REQUEST), Instance(Kind.QUERY)
+    await queries.serve(harness.broker, "get-timer")
+    subscription = await requests.serve(harness.broker)
+    requests.held.clear()
+    waiting = asyncio.create_task(harness.request(Kind.REQUEST, "poll-tasks", "acme", b"late"))
+    await requests.until_received(1)
     await subscription.close()
-    instance.held.set()
+    assert (await harness.request(Kind.QUERY, "get-timer", "acme", b"1")).body == b"1"
+    requests.held.set()
     assert (await waiting).body == b"late"
 
 
-async def test_requests_after_an_outage(harness: BrokerHarness) -> None:
-    """Requests are received again after an outage."""
-    instance = Instance()
-    await instance.serve(harness)
+async def test_requests_after_an_outage(harness: BrokerHarness, instance: Instance, send: Send) -> None:
+    """They are received again after an outage."""
+    subscription = await instance.serve(harness.broker)
     await harness.stop()
     await harness.start()
-    if isinstance(harness, NatsHarness):
-        connection = harness.broker._requests
-        assert connection is not None
-        async with asyncio.timeout(10):
-            while not connection.health.usable:
+    await until_usable(subscription)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                assert (await send(b"1")).body == b"1"
+                break
+            except nats.errors.NoRespondersError:  # the server has not read the subscriptions yet
                 await asyncio.sleep(0.01)
-        await connection.connection.flush()
-    assert (await harness.request("poll-tasks", "acme", b"1")).body == b"1"
 
 
-# NATS only: hostile requests
+# NATS only
 
 
 @pytest.fixture
@@ -146,82 +176,111 @@ async def nats_harness(request: pytest.FixtureRequest) -> AsyncIterator[NatsHarn
         yield started
 
 
-@pytest.mark.parametrize(
-    "reply",
-    ["", "victim", "timer.cmd.v1.other.x", "_INBOX", "_INBOX.", "_INBOX..a", "_INBOX.a..", "_INBOX." + "x" * 3000],
-)
-async def test_unusable_reply_subject(nats_harness: NatsHarness, reply: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A request whose reply subject is not an inbox is ignored with a warning, and the broker stays healthy."""
-    instance = Instance()
-    await instance.serve(nats_harness)
-    await nats_harness.user._send_publish(SUBJECT, reply, b"hostile", len(b"hostile"), None)  # without checks
-    assert (await nats_harness.request("poll-tasks", "acme", b"next")).body == b"next"
-    assert [each.body for each in instance.received] == [b"next"]
+async def second_broker(harness: NatsHarness) -> NatsBroker:
+    url = harness.user.connected_url
+    assert url is not None
+    return await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)
+
+
+async def until_usable(subscription: RequestSubscription) -> None:
+    async with asyncio.timeout(10):
+        while not subscription.health.usable:
+            await asyncio.sleep(0.001)
+
+
+def port(harness: NatsHarness) -> int:
+    url = harness.user.connected_url
+    assert url is not None
+    assert url.port is not None
+    return url.port
+
+
+def subject(instance: Instance, tenant: str = "acme") -> str:
+    return f"timer.{instance.kind}.v1.{tenant}.poll-tasks"
+
+
+async def test_hostile_messages(
+    nats_harness: NatsHarness, instance: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What does not reply to an inbox is ignored. Strange tenants, and bugs of the receiver, harm no other message."""
+    await instance.serve(nats_harness.broker)
+    outside = ["", "victim", "timer.evt.v1.other.x", "_INBOX", "_inbox.a", "_INBOX.", "_INBOX..a", "_INBOX.a.."]
+    messages = [(subject(instance), each, b"hostile") for each in [*outside, "_INBOX." + "x" * 3000]]
+    tenants = ["\u00e9", "a\x0bb", "*", "x" * 500]
+    messages += [(subject(instance, each), "_INBOX.nobody", b"strange") for each in tenants]
+    messages.append((subject(instance), "_INBOX.nobody", b"fails"))
+    async with RawNats.connect(port(nats_harness)) as publisher:
+        await publisher.publish(RawMessage(to.encode(), body, reply=reply.encode()) for to, reply, body in messages)
+    assert (await nats_harness.request(instance.kind, "poll-tasks", "acme", b"next")).body == b"next"
+    assert [each.body for each in instance.received] == [b"strange"] * 4 + [b"next"]
+    assert "a message could not be processed" in caplog.text
     assert nats_harness.broker.health == HEALTHY
-    assert "messages ignored" in caplog.text
+
+
+async def test_many_ignored_messages(
+    nats_harness: NatsHarness, instance: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flood of messages that are ignored writes a few lines to the log."""
+    await instance.serve(nats_harness.broker)
+    for _ in range(1000):
+        await nats_harness.user.publish(subject(instance), b"", reply="elsewhere")
+    assert (await nats_harness.request(instance.kind, "poll-tasks", "acme", b"next")).body == b"next"
+    assert caplog.text.count("messages ignored") == 10
 
 
 @pytest.mark.parametrize("headers", [{"Status": "503"}, {"Nats-Msg-Id": "\u00e9"}, {"a": "x" * 60_000}])
-async def test_strange_headers(nats_harness: NatsHarness, headers: dict[str, str]) -> None:
-    """A request with headers of any content is replied to like others."""
-    await Instance().serve(nats_harness)
-    found = await nats_harness.user.request(SUBJECT, b"\x00\xff", headers=headers, timeout=10)
+async def test_strange_headers(nats_harness: NatsHarness, instance: Instance, headers: dict[str, str]) -> None:
+    """A message with headers of any content is replied to like others."""
+    await instance.serve(nats_harness.broker)
+    found = await nats_harness.user.request(subject(instance), b"\x00\xff", headers=headers, timeout=10)
     assert found.data == b"\x00\xff"
 
 
-@pytest.mark.parametrize("tenant", ["\u00e9", "a\x0bb", "*", "x" * 500])
-async def test_strange_tenant(nats_harness: NatsHarness, tenant: str) -> None:
-    """A request with any tenant in its subject is received, and the ones after it too."""
-    instance = Instance()
-    await instance.serve(nats_harness)
-    subject = f"timer.wrk.v1.{tenant}.poll-tasks"
-    await nats_harness.user._send_publish(subject, "_INBOX.nobody", b"strange", 7, None)
-    assert (await nats_harness.request("poll-tasks", "acme", b"next")).body == b"next"
-    assert [each.body for each in instance.received][-1] == b"next"
+async def test_headers_of_replies(nats_harness: NatsHarness, instance: Instance) -> None:
+    """An error has the headers of micro services. Other replies have no headers."""
+    await instance.serve(nats_harness.broker)
+    error, success = [await nats_harness.user.request(subject(instance), body, timeout=10) for body in (b"error", b"1")]
+    assert set(error.headers or {}) == {"Nats-Service-Error", "Nats-Service-Error-Code"}
+    assert not success.headers
 
 
-async def test_receiver_that_fails(nats_harness: NatsHarness, caplog: pytest.LogCaptureFixture) -> None:
-    """An error of the receiver loses one request, not the connection."""
-    instance = Instance()
-
-    def receive(request: Request) -> QueryReply | None:
-        if request.body == b"fails":
-            raise RuntimeError("a bug")
-        return instance.receive(request)
-
-    instance._subscription = await nats_harness.broker.serve_requests(["poll-tasks"], receive)
-    await nats_harness.user.publish(SUBJECT, b"fails", reply="_INBOX.a")
-    assert (await nats_harness.request("poll-tasks", "acme", b"next")).body == b"next"
-    assert "a message could not be processed" in caplog.text
-
-
-async def test_lost_connection_of_requests(nats_harness: NatsHarness) -> None:
-    """If only the connection for queries and requests is lost, only these are down, and they arrive again later."""
-    broker = nats_harness.broker
-    await broker.serve_queries(["get-timer"], echo)
-    subscription = await Instance().serve(nats_harness)
-    assert broker._requests is not None
-    connection = broker._requests.connection
-    transport: Any = connection.client._transport
-    transport.close()
-    async with asyncio.timeout(10):
-        while broker.query_health.usable:
-            await asyncio.sleep(0.001)
-        assert (broker.health, subscription.health.usable) == (HEALTHY, False)
-        while not broker.query_health.usable:
-            await asyncio.sleep(0.001)
-    await connection.flush()
-    assert (await nats_harness.request("poll-tasks", "acme", b"again")).body == b"again"
-    assert (await nats_harness.ask("get-timer", "acme", b"again")).body == b"again"
-
-
-async def echo(_name: str, _tenant: str, body: bytes, send: SendReply) -> None:
-    await send(QueryReply(body))
-
-
-async def test_workers_learn_that_nobody_serves(nats_harness: NatsHarness) -> None:
-    """After an instance stopped taking requests, a worker learns at once that nobody serves them."""
-    subscription = await Instance().serve(nats_harness)
+async def test_nobody_serves(nats_harness: NatsHarness) -> None:
+    """A client learns at once that nobody serves: of requests after closing, of queries after the broker is closed."""
+    subscription = await Instance(Kind.REQUEST).serve(nats_harness.broker)
+    await Instance(Kind.QUERY).serve(nats_harness.broker)
     await subscription.close()
     with pytest.raises(nats.errors.NoRespondersError):
-        await nats_harness.request("poll-tasks", "acme", b"1")
+        await nats_harness.request(Kind.REQUEST, "poll-tasks", "acme", b"1")
+    await nats_harness.broker.close()
+    with pytest.raises(nats.errors.NoRespondersError):
+        await nats_harness.request(Kind.QUERY, "poll-tasks", "acme", b"1")
+
+
+async def test_micro_service(nats_harness: NatsHarness) -> None:
+    """Queries are the endpoints of a micro service, which PING finds by its name, INFO describes, and STATS counts.
+
+    Instances share them.
+    """
+    first, second = Instance(Kind.QUERY), Instance(Kind.QUERY)
+    other = await second_broker(nats_harness)
+    await first.serve(nats_harness.broker, "get-timer", "count-timers")
+    for number in range(5):
+        await nats_harness.request(Kind.QUERY, "get-timer", "acme", b"%d" % number)
+    found = {
+        each: json.loads((await nats_harness.user.request(f"$SRV.{each}.timer-service", timeout=10)).data)
+        for each in ("PING", "INFO", "STATS")
+    }
+    await second.serve(other, "get-timer")
+    for number in range(20):
+        await nats_harness.request(Kind.QUERY, "get-timer", "acme", b"%d" % number)
+    assert len(first.received) + len(second.received) == 25
+    assert (found["PING"]["name"], found["PING"]["version"]) == ("timer-service", version("timer-service"))
+    assert {each["name"]: each["subject"] for each in found["INFO"]["endpoints"]} == {
+        "get-timer": "timer.qry.v1.*.get-timer",
+        "count-timers": "timer.qry.v1.*.count-timers",
+    }
+    assert {each["name"]: each["num_requests"] for each in found["STATS"]["endpoints"]} == {
+        "get-timer": 5,
+        "count-timers": 0,
+    }
+    await other.close()

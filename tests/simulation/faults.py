@@ -17,8 +17,6 @@ from timer_service.core.intake.route import TooManyCommandsError
 from timer_service.core.ports.broker import (
     BrokerFeatures,
     PublishResult,
-    QueryFilter,
-    QueryHandler,
     QueryReply,
     ReceiveRequest,
     Reply,
@@ -29,7 +27,7 @@ from timer_service.core.ports.database import Database, Parameters, Reader, Row,
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import CommandLog, LogBatch, LogCursor, LogUnavailableError, Opening
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.values.message import Message
+from timer_service.core.values.message import Kind, Message
 from timer_service.core.values.raw_command import RawCommand
 
 _T = TypeVar("_T")
@@ -395,10 +393,7 @@ class FaultyBroker:
     async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
         await self._inner.subscribe_hints(on_hint)
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
-        raise NotImplementedError
-
-    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
+    async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
         raise NotImplementedError
 
     async def reply(self, replies: Sequence[Reply]) -> None:

@@ -46,8 +46,8 @@ WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "sched
 WORKING |= {"row-counts"}
 LOOPS = {"all": UPKEEP | HANDLING | WORKING, "handler": UPKEEP | HANDLING, "worker": UPKEEP | WORKING}
 TASKS_BESIDES = {
-    "all": {"commands", "requests", "polls"},
-    "handler": {"commands", "requests", "polls"},
+    "all": {"commands", "queries", "requests", "polls"},
+    "handler": {"commands", "queries", "requests", "polls"},
     "worker": set[str](),
 }
 FLOWS = {
@@ -98,8 +98,11 @@ async def test_what_is_served(new: NewInstance, role: str) -> None:
     instance = new(role=role)
     async with instance.running():
         broker = instance.broker
-        found = (set(broker.queries), set(broker._request_receivers), broker.stored.owner is not None)
-    assert found == ((set(), set(), False) if role == "worker" else ({each.name for each in QUERIES}, REQUESTS, True))
+        found = broker.served, broker.stored.owner is not None
+        replies = [] if role == "worker" else [await broker.request("count-timers", "acme")]
+    served = {Kind.QUERY: {each.name for each in QUERIES}, Kind.REQUEST: REQUESTS}
+    assert found == (({}, False) if role == "worker" else (served, True))
+    assert all("counts" in json.loads(each.body) for each in replies)
 
 
 async def test_disabled_workflows(new: NewInstance) -> None:
@@ -318,7 +321,8 @@ async def test_nothing_more_is_taken_at_the_end(new: NewInstance, sqlite: Sqlite
         asked = asyncio.create_task(instance.broker.request("poll-tasks", "acme", poll))
         await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
     assert (await asked).body == b'{"tasks":[]}'
-    assert not any(instance.broker._request_receivers.values())
+    with pytest.raises(IndexError):
+        await instance.broker.request("poll-tasks", "acme", poll)
     assert [row["reader"] for row in await sqlite.reader.fetch("SELECT reader FROM command_log")] == [None]
 
 

@@ -24,6 +24,7 @@ from timer_service.core.intake.route import Lane
 from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
+from timer_service.core.ports.broker import RequestSubscription
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.service.slice import Parts
@@ -31,6 +32,7 @@ from timer_service.core.service.upkeep import DatabaseProbe
 from timer_service.core.values.budget import Budget
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.message import Kind
 from timer_service.http import HttpServer, http_app, serve_http
 from timer_service.supervisor import NO_SUPERVISOR, Supervisor
 from timer_service.ui.rejections import NewestRejections
@@ -108,6 +110,8 @@ class App:
         )
         self._caught_up = asyncio.Event()
         self._queries = self._parts.queries(queries(config.limits))
+        self._subscription: RequestSubscription | None = None
+        self._answering = KeptTask("queries", self._answer_queries)
         handling = routes(config.enabled, self._wakeups, self._parts.quotas, self._offer)
         wake_relays = partial(self._wakeups.wake, ("outbox", "dead-letters"))
         self._reader = self._parts.reader(
@@ -125,7 +129,7 @@ class App:
         """Return the health of each flow of this instance, by name."""
         observed = Observed(
             broker=self._broker.health,
-            queries=self._broker.query_health,
+            queries=worst(self._broker.query_health, self._answering.health),
             requests=HEALTHY if self._requests is None else self._requests.health,
             streams=self._broker.streams.health,
             reading=self._database.read_health,
@@ -176,7 +180,8 @@ class App:
             await self._workers.recover()
         await self._wakeups.subscribe()
         if self._config.role != "worker":
-            await self._broker.serve_queries(self._queries.names, self._queries.answer, self._queries.refuse)
+            receive = self._queries.receive
+            self._subscription = await self._broker.serve(Kind.QUERY, self._queries.names, receive)
             if self._requests is not None:
                 await self._requests.open(self._broker, self._wakeups)
             await self._reader.open()
@@ -184,6 +189,7 @@ class App:
         pages = http_app(self._registry, health=self._health, stalled=self._stalled, more=more)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as server:
             tasks = self._start_tasks()
+            answering = asyncio.create_task(self._answering.run(), name="queries")
             catching_up = asyncio.create_task(KeptTask("catch-up", self._catch_up).run(), name="catch-up")
             reporting = partial(supervisor.report, ready=self._is_ready, alive=lambda: not self._stalled())
             reported = asyncio.create_task(KeptTask("supervisor", reporting).run(), name="supervisor")
@@ -197,8 +203,13 @@ class App:
             catching_up.cancel()
             self._caught_up.set()  # so that the loops end
             await self._drain(tasks)
+            answering.cancel()
         if failure is not None:
             raise StartError(failure)
+
+    async def _answer_queries(self) -> None:
+        if self._subscription is not None:
+            await self._queries.run(self._subscription)
 
     async def _catch_up(self) -> None:
         """Wait until the commands are handled that were stored before the start. Then let the workers begin.

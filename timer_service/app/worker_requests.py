@@ -10,13 +10,14 @@ from timer_service.config import Config
 from timer_service.core.due.loop import Loop, Wakeups, Worker
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.route import Lane
-from timer_service.core.ports.broker import Broker, QueryReply, Request, RequestSubscription
+from timer_service.core.ports.broker import Broker, Replies, Request, RequestSubscription
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
 from timer_service.core.requests.bodies import error_reply
 from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, RequestRoute, Requests
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.message import Kind
 from timer_service.workflows.tasks import dispatcher, registry
 from timer_service.workflows.tasks.dispatcher import Dispatcher
 from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS, handle_requests
@@ -66,7 +67,7 @@ class WorkerRequests:
             outages=self._parts.outages,
         )
         names = [*self._polls.names, *self._others.names]
-        self._subscription = await broker.serve_requests(names, self._receive if self._enabled else _refuse)
+        self._subscription = await broker.serve(Kind.REQUEST, names, self._receive if self._enabled else _refuse)
         self._dispatcher.open(self._subscription, wakeups.wake)
 
     @property
@@ -91,7 +92,7 @@ class WorkerRequests:
         self._polls.close()
         self._others.close()
 
-    def _receive(self, request: Request) -> QueryReply | None:
+    def _receive(self, request: Request) -> Replies:
         queue = self._polls if request.name == POLL_TASKS.name else self._others
         return queue.receive(request)
 
@@ -134,5 +135,5 @@ class WorkerRequests:
         )
 
 
-def _refuse(_request: Request) -> QueryReply:
-    return _DISABLED
+def _refuse(request: Request) -> Replies:
+    return [(request, _DISABLED)]

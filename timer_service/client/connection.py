@@ -26,8 +26,6 @@ _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
 _VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outputs", "CreateWorkSignal": "note"}
 """The arguments that a message type takes over unchecked. All others have only `data`."""
-_ERROR = "Nats-Service-Error"
-_ERROR_CODE = "Nats-Service-Error-Code"
 
 
 class Connection:
@@ -110,9 +108,6 @@ class Connection:
             raise NoAnswerError(f"no answer within {timeout_seconds} s") from error
         except nats.errors.Error as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
-        if not message.data:  # an error of the NATS micro service, such as an answer that is too large to send
-            headers = message.headers or {}
-            raise QueryError(headers.get(_ERROR_CODE, "INTERNAL"), headers.get(_ERROR, "the answer is empty"))
         answer = read_object(message.data)
         if "error" in answer:
             raise QueryError.read(answer["error"])

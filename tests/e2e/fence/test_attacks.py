@@ -190,18 +190,18 @@ async def limited_service(tmp_path: Path, broker: NatsServer) -> AsyncIterator[S
 
 @pytest.mark.slow
 async def test_tenant_cannot_fill_the_stream_of_events(broker: NatsServer, limited_service: Service) -> None:
-    """With a limit, A's events use a part of their stream: at most some claims. A's other timers wait, B's fire."""
+    """With a limit, A's events use a part of their stream: what a second publishes. A's other timers wait, B's fire."""
     operator = await connect(broker, "operator", Operator)
     b = await connect(broker, "tenant-b")
-    await limit(operator, "TIMER_EVT", 18_000_000)
+    await limit(operator, "TIMER_EVT", 80_000_000)
     async with attackers(broker, 1) as (raw,):
-        await raw.publish(due_timers(1000))  # 20 MB
+        await raw.publish(due_timers(4000))  # 80 MB
     assert (await b.schedule("tenant-b", "due"))["outcome"] == "scheduled"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await is_stored(operator, "timer.evt.v1.tenant-b.due-time-reached"):
             await asyncio.sleep(0.02)
     info = await operator.connection.jetstream().stream_info("TIMER_EVT")
-    assert 5_000 < info.state.bytes < 9_000_000  # the claims in progress
+    assert 5_000 < info.state.bytes < 40_000_000
     await limited_service.until_page("/readyz", 200)
     found = await b.request("timer.qry.v1.tenant-b.get-usage", b"{}")
     assert {each["limit"]: each.get("most") for each in found["usage"]}["published_events"] == 10 * 1024

@@ -29,6 +29,7 @@ from timer_service.core.ports.broker import Request
 from timer_service.core.ports.health import OutageLog
 from timer_service.core.requests.requests import HandleRequests, RequestQueue, Requests
 from timer_service.core.values.budget import MIB
+from timer_service.core.values.message import Kind
 from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.workflows import SLICE, effect_store
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
@@ -279,7 +280,7 @@ def _renewal(tasks: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
 async def _apply(workflows: Workflows, sent: list[tuple[str, tuple[str, Any]]], room: int) -> list[Any]:
     """Send requests of tenants together, and apply them in portions. Return the replies."""
     queue = RequestQueue(REQUESTS, workflows.metrics, waiting_bytes=16 * MIB, batch_bytes=MIB)
-    subscription = await workflows.broker.serve_requests(queue.names, queue.receive)
+    subscription = await workflows.broker.serve(Kind.REQUEST, queue.names, queue.receive)
 
     async def prepare(_now: int) -> HandleRequests:
         return partial(handle_requests, rng=random.Random(0), may_time_out=True, room=room)

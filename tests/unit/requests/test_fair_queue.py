@@ -1,36 +1,63 @@
 """The queue in which tenants take turns: nothing is lost, its bounds hold, and its turns are fair."""
 
+import asyncio
 import math
+from collections import Counter
 from collections.abc import Sequence
-from copy import deepcopy
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from timer_service.core.requests.fair_queue import Entry, FairQueue, QueueLimits
+from timer_service.core.ports.broker import Replies, Request
+from timer_service.core.requests.fair_queue import Entry, FairQueue, QueueLimits, Taken
+from timer_service.core.values.errors import Code
 
-LIMITS = QueueLimits(waiting_bytes=1000, waiting=10)
+EMPTY = Entry(Request("ask", "a", b"", ""), 0).size
+LIMITS = QueueLimits(waiting_bytes=10 * EMPTY, waiting=10)
 TENANTS = st.sampled_from("abcd")
 
 
 class Queue:
-    """A queue at a time that the test sets. The tenant of an item is its first letter."""
+    """A closed queue at a time that the test sets. The tenant of a request is the first letter of its address."""
 
     def __init__(self, limits: QueueLimits = LIMITS) -> None:
         self.now = 0.0
-        self.queue = FairQueue[str](limits, lambda: self.now)
+        self.answered: Counter[str] = Counter()
+        self.gauge = 0
+        self.queue = FairQueue(limits, answered=self._answer, waiting=self._wait, monotonic=lambda: self.now)
+        self.queue.close()  # so that `next` does not wait
 
-    def add(self, *items: str, size: int = 1) -> list[str]:
-        """Add items. Return those that left."""
-        return [left.item for item in items for left in self.queue.add(item[0], item, size=size)]
+    def _answer(self, name: str, outcome: str) -> None:
+        assert name == "ask"
+        self.answered[outcome] += 1
+
+    def _wait(self, change: int) -> None:
+        self.gauge += change
+
+    def add(self, *names: str, size: int = 0) -> list[str]:
+        """Add requests. Return those that left."""
+        return [left for name in names for left in refused(self.queue.receive(ask(name, size)))]
 
     def take(self, most: int = 100, room: float = math.inf, skip: str = "") -> list[str]:
-        return items(self.queue.take(most, room, skip).entries)
+        return names(self.next(most, room, skip).entries)
+
+    def next(self, most: int = 100, room: float = math.inf, skip: str = "") -> Taken:
+        return asyncio.run(self.queue.next(most, room, lambda tenant: tenant not in skip))
 
 
-def items(entries: Sequence[Entry[str]]) -> list[str]:
-    return [each.item for each in entries]
+def ask(name: str, size: int = 0) -> Request:
+    return Request("ask", name[0], b"x" * size, name)
+
+
+def names(entries: Sequence[Entry]) -> list[str]:
+    return [each.request.reply_to for each in entries]
+
+
+def refused(replies: Replies) -> list[str]:
+    """Return who got BUSY. Nothing refers to its body any more."""
+    assert {(request.body, reply.code) for request, reply in replies} <= {(b"", Code.BUSY)}
+    return [request.reply_to for request, _ in replies]
 
 
 @pytest.fixture
@@ -44,47 +71,49 @@ class Anything(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.site = Queue()
-        self.queue = self.site.queue
-        self.inside: dict[str, list[Entry[str]]] = {}
+        self.inside: dict[str, list[Entry]] = {tenant: [] for tenant in "abcd"}
         """What waits, by its tenant and in its order."""
-        self.count = 0
+        self.received = self.busy = 0
 
-    @rule(tenant=TENANTS, size=st.integers(0, 400))
-    def add(self, tenant: str, size: int) -> None:
+    def used(self, tenant: str) -> int:
+        return sum(each.size for each in self.inside[tenant])
+
+    @rule(tenant=TENANTS, size=st.integers(0, 4 * EMPTY))
+    def receive(self, tenant: str, size: int) -> None:
         """The entries that leave a full queue are the newest ones of the tenant with the most bytes."""
-        entry = Entry(tenant, f"{tenant}{self.count}", size, self.site.now)
-        self.count += 1
-        self.inside.setdefault(tenant, []).append(entry)
-        for left in self.queue.add(tenant, entry.item, size=size):
-            used = {tenant: sum(each.size for each in entries) for tenant, entries in self.inside.items()}
-            assert used[left.tenant] == max(used.values())
-            assert self.inside[left.tenant].pop() == left
-        assert len(self.queue) <= LIMITS.waiting
-        assert sum(each.size for entries in self.inside.values() for each in entries) <= LIMITS.waiting_bytes
+        request = ask(f"{tenant}{self.received}", size)
+        self.received += 1
+        self.inside[tenant].append(Entry(request, self.site.now))
+        for left in refused(self.site.queue.receive(request)):
+            assert self.used(left[0]) == max(map(self.used, self.inside))
+            assert names([self.inside[left[0]].pop()]) == [left]
+            self.busy += 1
+        assert sum(map(len, self.inside.values())) <= LIMITS.waiting
+        assert sum(map(self.used, self.inside)) <= LIMITS.waiting_bytes
 
     @rule(
-        most=st.integers(1, 5), room=st.integers(0, 600), skip=st.sets(TENANTS, max_size=2), puts_back=st.integers(0, 3)
+        most=st.integers(1, 5),
+        room=st.integers(0, 6 * EMPTY),
+        skip=st.sampled_from(["", "a", "bc"]),
+        puts_back=st.integers(0, 3),
     )
-    def take(self, most: int, room: int, skip: set[str], puts_back: int) -> None:
-        """Entries leave in their order. Those without a turn are before all others. What is put back is the next."""
-        before = self.next_tenants()
-        taken = self.queue.take(most, room, skip)
-        assert len(taken.entries) <= most
-        assert len(taken.entries) <= 1 or sum(each.size for each in taken.entries) <= room
-        for each in sorted([*taken.entries, *taken.late], key=lambda each: int(each.item[1:])):
-            assert self.inside[each.tenant].pop(0) == each
-            assert (each in taken.late) is self.is_late(each)
-        served = {each.tenant for each in taken.entries}
-        assert not served & skip
-        after = self.next_tenants()
-        unserved = [tenant for tenant in before if tenant in after and tenant not in served]
-        assert after[: len(unserved)] == unserved
-        back = taken.entries[::-1][:puts_back][::-1]
-        self.queue.put_back(back)
+    def take(self, most: int, room: int, skip: str, puts_back: int) -> None:
+        """Entries leave in their order, late ones without a turn. What is put back waits at its old place."""
+        taken = self.site.next(most, room, skip)
+        entries, late = taken.entries, refused(taken.late)
+        assert len(entries) <= most
+        assert len(entries) <= 1 or sum(each.size for each in entries) <= room
+        for name in sorted([*names(entries), *late], key=lambda each: int(each[1:])):
+            first = self.inside[name[0]].pop(0)
+            assert names([first]) == [name]
+            assert (name in late) is (self.site.now - first.since > LIMITS.seconds)
+            assert name[0] not in skip
+        assert entries or not any(self.inside[tenant] for tenant in self.inside if tenant not in skip)
+        self.busy += len(late)
+        back = entries[::-1][:puts_back][::-1]
+        self.site.queue.put_back(back)
         for each in reversed(back):
-            self.inside.setdefault(each.tenant, []).insert(0, each)
-        first = list(dict.fromkeys(each.tenant for each in back))
-        assert self.next_tenants()[: len(first)] == first
+            self.inside[each.request.tenant].insert(0, each)
 
     @rule(seconds=st.sampled_from([0.5, 3, 6]))
     def wait(self, seconds: float) -> None:
@@ -93,20 +122,9 @@ class Anything(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """The queue has exactly what was added and has not left."""
-        assert len(self.queue) == sum(map(len, self.inside.values()))
-        assert set(self.next_tenants()) == {tenant for tenant, entries in self.inside.items() if entries}
-
-    def is_late(self, entry: Entry[str]) -> bool:
-        return self.site.now - entry.since > LIMITS.seconds
-
-    def next_tenants(self) -> list[str]:
-        """Return the tenants that have entries, that of the next turn first."""
-        drained, tenants = deepcopy(self.queue), list[str]()
-        while len(drained):
-            taken = drained.take(1)
-            tenants += [each.tenant for each in (*taken.late, *taken.entries)]
-        return list(dict.fromkeys(tenants))
+        """The gauge has what was added and has not left. Each refusal is counted."""
+        assert self.site.gauge == sum(map(len, self.inside.values()))
+        assert self.site.answered["BUSY"] == self.busy
 
 
 test_anything = Anything.TestCase
@@ -123,9 +141,9 @@ def test_tenants_take_turns(queue: Queue) -> None:
 def test_room(queue: Queue) -> None:
     """An entry that does not fit is the first one of the next batch. A single one may have more."""
     queue.add("b1", "b2")
-    queue.add("a1", "a2", size=20)
+    queue.add("a1", "a2", size=2 * EMPTY)
     queue.add("c1")
-    assert [queue.take(room=10) for _ in range(5)] == [["b1"], ["a1"], ["c1", "b2"], ["a2"], []]
+    assert [queue.take(room=2 * EMPTY) for _ in range(5)] == [["b1"], ["a1"], ["c1", "b2"], ["a2"], []]
 
 
 def test_skipped_tenants(queue: Queue) -> None:
@@ -137,22 +155,13 @@ def test_skipped_tenants(queue: Queue) -> None:
 def test_what_is_put_back(queue: Queue) -> None:
     """Entries that are put back keep their order and age, and are next."""
     queue.add("a1", "b1", "a2", "c1")
-    entries = queue.queue.take(100).entries
-    assert items(entries) == ["a1", "b1", "c1", "a2"]
+    entries = queue.next().entries
+    assert names(entries) == ["a1", "b1", "c1", "a2"]
     queue.now = 4
     queue.add("d1", "a3")
     queue.queue.put_back(entries[1:])
     assert queue.take(4) == ["b1", "c1", "a2", "d1"]
     queue.queue.put_back(entries[:1])
     queue.now = 6
-    taken = queue.queue.take(100)
-    assert (items(taken.late), items(taken.entries)) == (["a1"], ["a3"])
-
-
-@pytest.mark.parametrize(
-    ("size", "left"), [(1, ["a10", "a11", "a9"]), (190, ["a5", "a6", "a7", "a8", "a9", "a10", "a11", "a4"])]
-)
-def test_newest_of_the_largest_tenant_leaves(queue: Queue, size: int, left: list[str]) -> None:
-    """If the queue is full, the newest entry of the tenant with the most bytes leaves. Those of others stay."""
-    assert queue.add(*(f"a{number}" for number in range(12)), "b1", size=size) == left
-    assert "b1" in queue.take(room=10_000)
+    taken = queue.next()
+    assert (refused(taken.late), names(taken.entries)) == (["a1"], ["a3"])

@@ -5,20 +5,21 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, cast
 
 import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
+from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import QUERIES
-from timer_service.core.ports.broker import QueryReply
+from timer_service.core.ports.broker import QueryReply, Replies, Request, RequestSubscription
 from timer_service.core.ports.database import Database, Reader
 from timer_service.core.requests.query import MAX_QUERY_BYTES, WAITING, Queries, QueryRoute
 from timer_service.core.values.budget import DEFAULT_BUDGET, LEAST_MEMORY_BYTES, MIB, Budget
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.values.message import Payload
+from timer_service.core.values.message import Kind, Payload
 
 WAIT: Final = b'{"text": "wait"}'
 
@@ -53,11 +54,12 @@ class Asked:
         self.go_on = asyncio.Event()
         self.seconds = 0.0
         self.metrics = RecordingMetrics()
+        self.broker = MemoryBroker()
         route = QueryRoute("ask", Ask, Ask, self._answer)
         self.queries = Queries(database, clock, [route], self.metrics, monotonic=lambda: self.seconds)
 
     async def ask(self, body: bytes, tenant: str = "acme") -> QueryReply:
-        return await self.queries.answer("ask", tenant, body)
+        return await self.broker.request("ask", tenant, body)
 
     async def start(self, *queries: str, body: bytes = WAIT) -> list[asyncio.Task[QueryReply]]:
         """Send queries that wait, each of the tenant that it names. Return when none of them goes on any more."""
@@ -81,16 +83,22 @@ class Asked:
 
 
 @pytest.fixture
-def asked(store: Database, clock: ManualClock) -> Asked:
-    """Return a query on each store in turn."""
-    return Asked(store, clock)
+async def asked(sqlite: Database, clock: ManualClock) -> AsyncIterator[Asked]:
+    """Return a query that is served."""
+    asked = Asked(sqlite, clock)
+    subscription = await asked.broker.serve(Kind.QUERY, ["ask"], asked.queries.receive)
+    task = asyncio.create_task(asked.queries.run(subscription))
+    yield asked
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
-async def test_queries_have_their_own_reader(asked: Asked, store: Database) -> None:
+async def test_queries_have_their_own_reader(asked: Asked, sqlite: Database) -> None:
     """A query gets the reader for queries, not the reader of the loops: a slow query must not delay a timer."""
     await asked.ask(b"{}")
-    assert [reader is store.queries for reader in asked.readers] == [True]
-    assert store.queries is not store.reader
+    assert [reader is sqlite.queries for reader in asked.readers] == [True]
+    assert sqlite.queries is not sqlite.reader
 
 
 async def test_large_query(asked: Asked) -> None:
@@ -112,27 +120,11 @@ async def test_query_with_many_fields(asked: Asked) -> None:
 
 async def test_a_few_queries_are_answered_at_a_time(asked: Asked) -> None:
     """Four queries are answered at a time, three of one tenant. Tenants take turns. The metric has what waits."""
-    waiting = await asked.start(*"aaaaabbc")
-    assert (asked.begun, asked.metrics.waiting_queries[-1]) == (list("aaab"), 4)
-    waiting[5].cancel()
-    await settle()
-    assert asked.begun == list("aaabb")
+    waiting = [*await asked.start(*"aaaaa"), *await asked.start(*"bbc")]
+    assert ("".join(asked.begun), asked.metrics.waiting_queries) == ("aaab", 4)
     asked.go_on.set()
-    await asyncio.wait(waiting)
-    assert asked.begun == list("aaabbaca")
-    assert asked.metrics.waiting_queries[-1] == 0
-
-
-@pytest.mark.parametrize("cancelled", range(5))
-async def test_cancelled_queries(asked: Asked, cancelled: int) -> None:
-    """A query that is cancelled while it is answered, when its turn begins, or while it waits, keeps no turn."""
-    waiting = await asked.start(*"abcdefg")
-    waiting[0].cancel()
-    asked.go_on.set()
-    waiting[cancelled].cancel()
-    await asyncio.wait(waiting)
-    assert sum(each.cancelled() for each in waiting) == len({0, cancelled})
-    assert (await asked.ask(b"{}")).code is None
+    await asyncio.gather(*waiting)
+    assert ("".join(asked.begun), asked.metrics.waiting_queries) == ("aaabacba", 0)
 
 
 async def test_queries_that_wait_for_too_long(asked: Asked) -> None:
@@ -141,34 +133,17 @@ async def test_queries_that_wait_for_too_long(asked: Asked) -> None:
     asked.seconds = 5.5
     waiting += await asked.start("g")
     asked.go_on.set()
-    replies = await asyncio.gather(*waiting)
-    assert codes(replies) == [None] * 4 + ["BUSY"] * 2 + [None]
-    assert replies[4].message == "the query waited for too long; ask again later"
+    assert codes(await asyncio.gather(*waiting)) == [None] * 4 + ["BUSY"] * 2 + [None]
 
 
 async def test_full_queue(asked: Asked) -> None:
-    """If too many queries wait, the newest one of the tenant with the most gets BUSY. Others still find room."""
-    waiting = await asked.start(*"a" * (WAITING + 4), "b", "b")
-    refused = [each.result() for each in waiting if each.done()]
-    assert codes(refused) == ["BUSY"] * 2
-    assert refused[0].message == "too many queries are waiting; ask again later"
+    """If too many queries wait, the newest of the tenant with the most get BUSY at once. Others still find room."""
+    waiting = [*await asked.start(*"abcd"), *await asked.start(*"a" * WAITING, "b", "b")]
+    assert codes([each.result() for each in waiting if each.done()]) == ["BUSY"] * 2
+    assert asked.metrics.queries["ask", "BUSY"] == 2
     asked.go_on.set()
     assert codes(await asyncio.gather(*waiting[-2:])) == [None, None]
     await asyncio.gather(*waiting)
-
-
-async def test_queries_of_a_flood_are_refused_unread(asked: Asked) -> None:
-    """While a tenant has filled the queue, its queries get BUSY before they are read. Those of others are read."""
-    waiting = await asked.start(*"a" * (WAITING + 2))
-    assert asked.queries.refuse("ask", "a") is None
-    waiting += await asked.start("a")
-    refusal = asked.queries.refuse("ask", "a")
-    assert refusal is not None
-    assert (refusal.code, asked.metrics.queries["ask", "BUSY"]) == (Code.BUSY, 1)
-    assert asked.queries.refuse("ask", "b") is None
-    asked.go_on.set()
-    await asyncio.gather(*waiting)
-    assert asked.queries.refuse("ask", "a") is None
 
 
 async def test_waiting_queries_have_a_share_of_the_memory(asked: Asked) -> None:
@@ -183,25 +158,41 @@ async def test_waiting_queries_have_a_share_of_the_memory(asked: Asked) -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_a_turn_lasts_until_the_reply_is_sent(asked: Asked) -> None:
+class SlowReplies:
+    """Sends the replies to `acme` when the test allows it, and the others at once."""
+
+    def __init__(self) -> None:
+        self.may_send, self.others = asyncio.Event(), asyncio.Event()
+        self.sent = 0
+
+    async def reply(self, replies: Replies) -> None:
+        for request, _ in replies:
+            if request.tenant == "acme":
+                await self.may_send.wait()
+            else:
+                self.others.set()
+            self.sent += 1
+
+
+async def test_a_turn_lasts_until_the_reply_is_sent(sqlite: Database, clock: ManualClock) -> None:
     """While replies of a tenant are sent slowly, its next queries wait. Their replies would fill the memory.
 
-    The queries of other tenants are answered meanwhile, also if those of the tenant came first.
+    The queries of other tenants are answered meanwhile, although those of the tenant came first.
     """
-    may_send = asyncio.Event()
-
-    async def send(_: QueryReply) -> None:
-        await may_send.wait()
-
-    waiting = [asyncio.create_task(asked.queries.answer("ask", "acme", b"{}", send)) for _ in range(50)]
+    asked, slow = Asked(sqlite, clock), SlowReplies()
+    task = asyncio.create_task(asked.queries.run(cast(RequestSubscription, slow)))
+    for _ in range(50):
+        asked.queries.receive(Request("ask", "acme", b"{}", "_INBOX.a"))
+    await settle()
+    asked.queries.receive(Request("ask", "other", b"{}", "_INBOX.a"))
     async with asyncio.timeout(10):
-        while len(asked.readers) < 3:
+        await slow.others.wait()
+        await settle()
+        assert asked.begun == ["acme", "acme", "acme", "other"]
+        slow.may_send.set()
+        while slow.sent < 51:
             await asyncio.sleep(0)
-        assert (await asked.queries.answer("ask", "other", b"{}")).code is None
-    assert len(asked.readers) == 4  # three of one tenant are answered at a time
-    may_send.set()
-    await asyncio.gather(*waiting)
-    assert len(asked.readers) == 51
+    task.cancel()
 
 
 @pytest.fixture
@@ -220,6 +211,7 @@ async def test_bodies_are_forgotten(asked: Asked) -> None:
     before = [sys.getrefcount(body) for body in (*flood, *others)]
     await asyncio.gather(*map(asked.ask, flood))
     await asyncio.gather(*map(asked.ask, others))
+    await settle()
     assert [sys.getrefcount(body) for body in (*flood, *others)] == before
     codes = {code for _, code in asked.metrics.queries}
     assert codes == {"answered", "BUSY", "NOT_FOUND", "INTERNAL", "INVALID_JSON", "INVALID_PAYLOAD", "TOO_LARGE"}

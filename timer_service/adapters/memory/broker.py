@@ -9,10 +9,9 @@ from timer_service.core.ports.broker import (
     BrokerFeatures,
     PublishResult,
     PublishStatus,
-    QueryFilter,
-    QueryHandler,
     QueryReply,
     ReceiveRequest,
+    Replies,
     Reply,
     Request,
 )
@@ -57,7 +56,6 @@ class MemoryBroker:
         self.stored = StoredLog(epoch)
         """The commands in the log."""
         self._ids: set[tuple[Kind, str]] = set()
-        self._query_handlers: dict[str, QueryHandler] = {}
         self._request_receivers: dict[str, list[tuple[MemoryRequests, ReceiveRequest]]] = {}
         self._request_replies: dict[str, asyncio.Future[QueryReply]] = {}
         self._hint_listeners: list[Callable[[str, int], None]] = []
@@ -92,42 +90,28 @@ class MemoryBroker:
         """
         return self.stored.append(address, body, headers, message_id, stored_at)
 
-    async def ask(self, name: str, tenant: str, body: bytes = b"") -> QueryReply:
-        """Send a query, as a client does. Raises KeyError if no handler serves that name."""
-        replies: list[QueryReply] = []
-
-        async def send(reply: QueryReply) -> None:
-            replies.append(reply)
-
-        await self._query_handlers[name](name, tenant, body, send)
-        return replies[0]
-
     async def request(self, name: str, tenant: str, body: bytes = b"") -> QueryReply:
-        """Send a request, as a worker does, and wait for its reply. Instances that serve requests take turns.
+        """Send a query or a request, and wait for its reply. Instances that serve its name take turns.
 
         Raises KeyError or IndexError if no instance serves that name.
         """
         receivers = self._request_receivers[name]
-        first = receivers.pop(0)
-        receivers.append(first)
+        subscription, receive = receivers.pop(0)
+        receivers.append((subscription, receive))
         request = Request(name, tenant, body, f"_INBOX.request-{len(self._request_replies)}")
-        self._request_replies[request.reply_to] = asyncio.get_running_loop().create_future()
-        if (refusal := first[1](request)) is not None:
-            return refusal
-        return await self._request_replies[request.reply_to]
+        reply: asyncio.Future[QueryReply] = asyncio.get_running_loop().create_future()
+        self._request_replies[request.reply_to] = reply
+        await subscription.reply(receive(request))
+        return await reply
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages, except where the test set a fault."""
         await self.before_publishing(messages)
         return [self._store(message) for message in messages]
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
-        """Answer queries that are sent with `ask`."""
-        del refuse  # no test floods this broker with queries
-        self._query_handlers.update(dict.fromkeys(names, answer))
-
-    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> "MemoryRequests":
-        """Receive requests that are sent with `request`."""
+    async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> "MemoryRequests":
+        """Receive what is sent with `request`. No query has the name of a request."""
+        del kind
         subscription = MemoryRequests(self)
         for name in names:
             self._request_receivers.setdefault(name, []).append((subscription, receive))
@@ -198,7 +182,7 @@ class MemoryRequests:
         """How many times the broker was down."""
         return self._broker.outages
 
-    async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
+    async def reply(self, replies: Replies) -> None:
         """Send replies."""
         for request, reply in replies:
             self._broker.resolve_request(request, reply)

@@ -20,14 +20,12 @@ from timer_service.core.ports.broker import (
     BrokerFeatures,
     PublishResult,
     PublishStatus,
-    QueryFilter,
-    QueryHandler,
     ReceiveRequest,
     Reply,
 )
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Message
+from timer_service.core.values.message import Kind, Message
 
 log = logging.getLogger(__name__)
 
@@ -147,21 +145,12 @@ class NatsBroker:
             return [PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")] * len(messages)
         return await self._publisher.publish(messages)
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
-        """Answer queries. Raises `StartError` if their connection cannot be opened."""
-        await (await self._open_requests()).serve_queries(names, answer, refuse)
-
-    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> TenantRequests:
-        """Receive requests. Raises `StartError` if their connection cannot be opened."""
-        requests = await self._open_requests()
-        await requests.serve_requests(names, receive)
-        return requests
-
-    async def _open_requests(self) -> TenantRequests:
-        """Return what receives queries and requests, on another connection."""
+    async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> TenantRequests:
+        """Receive queries or requests, on another connection. Raises `StartError` if it cannot be opened."""
         if self._requests is None:
             self._requests = TenantRequests(self._subjects, self._reply_prefix)
             await self._requests.connection.open(self._urls, self._login)
+        await self._requests.serve(kind, names, receive)
         return self._requests
 
     async def reply(self, replies: Sequence[Reply]) -> None:

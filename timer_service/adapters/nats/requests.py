@@ -1,7 +1,7 @@
 """The connection for the queries and requests of tenants. A flood of them does not delay commands and events.
 
-Any tenant may send faster than the service reads. So each message is looked at when it is read: requests are handed
-over at once, queries that are too many are refused, and neither waits in the large buffers of the driver.
+Any tenant may send faster than the service reads. So each message is handed over when it is read, and does not wait in
+the large buffers of the driver. Those that are too many are refused at once.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from importlib.metadata import version
 import nats.errors
 from nats.aio.subscription import Subscription
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
-from nats.micro.request import Request as MicroRequest
 from nats.micro.service import EndpointConfig, Service, ServiceConfig
 
 from timer_service.adapters.nats.api import write_headers
@@ -22,7 +21,7 @@ from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import GuardedClient, ReadMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.intake.replies import may_reply_to
-from timer_service.core.ports.broker import QueryFilter, QueryHandler, QueryReply, ReceiveRequest, Request
+from timer_service.core.ports.broker import QueryReply, ReceiveRequest, Replies, Request
 from timer_service.core.ports.health import Health
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.error_text import error_text
@@ -41,7 +40,10 @@ _MOST_REFUSALS = 1000
 
 
 class TenantRequests:
-    """A `core.ports.broker.RequestSubscription`, and the micro service `timer-service`, which answers queries."""
+    """A `core.ports.broker.RequestSubscription` for queries and requests.
+
+    The queries are also the endpoints of a micro service `timer-service`, so `$SRV.PING`, `INFO` and `STATS` find them.
+    """
 
     def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
         """`reply_prefix`: of the inboxes to which replies are sent."""
@@ -53,14 +55,11 @@ class TenantRequests:
         )
         self._subjects = subjects
         self._reply_prefixes = reply_prefix, _IMPORTED_REPLY_PREFIX
-        self._queries, self._requests = (
-            subjects.pattern(kind).partition("*")[0].encode() for kind in (Kind.QUERY, Kind.REQUEST)
-        )
-        self._refuse: QueryFilter = None
-        self._answer: QueryHandler
-        self._receive: ReceiveRequest
+        self._prefixes = {
+            kind: subjects.pattern(kind).partition("*")[0].encode() for kind in (Kind.QUERY, Kind.REQUEST)
+        }
+        self._receivers: dict[Kind, ReceiveRequest] = {}
         self._service: Service | None = None
-        self._answering: set[asyncio.Task[object]] = set()
         self._interests: list[Subscription] = []
         self._refusals: deque[tuple[str, QueryReply]] = deque(maxlen=_MOST_REFUSALS)
         self._refusing: asyncio.Task[None] | None = None
@@ -76,27 +75,23 @@ class TenantRequests:
         """How many times the connection was lost."""
         return self.connection.outages
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter) -> None:
-        """Start to answer the named queries. Instances share them, and `$SRV.PING`, `INFO` and `STATS` find them."""
-        self._answer, self._refuse = answer, refuse
-        description = "Queries about timers, signals, runs and buried events."
-        config = ServiceConfig(name=_QUEUE, version=version("timer-service"), description=description)
-        self._service = Service(self.connection.client, config)
-        await self._service.start()
-        for name in names:
-            subject = self._subjects.pattern(Kind.QUERY, name)
-            await self._service.add_endpoint(EndpointConfig(name=name, subject=subject, handler=self._take_query))
+    async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> None:
+        """Start to receive the named queries or requests. Instances share them."""
+        self._receivers[kind] = receive
+        subjects = {name: self._subjects.pattern(kind, name) for name in names}
+        if kind is Kind.QUERY:
+            description = "Queries about timers, signals, runs and buried events."
+            config = ServiceConfig(name=_QUEUE, version=version("timer-service"), description=description)
+            self._service = Service(self.connection.client, config)
+            await self._service.start()
+            for name, subject in subjects.items():
+                await self._service.add_endpoint(EndpointConfig(name=name, subject=subject, handler=_ignore))
+        else:
+            for subject in subjects.values():
+                self._interests.append(await self.connection.client.subscribe(subject, _QUEUE, cb=_ignore))
         await self.connection.flush()
 
-    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> None:
-        """Start to receive the named requests. Instances share them."""
-        self._receive = receive
-        for name in names:
-            subject = self._subjects.pattern(Kind.REQUEST, name)
-            self._interests.append(await self.connection.client.subscribe(subject, _QUEUE, cb=_ignore))
-        await self.connection.flush()
-
-    async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
+    async def reply(self, replies: Replies) -> None:
         """Send replies. They are lost while the connection is lost."""
         turns = Turns(_BYTES_PER_TURN)
         for request, reply in replies:
@@ -114,9 +109,7 @@ class TenantRequests:
             log.debug("could not unsubscribe from requests: the connection is lost")
 
     async def disconnect(self) -> None:
-        """Stop to answer queries, send the replies that are ready, and disconnect. Other queries get no reply."""
-        for task in self._answering:
-            task.cancel()
+        """Stop taking queries, send the replies that are ready, and disconnect."""
         if self._service is not None and self.connection.client.is_connected:
             try:
                 await self._service.stop()
@@ -125,9 +118,9 @@ class TenantRequests:
         await self.connection.close()
 
     def _screen(self, message: ReadMessage) -> ReadMessage | None:
-        """Take requests, refuse queries that are too many, and let the driver have everything else."""
-        is_query = message.subject.startswith(self._queries)
-        if not is_query and not message.subject.startswith(self._requests):
+        """Take queries and requests, and let the driver have everything else."""
+        kind = next((each for each, prefix in self._prefixes.items() if message.subject.startswith(prefix)), None)
+        if kind is None:
             return message
         reply_to = decode_text(message.reply)
         if not may_reply_to(reply_to, *self._reply_prefixes):
@@ -135,31 +128,19 @@ class TenantRequests:
             if self._ignored & (self._ignored - 1) == 0:  # 1, 2, 4, 8: a flood must not flood the log
                 log.warning("messages ignored: their reply subjects are not inboxes", extra={"count": self._ignored})
             return None
-        _, tenant, name = self._subjects.address(Kind.QUERY, decode_text(message.subject))
-        if is_query:
-            refusal = None if self._refuse is None else self._refuse(name, tenant)
-        else:
-            refusal = self._receive(Request(name, tenant, message.body, reply_to))
-        if refusal is not None:
-            self._refusals.append((reply_to, refusal))
-            if self._refusing is None or self._refusing.done():
-                self._refusing = asyncio.create_task(self._send_refusals())
-        # Nobody reads the headers of a query, and while it waits they may take much more memory than its body.
-        return message._replace(headers=b"") if is_query and refusal is None else None
+        _, tenant, name = self._subjects.address(kind, decode_text(message.subject))
+        refused = self._receivers[kind](Request(name, tenant, message.body, reply_to))
+        self._refusals += ((request.reply_to, reply) for request, reply in refused)
+        if self._refusals and (self._refusing is None or self._refusing.done()):
+            self._refusing = asyncio.create_task(self._send_refusals())
+        # The micro service only counts queries. Beside a flood it does not, because that takes time.
+        return message._replace(headers=b"", body=b"") if kind is Kind.QUERY and not refused else None
 
     async def _send_refusals(self) -> None:
         while self._refusals:
             refusals = [*self._refusals]
             self._refusals.clear()
             await self._send(*refusals)
-
-    async def _take_query(self, request: MicroRequest) -> None:
-        """Start to answer a query. The driver reads the next one of this name when this method returns."""
-        _, tenant, name = self._subjects.address(Kind.QUERY, request.subject)
-        to = request._msg.reply  # noqa: SLF001 - the driver has no public access to it
-        task = asyncio.ensure_future(self._answer(name, tenant, request.data, lambda reply: self._send((to, reply))))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
 
     async def _send(self, *replies: tuple[str, QueryReply]) -> None:
         """Send replies. It waits while the server takes them slowly."""
@@ -184,4 +165,4 @@ def _error(reply: QueryReply) -> bytes:
 
 
 async def _ignore(_message: object) -> None:
-    """Ignore a message. `_screen` passes none to the subscriptions of requests."""
+    """Ignore a message, which `_screen` has taken."""

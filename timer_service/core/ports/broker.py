@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from timer_service.core.ports.health import Health
 from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Message
+from timer_service.core.values.message import Kind, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,8 @@ class QueryReply(NamedTuple):
     message: str = ""
 
 
-SendReply = Callable[[QueryReply], Awaitable[None]]
-"""Sends the reply to a query. It waits while the broker takes replies slowly, and raises nothing."""
-
-QueryHandler = Callable[[str, str, bytes, SendReply], Awaitable[object]]
-"""Answers a query. The arguments are the query's name, the tenant, the body, and what sends the reply."""
-
-QueryFilter = Callable[[str, str], QueryReply | None] | None
-"""Returns the reply to a query that is refused unread, by its name and tenant. None: no query is refused."""
-
-
 class Request(NamedTuple):
-    """A request of a worker. `reply_to` is an inbox."""
+    """A query, or a request of a worker. `reply_to` is an inbox."""
 
     name: str
     tenant: str
@@ -86,12 +76,15 @@ class Request(NamedTuple):
     reply_to: str
 
 
-ReceiveRequest = Callable[[Request], QueryReply | None]
-"""Takes a request and returns at once. The reply that it returns, if any, is sent at once."""
+Replies = Sequence[tuple[Request, QueryReply]]
+"""Requests and the replies to them."""
+
+ReceiveRequest = Callable[[Request], Replies]
+"""Takes a request and returns at once: the replies to those that are refused now, usually none. They are sent soon."""
 
 
 class RequestSubscription(Protocol):
-    """A share of the requests. Instances share all requests."""
+    """A share of the queries, or of the requests of workers. Instances share all of them."""
 
     @property
     def health(self) -> Health:
@@ -103,17 +96,17 @@ class RequestSubscription(Protocol):
         """How many times the connection was lost. Replies to the requests from before may not arrive."""
         ...
 
-    async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
+    async def reply(self, replies: Replies) -> None:
         """Send replies. It waits while the broker takes replies slowly. A reply may be lost; nothing is raised."""
         ...
 
     async def close(self) -> None:
-        """Stop taking requests. Requests that were received can still be replied to."""
+        """Stop taking requests of workers. Those that were received can still be replied to."""
         ...
 
 
 class Broker(Protocol):
-    """The connection that has the log of commands, publishes events and answers queries."""
+    """The connection that has the log of commands, publishes events and receives queries and requests."""
 
     @property
     def features(self) -> BrokerFeatures:
@@ -139,17 +132,10 @@ class Broker(Protocol):
         """Store messages durably; return one result for each, in order. A broker failure is a result, not an error."""
         ...
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = None) -> None:
-        """Answer the named queries of every tenant with `answer` until this broker is closed.
+    async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
+        """Pass the named queries or requests (`kind`) of every tenant to `receive`. The broker buffers none of them.
 
-        `refuse`, if there is one, is asked first, and decides quickly.
-        """
-        ...
-
-    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
-        """Pass the named requests of every tenant to `receive`. Requests that do not reply to an inbox are ignored.
-
-        The broker buffers no requests: `receive` decides how many wait.
+        Those that do not reply to an inbox are ignored. Queries are passed until this broker is closed.
         """
         ...
 

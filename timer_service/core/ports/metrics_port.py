@@ -18,8 +18,8 @@ class MetricsPort(Protocol):
         """Count a query by its name and outcome."""
         ...
 
-    def queries_waiting(self, count: int) -> None:
-        """Set the number of queries that wait to be answered."""
+    def queries_waiting(self, change: int) -> None:
+        """Add a change to the number of queries that wait to be answered."""
         ...
 
     def request_answered(self, name: str, outcome: str) -> None:

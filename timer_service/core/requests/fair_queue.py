@@ -1,12 +1,20 @@
-"""The messages that wait: bounded by count and bytes, and tenants take turns. No I/O."""
+"""The queries or requests that wait: bounded by count and bytes, and tenants take turns."""
 
+import asyncio
 import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-_T = TypeVar("_T")
+from timer_service.core.ports.broker import QueryReply, Replies, Request
+from timer_service.core.requests.bodies import error_reply
+from timer_service.core.values.errors import Code, Rejection
+
+_ENTRY_BYTES = 1024
+"""The memory of an entry besides its body."""
+_FULL = error_reply(Rejection(Code.BUSY, "too many requests are waiting; ask again later"))
+_LATE = error_reply(Rejection(Code.BUSY, "the request waited for too long; ask again later"))
 
 
 class QueueLimits(NamedTuple):
@@ -20,75 +28,108 @@ class QueueLimits(NamedTuple):
     """How long an entry waits. After that its client no longer listens: this is the usual timeout."""
 
 
-class Entry(NamedTuple, Generic[_T]):
-    """An item that waits."""
+class Entry(NamedTuple):
+    """A query or a request that waits."""
 
-    tenant: str
-    """Items of one tenant keep their order. Tenants take turns."""
-    item: _T
-    size: int
-    """How much memory it needs while it waits, in bytes."""
+    request: Request
+    """Those of one tenant keep their order. Tenants take turns."""
     since: float
     """When it was received, in seconds."""
 
+    @property
+    def size(self) -> int:
+        """How much memory it needs, in bytes."""
+        return len(self.request.body) + _ENTRY_BYTES
 
-class Taken(NamedTuple, Generic[_T]):
+
+class Taken(NamedTuple):
     """What leaves the queue with its turn."""
 
-    entries: Sequence[Entry[_T]]
-    late: Sequence[Entry[_T]]
-    """The entries that have waited for too long."""
+    entries: Sequence[Entry]
+    late: Replies
+    """The replies to those that have waited for too long."""
 
 
-class FairQueue(Generic[_T]):
-    """Entries of tenants. `monotonic` returns seconds."""
+class FairQueue:
+    """The queue of some queries or requests. `receive` is called by the broker, `next` by the tasks that answer."""
 
-    def __init__(self, limits: QueueLimits, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: QueueLimits,
+        *,
+        answered: Callable[[str, str], None],
+        waiting: Callable[[int], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`answered` counts a refusal by its name and code. `waiting` adds a change to a gauge."""
         self._limits = limits
+        self._answered = answered
+        self._gauge = waiting
         self._monotonic = monotonic
-        self._waiting: OrderedDict[str, deque[Entry[_T]]] = OrderedDict()  # the tenant of the next turn comes first
+        self._waiting: OrderedDict[str, deque[Entry]] = OrderedDict()  # the tenant of the next turn comes first
         self._bytes: Counter[str] = Counter()
         self._total_bytes = 0
         self._count = 0
+        self._changed = asyncio.Event()
+        self._closed = False
 
-    def __len__(self) -> int:
-        return self._count
+    def receive(self, request: Request) -> Replies:
+        """Add a request. Return BUSY for those that leave because the queue is full, perhaps also for this one.
 
-    def is_full(self, tenant: str, size: int) -> bool:
-        """Return whether an item of a tenant would leave at once: it has no room, and no tenant has more bytes."""
-        is_full = self._count >= self._limits.waiting or self._total_bytes + size > self._limits.waiting_bytes
-        return is_full and self._bytes.get(tenant, 0) == max(self._bytes.values(), default=0)
-
-    def add(self, tenant: str, item: _T, *, size: int) -> list[Entry[_T]]:
-        """Add an item. Return the entries that leave because the queue is full, perhaps also this one.
-
-        The newest entries of the tenant with the most bytes leave, so that the other tenants go on.
+        The newest ones of the tenant with the most bytes leave, so that the other tenants go on.
         """
-        entry = Entry(tenant, item, size, self._monotonic())
-        self._waiting.setdefault(tenant, deque()).append(entry)
+        entry = Entry(request, self._monotonic())
+        self._waiting.setdefault(request.tenant, deque()).append(entry)
         self._count_in(entry, 1)
-        left: list[Entry[_T]] = []
+        left: list[Request] = []
         while self._total_bytes > self._limits.waiting_bytes or self._count > self._limits.waiting:
-            left.append(self._remove(max(self._bytes, key=self._bytes.__getitem__), newest=True))
-        return left
+            left.append(self._remove(max(self._bytes, key=self._bytes.__getitem__), newest=True).request)
+        self._changed.set()
+        return self.refuse(left, _FULL)
 
-    def take(self, most: int, most_bytes: float = math.inf, skip: Collection[str] = ()) -> Taken[_T]:
-        """Remove and return the next entries, one of each tenant, then the next one of each, and so on.
+    def refuse(self, requests: Iterable[Request], reply: QueryReply) -> Replies:
+        """Count requests under the code of an error. Return the replies, which keep no bodies."""
+        refused = [(each._replace(body=b""), reply) for each in requests]
+        for each, _ in refused:
+            self._answered(each.name, reply.code or Code.INTERNAL)
+        return refused
 
-        There are at most `most`. They have at most `most_bytes` together; the first one may have more. Tenants in
-        `skip` have no turn now, and keep their places.
+    async def next(
+        self, most: int, most_bytes: float = math.inf, may_go: Callable[[str], bool] = lambda _tenant: True
+    ) -> Taken:
+        """Wait for entries. Remove and return the next ones: one of each tenant, then the next one of each, and so on.
+
+        There are at most `most`. They have at most `most_bytes` together; the first one may have more. Tenants for
+        which `may_go` is false have no turn now, and keep their places: who makes it true calls this again. Nothing is
+        returned if the queue is closed.
         """
+        while not any(taken := self._take(most, most_bytes, may_go)) and not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return taken
+
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        """Return entries, in the order in which they were taken, to the front. Their tenants have the next turns."""
+        for each in reversed(entries):
+            tenant = each.request.tenant
+            self._waiting.setdefault(tenant, deque()).appendleft(each)
+            self._waiting.move_to_end(tenant, last=False)
+            self._count_in(each, 1)
+
+    def close(self) -> None:
+        """Make `next` return nothing after what waits now."""
+        self._closed = True
+        self._changed.set()
+
+    def _take(self, most: int, most_bytes: float, may_go: Callable[[str], bool]) -> Taken:
         now = self._monotonic()
-        entries: list[Entry[_T]] = []
-        late: list[Entry[_T]] = []
+        entries: list[Entry] = []
+        late: list[Request] = []
         used = 0
-        while len(entries) < most:
-            tenant = next((each for each in self._waiting if each not in skip), None)
-            if tenant is None:
-                break
+        while len(entries) < most and (tenant := next(filter(may_go, self._waiting), None)) is not None:
             first = self._waiting[tenant][0]
             if now - first.since > self._limits.seconds:
-                late.append(self._remove(tenant))
+                late.append(self._remove(tenant).request)
                 continue
             used += first.size
             if entries and used > most_bytes:
@@ -96,16 +137,9 @@ class FairQueue(Generic[_T]):
             entries.append(self._remove(tenant))
             if tenant in self._waiting:
                 self._waiting.move_to_end(tenant)
-        return Taken(entries, late)
+        return Taken(entries, self.refuse(late, _LATE))
 
-    def put_back(self, entries: Iterable[Entry[_T]]) -> None:
-        """Return entries, in the order in which they were taken, to the front. Their tenants have the next turns."""
-        for each in reversed(list(entries)):
-            self._waiting.setdefault(each.tenant, deque()).appendleft(each)
-            self._waiting.move_to_end(each.tenant, last=False)
-            self._count_in(each, 1)
-
-    def _remove(self, tenant: str, *, newest: bool = False) -> Entry[_T]:
+    def _remove(self, tenant: str, *, newest: bool = False) -> Entry:
         waiting = self._waiting[tenant]
         entry = waiting.pop() if newest else waiting.popleft()
         self._count_in(entry, -1)
@@ -113,7 +147,8 @@ class FairQueue(Generic[_T]):
             del self._waiting[tenant], self._bytes[tenant]
         return entry
 
-    def _count_in(self, entry: Entry[_T], change: int) -> None:
-        self._bytes[entry.tenant] += change * entry.size
+    def _count_in(self, entry: Entry, change: int) -> None:
+        self._bytes[entry.request.tenant] += change * entry.size
         self._total_bytes += change * entry.size
         self._count += change
+        self._gauge(change)

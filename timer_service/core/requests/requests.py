@@ -4,7 +4,6 @@ A transaction applies the first requests, as many as it has room for. The others
 reply after the commit. If a reply is lost, the worker repeats the request, and nothing more changes.
 """
 
-import asyncio
 import logging
 import re
 import time
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.isolate import isolate
 from timer_service.core.intake.route import Lane
-from timer_service.core.ports.broker import QueryReply, Request, RequestSubscription
+from timer_service.core.ports.broker import Replies, Request, RequestSubscription
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import Health, OutageLog, RecentFailure
@@ -34,13 +33,9 @@ _WAITING = 20_000
 """How many requests wait."""
 _BATCH = 1000
 """How many requests are decoded at a time."""
-_REQUEST_BYTES = 1024
-"""The memory of a waiting request besides its body."""
 _UNHEALTHY_SECONDS = 60
 _BYTES_PER_TURN = 64 * 1024
 
-_FULL = error_reply(Rejection(Code.BUSY, "too many requests are waiting; ask again later"))
-_LATE = error_reply(Rejection(Code.BUSY, "the request waited for too long; ask again later"))
 _UNAVAILABLE = Rejection(Code.BUSY, "the database is not available at the moment; ask again later")
 _CONFLICT = Rejection(Code.BUSY, "other transactions use the same rows; ask again later")
 _FAILED = Rejection(Code.INTERNAL, "the request failed; see the log of the service")
@@ -81,22 +76,15 @@ Returns an answer for each that it has applied: one at least, and as many as the
 """
 
 
-class Valid(NamedTuple):
-    """A valid request, as it waited and as it was read."""
-
-    entry: Entry[Request]
-    asked: Asked
-
-
 class Batch(NamedTuple):
-    """The next requests: the valid ones, and the error replies to the others."""
+    """The next requests: the valid ones, as they waited and as they were read, and the error replies to the others."""
 
-    valid: Sequence[Valid]
-    errors: Sequence[tuple[Request, QueryReply]]
+    valid: Sequence[tuple[Entry, Asked]]
+    errors: Replies
 
 
-class RequestQueue:
-    """The waiting requests of some routes. `receive` is called by the broker, `next_batch` by one task."""
+class RequestQueue(FairQueue):
+    """The waiting requests of some routes."""
 
     def __init__(
         self,
@@ -112,81 +100,36 @@ class RequestQueue:
 
         `batch_bytes`: the bytes of the requests of a batch. A single one may have more.
         """
+        super().__init__(
+            QueueLimits(waiting_bytes, waiting),
+            answered=metrics.request_answered,
+            waiting=metrics.requests_waiting,
+            monotonic=monotonic,
+        )
         self._batch_bytes = batch_bytes
         self._routes: Mapping[str, RequestRoute] = {route.name: route for route in routes}
-        self._queue = FairQueue[Request](QueueLimits(waiting_bytes, waiting), monotonic)
-        self._metrics = metrics
-        self._counted = 0
-        """How many of the waiting requests are in the gauge."""
-        self._errors: list[tuple[Request, QueryReply]] = []
-        """The replies of the next batch to requests that are not applied."""
-        self._changed = asyncio.Event()
-        self._closed = False
 
     @property
     def names(self) -> Sequence[str]:
         """The names of the requests."""
         return list(self._routes)
 
-    def receive(self, request: Request) -> QueryReply | None:
-        """Take a request, or return the error BUSY if there is no room."""
-        left = self._queue.add(request.tenant, request, size=len(request.body) + _REQUEST_BYTES)
-        self._count_waiting()
-        self._changed.set()
-        for each in left:
-            if each.item is not request:
-                self._refuse(each.item, _FULL)
-        if not any(each.item is request for each in left):
-            return None
-        self._metrics.request_answered(request.name, Code.BUSY)
-        return _FULL
-
     async def next_batch(self) -> Batch | None:
         """Wait for requests and return some of them; None if the queue is closed and all were returned."""
-        while not self._queue and not self._errors:
-            if self._closed:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        taken = self._queue.take(_BATCH, self._batch_bytes)
-        self._count_waiting()
-        for each in taken.late:
-            self._refuse(each.item, _LATE)
-        valid = await self._decode(taken.entries)
-        errors, self._errors = self._errors, []
-        return Batch(valid, errors)
-
-    def put_back(self, entries: Sequence[Entry[Request]]) -> None:
-        """Return requests of the last batch to their places."""
-        self._queue.put_back(entries)
-        self._count_waiting()
-
-    def close(self) -> None:
-        """Make `next_batch` return None after the requests that wait now."""
-        self._closed = True
-        self._changed.set()
-
-    async def _decode(self, entries: Sequence[Entry[Request]]) -> list[Valid]:
+        taken = await self.next(_BATCH, self._batch_bytes)
+        if not any(taken):
+            return None
         turns = Turns(_BYTES_PER_TURN, pauses=True)
-        valid: list[Valid] = []
-        for entry in entries:
-            await turns.take(len(entry.item.body))
+        valid: list[tuple[Entry, Asked]] = []
+        errors = [*taken.late]
+        for entry in taken.entries:
+            await turns.take(len(entry.request.body))
             try:
-                valid.append(Valid(entry, _read(self._routes[entry.item.name], entry.item)))
+                valid.append((entry, _read(self._routes[entry.request.name], entry.request)))
             except Rejection as rejection:
-                self._refuse(entry.item, error_reply(rejection))
+                errors += self.refuse([entry.request], error_reply(rejection))
         await turns.take(0)
-        return valid
-
-    def _refuse(self, request: Request, reply: QueryReply) -> None:
-        """Reply to a request with the next batch."""
-        self._metrics.request_answered(request.name, reply.code or Code.INTERNAL)
-        self._errors.append((request._replace(body=b""), reply))
-
-    def _count_waiting(self) -> None:
-        """Correct the gauge, which counts the requests of all queues."""
-        self._metrics.requests_waiting(len(self._queue) - self._counted)
-        self._counted = len(self._queue)
+        return Batch(valid, errors)
 
 
 def _read(route: RequestRoute, request: Request) -> Asked:
@@ -238,12 +181,14 @@ class Requests:
             await subscription.reply(batch.errors)
             await self._apply(queue, subscription, batch.valid)
 
-    async def _apply(self, queue: RequestQueue, subscription: RequestSubscription, batch: Sequence[Valid]) -> None:
+    async def _apply(
+        self, queue: RequestQueue, subscription: RequestSubscription, batch: Sequence[tuple[Entry, Asked]]
+    ) -> None:
         """Apply requests, and reply to those that were applied or failed. The others wait again."""
         answers: dict[int, Answer] = {}  # by the number of the request in the batch
 
         async def attempt(part: Sequence[int]) -> None:
-            done = await self._commit([batch[each].asked for each in part], is_part=len(part) < len(batch))
+            done = await self._commit([batch[each][1] for each in part], is_part=len(part) < len(batch))
             answers.update(zip(part, done, strict=False))
 
         try:
@@ -251,13 +196,13 @@ class Requests:
             failed = {each.item: each.error for each in isolated.failed}
         except Exception as error:  # noqa: BLE001 - of the environment, so all others would fail too
             failed = dict.fromkeys(answers.keys() ^ range(len(batch)), error)
-        queue.put_back([each.entry for n, each in enumerate(batch) if n not in answers and n not in failed])
-        replies = [(batch[n].entry.item, self._fail(batch[n].entry.item, reason)) for n, reason in failed.items()]
+        queue.put_back([entry for n, (entry, _) in enumerate(batch) if n not in answers and n not in failed])
+        replies = {n: self._fail(batch[n][0].request, error) for n, error in failed.items()}
         if answers:
             await self._succeed(answers.values())
         turns = Turns(_BYTES_PER_TURN)
-        for request, answer in [*replies, *((batch[n].entry.item, each.reply) for n, each in answers.items())]:
-            reply = encode_answer(answer)  # one at a time: it may be large
+        for n, answer in [*replies.items(), *((n, each.reply) for n, each in answers.items())]:
+            request, reply = batch[n][0].request, encode_answer(answer)  # one at a time: it may be large
             self._metrics.request_answered(request.name, reply.code or ANSWERED)
             await turns.take(len(reply.body))
             await subscription.reply([(request, reply)])

@@ -131,7 +131,7 @@ class Dispatcher:
             turns = Turns(_TYPES_PER_TURN)
             for entry, asked in batch.valid:
                 await turns.take(len(asked.request.types))
-                self._hold(Poll(entry.item._replace(body=b""), asked.request))
+                self._hold(Poll(entry.request._replace(body=b""), asked.request))
             await self._answers.until_few()
         self._stopping = True
         async with self._pass:
