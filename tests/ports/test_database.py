@@ -107,25 +107,6 @@ async def test_what_waits_for_a_commit(database: Database) -> None:
     assert then == ["it is committed"]
 
 
-async def test_work_that_runs_at_once(database: Database) -> None:
-    """Work that runs at once is committed as a whole. If it fails, it is rolled back, and `then` is not called."""
-    then: list[int] = []
-
-    async def write(tx: Transaction, number: int, error: Exception | None = None) -> int:
-        tx.on_commit(lambda: then.append(number))
-        written: int = await tx.execute(INSERT, {"number": number})
-        if error is not None:
-            raise error
-        return written
-
-    assert await database.run(lambda tx: write(tx, 1)) == 1
-    with pytest.raises(OurError):
-        await database.run(lambda tx: write(tx, 2, OurError()))
-    with pytest.raises(DatabaseSetupError):
-        await database.run(lambda tx: tx.fetch("SELECT * FROM nowhere"))
-    assert (then, await numbers(database)) == ([1], [1])
-
-
 @pytest.mark.parametrize(
     "statement", ["SELECT * FROM nowhere", "SELECT nowhere FROM numbers", "SELECT nowhere(number) FROM numbers"]
 )
@@ -181,23 +162,6 @@ async def yield_to_others(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_cancellation_of_a_waiting_transaction(database: Database) -> None:
-    """Cancelling a transaction that waits for another one affects neither that one nor the next."""
-
-    async def write(number: int) -> None:
-        async with database.transaction() as tx:
-            await tx.execute(INSERT, {"number": number})
-
-    async with database.transaction() as tx:
-        waiting = asyncio.create_task(write(1))
-        await yield_to_others(3)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        await tx.execute(INSERT, {"number": 2})
-    await write(3)
-    assert await numbers(database) == [2, 3]
-
-
 async def test_rollback_keeps_writes_of_others(database: Database) -> None:
     """If one of several concurrent transactions fails, only its own writes are rolled back."""
 
@@ -225,18 +189,6 @@ async def test_writes_return_row_counts(database: Database) -> None:
         deleted = await tx.executemany("DELETE FROM numbers WHERE number < :below", [{"below": 3}, {"below": 5}])
         nothing = await tx.executemany(INSERT, [])
     assert (inserted, one, none, deleted, nothing) == (10, 1, 0, 5, 0)
-
-
-async def test_skipped_upserts_do_not_count(database: Database) -> None:
-    """An upsert whose condition fails is not counted. The count shows a lost race."""
-    upsert = """
-        INSERT INTO numbers (number) VALUES (:number)
-        ON CONFLICT (number) DO UPDATE SET number = excluded.number WHERE numbers.number > 5
-    """
-    async with database.transaction() as tx:
-        await tx.executemany(INSERT, [{"number": 1}, {"number": 9}])
-        written = await tx.executemany(upsert, [{"number": number} for number in (1, 9, 2)])
-    assert written == 2
 
 
 async def test_insert_returns_the_rows_that_did_not_exist(database: Database) -> None:

@@ -14,12 +14,11 @@ from tests.harness.builders import scheduled
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after
 from tests.harness.timers import put_timers
-from timer_service.core.due.due_rows import TenantTurns
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.ports.database import Database, Row
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import ConflictError
-from timer_service.core.values.message import Position, Trace
+from timer_service.core.values.message import Position
 from timer_service.timers.rules import Timer
 from timer_service.timers.store import TIMERS
 
@@ -90,30 +89,6 @@ async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
 
 
 STEPS = ["complete", "complete_claim", "release", "retry", "bury"]
-
-
-async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lease) -> None:
-    """A claim returns the columns of the event, the attempt and the lease token."""
-    made = scheduled(
-        data="1", correlation_id="corr", causation_id="cause", trace=Trace("parent", "state"), expires_at=LATER
-    )
-    await put(store, made)
-    row = await claim_one(store, lease)
-    claimed = {column: row[column] for column in TIMERS.claimed}
-    assert claimed == {
-        "tenant_id": "acme",
-        "service_call_id": "call-1",
-        "due_at": NOW,
-        "data": "1",
-        "large_data": None,
-        "correlation_id": "corr",
-        "causation_id": "cause",
-        "traceparent": "parent",
-        "tracestate": "state",
-        "event_id": made.schedule.event_id,
-        "expires_at": LATER,
-    }
-    assert (row["attempt"], bool(row["lease_token"])) == (1, True)
 
 
 async def test_claim_hides_the_row_for_the_visibility_timeout(store: Database, lease: Lease) -> None:
@@ -218,15 +193,6 @@ async def test_void_ends_every_lease(store: Database, lease: Lease) -> None:
     assert sorted((row["service_call_id"], row["attempt"]) for row in again) == [("a", 2), ("b", 2)]
 
 
-async def test_void_with_the_clock_set_back(store: Database, lease: Lease) -> None:
-    """Voiding by a clock that is behind the due time leaves the lease, so the row does not fire early."""
-    await put(store, timer(due_at=NOW))
-    await claim_one(store, lease)
-    async with store.transaction() as tx:
-        assert await lease.void(tx, NOW - 10) == 0
-    assert (await row_of(store))["available_at"] == NOW + HOLD_MS
-
-
 async def test_next_available(store: Database, lease: Lease) -> None:
     """`next_available` is the earliest instant at which an unsettled row can be claimed."""
     seen = [await lease.next_available(store.reader)]
@@ -304,18 +270,6 @@ async def test_tenants_beyond_those_that_a_claim_looks_at(store: Database, lease
     assert shares([*itertools.chain(*claims)]) == {"a": 29, "c": 1}
 
 
-async def test_waiting_tenants_take_no_turns(sqlite: Database) -> None:
-    """However many tenants wait, a call returns as many others as there are turns, each of them equally often."""
-    waiting = [f"tenant-{number}" for number in range(0, 20, 2)]
-    others = [f"tenant-{number}" for number in range(1, 15, 2)]
-    for tenant in (*waiting, *others):
-        await put(sqlite, timer(tenant=tenant))
-    turns = TenantTurns(TIMERS.sql("due_tenants"))
-    found = [(await turns.next_due(sqlite.reader, NOW, 3, waiting))[0] for _ in range(7)]
-    assert {len(each) for each in found} == {3}
-    assert Counter(tenant for each in found for tenant in each) == dict.fromkeys(others, 3)
-
-
 async def test_tenant_that_is_not_utf8(sqlite: Database, lease: Lease) -> None:
     """A damaged id of a tenant keeps no other tenant from its turn, also beside a waiting tenant."""
     await put(sqlite, *(timer(tenant=tenant) for tenant in ("aa", "b", "c", "waits")))
@@ -348,17 +302,6 @@ async def test_held_rows_take_no_share(store: Database, lease: Lease) -> None:
     assert [row["service_call_id"] for row in rows if row["tenant_id"] == "a"] == [
         f"call-{n:04}" for n in range(16, 21)
     ]
-
-
-async def test_count_available(store: Database, lease: Lease) -> None:
-    """`count_available` counts the rows that can be claimed, up to its limit: no held, retried or future rows."""
-    await put(store, *flood("a", 5), timer(tenant="b"), timer("future", LATER))
-    assert [await lease.count_available(store.reader, NOW, limit) for limit in (1, 6, 7, 100)] == [1, 6, 6, 6]
-    held, refused = await claim(store, lease, limit=2)
-    async with store.transaction() as tx:
-        await lease.retry(tx, [Failure(refused, "refused", NOW + 1)])
-    assert await lease.count_available(store.reader, NOW, 100) == 4
-    assert await lease.count_available(store.reader, held["available_at"], 100) == 6
 
 
 # The schema

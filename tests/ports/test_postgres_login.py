@@ -47,7 +47,6 @@ async def test_standby_is_an_outage(postgres_server: RestartablePostgres) -> Non
     for request in (write(database), database.reader.fetch("SELECT 1 AS one"), database.clock_at()):
         with pytest.raises(DatabaseUnavailableError, match="standby"):
             await request
-    assert database._work_pool.get_idle_size() == 0, "the next connection may reach the primary"
     assert "standby" in (database.health.reason or "")
     assert "standby" in (database.read_health.reason or "")
     promoting = await asyncpg.connect(postgres_server.url)

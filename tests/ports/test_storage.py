@@ -97,13 +97,3 @@ async def test_refused_event(tmp_path: Path, config: str) -> None:
         assert before == broker.streams.health[Kind.COMMAND] == HEALTHY
     assert [refused.status, stored.status] == [PublishStatus.FULL, PublishStatus.PUBLISHED]
     assert full.reason == f"the broker has no room for events, and commands need the same storage: {refused.reason}"
-
-
-async def test_full_event_stream(tmp_path: Path) -> None:
-    """A full event stream says nothing about the storage of commands."""
-    async with connected(tmp_path, SERVER_LIMIT) as (broker, js):
-        config = (await js.stream_info("TIMER_EVT")).config
-        await js.update_stream(config.evolve(max_bytes=10_000))
-        (refused,) = await broker.publish([event(size=60_000)])
-        assert refused.status is PublishStatus.FULL
-        assert broker.streams.health[Kind.COMMAND] == HEALTHY

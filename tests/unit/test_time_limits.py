@@ -28,8 +28,8 @@ HOUR = 3600
             database._RECONNECT_SECONDS,
             database._CONNECT_SECONDS,  # a server that does not answer leaves time for another one
             database._FIRST_CONNECT.total_seconds(),
-            database._STATEMENT_SECONDS,
-            database._STATEMENT_SECONDS + database._ROLLBACK_SECONDS,
+            database.STATEMENT_SECONDS,
+            database.STATEMENT_SECONDS + database.ROLLBACK_SECONDS,
             reader._LONGEST_SECONDS,  # then the process counts as one that hangs
             HOUR,
         ],

@@ -20,7 +20,7 @@ from timer_service.core.values.errors import StartError
 _HOST = "127.0.0.1"
 _START_SECONDS = 15
 _STOP_SECONDS = 10
-_LOCK_SECONDS = 5
+LOCK_SECONDS = 5
 _GREETING_SECONDS = 1
 _PAUSE_SECONDS = 0.02
 _LOG_LINES = 15
@@ -103,7 +103,7 @@ async def _open_log(log: Path) -> BinaryIO:
     """
     output = _open_for_append(log)
     try:
-        async with asyncio.timeout(_LOCK_SECONDS):
+        async with asyncio.timeout(LOCK_SECONDS):
             while not _lock(output):  # noqa: ASYNC110 - no event reports that a lock is free
                 await asyncio.sleep(_PAUSE_SECONDS)
     except TimeoutError as error:

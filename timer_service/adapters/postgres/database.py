@@ -30,9 +30,9 @@ _NONE: Parameters = {}
 _FIRST_CONNECT = timedelta(seconds=10)
 _CONNECT_SECONDS = 5
 _RECONNECT_SECONDS = 0.2
-_STATEMENT_SECONDS = 20
+STATEMENT_SECONDS = 20
 _MIGRATION_SECONDS = 3600
-_ROLLBACK_SECONDS = 5
+ROLLBACK_SECONDS = 5
 _WORK_CONNECTIONS = 10
 _QUERY_CONNECTIONS = 4
 MOST_CONNECTIONS = _WORK_CONNECTIONS + _QUERY_CONNECTIONS
@@ -207,7 +207,7 @@ class PostgresDatabase:
                 min_size=0,  # with 1, a pool whose first connection fails is unusable, and its `close` raises
                 max_size=max_size,
                 timeout=_CONNECT_SECONDS,
-                command_timeout=_STATEMENT_SECONDS,
+                command_timeout=STATEMENT_SECONDS,
                 statement_cache_size=statement_cache_size,
                 reset=_skip_reset,
             )
@@ -224,7 +224,7 @@ class PostgresDatabase:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[_Session]:
         """Open a write transaction, READ COMMITTED. Raises `ConflictError` on a conflict with another instance."""
-        async with self._writing(_BEGIN, _STATEMENT_SECONDS) as session:
+        async with self._writing(_BEGIN, STATEMENT_SECONDS) as session:
             yield session
 
     async def run(self, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
@@ -254,7 +254,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def session(
-        self, pool: asyncpg.Pool, begin: str, timeout_seconds: float = _STATEMENT_SECONDS
+        self, pool: asyncpg.Pool, begin: str, timeout_seconds: float = STATEMENT_SECONDS
     ) -> AsyncIterator[_Session]:
         """Open a transaction on a connection of a pool. Raises `DatabaseBusyError` if all connections stay in use."""
         end = TransactionEnd()
@@ -317,7 +317,7 @@ async def _connect(pool: asyncpg.Pool) -> None:
 @asynccontextmanager
 async def _acquire(pool: asyncpg.Pool) -> AsyncIterator[_Connection]:
     try:
-        connection = await pool.acquire(timeout=_STATEMENT_SECONDS)
+        connection = await pool.acquire(timeout=STATEMENT_SECONDS)
     except TimeoutError as error:
         if pool.get_size() < pool.get_max_size() or pool.get_idle_size() > 0:
             raise  # the server did not accept a connection
@@ -354,7 +354,7 @@ async def _begin(connection: _Connection, begin: str) -> None:
 async def _roll_back(connection: _Connection) -> bool:
     """Roll back, or end the connection if that fails. Return whether the server has answered."""
     try:
-        async with asyncio.timeout(_ROLLBACK_SECONDS):  # asyncpg waits for an earlier statement without a limit
+        async with asyncio.timeout(ROLLBACK_SECONDS):  # asyncpg waits for an earlier statement without a limit
             await connection.execute("ROLLBACK")
     except Exception:  # noqa: BLE001 - after any error, a new connection has no open transaction
         with suppress(asyncpg.InterfaceError):  # the connection was lost and is back in the pool
