@@ -10,7 +10,7 @@ import pytest
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import ManualClock
 from tests.harness.timers import Timers, always, fires
-from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
+from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database, Transaction
@@ -32,10 +32,6 @@ async def timers(store: Database, memory_broker: MemoryBroker, clock: ManualCloc
     await timers.consume()
     timers.metrics.claims.clear()  # of the outbox
     return timers
-
-
-async def nothing(_: Sequence[Message]) -> None:
-    """Do nothing before publishing."""
 
 
 async def run_for(timers: Timers, seconds: float) -> list[int]:
@@ -208,32 +204,6 @@ async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: Memo
     assert (timers.fired(), sorted(await fired(timers))) == (names, names)
     assert len(sizes) > 1
     assert max(sizes) < 2 * MIB + 65_000
-
-
-async def test_slow_publishing_does_not_outlast_the_lease(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """If publishing is so slow that the lease would expire, the other rows of the claim are released in time."""
-    timers = Timers(store, memory_broker, clock)
-    names = [f"call-{number:03}" for number in range(95)]
-    for name in names:
-        timers.send(schedule_timer(name, data="x" * 128_000))
-    await timers.consume()
-    start = clock.now()
-
-    async def be_slow(_: Sequence[Message]) -> None:
-        clock.advance(seconds=9)
-
-    memory_broker.before_publishing = be_slow
-    await timers.tick()
-    assert clock.now() - start < VISIBILITY_TIMEOUT.total_seconds() * 1000
-    assert timers.metrics.lost == 0
-    assert timers.metrics.settlements["released"] > 0
-    memory_broker.before_publishing = nothing
-    clock.advance(seconds=1)
-    while await timers.tick():
-        pass
-    assert sorted(timers.fired()) == names
 
 
 class Trap:
