@@ -48,7 +48,7 @@ CREATE TABLE dead_letters (
     added_at BIGINT NOT NULL,
     ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- the order of rows that one instance added at one instant
     state TEXT NOT NULL CHECK (state = 'Waiting'),
-    available_at BIGINT NOT NULL,
+    available_at BIGINT CHECK (available_at IS NOT NULL),  -- not NOT NULL: then SQLite uses no index with this condition
     lease_token TEXT,
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,

@@ -54,7 +54,7 @@ class LockedPostgres:
 @asynccontextmanager
 async def open_locked_postgres(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
     """Open a database with the schema."""
-    monkeypatch.setattr(database_module, "_BEGIN", database_module._BEGIN.replace("1500ms", "100ms"))
+    monkeypatch.setattr(database_module, "BEGIN", database_module.BEGIN.replace("1500ms", "100ms"))
     async with databases.database(bring_to_head) as url:
         database = await PostgresDatabase.open(url)
         locks = LockedPostgres(database, await asyncpg.connect(url))

@@ -55,8 +55,8 @@ _IDLE_TIMEOUT = "SET LOCAL idle_in_transaction_session_timeout = '10s'"
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1500ms'"
 _WAIT_BRIEFLY = "SET LOCAL lock_timeout = '10ms'"
 _BEGIN_MIGRATING = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_PINNED}; {_IDLE_TIMEOUT}"
-_BEGIN = f"{_BEGIN_MIGRATING}; {_LOCK_TIMEOUT}"
-_BEGIN_READING = f"{_BEGIN}; SET TRANSACTION READ ONLY"
+BEGIN = f"{_BEGIN_MIGRATING}; {_LOCK_TIMEOUT}"
+_BEGIN_READING = f"{BEGIN}; SET TRANSACTION READ ONLY"
 """READ WRITE first, so that a standby refuses the transaction. A standby would return old data without an error."""
 _CLOCK = "SELECT CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000) AS BIGINT) AS at"
 _ONE_MIGRATION_AT_A_TIME = "SELECT pg_advisory_xact_lock(7240021846127)"
@@ -224,7 +224,7 @@ class PostgresDatabase:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[_Session]:
         """Open a write transaction, READ COMMITTED. Raises `ConflictError` on a conflict with another instance."""
-        async with self._writing(_BEGIN, STATEMENT_SECONDS) as session:
+        async with self._writing(BEGIN, STATEMENT_SECONDS) as session:
             yield session
 
     async def run(self, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
