@@ -17,6 +17,7 @@ from tests.plans.rows import PENDING_ROWS, ROWS, WAITING_SCHEDULES
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES
 from timer_service.core.due.due_rows import DueTable
+from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.row_counts import overdue_sql
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import leased_rows
@@ -86,13 +87,13 @@ def of_files() -> Iterator[tuple[str, str]]:
 def of_tables() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each statement that is filled in with a table."""
     leased = [table for each in SLICES for table in each.leased]
-    due = [table for each in SLICES for table in each.due]
+    available: list[LeasedTable | DueTable] = [*leased, *(table for each in SLICES for table in each.due)]
     timed = [*(leased_rows(each, timedelta(seconds=30)) for each in leased), *(row for s in SLICES for row in s.timed)]
     yield from ((f"{table.name} {block}", table.sql(block)) for table in leased for block in LEASED)
     yield from ((f"{table.name} {block}", table.sql(block)) for table, blocks in DUE.items() for block in blocks)
     yield from ((f"{rows.table} {block}", rows.sql(block)) for rows in timed for block in REPAIR)
     yield from ((f"{rows.table} count {rows.state}", rows.sql) for each in SLICES for rows in each.counted)
-    yield from ((f"{table.name} overdue", overdue_sql(table)) for table in (*leased, *due))
+    yield from ((f"{table.name} overdue", overdue_sql(table)) for table in available)
     for rows in TENANT_ROWS:
         yield from ((f"page of {rows.table} {rows.where} {block}", rows.sql(block)) for block in ("page", "count"))
     yield from ((f"page of {kind.rows.table} {kind.rows.where} first", kind.first) for kind in KINDS)

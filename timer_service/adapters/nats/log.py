@@ -51,10 +51,10 @@ log = logging.getLogger(__name__)
 CONSUMER = "timer-service"
 """The name of the consumer."""
 _DATABASE = "timer-service.database"
-_PULL_SECONDS = 5
+PULL_SECONDS = 5
 _PULL_MESSAGES = 10_000
 _PULL_BATCHES = 2
-_LATE_SECONDS = 3
+LATE_SECONDS = 3
 """How long after the end of a pull its status may arrive."""
 _WRITE_SECONDS = 5
 _LOOK_SECONDS = 0.2
@@ -168,7 +168,7 @@ class NatsLog:
                 break
             self._arrived.clear()
             try:
-                async with asyncio.timeout(min(left, _LOOK_SECONDS if self._has_empty else _PULL_SECONDS)):
+                async with asyncio.timeout(min(left, _LOOK_SECONDS if self._has_empty else PULL_SECONDS)):
                     await self._arrived.wait()
             except TimeoutError:
                 pass
@@ -351,13 +351,13 @@ class NatsLog:
         ask = {
             "batch": _PULL_MESSAGES,
             "max_bytes": self._left,
-            "expires": _PULL_SECONDS * 1_000_000_000,
+            "expires": PULL_SECONDS * 1_000_000_000,
             "group": self._config["priority_groups"][0],
         }
         self._pulls += 1
         self._received, self._has_empty = 0, False
         self._pull = f"{self._inbox}.{self._pulls}"
-        self._pull_until = time.monotonic() + _PULL_SECONDS + _LATE_SECONDS
+        self._pull_until = time.monotonic() + PULL_SECONDS + LATE_SECONDS
         subject, body = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}", json.dumps(ask).encode()
         try:
             if self._leaves != (time.monotonic() < self._leaves_until):
