@@ -12,7 +12,6 @@ import pytest
 from tests.harness.builders import event
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Replies, Request
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import Code
@@ -71,19 +70,6 @@ async def test_a_denied_permission_is_forgotten_with_the_connection(peer: Script
     assert denied.usable
     assert "permissions violation" in (denied.reason or "").lower()
     assert broker.health == HEALTHY
-
-
-@pytest.mark.parametrize("prefix", ["timer", "Shop.Timer"])
-async def test_a_denied_hint_does_no_harm(peer: ScriptedPeer, prefix: str) -> None:
-    """Without hints timers only fire later, so the health stays as it is. Another denied subject counts."""
-    broker = await NatsBroker.connect(peer.url, prefix, reply_prefix="_INBOX.", manage_streams=True)
-    subject = Subjects(prefix).hint("outbox").encode()
-    await peer.send(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject)
-    await until(lambda: broker.connections[0].last_error != "")
-    assert broker.health == HEALTHY
-    await peer.send(DENIED)
-    await until(lambda: broker.health != HEALTHY)
-    await broker.close()
 
 
 async def test_the_reason_of_an_outage_is_forgotten_with_it(

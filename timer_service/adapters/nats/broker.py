@@ -14,7 +14,7 @@ from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.log import NatsLog
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.requests import TenantRequests
-from timer_service.adapters.nats.streams import Storage, StreamUpkeep, prepare_streams
+from timer_service.adapters.nats.streams import StreamUpkeep, prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import (
     BrokerFeatures,
@@ -39,10 +39,9 @@ class NatsBroker:
     """`core.broker.Broker` on NATS JetStream."""
 
     def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
-        self._connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES, harmless=subjects.hint(""))
+        self._connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES)
         self._subjects = subjects
         self._log: NatsLog
-        self._storage: Storage
         self._publisher: Publisher
         self.streams: StreamUpkeep
         """A worker that checks the streams, and their health."""
@@ -81,23 +80,10 @@ class NatsBroker:
             await broker._client.close()
             raise
         broker._log = NatsLog(broker._connection, broker._subjects, overlap)
-        broker._storage = Storage(broker._client)
-        broker.streams = StreamUpkeep(
-            broker._client,
-            broker._subjects,
-            broker._storage,
-            found,
-            manage=manage_streams,
-        )
+        broker.streams = StreamUpkeep(broker._client, broker._subjects, found, manage=manage_streams)
         atomic = {kind for kind, stream in found.items() if stream["config"].get("allow_atomic")}
-        broker._publisher = Publisher(
-            broker._client, broker._subjects, atomic=atomic, on_answers=broker._storage.record
-        )
-        broker._connection.tolerates = broker._storage.denied
-        broker._connection.on_lost += [
-            broker._publisher.connection_lost,
-            broker._storage.connection_lost,
-        ]
+        broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic, on_answers=broker.streams.record)
+        broker._connection.on_lost.append(broker._publisher.connection_lost)
         return broker
 
     @property

@@ -107,8 +107,6 @@ class NatsLog:
         """How many messages of the pull have arrived."""
         self._left = 0
         """How many bytes may still arrive for the pull, as the server counts them. At 0 it ends without a status."""
-        self._cuts: bool | None = None
-        """Whether the server drops the rest of an answer behind an empty command; None: no answer had one yet."""
         self._has_empty = False
         """Whether an empty command was the last one that arrived, and the rest of the answer may be missing."""
         self._looked_at = 0
@@ -316,10 +314,9 @@ class NatsLog:
     async def _go_on_behind_empty(self) -> None:
         """If the server has dropped the rest of an answer, create the consumer again, and listen at another inbox."""
         try:
-            if self._cuts is None and not await self._has_lost_deliveries():
-                return
-            self._cuts, self._has_empty = True, False
             if self._leaves or self._pull is None:
+                self._has_empty = False
+            if not self._has_empty or not await self._has_lost_deliveries():
                 return
             self._leaves_until = time.monotonic() + _LEAVING_SECONDS
             await self._close_inbox()
@@ -411,10 +408,7 @@ class NatsLog:
             self._sequence = sequence
             self._left -= len(subject) + len(reply) + len(headers) + len(body)
             block, left = (headers, 0) if body else _left_bytes(headers)
-            if self._has_empty and self._cuts is None:
-                self._cuts, self._has_empty = False, False
-            if not (body or block or left):
-                self._has_empty = self._cuts is not False
+            self._has_empty = not (body or block or left)
             size = len(subject) + len(block) + len(body)
             self._buffered += size
             source, address = _read_subject(subject)
