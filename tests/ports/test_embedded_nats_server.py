@@ -90,18 +90,18 @@ async def test_jetstream_keeps_its_messages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 async def test_new_folders_are_private(tmp_path: Path, umask: int) -> None:
-    """Folders that the server needs are created with mode 0700, whatever the umask. Existing ones keep their mode."""
-    existing, data_dir = tmp_path / "existing", tmp_path / "existing" / "dev" / "nats"
+    """The folder of the server is created with mode 0700, whatever the umask. An existing one keeps its mode."""
+    existing, new = tmp_path / "existing", tmp_path / "new"
     existing.mkdir()
     existing.chmod(0o755)
     before = os.umask(umask)
     try:
-        async with embedded_nats(data_dir, free_port(0)):
-            pass
+        for folder in (existing, new):
+            async with embedded_nats(folder, free_port(0)):
+                pass
     finally:
         os.umask(before)
-    found = [folder.stat().st_mode & 0o777 for folder in (existing, data_dir.parent, data_dir)]
-    assert found == [0o755, 0o700, 0o700]
+    assert [folder.stat().st_mode & 0o777 for folder in (existing, new)] == [0o755, 0o700]
 
 
 async def test_settings_sync_before_acknowledging(tmp_path: Path) -> None:

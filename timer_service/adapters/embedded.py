@@ -124,12 +124,10 @@ def _open_for_append(log: Path) -> BinaryIO:
 
 
 def _make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700, whatever the umask. Existing folders keep their mode."""
-    if folder.is_dir():
-        return
-    _make_private_folder(folder.parent)
-    folder.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
-    folder.chmod(_PRIVATE_FOLDER)
+    """Create a folder with mode 0700, whatever the umask, and its parents. One that exists keeps its mode."""
+    if not folder.is_dir():
+        folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
+        folder.chmod(_PRIVATE_FOLDER)
 
 
 def _lock(file: BinaryIO) -> bool:
