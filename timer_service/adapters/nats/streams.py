@@ -156,6 +156,8 @@ class StreamUpkeep:
         self._subjects = subjects
         self._manage = manage
         self._found = dict(found)
+        self.atomic = {kind for kind, info in found.items() if info["config"].get("allow_atomic")}
+        """The kinds whose streams took atomic batches at the start."""
         self._outages = {
             kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
         }

@@ -22,7 +22,6 @@ class Statements:
     """`core.database.Transaction`, and `Reader` on a connection that only reads."""
 
     def __init__(self, run: Run, end: TransactionEnd) -> None:
-
         self._run = run
         self.on_commit = end.on_commit
 
