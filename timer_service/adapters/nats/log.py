@@ -6,13 +6,13 @@ metadata names the database of the service, so that a service with another datab
 What is on its way when a connection is lost counts as delivered for the server. The reply subject of each message has
 the number of the delivery, so a gap shows, and the log must be opened again.
 
-Usually commands arrive whole. The consumer leaves their bodies in the stream for some time (`headers_only`) if many
-large ones follow, so that the others behind them are found sooner, and if one is larger than a pull. Then small bodies
-are read one by one, and the reader asks for a large one when it handles the command.
+The consumer leaves bodies in the stream for some time (`headers_only`) if many large commands follow, so that those
+behind them are found sooner, and if one is larger than a pull. Small bodies are read one by one then, and the reader
+asks for a large one when it handles the command.
 
 If the service and the stream are in different accounts, the server takes a command without headers and body for the end
 of the answer to a pull, and drops the rest. It shows when the consumer has delivered more than has arrived. Then the
-consumer is created again behind that command, and leaves bodies in the stream too: every message has a header then.
+consumer is created again behind that command, and leaves bodies in the stream: every message has a header then.
 """
 
 import asyncio

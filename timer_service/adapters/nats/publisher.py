@@ -220,7 +220,6 @@ def _not_now(reason: str) -> Answer:
 def write_frames(messages: Sequence[Message], batch_id: str, first: int, subject: Callable[[Address], str]) -> bytes:
     """Return the protocol text of messages of a batch that have the numbers from `first` on. None commits the batch.
 
-    The driver takes one call, one block of headers and several checks for each message, which is five times as long.
     Raises `BadHeaderError` for a header that cannot be sent, as the driver does.
     """
     subjects: dict[Address, bytes] = {}

@@ -43,6 +43,15 @@ _FULL = 0.99
 _REFUSED_SECONDS = 65
 """How long a refusal counts. Messages that wait for room are published again within a minute."""
 
+_KEEPS_ALL = {
+    "no_ack": False,  # without acknowledgements nobody knows what is stored
+    "max_msgs_per_subject": -1,  # a new message would delete older ones that nobody has read
+    "subject_transform": None,  # messages would be stored under subjects that nobody reads
+    "allow_rollup_hdrs": False,  # a header would delete the messages of all tenants
+    "discard_new_per_subject": False,  # one tenant's events or commands would be refused for ever
+}
+"""Settings with which a stream keeps every message."""
+
 StreamInfo = Mapping[str, Any]
 """What JetStream says about a stream: `config`, `state`, `created` and more."""
 
@@ -117,19 +126,9 @@ def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[s
 
 def settings_that_lose(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a stream with which messages are lost or refused, and the values that they need."""
-    needed: dict[str, Any] = {}
-    if found.get("no_ack"):
-        needed["no_ack"] = False  # without acknowledgements nobody knows what is stored
+    needed = {name: value for name, value in _KEEPS_ALL.items() if (found.get(name) or value) != value}
     if 0 < found.get("max_msg_size", -1) < MAX_MESSAGE_BYTES:
         needed["max_msg_size"] = -1  # the stream would refuse valid messages
-    if found.get("max_msgs_per_subject", -1) > 0:
-        needed["max_msgs_per_subject"] = -1  # a new message would delete older ones that nobody has read
-    if found.get("subject_transform"):
-        needed["subject_transform"] = None  # messages would be stored under subjects that nobody reads
-    if found.get("allow_rollup_hdrs"):
-        needed["allow_rollup_hdrs"] = False  # a header would delete the messages of all tenants
-    if found.get("discard_new_per_subject"):
-        needed["discard_new_per_subject"] = False  # one tenant's events or commands would be refused for ever
     return needed
 
 

@@ -129,10 +129,7 @@ class _Session:
         return changed
 
     async def _insert_from_arrays(self, text: str) -> str:
-        """Return the statement that inserts many rows at once.
-
-        Measured: 1000 timers take 19 ms this way and 52 ms as a pipeline of inserts.
-        """
+        """Return the statement that inserts many rows at once."""
         if text not in self._inserts:
             parameters = (await self._connection.prepare(text)).get_parameters()
             self._inserts[text] = insert_from_arrays(text, [each.name for each in parameters])

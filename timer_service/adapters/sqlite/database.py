@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import aiosqlite
 
-from timer_service.adapters.sqlite.files import OpenFiles, create_if_missing, open_lock_file, warn_if_shared
+from timer_service.adapters.sqlite.files import OpenFiles, create_if_missing, open_lock_file
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
 from timer_service.adapters.sqlite.statements import translate_errors
 from timer_service.adapters.sqlite.transaction import Statements, run_whole
@@ -26,11 +26,10 @@ from timer_service.core.values.errors import DatabaseUnavailableError, StartErro
 
 _T = TypeVar("_T")
 _WRITER_CACHE_KIB = 16 * 1024
-"""With SQLite's 2 MiB, a transaction of 100,000 rows reads and writes pages several times."""
 
 
 class _Connection(aiosqlite.Connection):
-    """A connection that runs a statement and fetches its rows in one call to its thread (a call takes about 110 us)."""
+    """A connection that runs a statement and fetches its rows in one call to its thread."""
 
     health = HEALTHY
     """Whether the last statement met no outage."""
@@ -211,7 +210,6 @@ def _prepare_file(path: Path) -> None:
     aiosqlite does not stop the thread of a connection that fails to open, so this function opens the file first.
     """
     create_if_missing(path.resolve())
-    warn_if_shared(path.resolve())
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA schema_version")
 
