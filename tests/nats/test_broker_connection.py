@@ -126,15 +126,3 @@ async def test_a_connection_that_is_closed_for_good(broker: NatsBroker, which: i
     await broker.connections[which].client.close()
     async with asyncio.timeout(10):
         await lost
-
-
-async def test_an_outage_does_not_look_as_if_reading_had_ended(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """While the connection is being restored, the process need not be restarted."""
-    found = [broker.reading]
-    peer.disconnect()
-    await until(lambda: not broker.health.usable)
-    while not broker.health.usable:
-        found.append(broker.reading)
-        await asyncio.sleep(0)
-    found.append(broker.reading)
-    assert set(found) == {True}

@@ -1,6 +1,5 @@
 import asyncio
 import os
-import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -17,17 +16,13 @@ from timer_service.adapters.embedded import embedded_nats, free_port
 from timer_service.core.values.errors import StartError
 
 PARENT = """
-import asyncio, signal, sys
+import asyncio, sys
 from pathlib import Path
 from timer_service.adapters.embedded import embedded_nats
 
 async def main():
-    interrupted = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
     async with embedded_nats(Path(sys.argv[1]), int(sys.argv[2])) as url:
         print(url, flush=True)
-        await interrupted.wait()
-        print("interrupted", flush=True)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -123,15 +118,6 @@ async def test_start_waits_for_the_old_server(tmp_path: Path) -> None:
         process.kill()
         async with embedded_nats(tmp_path, port) as url:
             assert await stored(url) == 2
-
-
-async def test_ctrl_c_does_not_reach_the_server(tmp_path: Path) -> None:
-    """SIGINT to the process group, as a terminal sends it, reaches the parent but not the server."""
-    port = free_port(0)
-    async with parent(tmp_path, port) as process:
-        os.killpg(process.pid, signal.SIGINT)
-        assert await read_line(process) == "interrupted"
-        assert await stored(f"nats://127.0.0.1:{port}") == 1
 
 
 async def test_taken_port(tmp_path: Path) -> None:

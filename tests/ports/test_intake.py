@@ -196,17 +196,6 @@ async def test_tenants_that_are_none(store: Database) -> None:
     assert [each.position.sequence for each in await read_all(store, "acme")] == [100]
 
 
-async def test_order_of_rows(store: Database) -> None:
-    """The rows of a tenant are found in the order of the log, however they were stored."""
-    positions = [(2, 1), (1, 9), (1, 10), (3, 5), (1, 2**40), (2, 100)]
-    for epoch, sequence in positions:
-        await store_waiting(store, raw(sequence, epoch=epoch))
-    await store_waiting(store, raw(3, "other"))
-    found = [(each.position.epoch, each.position.sequence) for each in await read_all(store, "acme")]
-    assert found == sorted(positions)
-    assert (await first_row(store, "other")).commands[0].position == Position(1, 3)
-
-
 async def test_rows_are_bounded(store: Database) -> None:
     """A row has commands of one tenant and epoch, up to a number and to a size. A larger command has a row alone."""
     body = ROW_BYTES // 4
@@ -238,23 +227,6 @@ async def test_partial_progress(store: Database) -> None:
         found += [([each.position.sequence for each in row.commands], row.done, row.attempt) for row in rows]
     assert found == [([1, 2, 3, 4, 5], 0, 2), ([3, 4, 5], 2, 0), ([4, 5], 3, 0)]
     assert await waiting_rows.find_tenants(store.reader, ["acme"]) == set()
-
-
-async def test_command_that_has_failed(store: Database) -> None:
-    """What is known of the next command stays until it is applied: attempts, marks and deaths."""
-    (new,) = rows_of([raw(1), raw(2)])
-    await in_transaction(store, lambda tx: waiting_rows.add(tx, [new]))
-    row = await first_row(store)
-    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW, 1, "broken"))
-    first = await first_row(store)
-    await in_transaction(store, lambda tx: waiting_rows.mark(tx, first._replace(deaths=1), 2))
-    marked = await first_row(store)
-    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, marked, NOW + 60_000, 4, "still broken"))
-    postponed = await first_row(store)
-    await advance(store, postponed, 1)
-    after = await first_row(store)
-    found = [(row.attempt, row.tried, row.deaths) for row in (first, marked, postponed, after)]
-    assert found == [(1, 0, 0), (1, 2, 1), (4, 0, 0), (0, 0, 0)]
 
 
 async def test_commands_before_a_position_that_are_ready(store: Database) -> None:

@@ -267,22 +267,6 @@ async def test_another_log_that_is_opened_again_before_it_was_read(harness: Brok
     assert (second.openings[0].cursor, second.openings[0].removed) == (first.openings[0].cursor, 0)
 
 
-async def test_moved_log(harness: BrokerHarness) -> None:
-    """A log that was moved to another broker with all its commands is read on where it was, in the same epoch."""
-    await send(harness, *"abcd")
-    caller = await opened(harness)
-    await caller.read(2)
-    await harness.save_log()
-    await harness.restore_log()
-    other = await continued(harness, caller, timedelta(hours=1))
-    assert await other.read_until("d") == ["c", "d"]
-    assert (other.openings[0].is_other, other.openings[0].unread) == (False, 2)
-    assert other.openings[0].cursor.epoch == caller.openings[0].cursor.epoch
-    assert other.openings[0].cursor.log != caller.openings[0].cursor.log
-    again = await continued(harness, other)
-    assert (again.openings[0].is_other, again.openings[0].cursor) == (False, other.cursor)
-
-
 async def test_log_of_a_broker_whose_clock_is_behind(harness: BrokerHarness) -> None:
     """Commands of another log are read if the clock of its broker is behind by less than the overlap."""
     await send(harness, "a")

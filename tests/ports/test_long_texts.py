@@ -14,7 +14,7 @@ from timer_service.core.due.lease import LeasedTable
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
 from timer_service.core.events.relay import Encode
-from timer_service.core.ports.database import Database, Reader, Row, Transaction
+from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.message import Address, Event, Kind, Message
 from timer_service.timers import store as timer_store
 
@@ -68,26 +68,6 @@ async def test_a_timer_with_long_data_fires(timers: Timers) -> None:
     async with timers.database.transaction() as tx:
         assert await timer_store.delete_settled(tx, timers.clock.now() + 1, 10) == 2
     assert await texts(timers.database) == ['"y']
-
-
-async def test_a_timer_that_is_replaced_while_it_fires(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a timer gets other data between its claim and its event, no event mixes the two. It fires at its new time."""
-    await timers.schedule("call-1", data=LONG)
-    texts_of = timer_store.TIMERS.texts
-    assert texts_of is not None
-    load = type(texts_of).load
-
-    async def replace_first(self: Any, reader: Reader, rows: Sequence[Row]) -> dict[tuple[str, str], str]:
-        monkeypatch.setattr(type(texts_of), "load", load)
-        await timers.schedule("call-1", due_at=LATER, data=OTHER)
-        return await load(self, reader, rows)
-
-    monkeypatch.setattr(type(texts_of), "load", replace_first)
-    await timers.tick()
-    assert (timers.fired(), timers.metrics.lost) == ([], 1)
-    timers.clock.set(LATER)
-    await timers.tick()
-    assert [json.loads(each.body)["payload"]["data"] for each in timers.broker.events] == [OTHER]
 
 
 async def test_a_text_that_is_missing(timers: Timers) -> None:

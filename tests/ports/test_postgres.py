@@ -1,7 +1,6 @@
 """The PostgreSQL database: concurrent writers, conflicts, restarts of the server, poolers."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any, cast
@@ -10,16 +9,13 @@ import asyncpg
 import pytest
 
 from tests.harness.builders import in_state, scheduled
-from tests.harness.clock import NOW, ManualClock
+from tests.harness.clock import NOW
 from tests.harness.databases import Databases
-from tests.harness.metrics import RecordingMetrics
 from tests.harness.provision import RestartablePostgres
 from tests.harness.stores import bring_to_head
 from tests.harness.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.due.lease import Lease
-from timer_service.core.events.settlement import Settlement, Settler
-from timer_service.core.ports import transactions
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.ports.transactions import in_transaction
@@ -119,82 +115,6 @@ async def test_commands_on_the_same_timer_wait(postgres: PostgresDatabase) -> No
         before = list(read)
     await waiting
     assert (skipped, before, read) == ([], [], [Position(1, 5)])
-
-
-async def test_timer_that_changes_during_a_claim(postgres: PostgresDatabase) -> None:
-    """A timer that a command changes while a claim looks for rows is left to the next claim."""
-    key = Key("acme", "call-1")
-    async with postgres.transaction() as tx:
-        await put_timers(tx, [scheduled("call-1", NOW, Position(1, 1))])
-    slow = TIMERS.sql("claim").replace(
-        "WHERE available_at <= :now", "WHERE available_at <= :now AND pg_advisory_xact_lock(1) IS NOT NULL"
-    )
-    claimed: list[int] = []
-
-    async def claim() -> None:
-        parameters = {"now": NOW, "until": NOW + 30_000, "token": "token", "limit": 10, "inline": 1000}
-        claimed.append(len(await in_transaction(postgres, lambda other: other.fetch(slow, parameters))))
-
-    async with postgres.transaction() as tx:
-        found = await timers.load(tx, [key])
-        await tx.fetch("SELECT pg_advisory_xact_lock(1)")
-        claiming = asyncio.create_task(claim())
-        await until_waiting(postgres, claiming)
-        await timers.save(tx, found, {key: found[key]._replace(position=Position(1, 5))})
-    await claiming
-    (left,) = await postgres.reader.fetch("SELECT lease_token, attempt, position_sequence FROM timer_schedules")
-    lease = Lease(TIMERS, timedelta(seconds=30))
-    (row,) = await in_transaction(postgres, lambda tx: lease.claim(tx, NOW, 10))
-    assert (claimed, left["lease_token"], left["attempt"], left["position_sequence"]) == ([0], None, 0, 5)
-    assert row["attempt"] == 1
-
-
-async def until_waiting(database: PostgresDatabase, task: asyncio.Task[None]) -> None:
-    """Wait until a task waits for a lock, or has ended."""
-    async with asyncio.timeout(30):
-        while not task.done():
-            (row,) = await database.queries.fetch("SELECT COUNT(*) AS count FROM pg_locks WHERE NOT granted")
-            if row["count"]:
-                return
-
-
-async def settle_during_cancels(postgres: PostgresDatabase, tenant: str, *, published: int) -> None:
-    """Settle a claim of 20 timers while a transaction cancels them. The rest after `published` timers is released."""
-    lease = Lease(TIMERS, timedelta(seconds=30))
-    made = [scheduled(f"call-{call:02}", NOW - call, Position(1, 1), tenant=tenant) for call in range(20)]
-    for timer in reversed(made):  # so that the table and the index have them in other orders than the keys
-        async with postgres.transaction() as tx:
-            await put_timers(tx, [timer])
-    rows = await in_transaction(postgres, lambda tx: lease.claim(tx, NOW, 20))
-    settlement = Settlement(NOW, whole=True, complete=rows[:published], release=rows[published:])
-    settling: list[asyncio.Task[None]] = []
-
-    async def cancel(tx: Transaction) -> None:
-        await timers.load(tx, [made[0].key])
-        if not settling:
-            settler = Settler(postgres, lease, ManualClock(), RecordingMetrics())
-            settling.append(asyncio.create_task(settler.settle([settlement])))
-            await until_waiting(postgres, settling[0])
-        found = await timers.load(tx, [timer.key for timer in made])
-        waiting = {key: timer for key, timer in found.items() if timer.state is State.SCHEDULED}
-        cancelled = {key: in_state(State.CANCELLED, timer) for key, timer in waiting.items()}
-        await timers.save(tx, waiting, {key: each._replace(position=Position(1, 2)) for key, each in cancelled.items()})
-
-    await in_transaction(postgres, cancel)
-    await asyncio.gather(*settling)
-
-
-@pytest.mark.parametrize("published", [20, 13])
-async def test_settling_and_commands_do_not_deadlock(
-    postgres: PostgresDatabase, caplog: pytest.LogCaptureFixture, published: int
-) -> None:
-    """A relay that settles a claim, whole or in part, and a batch of cancels of the same timers never deadlock."""
-    caplog.set_level(logging.INFO, transactions.__name__)
-    for number in range(6):
-        await settle_during_cancels(postgres, f"t{number}", published=published)
-    assert [record.getMessage() for record in caplog.records if record.name == transactions.__name__] == []
-    held = await postgres.reader.fetch("SELECT 1 AS one FROM timer_schedules WHERE lease_token IS NOT NULL")
-    assert list(held) == []
 
 
 async def test_restart_of_the_server(postgres_server: RestartablePostgres) -> None:

@@ -127,20 +127,6 @@ async def test_instances_share_requests(harness: BrokerHarness) -> None:
         await other.close()
 
 
-async def test_close(harness: BrokerHarness) -> None:
-    """Closing stops only requests. One that was received before can still be replied to."""
-    requests, queries = Instance(Kind.REQUEST), Instance(Kind.QUERY)
-    await queries.serve(harness.broker, "get-timer")
-    subscription = await requests.serve(harness.broker)
-    requests.held.clear()
-    waiting = asyncio.create_task(harness.request(Kind.REQUEST, "poll-tasks", "acme", b"late"))
-    await requests.until_received(1)
-    await subscription.close()
-    assert (await harness.request(Kind.QUERY, "get-timer", "acme", b"1")).body == b"1"
-    requests.held.set()
-    assert (await waiting).body == b"late"
-
-
 async def test_requests_after_an_outage(harness: BrokerHarness, instance: Instance, send: Send) -> None:
     """They are received again after an outage."""
     subscription = await instance.serve(harness.broker)

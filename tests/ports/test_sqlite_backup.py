@@ -146,17 +146,6 @@ async def test_restore_keeps_the_old_database(config: Config, file: Path) -> Non
     assert file.read_bytes() == before
 
 
-async def test_restore_follows_a_link(config: Config, file: Path, tmp_path: Path) -> None:
-    """If TIMER_DB_PATH is a symbolic link, the file that it leads to is replaced."""
-    (tmp_path / "disk").mkdir()
-    await write_database(tmp_path / "disk" / "real.db", OLD)
-    config.db_path.symlink_to(tmp_path / "disk" / "real.db")
-    await write_database(file, NEW)
-    await restore(config, file)
-    assert config.db_path.is_symlink()
-    assert await read_epochs(tmp_path / "disk" / "real.db") == [NEW]
-
-
 @pytest.mark.slow
 async def test_restore_while_the_database_is_used(config: Config, file: Path) -> None:
     """A restore fails while a service has the database, and while another program reads it."""
