@@ -5,8 +5,10 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
+import nats.errors
 import pytest
 
 from tests.harness.builders import event
@@ -126,3 +128,19 @@ async def test_a_connection_that_is_closed_for_good(broker: NatsBroker, which: i
     await broker.connections[which].client.close()
     async with asyncio.timeout(10):
         await lost
+
+
+async def test_unsent_messages_do_not_reach_the_next_server(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """What is not sent when the connection is lost, such as a hint, is not sent later."""
+    connection = broker.connections[0]
+
+    def publish() -> None:
+        with suppress(
+            StopIteration, nats.errors.Error
+        ):  # without a connection, it only adds the message to those that wait
+            connection.client.publish("hint", b"").send(None)
+
+    connection.on_lost.append(publish)
+    await reconnect(peer, broker)
+    await connection.flush()
+    assert "hint" not in [subject for subject, _, _ in peer.published]

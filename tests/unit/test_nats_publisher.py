@@ -114,10 +114,6 @@ async def publish(driver: ScriptedDriver, *messages: Message, atomic: bool = Tru
     return [result.status for result in await publisher_of(driver, atomic=atomic).publish(messages)]
 
 
-def batched(sent: Sent) -> bool:
-    return "Nats-Batch-Id" in sent.headers
-
-
 async def test_too_many_requests_are_not_sent_again() -> None:
     """If the broker answers 429, no message counts as refused, and none of the batch is sent one by one."""
     driver = ScriptedDriver(lambda _: error(429, 10210, "atomic publish too many inflight"))
@@ -231,3 +227,10 @@ async def test_slow_broker_does_not_hold_a_call() -> None:
     found = await publish(driver, *(message(number, 900_000) for number in range(40)))
     assert found == [PUBLISHED] * 27 + [UNAVAILABLE] * 13
     assert driver.now == 12
+
+
+async def test_nothing_more_is_sent_to_a_full_stream() -> None:
+    """If the stream has no room for a few single events, the other halves of the batch are not sent."""
+    driver = ScriptedDriver(lambda _: error(503, 10077, "maximum bytes exceeded"))
+    assert await publish(driver, *map(message, range(32))) == [FULL] * 32
+    assert (driver.batches(), driver.requests[-1]) == ([32, 16], "id-7")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_service.adapters.postgres.clock import PostgresClock
+from timer_service.adapters.postgres.clock import PostgresClock, Sample, compute_offset
 from timer_service.core.due.loop import Pass
 
 SECOND = 1_000_000
@@ -122,3 +122,9 @@ async def test_one_wrong_reading_of_the_database() -> None:
     machine.advance(2 * SECOND)
     assert await clock.tick(0) == Pass(0)
     assert [wrong - start, clock.now() - start] == pytest.approx([0, 2000], abs=10)
+
+
+def test_an_old_sample_counts_less_and_less() -> None:
+    """The bound of an earlier measurement holds after the possible drift of the clocks since then is subtracted."""
+    samples = [Sample(0, 2000, 1900)]
+    assert [compute_offset(970, seconds * SECOND, samples) for seconds in (0, 1, 10)] == [970, 770, 100]
