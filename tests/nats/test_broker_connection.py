@@ -135,9 +135,7 @@ async def test_unsent_messages_do_not_reach_the_next_server(peer: ScriptedPeer, 
     connection = broker.connections[0]
 
     def publish() -> None:
-        with suppress(
-            StopIteration, nats.errors.Error
-        ):  # without a connection, it only adds the message to those that wait
+        with suppress(StopIteration, nats.errors.Error):  # it only adds the message
             connection.client.publish("hint", b"").send(None)
 
     connection.on_lost.append(publish)
