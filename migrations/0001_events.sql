@@ -1,8 +1,12 @@
+-- The schema of both engines. TEXT COLLATE BINARY compares by bytes, as Python does: a new version of the system's collations cannot
+-- break an index. `/* postgres: ... */` is read by PostgreSQL only. The tables with settings of storage are written often: vacuum runs
+-- early and in small steps, and the fillfactor leaves room for the next version of a row on the same page.
+
 -- The outbox. A row is one event to publish. It is written in the same transaction as the state that it announces. The relay
 -- deletes a row after it publishes it. A row that cannot be published stays, in state Buried. See timer_service/core/events/outbox.py.
 CREATE TABLE outbox (
-    tenant_id TEXT NOT NULL,
-    event_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    event_id TEXT COLLATE BINARY NOT NULL,
     message TEXT NOT NULL,
     body TEXT,  -- NULL: it is in long_texts
     large_body INTEGER CHECK (large_body > 1000),  -- how many characters it has there
@@ -20,7 +24,8 @@ CREATE TABLE outbox (
     CHECK (available_at >= added_at),
     CHECK (lease_token IS NULL OR state = 'Waiting'),
     CHECK ((body IS NULL) = (large_body IS NOT NULL))
-);
+) /* postgres: WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;
 
 -- Used by the statements of lease.sql that select by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX outbox_available ON outbox (available_at, ordinal) WHERE available_at IS NOT NULL;
@@ -34,8 +39,8 @@ CREATE INDEX outbox_buried ON outbox (tenant_id, added_at, event_id) WHERE state
 -- Dead letters to publish. They have a table of their own, so that no event waits for them while their stream is full. They are
 -- tried until they are stored, so none is ever buried.
 CREATE TABLE dead_letters (
-    tenant_id TEXT NOT NULL,
-    letter_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    letter_id TEXT COLLATE BINARY NOT NULL,
     message TEXT NOT NULL,
     body TEXT,  -- in base64; NULL: it is in long_texts
     large_body INTEGER CHECK (large_body > 1000),  -- how many characters it has there
@@ -43,17 +48,29 @@ CREATE TABLE dead_letters (
     added_at BIGINT NOT NULL,
     ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- the order of rows that one instance added at one instant
     state TEXT NOT NULL CHECK (state = 'Waiting'),
-    available_at BIGINT NOT NULL,
+    available_at BIGINT CHECK (available_at IS NOT NULL),  -- not NOT NULL: then SQLite uses no index with this condition
     lease_token TEXT,
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     PRIMARY KEY (tenant_id, letter_id),
     CHECK (available_at >= added_at),
     CHECK ((body IS NULL) = (large_body IS NOT NULL))
-);
+) /* postgres: WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;
 
 -- Used like `outbox_available`.
 CREATE INDEX dead_letters_available ON dead_letters (available_at, ordinal) WHERE available_at IS NOT NULL;
 
 -- Used like `outbox_pending`.
 CREATE INDEX dead_letters_pending ON dead_letters (tenant_id, added_at, ordinal) WHERE available_at IS NOT NULL;
+
+-- Texts of rows that have more than 1,000 characters: of events, dead letters and the data of timers. Without them the rows are
+-- narrow, and no change of a row writes its text again. See timer_service/core/due/long_texts.py.
+CREATE TABLE long_texts (
+    owner TEXT COLLATE BINARY NOT NULL,  -- the table of the row
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    text_id TEXT COLLATE BINARY NOT NULL,  -- the id of the event, or of the dead letter
+    text TEXT NOT NULL,
+    PRIMARY KEY (owner, tenant_id, text_id)
+) /* postgres: WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;

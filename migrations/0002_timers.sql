@@ -1,7 +1,7 @@
 -- Timers. Rows are leased through available_at, as timer_service/core describes.
 CREATE TABLE timer_schedules (
-    tenant_id TEXT NOT NULL,
-    service_call_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    service_call_id TEXT COLLATE BINARY NOT NULL,
     state TEXT NOT NULL,
     due_at BIGINT NOT NULL,
     data TEXT,  -- NULL, too, if it is in long_texts
@@ -42,7 +42,8 @@ CREATE TABLE timer_schedules (
     CHECK (expires_at > due_at),
     CHECK (reached_at < expires_at),
     CHECK (expired_at >= expires_at)
-);
+) /* postgres: WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;
 
 -- Used by the statements of lease.sql that select by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX timer_schedules_available ON timer_schedules (available_at) WHERE available_at IS NOT NULL;
@@ -65,3 +66,27 @@ CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(reached_at, ca
 
 -- Used by `sum_large_data`.
 CREATE INDEX timer_schedules_large ON timer_schedules (tenant_id, large_data) WHERE large_data IS NOT NULL;
+
+-- Cancellations of many timers at once. A row is one CancelTimers. See timer_service/timers/cancellations.py. A worker passes over the timers whose ids begin with the prefix, page by page, and continues at
+-- `next_call_id`. It deletes the row with the last page.
+CREATE TABLE timer_cancellations (
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    position_epoch BIGINT NOT NULL,
+    position_sequence BIGINT NOT NULL,
+    prefix TEXT NOT NULL CHECK (prefix <> ''),
+    command_id TEXT NOT NULL,
+    correlation_id TEXT,
+    traceparent TEXT,
+    tracestate TEXT,
+    next_call_id TEXT NOT NULL,
+    cancelled_count BIGINT NOT NULL DEFAULT 0 CHECK (cancelled_count >= 0),
+    available_at BIGINT NOT NULL,
+    last_error TEXT,
+    PRIMARY KEY (tenant_id, position_epoch, position_sequence)
+);
+
+-- Used by `next_available`, the clock repair and the gauges.
+CREATE INDEX timer_cancellations_available ON timer_cancellations (available_at);
+
+-- Used by `lock_due` and `due_tenants`.
+CREATE INDEX timer_cancellations_unfinished ON timer_cancellations (tenant_id, available_at, position_epoch, position_sequence);

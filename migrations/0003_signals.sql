@@ -2,8 +2,8 @@
 
 -- Work items. A row is one work item that a CreateWorkItem or a TransitionWorkItem has named, with its newest status.
 CREATE TABLE work_items (
-    tenant_id TEXT NOT NULL,
-    work_item_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    work_item_id TEXT COLLATE BINARY NOT NULL,
     status TEXT,
     created_at BIGINT NOT NULL,
     PRIMARY KEY (tenant_id, work_item_id)
@@ -12,9 +12,9 @@ CREATE TABLE work_items (
 -- Transitions. A row is one transition of a work item to another status. `evaluate_at` is its place in the queue of unevaluated
 -- transitions, and null after its evaluation. `evaluated_to` is the last signal that the worker has matched it with.
 CREATE TABLE work_item_events (
-    tenant_id TEXT NOT NULL,
-    work_item_id TEXT NOT NULL,
-    event_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    work_item_id TEXT COLLATE BINARY NOT NULL,
+    event_id TEXT COLLATE BINARY NOT NULL,
     from_status TEXT,
     to_status TEXT NOT NULL,
     occurred_at BIGINT NOT NULL,
@@ -40,10 +40,10 @@ CREATE INDEX work_item_events_evaluated ON work_item_events (recorded_at) WHERE 
 -- Signals. A row is one signal. `defined` is the position of the command that created it. It fires on transitions that are newer
 -- than `since`. Retention counts from `ended_at`.
 CREATE TABLE work_signals (
-    tenant_id TEXT NOT NULL,
-    signal_id TEXT NOT NULL,
-    status TEXT NOT NULL,
-    work_item_id TEXT,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    signal_id TEXT COLLATE BINARY NOT NULL,
+    status TEXT COLLATE BINARY NOT NULL,
+    work_item_id TEXT COLLATE BINARY,
     trigger_kind TEXT NOT NULL CHECK (trigger_kind IN ('event', 'time')),
     trigger_spec TEXT NOT NULL,
     note TEXT,
@@ -82,13 +82,13 @@ CREATE INDEX work_signals_ended ON work_signals (ended_at) WHERE ended_at IS NOT
 -- position of the cause. An enqueued firing with a work item is a task of the work item: the follow-up work. It stays as long as
 -- the signal.
 CREATE TABLE work_signal_firings (
-    tenant_id TEXT NOT NULL,
-    firing_id TEXT NOT NULL,
-    signal_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    firing_id TEXT COLLATE BINARY NOT NULL,
+    signal_id TEXT COLLATE BINARY NOT NULL,
     defined_epoch BIGINT NOT NULL,
     defined_sequence BIGINT NOT NULL,
-    dedupe_key TEXT NOT NULL,
-    work_item_id TEXT,
+    dedupe_key TEXT COLLATE BINARY NOT NULL,
+    work_item_id TEXT COLLATE BINARY,
     status TEXT NOT NULL,
     due_at BIGINT NOT NULL,
     created_at BIGINT NOT NULL,
@@ -115,7 +115,8 @@ CREATE TABLE work_signal_firings (
     END),
     -- A firing is never processed early.
     CHECK (available_at >= due_at)
-);
+) /* postgres: WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;
 
 -- Used by the statements of lease.sql that select by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX work_signal_firings_available ON work_signal_firings (available_at) WHERE available_at IS NOT NULL;

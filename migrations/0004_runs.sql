@@ -2,9 +2,9 @@
 
 -- Runs. A row is one run. A run without a status is not started: it holds commands that come before its StartRun in the log.
 CREATE TABLE runs (
-    tenant_id TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    status TEXT,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    run_id TEXT COLLATE BINARY NOT NULL,
+    status TEXT COLLATE BINARY,
     digest TEXT,
     open_jobs INTEGER NOT NULL DEFAULT 0 CHECK (open_jobs >= 0),
     failed_jobs INTEGER NOT NULL DEFAULT 0 CHECK (failed_jobs >= 0),
@@ -12,6 +12,7 @@ CREATE TABLE runs (
     stored_bytes INTEGER NOT NULL DEFAULT 0 CHECK (stored_bytes >= 0),
     payload_bytes INTEGER NOT NULL DEFAULT 0 CHECK (payload_bytes >= 0),
     pending_bytes BIGINT NOT NULL DEFAULT 0 CHECK (pending_bytes >= 0),
+    row_count INTEGER NOT NULL DEFAULT 0 CHECK (row_count >= 0),  -- of jobs, edges, groups and needs of groups
     has_outputs INTEGER NOT NULL DEFAULT 0 CHECK (has_outputs IN (0, 1)),
     evaluated INTEGER NOT NULL DEFAULT 1 CHECK (evaluated IN (0, 1)),
     flaw_code TEXT,
@@ -37,7 +38,8 @@ CREATE TABLE runs (
     -- The sweep looks at a run until it is settled. Retention deletes settled runs.
     CHECK ((settled_at IS NULL) = (sweep_at IS NOT NULL)),
     CHECK (settled_at IS NULL OR (open_jobs = 0 AND open_groups = 0))
-);
+) /* postgres: WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;
 
 -- Used by `due_runs` and `next_sweep`, which find the runs that are due for the sweep, and by the gauge that counts running runs.
 CREATE INDEX runs_to_sweep ON runs (sweep_at) WHERE sweep_at IS NOT NULL;
@@ -49,13 +51,16 @@ CREATE INDEX runs_by_age ON runs (tenant_id, created_at, run_id) WHERE digest IS
 -- Used by `settled_runs`, which finds the runs that retention deletes.
 CREATE INDEX runs_settled ON runs (settled_at) WHERE settled_at IS NOT NULL;
 
+-- Used by `sum_pending`.
+CREATE INDEX runs_with_pending ON runs (tenant_id, pending_bytes) WHERE pending_bytes > 0;
+
 -- Jobs. A row is one job of a run. `ready_at` is the time when its needs were satisfied and its JobReady was added to the outbox.
 -- Reports of its status come after that. `open_needs` counts the upstream jobs that have not ended. `open_groups` counts the groups
 -- that it needs and that are not resolved.
 CREATE TABLE run_jobs (
-    tenant_id TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    job_name TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    run_id TEXT COLLATE BINARY NOT NULL,
+    job_name TEXT COLLATE BINARY NOT NULL,
     status TEXT NOT NULL,
     group_name TEXT,
     payload TEXT,
@@ -87,7 +92,8 @@ CREATE TABLE run_jobs (
     END),
     CHECK (ready_at IS NULL OR (open_needs = 0 AND open_groups = 0)),
     CHECK (stale_at IS NULL OR (ready_at IS NOT NULL AND settled_at IS NULL))
-);
+) /* postgres: WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;
 
 -- Used by the gauge that counts jobs that are not ready.
 CREATE INDEX run_jobs_waiting ON run_jobs (tenant_id, run_id, job_name)
@@ -96,47 +102,50 @@ CREATE INDEX run_jobs_waiting ON run_jobs (tenant_id, run_id, job_name)
 -- Used by `stale_jobs` and `next_stale`, which find the ready jobs that nobody has reported on in time.
 CREATE INDEX run_jobs_stale ON run_jobs (stale_at) WHERE stale_at IS NOT NULL;
 
--- Needs. A row is one edge: `job_name` needs `upstream_name`. The primary key finds the jobs that a job needs.
-CREATE TABLE run_needs (
-    tenant_id TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    job_name TEXT NOT NULL,
-    upstream_name TEXT NOT NULL,
-    if_failed TEXT NOT NULL CHECK (if_failed IN ('skip', 'run')),
-    PRIMARY KEY (tenant_id, run_id, job_name, upstream_name),
-    CHECK (job_name <> upstream_name)
-);
+-- Used by `stale_tenants` and `stale_jobs_of_tenant`: tenants take turns, so the many stale jobs of one delay no other.
+CREATE INDEX run_jobs_stale_of_tenant ON run_jobs (tenant_id, stale_at) WHERE stale_at > 0;
 
--- Used by `downstream`, which finds the jobs that need a job. Its columns have another order than the primary key, so a planner
--- without statistics cannot confuse the two.
-CREATE INDEX run_needs_downstream ON run_needs (upstream_name, tenant_id, run_id, if_failed, job_name);
+-- Edges. A row has the edges of one job of a run, as JSON: the names of jobs by what a failure means. A job without edges has no row.
+-- There is not a row for each edge: a StartRun may have 100,000 needs, and its transaction must be short.
+-- {"skip": ["lint", "test"], "run": ["deploy"]}
+CREATE TABLE run_edges (
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    run_id TEXT COLLATE BINARY NOT NULL,
+    job_name TEXT COLLATE BINARY NOT NULL,
+    needs TEXT,  -- the jobs that it needs
+    needs_size INTEGER NOT NULL CHECK (needs_size >= 0),  -- the number of characters of `needs`, so that a page reads no more than it shows
+    needed_by TEXT,  -- the jobs that need it
+    PRIMARY KEY (tenant_id, run_id, job_name),
+    CHECK (needs IS NOT NULL OR needed_by IS NOT NULL),
+    CHECK ((needs IS NULL) = (needs_size = 0))
+);
 
 -- Groups. A row is one group of a run, whose jobs are named later by a ResolveGroup.
 CREATE TABLE run_groups (
-    tenant_id TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    group_name TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    run_id TEXT COLLATE BINARY NOT NULL,
+    group_name TEXT COLLATE BINARY NOT NULL,
     digest TEXT,
     resolved_at BIGINT,
     PRIMARY KEY (tenant_id, run_id, group_name),
     CHECK ((digest IS NULL) = (resolved_at IS NULL))
 );
 
--- Needs of groups. A row is one edge: a job needs a group. When the group is resolved, the job gets a row in run_needs for each
--- job of the group.
+-- Needs of groups. A row is one edge: a job needs a group. When the group is resolved, the job gets an edge for each job
+-- of the group.
 CREATE TABLE run_group_needs (
-    tenant_id TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    job_name TEXT NOT NULL,
-    group_name TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    run_id TEXT COLLATE BINARY NOT NULL,
+    job_name TEXT COLLATE BINARY NOT NULL,
+    group_name TEXT COLLATE BINARY NOT NULL,
     if_failed TEXT NOT NULL CHECK (if_failed IN ('skip', 'run')),
     PRIMARY KEY (tenant_id, run_id, job_name, group_name)
 );
 
 -- Pending commands. A row is one command that comes before its run or its job is known.
 CREATE TABLE run_pending_commands (
-    tenant_id TEXT NOT NULL,
-    run_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    run_id TEXT COLLATE BINARY NOT NULL,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
     command_id TEXT NOT NULL,
@@ -147,3 +156,20 @@ CREATE TABLE run_pending_commands (
     tracestate TEXT,
     PRIMARY KEY (tenant_id, run_id, position_epoch, position_sequence)
 );
+
+-- Jobs of which an event waits to be written to the outbox: a command may make 10,000 jobs ready, and its transaction must be short.
+-- The event is JobReady, or JobSkipped if the job is skipped.
+CREATE TABLE run_announcements (
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    available_at BIGINT NOT NULL,  -- when it was written, or when it is tried again
+    run_id TEXT COLLATE BINARY NOT NULL,
+    job_name TEXT COLLATE BINARY NOT NULL,
+    deferred_at BIGINT NOT NULL,
+    caused_by TEXT,  -- the id of the command that made the job ready or skipped it
+    outputs_share INTEGER NOT NULL CHECK (outputs_share > 0),  -- how many bytes of outputs a JobReady has at most
+    last_error TEXT,
+    PRIMARY KEY (tenant_id, available_at, run_id, job_name)
+);
+
+-- Used by `next_available` and the clock repair. It has the whole key, because planners also use it for single rows.
+CREATE INDEX run_announcements_available ON run_announcements (available_at, tenant_id, run_id, job_name);

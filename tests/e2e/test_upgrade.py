@@ -14,8 +14,8 @@ from timer_service.adapters.migrations import migrate, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.ports.database import Database
 
-OLD = 8
-"""The last migration of the older schema: before schedules, expiry and workflows."""
+OLD = 2
+"""The last migration of the older schema: only events and timers."""
 TIMERS = 1_000
 LONGEST_MS = 5_000
 _INSERT = """

@@ -262,9 +262,8 @@ class NatsHarness:
         await self._server.start()
         await self._until(lambda: self.broker.health.reason is None and self.broker.query_health.reason is None)
         await self._until(lambda: self.user.is_connected)
-        await self.broker._client.flush()  # it reports as connected before its subscriptions are restored
-        if self.broker._requests is not None:
-            await self.broker._requests.connection.flush()
+        for connection in self.broker.connections:  # it reports as connected before its subscriptions are restored
+            await connection.flush()
 
     async def _read(self, stream: str, kind: Kind, tenant: str) -> list[Stored]:
         found = await read_stream(self._js, stream, f"timer.{kind}.v1.{tenant}.*")

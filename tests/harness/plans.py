@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.databases import Databases
 from tests.harness.stores import bring_to_head
-from timer_service.adapters.postgres.database import _BEGIN
+from timer_service.adapters.postgres.database import BEGIN
 from timer_service.adapters.postgres.text import translate
 
 
@@ -32,20 +32,12 @@ STATISTICS = [
     pytest.param(Statistics.FRESH, id="analyzed", marks=pytest.mark.slow),
     pytest.param(Statistics.OUTGROWN, id="outgrown", marks=pytest.mark.slow),
 ]
-SIZES = [
-    pytest.param((20_000, Statistics.NONE), id="20,000 rows, not analyzed"),
-    pytest.param((20_000, Statistics.FRESH), id="20,000 rows, analyzed"),
-    pytest.param((20_000, Statistics.OUTGROWN), id="20,000 rows that look like 1,000,000", marks=pytest.mark.slow),
-    pytest.param((1_000_000, Statistics.NONE), id="1,000,000 rows, not analyzed", marks=pytest.mark.full),
-    pytest.param((1_000_000, Statistics.FRESH), id="1,000,000 rows, analyzed", marks=pytest.mark.full),
-]
-"""The number of rows, and what the planner knows about them."""
 MODES = ["force_custom_plan", "force_generic_plan"]
 """The plan modes of a prepared statement: custom for its first five executions, later maybe generic."""
 
 _NODE = re.compile(
     r"(?:->  )?(Index Only Scan|\w+ Scan|(?:Incremental )?Sort|Hash Join|Merge Join|LockRows|Materialize)"
-    r"(?: using (\w+))?"
+    r"(?: Backward)?(?: using (\w+))?"
 )
 
 
@@ -100,7 +92,7 @@ async def _plan(connection: _Connection, sql: str, mode: str) -> list[str]:
     text, _ = translate(sql)
     types = [each.name for each in (await connection.prepare(text)).get_parameters()]
     arguments = ", ".join(_ARGUMENTS.get(name, "500") for name in types)
-    await connection.execute(f"{_BEGIN}; SET LOCAL plan_cache_mode = {mode}")
+    await connection.execute(f"{BEGIN}; SET LOCAL plan_cache_mode = {mode}")
     await connection.execute(f"PREPARE statement AS {text}")
     lines = await connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE statement{f'({arguments})' if arguments else ''}")
     await connection.execute("ROLLBACK; DEALLOCATE statement")

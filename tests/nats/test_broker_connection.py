@@ -5,23 +5,22 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
+import nats.errors
 import pytest
 
 from tests.harness.builders import event
-from tests.harness.clock import NOW
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Replies, Reply, Request
+from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Replies, Request
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import Code
 from timer_service.core.values.message import Kind
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""
-DENIED_ACCOUNT = b"-ERR 'Permissions Violation for Publish to \"$JS.API.INFO\"'\r\n"
 DENIED = b"-ERR 'Permissions Violation for Publish to \"timer.evt.v1.acme.due-time-reached\"'\r\n"
 
 
@@ -61,7 +60,7 @@ async def reconnect(peer: ScriptedPeer, broker: NatsBroker) -> None:
     """Cut the connection, and wait until the broker is connected again."""
     before = broker.outages
     peer.disconnect()
-    await until(lambda: broker.outages > before and broker._client.is_connected)
+    await until(lambda: broker.outages > before and broker.connections[0].client.is_connected)
 
 
 async def test_a_denied_permission_is_forgotten_with_the_connection(peer: ScriptedPeer, broker: NatsBroker) -> None:
@@ -73,26 +72,6 @@ async def test_a_denied_permission_is_forgotten_with_the_connection(peer: Script
     assert denied.usable
     assert "permissions violation" in (denied.reason or "").lower()
     assert broker.health == HEALTHY
-
-
-@pytest.mark.parametrize("prefix", ["timer", "Shop.Timer"])
-async def test_a_denied_hint_does_no_harm(peer: ScriptedPeer, prefix: str) -> None:
-    """Without hints timers only fire later, so the health stays as it is. Another denied subject counts."""
-    broker = await NatsBroker.connect(peer.url, prefix, reply_prefix="_INBOX.", manage_streams=True)
-    subject = Subjects(prefix).hint("outbox").encode()
-    await peer.send(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject)
-    await until(lambda: broker._connection.last_error != "")
-    assert broker.health == HEALTHY
-    await peer.send(DENIED)
-    await until(lambda: broker.health != HEALTHY)
-    await broker.close()
-
-
-async def test_what_is_unsent_is_sent_before_the_end(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """Replies that were not sent yet are sent when the broker is closed."""
-    await broker.reply([Reply(f"_INBOX.{number}", b"x") for number in range(100)])
-    await broker.close()
-    await until(lambda: peer.published[-1][0] == "_INBOX.99")
 
 
 async def test_the_reason_of_an_outage_is_forgotten_with_it(
@@ -114,24 +93,6 @@ def refuse_all(request: Request) -> Replies:
     return [(request, QueryReply(b"busy", Code.BUSY, "ask again later"))]
 
 
-async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(
-    peer: ScriptedPeer, broker: NatsBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The same is true for the connection for queries and requests."""
-    caplog.set_level(logging.INFO)
-    ended = "the broker for queries and requests is available again"
-    await broker.serve(Kind.QUERY, [], refuse_all)  # the peer sends to the last connection
-    reasons: list[str | None] = []
-    for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
-        await peer.send(raw)
-        await until(lambda: not broker.query_health.usable)
-        reasons.append(broker.query_health.reason)
-        await until(lambda: caplog.messages.count(ended) == len(reasons))
-    away = "not connected to the broker for queries and requests:"
-    assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
-    assert broker.health == HEALTHY
-
-
 async def test_a_flood_of_queries_is_refused_while_it_is_read(peer: ScriptedPeer, broker: NatsBroker) -> None:
     """Each query of the flood gets its refusal."""
     await broker.serve(Kind.QUERY, ["list"], refuse_all)
@@ -144,26 +105,6 @@ async def test_a_flood_of_queries_is_refused_while_it_is_read(peer: ScriptedPeer
     assert {body[-4:] for body in replies.values()} == {b"busy"}
 
 
-async def test_the_same_error_is_logged_once(
-    peer: ScriptedPeer, broker: NatsBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An error that the server repeats is logged once, and again after a reconnect."""
-    await peer.send(DENIED * 2)
-    await until(lambda: "broker error" in caplog.messages)
-    await reconnect(peer, broker)
-    await peer.send(DENIED * 2)
-    await until(lambda: broker.health.reason is not None)
-    await broker._client.flush()
-    warnings = [each for each in caplog.records if (each.message, each.levelno) == ("broker error", logging.WARNING)]
-    assert len(warnings) == 2
-
-
-async def test_closing_is_no_outage(broker: NatsBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """A broker that is closed logs no outage."""
-    await broker.close()
-    assert (broker.outages, caplog.messages) == (1, [])
-
-
 async def test_publishes_in_progress_end_with_the_connection(peer: ScriptedPeer, broker: NatsBroker) -> None:
     """An event whose acknowledgement cannot arrive any more is unavailable at once, not after the usual timeout."""
     peer.answer = lambda _subject, _body: None
@@ -174,45 +115,6 @@ async def test_publishes_in_progress_end_with_the_connection(peer: ScriptedPeer,
     (result,) = await publishing
     assert result == PublishResult(PublishStatus.UNAVAILABLE, "connection lost")
     assert time.monotonic() - began < 2.5, "an acknowledgement may take 5 s"
-
-
-async def test_unsent_messages_do_not_reach_the_next_server(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """What was not sent before the connection was lost, such as an acknowledgement, is not sent later."""
-    broker._client._pending.append(b"PUB acknowledgement 0\r\n\r\n")
-    await reconnect(peer, broker)
-    await broker._client.flush()
-    assert "acknowledgement" not in [subject for subject, _, _ in peer.published]
-
-
-async def test_the_account_is_looked_up_again_after_a_reconnect(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """If one server denies the look-up of the account, the service is healthy, and asks the next server."""
-    looks: list[int] = []
-    for _ in range(3):
-        await broker.streams.tick(NOW)
-        looks.append(sum(subject == "$JS.API.INFO" for subject, _, _ in peer.published))
-        if len(looks) == 1:
-            await peer.send(DENIED_ACCOUNT)
-            await until(lambda: not broker._storage._may_look_up)
-        elif len(looks) == 2:
-            await reconnect(peer, broker)
-    assert (looks, broker.health) == ([1, 1, 2], HEALTHY)
-
-
-async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """If the connection is lost while the streams are checked, what the last check has shown stays."""
-    await broker.streams.tick(NOW)
-
-    def cut(subject: str, body: bytes) -> dict[str, Any] | None:
-        if subject.startswith("$JS.API.STREAM.INFO."):
-            assert peer._server is not None
-            peer._server.close()  # so that the client cannot connect again
-            peer.disconnect()
-            return None
-        return answer(subject, body)
-
-    peer.answer = cut
-    await broker.streams.tick(NOW)
-    assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -228,18 +130,15 @@ async def test_a_connection_that_is_closed_for_good(broker: NatsBroker, which: i
         await lost
 
 
-async def test_an_outage_does_not_look_as_if_reading_had_ended(peer: ScriptedPeer, broker: NatsBroker) -> None:
-    """While the connection is being restored, the process need not be restarted. If reading has ended, it must be."""
-    found = [broker.reading]
-    peer.disconnect()
-    await until(lambda: not broker.health.usable)
-    while not broker.health.usable:
-        found.append(broker.reading)
-        await asyncio.sleep(0)
-    found.append(broker.reading)
-    assert set(found) == {True}
-    task = broker._client._reading_task
-    assert task is not None
-    task.cancel()
-    await asyncio.wait([task])
-    assert not broker.reading
+async def test_unsent_messages_do_not_reach_the_next_server(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """What is not sent when the connection is lost, such as a hint, is not sent later."""
+    connection = broker.connections[0]
+
+    def publish() -> None:
+        with suppress(StopIteration, nats.errors.Error):  # it only adds the message
+            connection.client.publish("hint", b"").send(None)
+
+    connection.on_lost.append(publish)
+    await reconnect(peer, broker)
+    await connection.flush()
+    assert "hint" not in [subject for subject, _, _ in peer.published]

@@ -64,27 +64,3 @@ async def test_refused_login_is_the_reason_also_of_a_reset_connection() -> None:
                 pass
         first, second, *_ = (await refusing).split(b"\r\n")
         assert (first[:8], second) == (b"CONNECT ", b"PING")
-
-
-async def test_connection_that_is_lost_while_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver raises an error for what it cannot send any more. The client is closed all the same."""
-    closed: list[bool] = []
-
-    async def note() -> None:
-        closed.append(True)
-
-    async def lose() -> None:
-        raise ConnectionResetError("Connection lost")
-
-    async def hold() -> None:
-        pass
-
-    async with scripted_peer() as peer:
-        client: Any = LastingClient()
-        await client.connect(peer.url, closed_cb=note)
-        transport = client._transport
-        monkeypatch.setattr(transport, "drain", lose)
-        monkeypatch.setattr(client, "_flush_pending", hold)
-        client._pending, client._pending_data_size = [b"PING\r\n"], 6
-        await client.close()
-        assert (client.is_closed, closed, transport._io_writer.is_closing()) == (True, [True], True)

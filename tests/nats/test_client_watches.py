@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import nats.errors
 import pytest
-from nats.aio.client import Client
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.client.connection import Connection, open_connection
@@ -158,66 +156,6 @@ async def test_a_watch_is_cancelled_while_it_subscribes(options: Mapping[str, An
                 assert await joining == turns
             await peer.until(lambda: not watched(peer))
         assert peer.most == 1
-        assert connection._watches._shared == {}
-
-
-async def test_a_program_is_cancelled_while_its_watch_leaves() -> None:
-    """Whenever it is cancelled, it does not go on, and the watch has left."""
-    async with connected(WAITS_AT_EACH_COMMAND) as (peer, connection):
-        for turns in range(1, 20):
-            watch = connection.events("acme", "due-time-reached", "timer-expired")
-            (first,) = await until_begun(peer, next_number(watch))
-            await fire(peer, number=turns)
-            await first
-
-            async def stop(ending: AsyncGenerator[Any, None] = watch) -> None:
-                await ending.aclose()
-                await asyncio.Event().wait()
-
-            program = asyncio.ensure_future(stop())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            program.cancel()
-            await asyncio.wait([program], timeout=5)
-            assert program.cancelled()
-            await peer.until(lambda: not watched(peer))
-
-
-async def test_the_client_is_closed_while_a_watch_subscribes() -> None:
-    """Whenever the client is closed, all watches end with the error that says why."""
-    for turns in range(20):
-        async with connected(WAITS_AT_EACH_COMMAND) as (_, connection):
-            watches = [connection.events("acme", "due-time-reached", "timer-expired") for _ in range(3)]
-            tasks = [asyncio.ensure_future(anext(watch)) for watch in watches]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-        async with asyncio.timeout(5):
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(each) for each in ended] == [NoAnswerError] * 3
-        assert connection._watches._shared == {}
-
-
-async def test_an_error_of_subscribing_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The subscriptions before the error end, except those of another watch. The next watch works."""
-    subscribe: Any = Client.subscribe
-    broken = True
-
-    async def subscribe_or_fail(client: Client, subject: str, **options: Any) -> Any:
-        if broken and subject.endswith("timer-expired"):
-            raise nats.errors.OutboundBufferLimitError
-        return await subscribe(client, subject, **options)
-
-    monkeypatch.setattr(Client, "subscribe", subscribe_or_fail)
-    async with connected({}) as (peer, connection):
-        (kept,) = await until_begun(peer, next_number(connection.events("acme", "due-time-reached")))
-        with pytest.raises(NoAnswerError, match="outbound buffer limit"):
-            await anext(connection.events("acme", "due-time-reached", "timers-cancelled", "timer-expired"))
-        await peer.until(lambda: watched(peer) == [FIRED])
-        broken = False
-        begun = await until_begun(peer, next_number(connection.events("acme", "timer-expired", "due-time-reached")))
-        await fire(peer, number=1)
-        assert await asyncio.gather(kept, *begun) == [1, 1]
-        await peer.until(lambda: not watched(peer))
 
 
 async def test_watches_after_a_lost_connection() -> None:

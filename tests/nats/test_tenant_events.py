@@ -64,16 +64,6 @@ async def test_each_tenant_reads_its_own_events(operator: Client) -> None:
     assert await read(js, "b", 1) == [b"of b"]
 
 
-async def test_events_that_are_acknowledged_take_no_room(operator: Client) -> None:
-    """The stream of a tenant keeps an event until it is acknowledged. The stream of events keeps it on."""
-    await stream_events(operator, SUBJECTS, ["a"])
-    await publish(operator, "a", b"1", b"2", b"3")
-    js = operator.jetstream()
-    await read(js, "a", 2)
-    assert (await js.stream_info("TIMER_EVT_a")).state.messages == 1
-    assert (await js.stream_info("TIMER_EVT")).state.messages == 3
-
-
 async def test_streams_that_exist_stay(operator: Client) -> None:
     """A second run changes nothing, also not what the operator has changed, and replaces a deleted consumer."""
     await stream_events(operator, SUBJECTS, ["a"])
@@ -97,37 +87,6 @@ async def test_full_stream_loses_no_event(operator: Client) -> None:
     bodies = [b"%d" % number + b"x" * 300 for number in range(20)]
     await publish(operator, "a", *bodies)
     assert await read(operator.jetstream(), "a", len(bodies)) == bodies
-
-
-@pytest.mark.slow
-async def test_events_after_a_crash_of_the_server(operator: Client, server: NatsServer) -> None:
-    """After a crash, a tenant gets all events that it has not acknowledged. Some others may come again before."""
-    await stream_events(operator, SUBJECTS, ["a"])
-    await publish(operator, "a", b"1", b"2")
-    await read(operator.jetstream(), "a", 2)
-    await server.kill()
-    await server.start()
-    async with await nats.connect(server.url) as client:
-        await publish(client, "a", b"3")
-        bodies = await read_until(client.jetstream(), "a", b"3")
-    assert bodies == sorted(set(bodies))
-
-
-@pytest.mark.slow
-async def test_events_that_wait_during_a_crash(
-    operator: Client, server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the server crashes while events wait for room, and all others were acknowledged, none of them is skipped."""
-    monkeypatch.setattr("timer_service.cli.tenant_streams._MAX_BYTES", 1000)  # one event
-    bodies = [b"%d" % number + b"x" * 600 for number in range(3)]
-    await publish(operator, "a", *bodies)
-    await stream_events(operator, SUBJECTS, ["a"])
-    await read(operator.jetstream(), "a", 1)
-    await server.kill()
-    await server.start()
-    async with await nats.connect(server.url) as client:
-        later = await read_until(client.jetstream(), "a", bodies[-1])
-    assert later[-2:] == bodies[-2:]
 
 
 @pytest.mark.slow
@@ -160,9 +119,3 @@ async def test_another_stream_with_the_name(operator: Client) -> None:
     await operator.jetstream().add_stream(name="TIMER_EVT_a", subjects=["any"])
     with pytest.raises(StartError, match="TIMER_EVT_a does not take the events of a: delete it"):
         await stream_events(operator, SUBJECTS, ["a"])
-
-
-async def test_a_reason_of_the_server(operator: Client) -> None:
-    """If the server refuses a stream, the error has its reason."""
-    with pytest.raises(StartError, match="events of the tenants cannot be set up: stream name is too long"):
-        await stream_events(operator, SUBJECTS, ["a" * 300])

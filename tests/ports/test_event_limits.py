@@ -7,18 +7,16 @@ from typing import Any, cast
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
-from tests.harness.locks import LockedPostgres
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX, stored_message
-from timer_service.core.limits.event_allowances import GO_ON, USAGE, WAITS, EventAllowances, delete_empty
+from timer_service.core.limits.event_allowances import GO_ON, USAGE, WAITS, EventAllowances
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
-from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Address, Event, Kind, Message
-from timer_service.events import SLICE
 
 PERIOD = timedelta(hours=1)
 """For how long the broker keeps events."""
@@ -122,19 +120,6 @@ async def test_waiting_events_go_out_as_room_comes_back(instance: Instance, capl
     assert said == [WAITS, GO_ON] * (len(said) // 2)
 
 
-async def test_usage_falls_to_nothing_and_the_row_is_deleted(instance: Instance) -> None:
-    """Usage falls evenly. The row of a tenant that uses nothing is deleted some time later."""
-    await instance.use_up()
-    full = await instance.used()
-    await instance.run(hours=0.5)
-    assert full - await instance.used() == pytest.approx(MOST / 2, rel=0.02)
-    await instance.run(hours=full / MOST)
-    assert (await instance.used(), instance.metrics.reached_limits) == (0, 0)
-    async with instance.store.transaction() as tx:
-        assert await delete_empty(tx, NOW + 1000, 10) == 0
-        assert await delete_empty(tx, instance.clock.now(), 10) == 1
-
-
 async def test_a_new_process_and_another_instance_know_who_waits(instance: Instance) -> None:
     """After a restart a tenant gets nothing before it may go on. Another instance learns it in five seconds."""
     other = Instance(instance.store, instance.broker, instance.clock)
@@ -168,59 +153,6 @@ async def test_a_charge_that_fails_is_repeated(instance: Instance) -> None:
     assert 2 * 10 * 600 <= await instance.used() <= 2 * 10 * 610
 
 
-async def test_locked_row(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """While the row of a tenant is locked, events are published. Then they are charged."""
-    instance = Instance(locks.database, memory_broker, clock)
-    await instance.add("a", 0)
-    await instance.run(seconds=0)
-    await instance.add("a", *range(1, 30))
-    async with locks.locked("SELECT 1 FROM event_allowances FOR UPDATE"):
-        await instance.relay.tick(clock.now())
-        assert len(instance.published("a")) == 30
-        with pytest.raises(DatabaseBlockedError):
-            await instance.allowances.update(instance.store, clock.now())
-    await instance.run(seconds=0)
-    assert await instance.used() >= 30 * 1_000
-
-
-async def test_event_larger_than_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """An event that is larger than the limit is published, and the next one when its bytes have come back."""
-    limits = TenantLimits(default=Limits(published_events=5_000))
-    instance = Instance(store, memory_broker, clock, limits, size=1)
-    await instance.add("a", 0, text="x" * 9_000)
-    await instance.run(seconds=0)
-    await instance.add("a", 1, text="x" * 9_000)
-    await instance.run(minutes=30)
-    assert len(instance.published("a")) == 1
-    await instance.run(hours=4)
-    assert len(instance.published("a")) == 2
-
-
-async def test_events_that_the_broker_does_not_store_use_nothing(instance: Instance) -> None:
-    """Events that the broker did not store use nothing, however often they are tried."""
-    await instance.add("a", *range(10))
-    instance.broker.has_no_room_for = lambda _message: True
-    await instance.run(seconds=30)
-    assert await instance.used() == 0
-    instance.broker.has_no_room_for = lambda _message: False
-    await instance.run(seconds=10)
-    assert len(instance.published("a")) == 10
-
-
-async def test_waiting_rows_are_not_touched(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """While a tenant waits with many rows, passes write none of them, however many rows of others are published."""
-    instance = Instance(store, memory_broker, clock, size=10)
-    await instance.use_up()
-    await instance.add("a", *range(25, 300))
-    released = instance.metrics.settled_in["outbox", "released"]
-    for number in range(20):
-        await instance.add(f"tenant-{number}", *range(25))
-    ticks = await instance.run(seconds=10)
-    assert sum(len(instance.published(f"tenant-{number}")) for number in range(20)) == 500
-    assert instance.metrics.settled_in["outbox", "released"] == released
-    assert ticks <= 80, "a pass that finds only waiting rows is followed by a pause"
-
-
 async def test_others_beside_many_waiting_tenants(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
@@ -238,47 +170,3 @@ async def test_others_beside_many_waiting_tenants(
     await instance.add("a", 1)
     await instance.run(seconds=1)
     assert (len(instance.published("z")), len(instance.published("a"))) == (40, 1)
-
-
-async def test_later_rows_are_on_time(instance: Instance) -> None:
-    """While a tenant waits, a row of another tenant that becomes available later is claimed at that instant."""
-    await instance.use_up()
-    await instance.add("a", *range(25, 50))
-    await instance.add("b", 1)
-    async with instance.store.transaction() as tx:
-        await tx.execute(
-            "UPDATE outbox SET available_at = :at, added_at = :at WHERE tenant_id = 'b'", {"at": NOW + 321}
-        )
-    assert (await instance.relay.tick(NOW)).next_at == NOW + 321
-
-
-async def test_without_limits(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """If no tenant has a limit, nothing is counted, and there is nothing to do again."""
-    instance = Instance(store, memory_broker, clock, TenantLimits())
-    await instance.add("a", *range(40))
-    await instance.run(seconds=0)
-    assert await instance.allowances.update(store, NOW) is None
-    assert (len(instance.published("a")), await instance.used()) == (40, 0)
-
-
-async def test_rejected_command_of_a_tenant_over_its_limit(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """Dead letters do not count for the limit. The events of rejections do, and wait like others."""
-    limits = TenantLimits(tenants={"a": Limits(published_events=3_000)})
-    instance = Instance(store, memory_broker, clock, limits, size=2)
-    reader = instance.parts.reader([], instance.wake_outbox)
-    assert await reader.begin()
-    for part in range(2):
-        for number in range(20):
-            for tenant in "ab":
-                address = Address(Kind.COMMAND, tenant, "schedule-timer")
-                memory_broker.send(address, b"{", message_id=f"{tenant}-{part}-{number}")
-        while await reader.turn():
-            pass
-        await instance.run(seconds=0)
-    relay = SLICE.workers["dead-letters"](instance.parts)
-    while (await relay.tick(NOW)).done:
-        pass
-    assert len(memory_broker.dead_letters) == 80
-    assert (len(instance.published("a")), len(instance.published("b"))) == (20, 40)

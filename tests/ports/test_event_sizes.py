@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
+from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
 from tests.harness.builders import scheduled
@@ -29,17 +31,22 @@ TRACE = Trace(f"00-{'a' * 32}-{'b' * 16}-01", "x" * 500)
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[NatsBroker]:
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     async with NatsServer(tmp_path / "nats") as server:
-        broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
-        yield broker
-        await broker.close()
+        yield server
 
 
-async def stored_bytes(broker: NatsBroker) -> int:
-    info = await broker._client.jetstream().stream_info("TIMER_EVT")
-    assert info.state.messages == COUNT
-    return info.state.bytes
+@pytest.fixture
+async def broker(server: NatsServer) -> AsyncIterator[NatsBroker]:
+    broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
+    yield broker
+    await broker.close()
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
+    async with await nats.connect(server.url) as user:
+        yield user.jetstream()
 
 
 @pytest.mark.parametrize("table", [TIMERS, OUTBOX], ids=lambda table: table.name)
@@ -47,6 +54,7 @@ async def stored_bytes(broker: NatsBroker) -> int:
 async def test_no_event_counts_less_than_it_takes(
     sqlite: SqliteDatabase,
     broker: NatsBroker,
+    js: JetStreamContext,
     table: Any,
     longest: bool,  # noqa: FBT001
 ) -> None:
@@ -69,14 +77,15 @@ async def test_no_event_counts_less_than_it_takes(
     assert (await relay.tick(NOW)).done == COUNT
     await allowances.update(sqlite, NOW)
     counted = await USAGE.amount_of(sqlite.reader, tenant, NOW, 10**9)
-    stored = await stored_bytes(broker)
+    state = (await js.stream_info("TIMER_EVT")).state
+    assert state.messages == COUNT
+    stored = state.bytes
     assert stored <= counted
     assert longest or counted - stored <= COUNT * 900
 
 
-async def test_how_long_the_stream_keeps_events(broker: NatsBroker) -> None:
+async def test_how_long_the_stream_keeps_events(broker: NatsBroker, js: JetStreamContext) -> None:
     """The broker says for how long it keeps events, as the stream is at the last check."""
-    js = broker._client.jetstream()
     found = [broker.keeps_events_for]
     for hours in (5, 0):
         config: StreamConfig = (await js.stream_info("TIMER_EVT")).config

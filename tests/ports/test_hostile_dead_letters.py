@@ -1,24 +1,14 @@
 """A real nats-server stores the dead letters of hostile commands."""
 
-import json
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.builders import command_address, raw_command
-from tests.harness.clock import NOW, ManualClock
-from tests.harness.in_process import exhaust
-from tests.harness.metrics import RecordingMetrics
 from tests.harness.nats_client import read_stream
-from tests.harness.raw_nats import RawMessage, RawNats, header_block
-from tests.harness.wiring import make_parts
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.events import outbox
-from timer_service.core.events.outbox import DEAD_LETTERS, stored_dead_letter
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.broker import PublishStatus
-from timer_service.core.ports.database import Database
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import RawCommand
@@ -81,33 +71,3 @@ async def test_each_dead_letter_is_stored(nats_harness: NatsHarness) -> None:
         range(1, len(commands) + 1)
     )
     assert nats_harness.broker.health.reason is None
-
-
-async def test_dead_letters_of_the_outbox(store: Database, memory_broker: MemoryBroker) -> None:
-    """Each dead letter is published from the outbox as it was added, byte for byte."""
-    limit = memory_broker.features.max_message_bytes
-    letters = [
-        Rejected(each, Rejection(Code.INVALID_JSON, "no \r\n ü \x00"), None).letter(limit) for each in hostile(limit)
-    ]
-    parts = make_parts(store, memory_broker, ManualClock(), RecordingMetrics())
-    async with store.transaction() as tx:
-        await outbox.add_dead_letters(tx, letters, NOW)
-    await exhaust(parts.relay(DEAD_LETTERS, stored_dead_letter), NOW)
-    assert sorted(memory_broker.dead_letters, key=lambda each: each.id) == sorted(letters, key=lambda each: each.id)
-    assert list(await store.reader.fetch("SELECT * FROM dead_letters")) == []
-
-
-async def test_headers_come_back(nats_harness: NatsHarness) -> None:
-    """The server returns every header of the command, and all values of a repeated one, as they were published."""
-    block = header_block(b"X: 1", b"once: a", b"X: 2")
-    url = nats_harness.user.connected_url
-    assert url is not None
-    assert url.port is not None
-    async with RawNats.connect(url.port) as user:
-        await user.publish([RawMessage(b"timer.cmd.v1.acme.schedule-timer", b"{", block)])
-    await nats_harness.broker.log.open(None, "ours")
-    (command,) = (await nats_harness.broker.log.read(1, 10_000, 10)).commands
-    rejected = Rejected(command, Rejection(Code.INVALID_JSON, "no"), None)
-    await nats_harness.broker.publish([rejected.letter(nats_harness.broker.features.max_message_bytes)])
-    (letter,) = await nats_harness.dead_letters("acme")
-    assert json.loads(letter.headers["Timer-Original-Headers"]) == {"X": ["1", "2"], "once": ["a"]}

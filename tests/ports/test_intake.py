@@ -35,18 +35,6 @@ async def move(store: Database, place: Place, now: int = NOW, **changes: Any) ->
 # The cursor
 
 
-async def test_new_database(store: Database) -> None:
-    """A database that has read nothing has no cursor. It gets an identity, which stays."""
-    before = await cursor.find(store.reader)
-    taken = await take(store, "one")
-    again = await take(store, "one")
-    assert (before, await cursor.find(store.reader)) == (None, None)
-    assert taken.place.cursor == LogCursor("", 0)
-    assert (taken.is_new, taken.after_crash, again.is_new, again.after_crash) == (True, False, True, False)
-    assert len(taken.database_id) == 32
-    assert again.database_id == taken.database_id
-
-
 @pytest.mark.parametrize("place", [READ, LARGE])
 async def test_cursor_is_kept(store: Database, place: LogCursor) -> None:
     """What one process has written, the next one finds, to the nanosecond."""
@@ -79,15 +67,6 @@ async def test_one_reader(store: Database) -> None:
     assert await cursor.take(store, "one", NOW + 1001 + LEASE_MS) is None
 
 
-async def test_after_an_orderly_stop(store: Database) -> None:
-    """After a release, another process reads at once, and without care."""
-    taken = await take(store, "one")
-    await move(store, taken.place, cursor=READ)
-    await cursor.release(store, "one")
-    second = await take(store, "two")
-    assert (second.after_crash, second.place.cursor) == (False, READ)
-
-
 async def test_lease_from_a_clock_that_was_ahead(store: Database) -> None:
     """If a reader whose clock was an hour ahead has died, nobody waits for an hour."""
     await take(store, "one", NOW + 3_600_000)
@@ -117,17 +96,6 @@ async def write_and_move(tx: Transaction, place: Place, sequence: int) -> Place:
     return await cursor.move(tx, place, NOW)
 
 
-async def test_lost_cursor(store: Database) -> None:
-    """A process that has lost the cursor commits nothing, whatever its transaction has written before."""
-    first = await take(store, "one")
-    await take(store, "two", NOW + 2 * LEASE_MS)
-    moved = first.place._replace(cursor=READ)
-    with pytest.raises(LostCursorError):
-        await in_transaction(store, lambda tx: write_and_move(tx, moved, 1), accepting=True)
-    assert await first_rows(store, "acme") == []
-    assert await cursor.find(store.reader) is None
-
-
 async def test_transactions_at_the_same_place(store: Database) -> None:
     """Of several transactions that begin at the same place, exactly one commits."""
     place = (await take(store, "one")).place._replace(cursor=READ)
@@ -140,14 +108,6 @@ async def test_transactions_at_the_same_place(store: Database) -> None:
     committed = [number for number, each in enumerate(done) if isinstance(each, Place)]
     assert [each.position.sequence for each in row.commands] == committed
     assert [type(each) for each in done].count(LostCursorError) == 2
-
-
-async def test_released_cursor_is_lost(store: Database) -> None:
-    """A transaction that is still on its way when its process gives the cursor up commits nothing."""
-    taken = await take(store, "one")
-    await cursor.release(store, "one")
-    with pytest.raises(LostCursorError):
-        await move(store, taken.place, cursor=READ)
 
 
 # Waiting commands
@@ -236,29 +196,6 @@ async def test_tenants_that_are_none(store: Database) -> None:
     assert [each.position.sequence for each in await read_all(store, "acme")] == [100]
 
 
-async def test_order_of_rows(store: Database) -> None:
-    """The rows of a tenant are found in the order of the log, however they were stored."""
-    positions = [(2, 1), (1, 9), (1, 10), (3, 5), (1, 2**40), (2, 100)]
-    for epoch, sequence in positions:
-        await store_waiting(store, raw(sequence, epoch=epoch))
-    await store_waiting(store, raw(3, "other"))
-    found = [(each.position.epoch, each.position.sequence) for each in await read_all(store, "acme")]
-    assert found == sorted(positions)
-    assert (await first_row(store, "other")).commands[0].position == Position(1, 3)
-
-
-async def test_rows_of_several_tenants(store: Database) -> None:
-    """The oldest rows of several tenants are found in the order that was asked for. Others have none."""
-    await store_waiting(store, *(raw(number, "abc"[number % 3]) for number in range(9)))
-    rows = await first_rows(store, "c", "nobody", "a")
-    assert [(row.tenant, [each.position.sequence for each in row.commands]) for row in rows] == [
-        ("c", [2, 5, 8]),
-        ("a", [0, 3, 6]),
-    ]
-    assert await waiting_rows.find_tenants(store.reader, ["b", "nobody", "c", "b"]) == {"b", "c"}
-    assert await first_rows(store) == []
-
-
 async def test_rows_are_bounded(store: Database) -> None:
     """A row has commands of one tenant and epoch, up to a number and to a size. A larger command has a row alone."""
     body = ROW_BYTES // 4
@@ -290,32 +227,6 @@ async def test_partial_progress(store: Database) -> None:
         found += [([each.position.sequence for each in row.commands], row.done, row.attempt) for row in rows]
     assert found == [([1, 2, 3, 4, 5], 0, 2), ([3, 4, 5], 2, 0), ([4, 5], 3, 0)]
     assert await waiting_rows.find_tenants(store.reader, ["acme"]) == set()
-
-
-async def test_command_that_has_failed(store: Database) -> None:
-    """What is known of the next command stays until it is applied: attempts, marks and deaths."""
-    (new,) = rows_of([raw(1), raw(2)])
-    await in_transaction(store, lambda tx: waiting_rows.add(tx, [new]))
-    row = await first_row(store)
-    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW, 1, "broken"))
-    first = await first_row(store)
-    await in_transaction(store, lambda tx: waiting_rows.mark(tx, first._replace(deaths=1), 2))
-    marked = await first_row(store)
-    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, marked, NOW + 60_000, 4, "still broken"))
-    postponed = await first_row(store)
-    await advance(store, postponed, 1)
-    after = await first_row(store)
-    found = [(row.attempt, row.tried, row.deaths) for row in (first, marked, postponed, after)]
-    assert found == [(1, 0, 0), (1, 2, 1), (4, 0, 0), (0, 0, 0)]
-
-
-async def test_row_limit(store: Database) -> None:
-    """One transaction applies as many commands as the limit of a row says."""
-    await store_waiting(store, *(raw(number) for number in range(5)))
-    row = (await first_row(store))._replace(limit=2)
-    assert [each.position.sequence for each in row.next] == [0, 1]
-    await advance(store, row, len(row.next))
-    assert [each.position.sequence for each in (await first_row(store)).next] == [2, 3, 4]
 
 
 async def test_commands_before_a_position_that_are_ready(store: Database) -> None:
@@ -369,21 +280,3 @@ async def test_a_process_knows_what_waits(store: Database) -> None:
             set(found),
         )
     assert (list(known), known.number) == (["a"], 2)
-
-
-def test_tenants_take_turns() -> None:
-    """Tenants have their turns in a fixed order. One that has had its turn, or is new, is behind the others."""
-    known = Waiting()
-    for tenant in "abc":
-        known.added(tenant, 10, 1_000)
-    turns = []
-    for number in range(5):
-        (tenant,) = known.next_tenants(NOW, 1, 10**9)
-        turns.append(tenant)
-        known.end_turn([tenant])
-        if number == 1:
-            known.added("d", 1, 1)
-    assert turns == ["a", "b", "c", "a", "b"]
-    assert list(known) == ["d", "c", "a", "b"]
-    assert known.next_tenants(NOW, 21, 10**9) == ["d", "c", "a"]
-    assert known.next_tenants(NOW, 10**9, 1_001) == ["d", "c"]

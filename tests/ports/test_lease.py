@@ -1,7 +1,6 @@
 import asyncio
 import itertools
 import math
-import random
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,19 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.harness.builders import in_state, scheduled
+from tests.harness.builders import scheduled
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after
 from tests.harness.timers import put_timers
-from timer_service.core.due.due_rows import TenantTurns
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.ports.database import Database, Row
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import ConflictError
-from timer_service.core.values.message import Position, Trace
-from timer_service.timers import store as timers
-from timer_service.timers.messages import State
-from timer_service.timers.rules import Key, Timer
+from timer_service.core.values.message import Position
+from timer_service.timers.rules import Timer
 from timer_service.timers.store import TIMERS
 
 HOLD_MS = 30_000
@@ -95,30 +91,6 @@ async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
 STEPS = ["complete", "complete_claim", "release", "retry", "bury"]
 
 
-async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lease) -> None:
-    """A claim returns the columns of the event, the attempt and the lease token."""
-    made = scheduled(
-        data="1", correlation_id="corr", causation_id="cause", trace=Trace("parent", "state"), expires_at=LATER
-    )
-    await put(store, made)
-    row = await claim_one(store, lease)
-    claimed = {column: row[column] for column in TIMERS.claimed}
-    assert claimed == {
-        "tenant_id": "acme",
-        "service_call_id": "call-1",
-        "due_at": NOW,
-        "data": "1",
-        "large_data": None,
-        "correlation_id": "corr",
-        "causation_id": "cause",
-        "traceparent": "parent",
-        "tracestate": "state",
-        "event_id": made.schedule.event_id,
-        "expires_at": LATER,
-    }
-    assert (row["attempt"], bool(row["lease_token"])) == (1, True)
-
-
 async def test_claim_hides_the_row_for_the_visibility_timeout(store: Database, lease: Lease) -> None:
     """A claimed row cannot be claimed until its lease ends, to the millisecond. Then it is the next attempt."""
     await put(store, timer())
@@ -129,13 +101,6 @@ async def test_claim_hides_the_row_for_the_visibility_timeout(store: Database, l
     assert first["lease_token"] != second["lease_token"]
 
 
-async def test_row_is_not_claimed_early(store: Database, lease: Lease) -> None:
-    """A row that is due a millisecond later is not claimed. At its due time it is claimed."""
-    await put(store, timer(due_at=NOW + 1))
-    assert await claim(store, lease, NOW) == []
-    assert calls(await claim(store, lease, NOW + 1)) == ["call-1"]
-
-
 async def test_claim_takes_the_oldest_first(store: Database, lease: Lease) -> None:
     """A claim takes the rows that have been due longest, in that order, up to its limit."""
     due = {"c": 300, "a": 100, "e": 500, "b": 200, "d": 400}
@@ -144,113 +109,46 @@ async def test_claim_takes_the_oldest_first(store: Database, lease: Lease) -> No
     assert batches == [["a", "b"], ["c", "d"], []]
 
 
-async def test_claim_of_a_thousand(store: Database, lease: Lease) -> None:
-    """A claim with limit 1000 takes 1000 rows, each once, all under one token."""
-    await put(store, *(timer(f"call-{number}", NOW - number) for number in range(1100)))
-    rows = await claim(store, lease, limit=1000)
-    assert calls(rows) == [f"call-{number}" for number in range(1099, 99, -1)]
-    assert len({row["lease_token"] for row in rows}) == 1
-
-
-@pytest.mark.parametrize("step", ["complete", "complete_claim"])
-async def test_complete(store: Database, lease: Lease, step: str) -> None:
-    """A completed row has the given instant, keeps no error of an earlier attempt, and is not claimed again."""
+@pytest.mark.parametrize(
+    ("step", "left"),
+    [
+        ("complete", ("Reached", None, LATER, 2, None)),
+        ("complete_claim", ("Reached", None, LATER, 2, None)),
+        ("release", ("Scheduled", NOW, None, 1, "refused")),
+        ("retry", ("Scheduled", LATER, None, 2, "late")),
+        ("bury", ("Failed", None, None, 2, "late")),
+    ],
+)
+async def test_steps(store: Database, lease: Lease, step: str, left: tuple[object, ...]) -> None:
+    """The state that each step leaves, on a row whose first attempt failed. No step leaves the lease."""
     await put(store, timer())
     async with store.transaction() as tx:
-        await lease.retry(tx, [Failure(row, "refused", NOW) for row in await lease.claim(tx, NOW, 1)])
-    row = await claim_one(store, lease)
-    assert await settle(store, lease, step, row) == 1
-    assert await row_of(store) == {
-        "state": "Reached",
-        "due_at": NOW,
-        "available_at": None,
-        "reached_at": LATER,
-        "attempt": 2,
-        "lease_token": None,
-        "last_error": None,
-    }
-    assert await claim(store, lease, LATER + HOLD_MS) == []
-
-
-async def test_retry(store: Database, lease: Lease) -> None:
-    """A retried row keeps its attempts, its due time and the reason. It waits until the retry time."""
-    await put(store, timer())
-    row = await claim_one(store, lease)
-    async with store.transaction() as tx:
-        changed = await lease.retry(tx, [Failure(row, "refused", NOW + 700)])
-    assert changed == 1
-    assert await row_of(store) == {
-        "state": "Scheduled",
-        "due_at": NOW,
-        "available_at": NOW + 700,
-        "reached_at": None,
-        "attempt": 1,
-        "lease_token": None,
-        "last_error": "refused",
-    }
-    assert await claim(store, lease, NOW + 699) == []
-    assert (await claim_one(store, lease, NOW + 700))["attempt"] == 2
-
-
-async def test_bury(store: Database, lease: Lease) -> None:
-    """A buried row stays with its reason and attempts, and is not claimed again."""
-    await put(store, timer())
-    row = await claim_one(store, lease)
-    assert await settle(store, lease, "bury", row) == 1
-    assert await row_of(store) == {
-        "state": "Failed",
-        "due_at": NOW,
-        "available_at": None,
-        "reached_at": None,
-        "attempt": 1,
-        "lease_token": None,
-        "last_error": "late",
-    }
-    assert await claim(store, lease, LATER) == []
-
-
-async def test_release_does_not_count_the_attempt(store: Database, lease: Lease) -> None:
-    """A released row can be claimed at once, in its old place. Its next claim is the same attempt."""
-    await put(store, timer())
-    for _ in range(3):
-        row = await claim_one(store, lease)
-        assert row["attempt"] == 1
-        async with store.transaction() as tx:
-            assert await lease.release(tx, [row]) == 1
-    released = await row_of(store)
-    assert (released["attempt"], released["available_at"], released["lease_token"]) == (0, NOW, None)
+        await lease.retry(tx, [Failure(each, "refused", NOW) for each in await lease.claim(tx, NOW, 1)])
+    assert await settle(store, lease, step, await claim_one(store, lease)) == 1
+    row = await row_of(store)
+    assert tuple(row[name] for name in ("state", "available_at", "reached_at", "attempt", "last_error")) == left
+    assert (row["due_at"], row["lease_token"]) == (NOW, None)
 
 
 async def test_late_step_changes_nothing(store: Database, lease: Lease) -> None:
-    """After a row is claimed again, no step of the former holder changes it."""
-    for step in STEPS:
-        with case(step):
+    """After a row is claimed again or rescheduled, no step of the former holder changes it."""
+    for step, rescheduled in product(STEPS, [False, True]):
+        with case(step, rescheduled):
             await forget(store)
             await put(store, timer())
             late = await claim_one(store, lease)
-            await claim_one(store, lease, NOW + HOLD_MS)
+            if rescheduled:
+                await put(store, timer(due_at=LATER + 1, sequence=2))
+            else:
+                await claim_one(store, lease, NOW + HOLD_MS)
             before = await row_of(store)
             assert await settle(store, lease, step, late) == 0
             assert await row_of(store) == before
 
 
-async def test_step_on_a_rescheduled_row_changes_nothing(store: Database, lease: Lease) -> None:
-    """After a timer is rescheduled, no step of its holder changes the row."""
-    for step in STEPS:
-        with case(step):
-            await forget(store)
-            await put(store, timer())
-            held = await claim_one(store, lease)
-            await put(store, timer(due_at=LATER + 1, sequence=2))
-            before = await row_of(store)
-            assert await settle(store, lease, step, held) == 0
-            assert await row_of(store) == before
-            assert (before["attempt"], before["available_at"]) == (0, LATER + 1)
-
-
 async def test_a_claim_is_settled_once(store: Database, lease: Lease) -> None:
     """After a row is settled, no second step under the same claim changes it."""
-    for first, second in product(["complete", "complete_claim", "release", "retry", "bury"], STEPS):
+    for first, second in product(STEPS, STEPS):
         with case(first, second):
             await forget(store)
             await put(store, timer())
@@ -295,46 +193,6 @@ async def test_void_ends_every_lease(store: Database, lease: Lease) -> None:
     assert sorted((row["service_call_id"], row["attempt"]) for row in again) == [("a", 2), ("b", 2)]
 
 
-async def test_void_changes_only_held_rows(store: Database, lease: Lease) -> None:
-    """Voiding changes no row that waits for its retry or its due time, and no settled row."""
-    await put(store, timer("retried"), timer("buried"), timer("waiting", NOW + 5))
-    retried, buried = await claim(store, lease)
-    async with store.transaction() as tx:
-        await lease.retry(tx, [Failure(retried, "refused", NOW + 500)])
-        await lease.bury(tx, [Failure(buried, "refused", NOW)])
-        assert await lease.void(tx, NOW + 1) == 0
-    assert await lease.next_available(store.reader) == NOW + 5
-
-
-async def test_void_with_the_clock_set_back(store: Database, lease: Lease) -> None:
-    """Voiding by a clock that is behind the due time leaves the lease, so the row does not fire early."""
-    await put(store, timer(due_at=NOW))
-    await claim_one(store, lease)
-    async with store.transaction() as tx:
-        assert await lease.void(tx, NOW - 10) == 0
-    assert (await row_of(store))["available_at"] == NOW + HOLD_MS
-
-
-async def test_same_call_of_another_tenant(store: Database, lease: Lease) -> None:
-    """Settling a row does not change the row of another tenant with the same name."""
-    await put(store, timer(tenant="acme"), timer(tenant="other", due_at=NOW + 1))
-    rows = await claim(store, lease, NOW + 1)
-    async with store.transaction() as tx:
-        assert await lease.complete(tx, rows[:1], NOW + 1) == 1
-    found = await store.reader.fetch("SELECT tenant_id, state FROM timer_schedules ORDER BY tenant_id")
-    assert [(row["tenant_id"], row["state"]) for row in found] == [("acme", "Reached"), ("other", "Scheduled")]
-
-
-async def test_unchanged_command_leaves_the_claim(store: Database, lease: Lease) -> None:
-    """A command that only confirms a timer does not end its claim."""
-    await put(store, timer())
-    row = await claim_one(store, lease)
-    async with store.transaction() as tx:
-        before = await timers.load(tx, [timer().key])
-        await timers.save(tx, before, {key: found._replace(position=Position(1, 2)) for key, found in before.items()})
-    assert await settle(store, lease, "complete", row) == 1
-
-
 async def test_next_available(store: Database, lease: Lease) -> None:
     """`next_available` is the earliest instant at which an unsettled row can be claimed."""
     seen = [await lease.next_available(store.reader)]
@@ -349,13 +207,6 @@ async def test_next_available(store: Database, lease: Lease) -> None:
         await lease.complete(tx, await lease.claim(tx, NOW + 7, 10), NOW + 7)
     seen.append(await lease.next_available(store.reader))
     assert seen == [None, NOW + 5, NOW + 7, NOW + 6, None]
-
-
-async def test_next_available_counts_held_rows(store: Database, lease: Lease) -> None:
-    """A leased row counts for `next_available` when its lease ends."""
-    await put(store, timer())
-    await claim_one(store, lease)
-    assert await lease.next_available(store.reader) == NOW + HOLD_MS
 
 
 async def test_concurrent_claims_never_share_a_row(store: Database, lease: Lease) -> None:
@@ -394,34 +245,6 @@ async def test_flood_of_one_tenant(store: Database, lease: Lease) -> None:
     assert [row["tenant_id"] for row in rows[998:]] == ["c", "b"]
 
 
-async def test_whole_fair_claim_is_completed_at_once(store: Database, lease: Lease) -> None:
-    """A claim that several tenants share has one token, and is completed at once."""
-    await put(store, *flood("a", 50), *flood("b", 3), *flood("c", 20, NOW - 5000))
-    rows = await claim(store, lease, limit=30)
-    async with store.transaction() as tx:
-        completed = await lease.complete_claim(tx, rows, NOW, shared=not store.exclusive)
-    assert (len(rows), completed, len({row["lease_token"] for row in rows})) == (30, 30, 1)
-    found = await store.reader.fetch("SELECT tenant_id FROM timer_schedules WHERE state = 'Reached'")
-    assert shares(found) == shares(rows) == {"a": 17, "b": 3, "c": 10}
-
-
-async def test_shares_are_the_oldest_of_each_tenant(store: Database, lease: Lease) -> None:
-    """A claim takes the oldest rows of each tenant, and returns all rows oldest first."""
-    await put(store, *reversed(flood("a", 9, NOW - 90)), *flood("b", 9, NOW - 900), timer("last", tenant="c"))
-    batches = [await claim(store, lease, limit=6) for _ in range(4)]
-    for tenant, wanted in (("a", 9), ("b", 9), ("c", 1)):
-        order = [row["due_at"] for rows in batches for row in rows if row["tenant_id"] == tenant]
-        assert (len(order), order) == (wanted, sorted(order))
-    for rows in batches:
-        assert [row["due_at"] for row in rows] == sorted(row["due_at"] for row in rows)
-
-
-async def test_all_rows_are_claimed_if_they_fit(store: Database, lease: Lease) -> None:
-    """If all available rows fit into one claim, all are claimed, even if one tenant has most of them."""
-    await put(store, *flood("a", 97), timer(tenant="b"), timer(tenant="c"), timer(tenant="d", due_at=NOW + 1))
-    assert shares(await claim(store, lease, limit=99)) == {"a": 97, "b": 1, "c": 1}
-
-
 async def test_more_tenants_than_fit_into_a_claim(store: Database) -> None:
     """If there are more tenants than rows in a claim, the next claims serve the other tenants."""
     for tenants, start in product([9, 10, 11, 20, 25], range(4)):
@@ -438,50 +261,13 @@ async def test_more_tenants_than_fit_into_a_claim(store: Database) -> None:
             assert len(shares([*itertools.chain(*batches)])) == tenants
 
 
-async def test_tenants_without_due_rows_delay_nobody(store: Database) -> None:
-    """A single row is in the second claim at the latest, even if ten tenants without due rows come before it."""
-    for start in range(3):
-        with case(start):
-            await forget(store)
-            lease = new_lease()
-            await put(store, *flood("a", 100), *(timer(tenant=f"b-{number}", due_at=LATER) for number in range(10)))
-            for _ in range(start):
-                await claim(store, lease, limit=10)
-            await put(store, timer(tenant="c"))
-            batches = [await claim(store, lease, limit=10) for _ in range(2)]
-            assert [len(rows) for rows in batches] == [10, 10]
-            assert shares([*itertools.chain(*batches)])["c"] == 1
-
-
-async def test_many_tenants_without_due_rows_delay_nobody(store: Database, lease: Lease) -> None:
-    """A single row is in the first claim, even if many more tenants without due rows come before it than rows fit."""
-    idle = [timer(tenant=f"b-{number:04}", due_at=LATER) for number in range(1200)]
+async def test_tenants_beyond_those_that_a_claim_looks_at(store: Database, lease: Lease) -> None:
+    """However many tenants without due rows come before it, a tenant is served soon. Meanwhile the claims are full."""
+    idle = [timer(tenant=f"b-{number:05}", due_at=LATER) for number in range(5_200)]
     await put(store, *flood("a", 100), *idle, timer(tenant="c"))
-    assert shares(await claim(store, lease, limit=10)) == {"a": 9, "c": 1}
-
-
-async def test_tenants_beyond_those_that_a_claim_looks_at(
-    store: Database, lease: Lease, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A claim looks at a limited number of tenants. The next claims look at the other ones."""
-    monkeypatch.setattr("timer_service.core.due.due_rows._MOST_LOOKED_AT", 5)
-    idle = [timer(tenant=f"b-{number:02}", due_at=LATER) for number in range(12)]
-    await put(store, *flood("a", 100), *idle, timer(tenant="c"))
-    claims = [shares(await claim(store, lease, limit=10)) for _ in range(4)]
-    assert [len(each) for each in claims] == [1, 1, 2, 1]
-    assert claims[2]["c"] == 1
-
-
-async def test_waiting_tenants_take_no_turns(sqlite: Database) -> None:
-    """However many tenants wait, a call returns as many others as there are turns, each of them equally often."""
-    waiting = [f"tenant-{number}" for number in range(0, 20, 2)]
-    others = [f"tenant-{number}" for number in range(1, 15, 2)]
-    for tenant in (*waiting, *others):
-        await put(sqlite, timer(tenant=tenant))
-    turns = TenantTurns(TIMERS.sql("due_tenants"))
-    found = [(await turns.next_due(sqlite.reader, NOW, 3, waiting))[0] for _ in range(7)]
-    assert {len(each) for each in found} == {3}
-    assert Counter(tenant for each in found for tenant in each) == dict.fromkeys(others, 3)
+    claims = [await claim(store, lease, limit=10) for _ in range(3)]
+    assert [len(rows) for rows in claims] == [10, 10, 10]
+    assert shares([*itertools.chain(*claims)]) == {"a": 29, "c": 1}
 
 
 async def test_tenant_that_is_not_utf8(sqlite: Database, lease: Lease) -> None:
@@ -494,36 +280,6 @@ async def test_tenant_that_is_not_utf8(sqlite: Database, lease: Lease) -> None:
         rows = await in_transaction(sqlite, partial(lease.claim, now=NOW, limit=2, alone=True, waiting=("waits",)))
         found += shares(rows)
     assert found == {"b": 1, "c": 1}
-
-
-@pytest.mark.parametrize("bound", [3, 4, 5, 20])
-@pytest.mark.parametrize("each", [1, 3])
-async def test_every_tenant_gets_a_turn(
-    sqlite: Database, monkeypatch: pytest.MonkeyPatch, each: int, bound: int
-) -> None:
-    """Whatever a call may look at and return, it begins after the last tenant that got a turn, and skips none."""
-    monkeypatch.setattr("timer_service.core.due.due_rows._MOST_LOOKED_AT", bound)
-    turns = TenantTurns(TIMERS.sql("due_tenants"))
-    names: list[str] = []
-    limits = random.Random(1)
-    for number in range(1, 10):  # one tenant more each time
-        names.append(f"tenant-{number}")
-        await put(sqlite, timer(tenant=names[-1], due_at=LATER if number % each else NOW))
-        due = names[each - 1 :: each]
-        last: str | None = None
-        empty = 0
-        for _ in range(30):
-            limit = limits.choice([1, 2, 3, 5, 10])
-            found, are_all = await turns.next_due(sqlite.reader, NOW, limit)
-            empty = 0 if found else empty + 1
-            assert empty <= math.ceil(number / bound) or not due
-            assert not are_all or len(found) == len(due)
-            if found:
-                start = due.index(found[0])
-                assert found == [*due[start:], *due[:start]][: len(found)]
-                assert len(found) <= limit
-                assert last is None or start == (due.index(last) + 1) % len(due)
-                last = found[-1] if len(found) < len(due) else None
 
 
 async def test_tenants_without_due_rows_take_no_share(store: Database, lease: Lease) -> None:
@@ -546,28 +302,6 @@ async def test_held_rows_take_no_share(store: Database, lease: Lease) -> None:
     assert [row["service_call_id"] for row in rows if row["tenant_id"] == "a"] == [
         f"call-{n:04}" for n in range(16, 21)
     ]
-
-
-async def test_tenant_with_only_held_rows(store: Database, lease: Lease) -> None:
-    """If all rows of a tenant are held, the other tenants get its share, and the claim is full."""
-    await put(store, *flood("a", 10))
-    await claim(store, lease, limit=10)
-    await put(store, *flood("b", 20), *flood("c", 20))
-    rows = await claim(store, lease, limit=12)
-    assert len(rows) == 12
-    assert set(shares(rows)) == {"b", "c"}
-    assert min(shares(rows).values()) >= 4
-
-
-async def test_count_available(store: Database, lease: Lease) -> None:
-    """`count_available` counts the rows that can be claimed, up to its limit: no held, retried or future rows."""
-    await put(store, *flood("a", 5), timer(tenant="b"), timer("future", LATER))
-    assert [await lease.count_available(store.reader, NOW, limit) for limit in (1, 6, 7, 100)] == [1, 6, 6, 6]
-    held, refused = await claim(store, lease, limit=2)
-    async with store.transaction() as tx:
-        await lease.retry(tx, [Failure(refused, "refused", NOW + 1)])
-    assert await lease.count_available(store.reader, NOW, 100) == 4
-    assert await lease.count_available(store.reader, held["available_at"], 100) == 6
 
 
 # The schema
@@ -610,18 +344,6 @@ async def test_schema_refuses(store: Database) -> None:
                 await tx.execute(f"UPDATE timer_schedules SET {change}")
 
 
-@pytest.mark.parametrize("state", [State.SCHEDULED, State.CANCELLED, State.FAILED])
-async def test_timer_is_read_as_written(store: Database, state: State) -> None:
-    """A timer in any state is read as it was written. Nothing is left of an older timer that it replaced."""
-    full = scheduled(
-        position=Position(1, 1), data="1", correlation_id="corr", causation_id="cause", trace=Trace("p", "s")
-    )
-    small = scheduled(due_at=LATER, position=Position(1, 2))
-    for made in (in_state(state, full), in_state(state, small)):
-        await put(store, made)
-        assert await timers.find(store.reader, [made.key, Key("acme", "other")]) == {made.key: made}
-
-
 async def test_save_refuses_a_timer_fired_since_the_read(store: Database, lease: Lease) -> None:
     """A timer that fired since it was read is not overwritten, even by a newer command."""
     await put(store, timer())
@@ -629,25 +351,3 @@ async def test_save_refuses_a_timer_fired_since_the_read(store: Database, lease:
     with pytest.raises(ConflictError):
         await put(store, timer(sequence=9))
     assert (await row_of(store))["state"] == "Reached"
-
-
-async def test_save_writes_only_differences(store: Database, lease: Lease) -> None:
-    """A timer that no command changed is not written, so its claim continues."""
-    await put(store, timer())
-    row = await claim_one(store, lease)
-    async with store.transaction() as tx:
-        before = await timers.load(tx, [timer().key])
-        await timers.save(tx, before, dict(before))
-    assert await settle(store, lease, "complete", row) == 1
-
-
-async def test_another_position_keeps_the_claim(store: Database, lease: Lease) -> None:
-    """A command that changes only the position of a timer does not end its claim."""
-    await put(store, timer())
-    row = await claim_one(store, lease)
-    async with store.transaction() as tx:
-        before = await timers.load(tx, [timer().key])
-        moved = before[timer().key]._replace(position=Position(1, 2))
-        await timers.save(tx, before, {moved.key: moved})
-    assert await timers.find(store.reader, [moved.key]) == {moved.key: moved}
-    assert await settle(store, lease, "complete", row) == 1

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.harness.builders import schedule_timer
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.timers import Timers
 from tests.harness.wiring import make_parts
@@ -15,8 +14,7 @@ from timer_service.core.due.lease import LeasedTable
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
 from timer_service.core.events.relay import Encode
-from timer_service.core.ports.database import Database, Reader, Row, Transaction
-from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.message import Address, Event, Kind, Message
 from timer_service.timers import store as timer_store
 
@@ -59,14 +57,6 @@ async def test_the_data_of_a_timer(timers: Timers, steps: Sequence[str | None], 
     assert await shown(timers) == [each for each in steps if each is not None][-1]
 
 
-async def test_a_timer_that_is_scheduled_as_it_was(timers: Timers) -> None:
-    """A ScheduleTimer with the same long data changes nothing."""
-    await timers.schedule(due_at=LATER, data=LONG)
-    await timers.schedule(due_at=LATER, data=LONG)
-    assert timers.outcomes() == {"scheduled": 1, "unchanged": 1}
-    assert (await shown(timers), await texts(timers.database)) == (LONG, ['"x'])
-
-
 async def test_a_timer_with_long_data_fires(timers: Timers) -> None:
     """The event has the data. The text is deleted with the timer, and no other."""
     await timers.schedule("call-1", data=LONG)
@@ -80,43 +70,6 @@ async def test_a_timer_with_long_data_fires(timers: Timers) -> None:
     assert await texts(timers.database) == ['"y']
 
 
-async def test_a_timer_that_is_replaced_while_it_fires(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a timer gets other data between its claim and its event, no event mixes the two. It fires at its new time."""
-    await timers.schedule("call-1", data=LONG)
-    texts_of = timer_store.TIMERS.texts
-    assert texts_of is not None
-    load = type(texts_of).load
-
-    async def replace_first(self: Any, reader: Reader, rows: Sequence[Row]) -> dict[tuple[str, str], str]:
-        monkeypatch.setattr(type(texts_of), "load", load)
-        await timers.schedule("call-1", due_at=LATER, data=OTHER)
-        return await load(self, reader, rows)
-
-    monkeypatch.setattr(type(texts_of), "load", replace_first)
-    await timers.tick()
-    assert (timers.fired(), timers.metrics.lost) == ([], 1)
-    timers.clock.set(LATER)
-    await timers.tick()
-    assert [json.loads(each.body)["payload"]["data"] for each in timers.broker.events] == [OTHER]
-
-
-async def test_the_database_is_away_when_texts_are_read(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the rows are released, and fire as soon as the database is back, without a counted attempt."""
-    await timers.schedule("call-1", data=LONG)
-    texts_of = type(timer_store.TIMERS.texts)
-
-    async def fail(*_: object) -> dict[tuple[str, str], str]:
-        raise DatabaseUnavailableError("away")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(texts_of, "load", fail)
-        await timers.tick()
-    assert (timers.fired(), (await timers.row())["attempt"]) == ([], 0)
-    timers.clock.advance(seconds=1)
-    await timers.tick()
-    assert timers.fired() == ["call-1"]
-
-
 async def test_a_text_that_is_missing(timers: Timers) -> None:
     """A row whose text is missing is given up after its attempts, with the reason. It stops no other."""
     await timers.schedule("call-1", data=LONG)
@@ -128,28 +81,6 @@ async def test_a_text_that_is_missing(timers: Timers) -> None:
     row = await timers.row("call-1")
     assert (row["state"], timers.fired()) == ("Failed", ["call-2"])
     assert "its long text is missing" in row["last_error"]
-
-
-async def test_long_texts_of_one_tenant(timers: Timers) -> None:
-    """They take a share of a claim: the first one has the newer timer of another tenant. No row is lost or late."""
-    for number in range(80):
-        timers.send(
-            schedule_timer(f"call-{number}", NOW - 1000 + number, tenant="large", data="x" * 60_000), tenant="large"
-        )
-    timers.send(schedule_timer("small", tenant="other"), tenant="other")
-    await timers.consume()
-    claims: list[list[str]] = []
-
-    async def record(messages: Sequence[Message]) -> None:
-        claims.append([message.address.tenant for message in messages])
-
-    timers.broker.before_publishing = record
-    while await timers.tick():
-        pass
-    assert "other" in claims[0]
-    assert max(map(len, claims)) <= 2 * 1024 * 1024 // 60_000 + 1
-    assert (len(timers.broker.events), timers.metrics.lost) == (81, 0)
-    assert {(await timers.row(f"call-{number}", "large"))["attempt"] for number in range(80)} == {1}
 
 
 async def add_event(tx: Transaction, number: int, text: str) -> None:

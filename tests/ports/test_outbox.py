@@ -1,13 +1,12 @@
 import json
-from functools import partial
 
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
-from timer_service.adapters.memory import MemoryBroker, never
-from timer_service.core.due.lease import Failure, Lease, take_over_claims
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.due.lease import Lease
 from timer_service.core.due.row_counts import RowCounts, overdue_sql
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX, stored_message
@@ -16,10 +15,6 @@ from timer_service.core.ports.database import Database, Row
 from timer_service.core.values.message import Address, Event, Kind, Trace
 
 MAX_ATTEMPTS = 2
-
-
-class OurError(Exception):
-    """The error that the tests raise."""
 
 
 @pytest.fixture
@@ -70,19 +65,6 @@ async def test_event_is_published_and_its_row_deleted(
     assert (metrics.settled_in, metrics.lateness) == ({("outbox", "fired"): 1}, [0.25])
 
 
-async def add_and_fail(store: Database) -> None:
-    async with store.transaction() as tx:
-        await outbox.add(tx, [make_event()], NOW)
-        raise OurError
-
-
-async def test_failed_transaction_adds_no_event(store: Database) -> None:
-    """A transaction that is rolled back adds no event."""
-    with pytest.raises(OurError):
-        await add_and_fail(store)
-    assert await rows(store) == []
-
-
 async def test_event_is_added_once(store: Database) -> None:
     """An event that is added again does not change. The same id of another tenant is another event."""
     await add(store, make_event(text="first"), make_event(tenant="other"))
@@ -90,14 +72,6 @@ async def test_event_is_added_once(store: Database) -> None:
     kept = await rows(store)
     assert [(row["tenant_id"], row["added_at"]) for row in kept] == [("acme", NOW), ("other", NOW)]
     assert [json.loads(row["body"])["payload"]["text"] for row in kept] == ["first", "hello"]
-
-
-async def test_events_are_published_oldest_first(store: Database, memory_broker: MemoryBroker, relay: Relay) -> None:
-    """Events are published in the order in which they were added."""
-    for number in (2, 3, 1):
-        await add(store, make_event(number), now=NOW - 10 + number)
-    await relay.tick(NOW)
-    assert [message.id for message in memory_broker.events] == ["event-1", "event-2", "event-3"]
 
 
 async def test_events_of_one_transaction_keep_their_order(
@@ -112,35 +86,6 @@ async def test_events_of_one_transaction_keep_their_order(
         await relay.tick(clock.now())
     published = [message.id for message in memory_broker.events]
     assert published == [f"event-{number}" for number in range(90, 60, -1)]
-
-
-@pytest.mark.parametrize("whole", [True, False])
-async def test_completing_deletes_held_rows(store: Database, lease: Lease, whole: bool) -> None:  # noqa: FBT001
-    """Completing a claim deletes only the rows that it still holds, and returns their number."""
-    await add(store, make_event(1), make_event(2))
-    async with store.transaction() as tx:
-        late = await lease.claim(tx, NOW, 10)
-        await lease.retry(tx, [Failure(late[0], "late", NOW)])
-        (again,) = await lease.claim(tx, NOW, 10)
-        complete = partial(lease.complete_claim, shared=not store.exclusive) if whole else lease.complete
-        assert await complete(tx, late, NOW) == 1
-    (left,) = await rows(store)
-    assert (left["event_id"], left["attempt"], left["lease_token"]) == (again["event_id"], 2, again["lease_token"])
-
-
-async def test_broker_outage_costs_no_attempt(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay
-) -> None:
-    """In an outage of the broker an event waits in its old place, and no attempt counts. Later it is published."""
-    await add(store, make_event())
-    memory_broker.loses_acknowledgement_of = lambda _: True
-    await relay.tick(NOW)
-    (row,) = await rows(store)
-    memory_broker.loses_acknowledgement_of = never
-    clock.advance(seconds=1)
-    await relay.tick(clock.now())
-    assert (row["attempt"], row["available_at"]) == (0, NOW)
-    assert ([message.id for message in memory_broker.events], await rows(store)) == (["event-1"], [])
 
 
 async def test_refused_event_is_buried(
@@ -161,18 +106,6 @@ async def test_refused_event_is_buried(
         clock.now()
     )
     assert metrics.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1, ("dead_letters", "Waiting"): 0}
-
-
-async def test_claims_of_a_dead_process_are_taken_over(
-    store: Database, memory_broker: MemoryBroker, relay: Relay, lease: Lease
-) -> None:
-    """Rows that a dead process claimed are published at once on SQLite. On PostgreSQL their leases must end first."""
-    await add(store, make_event())
-    async with store.transaction() as tx:
-        await lease.claim(tx, NOW, 10)
-    await take_over_claims(store, lease, NOW)
-    assert (await relay.tick(NOW)).done == (1 if store.exclusive else 0)
-    assert [message.id for message in memory_broker.events] == (["event-1"] if store.exclusive else [])
 
 
 async def test_schema_refuses(store: Database) -> None:

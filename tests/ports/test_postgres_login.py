@@ -18,7 +18,6 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 BUNDLED = read_migrations(MIGRATIONS)
-FOR_POSTGRES = [each for each in BUNDLED if each.engine in {None, "postgres"}]
 
 
 async def test_open_waits_for_the_server(postgres_server: RestartablePostgres) -> None:
@@ -30,7 +29,7 @@ async def test_open_waits_for_the_server(postgres_server: RestartablePostgres) -
     assert not opening.done()
     await postgres_server.start()
     database = await opening
-    assert await pending_migrations(database, BUNDLED) == FOR_POSTGRES
+    assert await pending_migrations(database, BUNDLED) == BUNDLED
     await database.close()
 
 
@@ -48,7 +47,6 @@ async def test_standby_is_an_outage(postgres_server: RestartablePostgres) -> Non
     for request in (write(database), database.reader.fetch("SELECT 1 AS one"), database.clock_at()):
         with pytest.raises(DatabaseUnavailableError, match="standby"):
             await request
-    assert database._work_pool.get_idle_size() == 0, "the next connection may reach the primary"
     assert "standby" in (database.health.reason or "")
     assert "standby" in (database.read_health.reason or "")
     promoting = await asyncpg.connect(postgres_server.url)
@@ -95,7 +93,7 @@ async def test_role_that_only_reads_and_writes(empty_database: tuple[str, str]) 
     """If another role applies the migrations, the service's own role needs no right to create tables."""
     owner, role = empty_database
     database = await PostgresDatabase.open(role)
-    assert await pending_migrations(database, BUNDLED) == FOR_POSTGRES
+    assert await pending_migrations(database, BUNDLED) == BUNDLED
     with pytest.raises(StartError, match="permission denied for schema public"):
         await migrate(database, BUNDLED)
     await bring_to_head(owner)

@@ -1,9 +1,7 @@
 """Queries and requests of workers over every broker: who gets them, their replies, and what hostile ones can do."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
-from importlib.metadata import version
 from typing import Any
 
 import nats.errors
@@ -100,13 +98,6 @@ async def test_refusals(harness: BrokerHarness, instance: Instance, send: Send) 
     assert await send(b"next") == QueryReply(b"next")
 
 
-async def test_error_reply(harness: BrokerHarness, instance: Instance, send: Send) -> None:
-    """An error reply has its body, its code and its message, in which a line break is a space."""
-    await instance.serve(harness.broker)
-    error = await send(b"error")
-    assert (error.body, error.code, " ".join(error.message.split())) == (b"error", ERROR[0], "é, and two lines")
-
-
 async def test_held_requests(harness: BrokerHarness, instance: Instance, send: Send) -> None:
     """Those that wait for their replies do not keep later ones from being received. Each gets its own reply."""
     await instance.serve(harness.broker)
@@ -134,20 +125,6 @@ async def test_instances_share_requests(harness: BrokerHarness) -> None:
     assert len(second.received) == before + 5
     if other is not None:
         await other.close()
-
-
-async def test_close(harness: BrokerHarness) -> None:
-    """Closing stops only requests. One that was received before can still be replied to."""
-    requests, queries = Instance(Kind.REQUEST), Instance(Kind.QUERY)
-    await queries.serve(harness.broker, "get-timer")
-    subscription = await requests.serve(harness.broker)
-    requests.held.clear()
-    waiting = asyncio.create_task(harness.request(Kind.REQUEST, "poll-tasks", "acme", b"late"))
-    await requests.until_received(1)
-    await subscription.close()
-    assert (await harness.request(Kind.QUERY, "get-timer", "acme", b"1")).body == b"1"
-    requests.held.set()
-    assert (await waiting).body == b"late"
 
 
 async def test_requests_after_an_outage(harness: BrokerHarness, instance: Instance, send: Send) -> None:
@@ -215,72 +192,3 @@ async def test_hostile_messages(
     assert [each.body for each in instance.received] == [b"strange"] * 4 + [b"next"]
     assert "a message could not be processed" in caplog.text
     assert nats_harness.broker.health == HEALTHY
-
-
-async def test_many_ignored_messages(
-    nats_harness: NatsHarness, instance: Instance, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A flood of messages that are ignored writes a few lines to the log."""
-    await instance.serve(nats_harness.broker)
-    for _ in range(1000):
-        await nats_harness.user.publish(subject(instance), b"", reply="elsewhere")
-    assert (await nats_harness.request(instance.kind, "poll-tasks", "acme", b"next")).body == b"next"
-    assert caplog.text.count("messages ignored") == 10
-
-
-@pytest.mark.parametrize("headers", [{"Status": "503"}, {"Nats-Msg-Id": "\u00e9"}, {"a": "x" * 60_000}])
-async def test_strange_headers(nats_harness: NatsHarness, instance: Instance, headers: dict[str, str]) -> None:
-    """A message with headers of any content is replied to like others."""
-    await instance.serve(nats_harness.broker)
-    found = await nats_harness.user.request(subject(instance), b"\x00\xff", headers=headers, timeout=10)
-    assert found.data == b"\x00\xff"
-
-
-async def test_headers_of_replies(nats_harness: NatsHarness, instance: Instance) -> None:
-    """An error has the headers of micro services. Other replies have no headers."""
-    await instance.serve(nats_harness.broker)
-    error, success = [await nats_harness.user.request(subject(instance), body, timeout=10) for body in (b"error", b"1")]
-    assert set(error.headers or {}) == {"Nats-Service-Error", "Nats-Service-Error-Code"}
-    assert not success.headers
-
-
-async def test_nobody_serves(nats_harness: NatsHarness) -> None:
-    """A client learns at once that nobody serves: of requests after closing, of queries after the broker is closed."""
-    subscription = await Instance(Kind.REQUEST).serve(nats_harness.broker)
-    await Instance(Kind.QUERY).serve(nats_harness.broker)
-    await subscription.close()
-    with pytest.raises(nats.errors.NoRespondersError):
-        await nats_harness.request(Kind.REQUEST, "poll-tasks", "acme", b"1")
-    await nats_harness.broker.close()
-    with pytest.raises(nats.errors.NoRespondersError):
-        await nats_harness.request(Kind.QUERY, "poll-tasks", "acme", b"1")
-
-
-async def test_micro_service(nats_harness: NatsHarness) -> None:
-    """Queries are the endpoints of a micro service, which PING finds by its name, INFO describes, and STATS counts.
-
-    Instances share them.
-    """
-    first, second = Instance(Kind.QUERY), Instance(Kind.QUERY)
-    other = await second_broker(nats_harness)
-    await first.serve(nats_harness.broker, "get-timer", "count-timers")
-    for number in range(5):
-        await nats_harness.request(Kind.QUERY, "get-timer", "acme", b"%d" % number)
-    found = {
-        each: json.loads((await nats_harness.user.request(f"$SRV.{each}.timer-service", timeout=10)).data)
-        for each in ("PING", "INFO", "STATS")
-    }
-    await second.serve(other, "get-timer")
-    for number in range(20):
-        await nats_harness.request(Kind.QUERY, "get-timer", "acme", b"%d" % number)
-    assert len(first.received) + len(second.received) == 25
-    assert (found["PING"]["name"], found["PING"]["version"]) == ("timer-service", version("timer-service"))
-    assert {each["name"]: each["subject"] for each in found["INFO"]["endpoints"]} == {
-        "get-timer": "timer.qry.v1.*.get-timer",
-        "count-timers": "timer.qry.v1.*.count-timers",
-    }
-    assert {each["name"]: each["num_requests"] for each in found["STATS"]["endpoints"]} == {
-        "get-timer": 5,
-        "count-timers": 0,
-    }
-    await other.close()

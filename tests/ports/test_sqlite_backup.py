@@ -17,7 +17,7 @@ from tests.harness.stores import open_sqlite
 from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.files import copy_database, new_file
+from timer_service.adapters.sqlite.files import copy_database
 from timer_service.app.backup import back_up, restore
 from timer_service.config import Config, load_config
 from timer_service.core.values.errors import StartError
@@ -102,14 +102,6 @@ async def test_backup_of_a_running_service(config: Config, file: Path) -> None:
     assert others(file) == ["backup.db.lock"]  # of `read_epochs`
 
 
-async def test_backup_of_a_killed_service(config: Config, file: Path) -> None:
-    """A backup of a database whose service was killed has the rows that are only in the `-wal` file."""
-    await write_database(config.db_path, OLD)
-    kill_while_open(config.db_path, NEW)
-    await back_up(config, file)
-    assert await read_epochs(file) == await read_epochs(config.db_path) == [OLD, NEW]
-
-
 @pytest.mark.parametrize("name", ["backup.db", "link.db"])
 async def test_backup_overwrites_nothing(config: Config, file: Path, name: str) -> None:
     """A backup to a file or a link that exists fails, and leaves it as it was."""
@@ -139,17 +131,6 @@ async def test_failed_backup_leaves_no_file(config: Config, file: Path) -> None:
         await back_up(config, file.parent / "missing" / "backup.db")
 
 
-@pytest.mark.parametrize("error", [sqlite3.OperationalError("disk I/O error"), OSError(28, "No space left on device")])
-def test_file_that_cannot_be_completed(tmp_path: Path, error: Exception) -> None:
-    """If writing a new file fails, the error names the file, and neither the file nor its draft exists."""
-    with (
-        pytest.raises(StartError, match=r"cannot write .*copy\.db: (disk I/O|No space)"),
-        new_file(tmp_path / "copy.db"),
-    ):
-        raise error
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_restore_keeps_the_old_database(config: Config, file: Path) -> None:
     """A restore replaces a database whose service was killed, and keeps it whole under another name."""
     await write_database(config.db_path, OLD)
@@ -163,59 +144,6 @@ async def test_restore_keeps_the_old_database(config: Config, file: Path) -> Non
     assert await read_epochs(config.db_path) == [OLD]
     assert await read_epochs(kept(config)) == [OLD, NEW]
     assert file.read_bytes() == before
-
-
-async def test_restore_without_an_old_database(config: Config, file: Path) -> None:
-    """A restore on a new machine creates the database, which only its owner can read."""
-    await write_database(file, NEW)
-    assert (await restore(config, file)).kept is None
-    assert await read_epochs(config.db_path) == [NEW]
-    assert stat.S_IMODE(config.db_path.stat().st_mode) == 0o600
-
-
-async def test_restore_keeps_a_wal_file_without_its_database(config: Config, file: Path) -> None:
-    """If only the `-wal` file of the old database is left, it is kept and not read as part of the new one."""
-    await write_database(config.db_path, OLD)
-    kill_while_open(config.db_path, NEW)
-    config.db_path.unlink()
-    wal = Path(f"{config.db_path}-wal").read_bytes()
-    await write_database(file, 3)
-    await restore(config, file)
-    assert await read_epochs(config.db_path) == [3]
-    (found,) = config.db_path.parent.glob("timers.db.before-restore-*Z-wal")
-    assert found.read_bytes() == wal
-
-
-async def test_restore_without_room(config: Config, file: Path) -> None:
-    """A restore whose files cannot be written fails with the reason, and changes nothing."""
-    await write_database(config.db_path, OLD)
-    await write_database(file, NEW)
-    Path(f"{config.db_path}.restoring").write_text("in the way")
-    with pytest.raises(StartError, match=r"cannot restore .*timers.db \(TIMER_DB_PATH\): .*File exists"):
-        await restore(config, file)
-    assert await read_epochs(config.db_path) == [OLD]
-
-
-async def test_restore_follows_a_link(config: Config, file: Path, tmp_path: Path) -> None:
-    """If TIMER_DB_PATH is a symbolic link, the file that it leads to is replaced."""
-    (tmp_path / "disk").mkdir()
-    await write_database(tmp_path / "disk" / "real.db", OLD)
-    config.db_path.symlink_to(tmp_path / "disk" / "real.db")
-    await write_database(file, NEW)
-    await restore(config, file)
-    assert config.db_path.is_symlink()
-    assert await read_epochs(tmp_path / "disk" / "real.db") == [NEW]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can restore a database of another user")
-async def test_restore_as_root_keeps_the_owner(config: Config, file: Path) -> None:
-    """If root restores the database of another user, this user owns the new one too."""
-    await write_database(config.db_path, OLD)
-    os.chown(config.db_path, 12345, 12346)
-    await write_database(file, NEW)
-    await restore(config, file)
-    found = config.db_path.stat()
-    assert (found.st_uid, found.st_gid) == (12345, 12346)
 
 
 @pytest.mark.slow
@@ -273,17 +201,6 @@ async def test_restore_refuses_other_files(config: Config, file: Path, tmp_path:
     await refused("is the database itself")
 
 
-async def test_the_draft_of_a_killed_restore_is_deleted(config: Config, file: Path) -> None:
-    """A restore deletes the files that a killed restore left."""
-    await write_database(file, NEW)
-    draft = Path(f"{config.db_path}.restoring")
-    draft.mkdir()
-    (draft / "timers.db-wal").write_text("stale")
-    await restore(config, file)
-    assert await read_epochs(config.db_path) == [NEW]
-    assert others(config.db_path) == ["backups", "timers.db.lock"]
-
-
 async def test_commands_since_a_backup(config: Config, file: Path) -> None:
     """After a restore, the service reads on where the backup was written: exactly the commands since then."""
     broker, clock = MemoryBroker(), ManualClock()
@@ -308,11 +225,3 @@ async def test_postgres_has_its_own_tools(tmp_path: Path) -> None:
     for command in (back_up, restore):
         with pytest.raises(StartError, match=r"pg_dump, .* point-in-time recovery"):
             await command(config, tmp_path / "backup.db")
-
-
-async def test_restore_beside_an_empty_wal_file(config: Config, file: Path) -> None:
-    """A backup is whole if its `-wal` file is empty, as a program that looked into the backup may leave it."""
-    await write_database(file, NEW)
-    file.with_name(f"{file.name}-wal").touch()
-    await restore(config, file)
-    assert NEW in await read_epochs(config.db_path)

@@ -65,14 +65,6 @@ async def test_backup_and_a_power_cut(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (disk.steps, disk.unwritten) == (["backup.db", "sync"], [])
 
 
-def test_file_that_appears_meanwhile(tmp_path: Path) -> None:
-    """A file that another program creates under the name during the backup stays, and the backup fails."""
-    file = tmp_path / "backup.db"
-    with pytest.raises(StartError, match=r"backup.db exists already: give another name"), new_file(file):
-        file.write_text("precious")
-    assert (file.read_text(), list(tmp_path.iterdir())) == ("precious", [file])
-
-
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """If the file system has no hard links, the backup fails, says what to do, and leaves no file."""

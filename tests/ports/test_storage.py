@@ -1,6 +1,5 @@
 """The storage of the account and of the server: without room, the commands of users are refused too."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ port: 4222
 jetstream {{ store_dir: {_STORE} }}
 accounts {{ A {{ jetstream {{ max_file: 4MB, max_mem: 1MB }}, users: [
   {{ user: operator, password: x }}
-  {{ user: service, password: x, permissions: {{ publish: {{ deny: [%s] }} }} }}
+  {{ user: service, password: x }}
 ] }} }}
 no_auth_user: service
 """
@@ -52,38 +51,7 @@ async def fill(js: JetStreamContext) -> None:
         await js.publish("timer.cmd.v1.acme.test", b"x" * 60_000)
 
 
-async def test_full_account(tmp_path: Path) -> None:
-    """An account without room is reported for each stream, with its limit, before any event is refused."""
-    async with connected(tmp_path, ACCOUNT_LIMIT % "") as (broker, js):
-        await broker.streams.tick(NOW)
-        room = dict(broker.streams.health)
-        await fill(js)
-        checked = await broker.streams.tick(NOW)
-        full = dict(broker.streams.health)
-        await js.purge_stream("TIMER_CMD")
-        await broker.streams.tick(NOW)
-        assert room == broker.streams.health == dict.fromkeys(full, HEALTHY)
-    assert checked.next_at == NOW + 1000
-    for health in full.values():
-        assert not health.usable
-        assert "the account of the streams is full: it has 4" in (health.reason or "")
-        assert "of max_file = 4194304 bytes" in (health.reason or "")
-
-
-async def test_account_that_is_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without the permission to look up the account, the service is healthy, logs nothing, and asks only once."""
-    async with connected(tmp_path, ACCOUNT_LIMIT % '"$JS.API.INFO"') as (broker, js):
-        await fill(js)
-        await broker.streams.tick(NOW)
-        async with asyncio.timeout(1.5):  # less than the timeout of a request
-            await broker.streams.tick(NOW)
-        assert broker.health == HEALTHY
-        assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)
-    assert (tmp_path / "nats" / "nats.log").read_text().count('Subject "$JS.API.INFO"') == 1
-    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
-
-
-@pytest.mark.parametrize("config", [SERVER_LIMIT, ACCOUNT_LIMIT % '"$JS.API.INFO"'], ids=["server", "account"])
+@pytest.mark.parametrize("config", [SERVER_LIMIT, ACCOUNT_LIMIT], ids=["server", "account"])
 async def test_refused_event(tmp_path: Path, config: str) -> None:
     """If the broker has no room for an event, it has none for commands either, until an event is stored again."""
     async with connected(tmp_path, config) as (broker, js):
@@ -97,13 +65,3 @@ async def test_refused_event(tmp_path: Path, config: str) -> None:
         assert before == broker.streams.health[Kind.COMMAND] == HEALTHY
     assert [refused.status, stored.status] == [PublishStatus.FULL, PublishStatus.PUBLISHED]
     assert full.reason == f"the broker has no room for events, and commands need the same storage: {refused.reason}"
-
-
-async def test_full_event_stream(tmp_path: Path) -> None:
-    """A full event stream says nothing about the storage of commands."""
-    async with connected(tmp_path, SERVER_LIMIT) as (broker, js):
-        config = (await js.stream_info("TIMER_EVT")).config
-        await js.update_stream(config.evolve(max_bytes=10_000))
-        (refused,) = await broker.publish([event(size=60_000)])
-        assert refused.status is PublishStatus.FULL
-        assert broker.streams.health[Kind.COMMAND] == HEALTHY

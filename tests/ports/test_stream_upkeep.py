@@ -3,22 +3,22 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
+from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, StreamConfig
+from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
-from tests.harness.builders import event
 from tests.harness.clock import NOW
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.ports.broker import PublishStatus
+from timer_service.adapters.nats.api import request
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.message import Kind
 
@@ -32,12 +32,17 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 
 @pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
-    """Yield the operator's access to the streams, which exist."""
+async def operator(server: NatsServer) -> AsyncIterator[Client]:
+    """Yield the connection of an operator. The streams exist."""
     async with await nats.connect(server.url) as operator:
         async with connected(server, manage=True):
             pass
-        yield operator.jetstream()
+        yield operator
+
+
+@pytest.fixture
+def js(operator: Client) -> JetStreamContext:
+    return operator.jetstream()
 
 
 @asynccontextmanager
@@ -49,23 +54,8 @@ async def connected(server: NatsServer, *, manage: bool) -> AsyncIterator[NatsBr
         await broker.close()
 
 
-async def request(js: JetStreamContext, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer of JetStream as the server sends it. The driver's types may lack settings."""
-    reply: dict[str, Any] = json.loads((await js._nc.request(f"$JS.API.{name}", json.dumps(body).encode())).data)
-    assert "error" not in reply, reply
-    return reply
-
-
 def stream_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.message for each in caplog.records if "stream" in each.message and each.levelno >= logging.INFO]
-
-
-async def test_healthy_streams(server: NatsServer, js: JetStreamContext, caplog: pytest.LogCaptureFixture) -> None:
-    """Streams that are as they should be are healthy, and nothing is logged."""
-    async with connected(server, manage=True) as broker:
-        await broker.streams.tick(NOW)
-        assert broker.streams.health == dict.fromkeys(STREAMS, HEALTHY)
-    assert stream_lines(caplog) == []
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -86,10 +76,7 @@ async def test_missing_stream_is_created(
 async def test_missing_stream_is_reported(
     server: NatsServer, js: JetStreamContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If streams are not managed, a missing stream is reported until the operator creates it. Two lines say so.
-
-    Meanwhile the streams are checked every second.
-    """
+    """If streams are not managed, a missing stream is reported, once a second, until the operator creates it."""
     caplog.set_level(logging.INFO)
     async with connected(server, manage=False) as broker:
         config = (await js.stream_info("TIMER_EVT")).config
@@ -103,7 +90,6 @@ async def test_missing_stream_is_reported(
         assert broker.streams.health[Kind.EVENT] == HEALTHY
     assert [each.next_at for each in checks] == [NOW + 1000, NOW + 1000, NOW + 1000, None]
     assert missing.reason == "stream TIMER_EVT is missing: create it, or set TIMER_MANAGE_STREAMS=true"
-    assert not missing.usable
     assert stream_lines(caplog) == [
         "stream TIMER_EVT is unavailable",
         "a stream was created again; messages that only the old one had are lost",
@@ -111,128 +97,67 @@ async def test_missing_stream_is_reported(
     ]
 
 
-@pytest.mark.parametrize("manage", [True, False])
-async def test_changed_stream(server: NatsServer, js: JetStreamContext, *, manage: bool) -> None:
-    """A setting that the service needs is set again, or reported if streams are not managed."""
-    async with connected(server, manage=manage) as broker:
-        config = (await js.stream_info("TIMER_CMD")).config
-        await js.update_stream(config.evolve(discard=DiscardPolicy.OLD))
-        await broker.streams.tick(NOW)
-        found = (await js.stream_info("TIMER_CMD")).config.discard
-        reason = broker.streams.health[Kind.COMMAND].reason or ""
-    if manage:
-        assert (found, reason) == (DiscardPolicy.NEW, "")
-    else:
-        assert found == DiscardPolicy.OLD
-        assert reason.startswith('stream TIMER_CMD needs discard = "new"')
+SUBJECTS = {kind: f"timer.{kind}.v1.*.*" for kind in STREAMS}
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("setting", "value", "needed"),
     [
+        ("discard", "old", "new"),
         ("no_ack", True, False),
         ("max_msg_size", 20, -1),
         ("max_msgs_per_subject", 1, -1),
         ("subject_transform", {"src": ">", "dest": "other.>"}, None),
         ("allow_rollup_hdrs", True, False),
+        ("subjects", ["ours.>"], ["ours.>", SUBJECTS[Kind.EVENT]]),
     ],
-    ids=lambda change: change[0],
 )
-@pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("manage", [True, False])
 async def test_settings_that_lose_messages(
-    server: NatsServer, js: JetStreamContext, kind: Kind, change: tuple[str, Any, Any], *, manage: bool
+    server: NatsServer, operator: Client, setting: str, value: Any, needed: Any, *, manage: bool
 ) -> None:
     """A setting with which a stream refuses, deletes or moves messages, or does not answer, is changed or reported."""
-    name, (setting, value, needed) = STREAMS[kind], change
     async with connected(server, manage=manage) as broker:
-        config = (await request(js, f"STREAM.INFO.{name}", {}))["config"]
-        await request(js, f"STREAM.UPDATE.{name}", {**config, setting: value})
+        config = (await request(operator, "STREAM.INFO.TIMER_EVT", {}))["config"]
+        await request(operator, "STREAM.UPDATE.TIMER_EVT", {**config, setting: value})
         await broker.streams.tick(NOW)
-        config = (await request(js, f"STREAM.INFO.{name}", {}))["config"]
+        config = (await request(operator, "STREAM.INFO.TIMER_EVT", {}))["config"]
         found = config.get(setting, None if needed is None else False)
-        reason = broker.streams.health[kind].reason
-    problem = f"stream {name} needs {setting} = {json.dumps(needed)}: change the stream, or set"
-    if manage:
-        assert (found, reason) == (needed, None)
-    else:
-        assert (found, reason) == (value, f"{problem} TIMER_MANAGE_STREAMS=true")
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("manage", [True, False])
-async def test_subjects_of_the_operator(server: NatsServer, js: JetStreamContext, kind: Kind, *, manage: bool) -> None:
-    """A stream that lacks the subject of the service gets it or is reported. The operator's subjects stay in it."""
-    async with connected(server, manage=manage) as broker:
-        config = (await js.stream_info(STREAMS[kind])).config
-        own = ["ours.>", "zone.*"]
-        both = ["ours.>", *(config.subjects or ()), "zone.*"]
-        await js.update_stream(config.evolve(subjects=own))
-        await broker.streams.tick(NOW)
-        found = (await js.stream_info(STREAMS[kind])).config.subjects
-        reason = broker.streams.health[kind].reason or ""
-    assert (found, reason.partition(":")[0]) == (
-        (both, "") if manage else (own, f"stream {STREAMS[kind]} needs subjects = {json.dumps(both)}")
-    )
-
-
-@pytest.mark.parametrize("manage", [True, False])
-async def test_events_that_a_subject_refuses(
-    server: NatsServer, js: JetStreamContext, caplog: pytest.LogCaptureFixture, *, manage: bool
-) -> None:
-    """A stream that refuses the next event of a tenant is changed, with a line that says so, or reported."""
-    async with connected(server, manage=manage) as broker:
-        config = (await js.stream_info("TIMER_EVT")).config
-        await js.update_stream(config.evolve(max_msgs_per_subject=2, discard_new_per_subject=True))
-        await broker.streams.tick(NOW)
-        found = (await js.stream_info("TIMER_EVT")).config
         reason = broker.streams.health[Kind.EVENT].reason
-    needs = "stream TIMER_EVT needs max_msgs_per_subject = -1, discard_new_per_subject = false"
-    wanted = (-1, False, None) if manage else (2, True, needs)
-    problem = reason and reason.partition(":")[0]
-    assert (found.max_msgs_per_subject, found.discard_new_per_subject or False, problem) == wanted
-    changes = [record for record in caplog.records if record.getMessage() == "changing the settings of a stream"]
-    changed = {"max_msgs_per_subject": -1, "discard_new_per_subject": False}
-    assert [record.__dict__["settings"] for record in changes] == [changed] * manage
+    problem = f"stream TIMER_EVT needs {setting} = {json.dumps(needed)}: change the stream, or set"
+    assert (found, reason) == ((needed, None) if manage else (value, f"{problem} TIMER_MANAGE_STREAMS=true"))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"allow_msg_ttl": True, "subject_delete_marker_ttl": 5_000_000_007, "allow_direct": True},
-        {"deny_delete": True, "deny_purge": True, "allow_batched": True},
-        {"max_age": 604_800_123_456_789, "duplicate_window": 60_000_000_007, "first_seq": 10, "compression": "s2"},
-        {"max_msgs": 10_000, "max_bytes": 10**9, "max_msg_size": 1_048_576},
-        {"max_consumers": 9, "consumer_limits": {"max_ack_pending": 50_000, "inactive_threshold": 3_600_000_000_001}},
-        {"republish": {"src": ">", "dest": "copy.>", "headers_only": True}, "metadata": {"owner": "ops"}},
-        {"sources": [{"name": "OTHER", "filter_subject": "x", "opt_start_time": "2026-01-01T00:00:00.123456789Z"}]},
-    ],
-    ids=",".join,
-)
 async def test_an_update_keeps_the_settings_of_the_operator(
-    server: NatsServer, js: JetStreamContext, settings: dict[str, Any]
+    server: NatsServer, operator: Client, js: JetStreamContext
 ) -> None:
     """An update of a stream changes only the settings that the service needs. The others stay to the nanosecond."""
     await js.delete_stream("TIMER_EVT")
-    config = {"name": "TIMER_EVT", "subjects": ["timer.evt.v1.*.*"], "description": "ours", **settings}
-    before = (await request(js, "STREAM.CREATE.TIMER_EVT", config))["config"]
+    config = {
+        "name": "TIMER_EVT",
+        "subjects": [SUBJECTS[Kind.EVENT]],
+        "description": "ours",
+        "metadata": {"owner": "ops"},
+        "allow_msg_ttl": True,
+        "subject_delete_marker_ttl": 5_000_000_007,
+        "allow_direct": True,
+        "max_age": 604_800_123_456_789,
+        "duplicate_window": 60_000_000_007,
+        "first_seq": 10,
+        "compression": "s2",
+        "max_msgs": 10_000,
+        "max_bytes": 10**9,
+        "max_msg_size": 1_048_576,
+        "max_consumers": 9,
+        "republish": {"src": ">", "dest": "copy.>", "headers_only": True},
+    }
+    before = (await request(operator, "STREAM.CREATE.TIMER_EVT", config))["config"]
     async with connected(server, manage=True):
-        after = (await request(js, "STREAM.INFO.TIMER_EVT", {}))["config"]
+        after = (await request(operator, "STREAM.INFO.TIMER_EVT", {}))["config"]
     for each in before, after:
         each["metadata"] = {name: text for name, text in each["metadata"].items() if not name.startswith("_nats.")}
     assert after == {**before, "discard": "new", "allow_atomic": True}
-    assert before.keys() >= settings.keys()
-
-
-async def test_stream_with_asynchronous_writes(server: NatsServer, js: JetStreamContext) -> None:
-    """A stream with `persist_mode: async` cannot take atomic batches. It is used without them."""
-    await js.delete_stream("TIMER_EVT")
-    config = {"name": "TIMER_EVT", "subjects": ["timer.evt.v1.*.*"], "discard": "new", "persist_mode": "async"}
-    await request(js, "STREAM.CREATE.TIMER_EVT", config)
-    async with connected(server, manage=True) as broker:
-        (result,) = await broker.publish([event(1)])
-        assert result.status is PublishStatus.PUBLISHED
-    assert not (await js.stream_info("TIMER_EVT")).config.allow_atomic
+    assert before.keys() >= config.keys()
 
 
 @pytest.mark.parametrize(
@@ -256,15 +181,6 @@ async def test_full_stream(server: NatsServer, js: JetStreamContext, limit: Stre
     assert not full.usable
     assert (full.reason or "").startswith("stream TIMER_EVT is full: it has ")
     assert f"{'max_msgs = 3' if limit.max_msgs else 'max_bytes = 100000'};" in (full.reason or "")
-
-
-async def test_full_stream_at_the_start(server: NatsServer, js: JetStreamContext) -> None:
-    """A stream that is full when the service starts is reported at once."""
-    config = (await js.stream_info("TIMER_EVT")).config
-    await js.update_stream(config.evolve(max_msgs=1))
-    await js.publish("timer.evt.v1.acme.test", b"x")
-    async with connected(server, manage=True) as broker:
-        assert not broker.streams.health[Kind.EVENT].usable
 
 
 async def test_streams_without_a_connection(server: NatsServer, js: JetStreamContext) -> None:

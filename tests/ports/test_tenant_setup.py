@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import nats
-import pytest
 
 from tests.harness.processes import NatsServer
 from timer_service.cli.tenant_streams import as_operator, separate_tenants, stream_events
 from timer_service.config import Config
-from timer_service.core.values.errors import StartError
 
 SERVER = """
 port: 4222
@@ -45,10 +43,3 @@ async def test_settings_of_streams_with_events(tmp_path: Path) -> None:
             info = await connection.jetstream().stream_info("ACME_X_EVT_a")
     sources = [(each.name, each.filter_subject) for each in info.config.sources or []]
     assert sources == [("ACME_X_EVT", "acme.x.evt.v1.a.*")]
-
-
-async def test_wrong_login(tmp_path: Path) -> None:
-    """A server that refuses the login is named with its reason."""
-    async with NatsServer(tmp_path / "nats", config=SERVER) as server:
-        with pytest.raises(StartError, match=r"(?i)authorization violation"):
-            await as_operator(Config(broker_url=server.url), separate_tenants, ["a"])

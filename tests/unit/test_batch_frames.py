@@ -33,14 +33,6 @@ def test_messages_of_a_batch() -> None:
     )
 
 
-def test_headers_of_a_message() -> None:
-    """The headers of a message follow its id."""
-    text = frames(message("a", headers={"traceparent": "00-1", "tracestate": "ä=1"}))
-    assert block("a", 1, "traceparent: 00-1\r\ntracestate: ä=1\r\n") in text
-    size = len(block("a", 1, "traceparent: 00-1\r\ntracestate: ä=1\r\n").encode())
-    assert text.startswith(f"HPUB {SUBJECT} {size} {size + 2}\r\n")
-
-
 @pytest.mark.parametrize("hostile", ["a\r\nb: c", "a\nb: c", "a\rb: c"])
 def test_line_ends_in_values(hostile: str) -> None:
     """A line end in an id or in a header begins no other header."""

@@ -121,11 +121,6 @@ def test_migrate_reads_only(command: str, code: int, empty_folder: Path) -> None
     assert list(empty_folder.iterdir()) == []
 
 
-def test_migrations_of_the_other_engine_are_explained() -> None:
-    """`status` says which migration is only for another engine."""
-    assert "skipped  0005_engine (only for PostgreSQL)\n" in run("migrate", "status").stdout
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

@@ -9,18 +9,15 @@ from timer_service.adapters.nats.faults import STORED, Answer, Fault, classify, 
 from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.values.message import Kind
 
-MESSAGE, BATCH, NO_ROOM, NO_STORAGE, NOT_NOW, SETUP, UNKNOWN = Fault
+MESSAGE, NO_ROOM, NO_STORAGE, NOT_NOW, UNKNOWN = Fault
 
 ERRORS = [
     (400, 10054, "message size exceeds maximum allowed", MESSAGE),
     (400, 10097, "header size exceeds maximum allowed of 64k", MESSAGE),
-    (400, 10071, "wrong last sequence: 4", MESSAGE),
-    (400, 10165, "invalid per-message TTL", MESSAGE),
-    (400, 10166, "per-message TTL is disabled", MESSAGE),
     (503, 10077, "maximum messages per subject exceeded", MESSAGE),
     (503, 10077, "message to large", MESSAGE),
-    (400, 10176, "atomic publish batch is incomplete", BATCH),
-    (400, 10201, "atomic publish batch contains duplicate message id", BATCH),
+    (400, 10176, "atomic publish batch is incomplete", UNKNOWN),
+    (400, 10201, "atomic publish batch contains duplicate message id", UNKNOWN),
     (503, 10077, "maximum bytes exceeded", NO_ROOM),
     (503, 10077, "maximum messages exceeded", NO_ROOM),
     (503, 10077, "write /data/1.blk: no space left on device", NO_STORAGE),
@@ -36,9 +33,9 @@ ERRORS = [
     (500, 10118, "stream is offline", NOT_NOW),
     (500, 99999, "a new kind of failure", NOT_NOW),
     (409, 10158, "duplicate message id is in process", NOT_NOW),
-    (400, 10109, "invalid operation on sealed stream", SETUP),
-    (404, 10059, "stream not found", SETUP),
-    (503, 10039, "JetStream not enabled for account", SETUP),
+    (400, 10109, "invalid operation on sealed stream", NOT_NOW),
+    (404, 10059, "stream not found", NOT_NOW),
+    (503, 10039, "JetStream not enabled for account", NOT_NOW),
     (400, 99999, "a new kind of refusal", UNKNOWN),
     (None, None, "no code", NOT_NOW),
     ("400", [10054], "codes that are no numbers", NOT_NOW),
@@ -46,7 +43,7 @@ ERRORS = [
 
 
 def test_error() -> None:
-    """Each error is the fault of the message, of the batch, of the room, of the moment or of the set-up."""
+    """Each error is the fault of the message, of the room or of the moment, or it is not known."""
     for http, code, description, fault in ERRORS:
         with case(http, code, description, fault):
             acknowledgement = {"error": {"code": http, "err_code": code, "description": description}}
@@ -92,8 +89,6 @@ def test_unknown_refusal() -> None:
         (NO_ROOM, PublishStatus.FULL),
         (NO_STORAGE, PublishStatus.FULL),
         (NOT_NOW, PublishStatus.UNAVAILABLE),
-        (SETUP, PublishStatus.UNAVAILABLE),
-        (BATCH, PublishStatus.UNAVAILABLE),
     ],
 )
 def test_result(fault: Fault | None, status: PublishStatus) -> None:

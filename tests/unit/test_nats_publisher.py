@@ -114,10 +114,6 @@ async def publish(driver: ScriptedDriver, *messages: Message, atomic: bool = Tru
     return [result.status for result in await publisher_of(driver, atomic=atomic).publish(messages)]
 
 
-def batched(sent: Sent) -> bool:
-    return "Nats-Batch-Id" in sent.headers
-
-
 async def test_too_many_requests_are_not_sent_again() -> None:
     """If the broker answers 429, no message counts as refused, and none of the batch is sent one by one."""
     driver = ScriptedDriver(lambda _: error(429, 10210, "atomic publish too many inflight"))
@@ -136,41 +132,6 @@ async def test_nothing_more_is_sent_after_a_failed_window(answer: bytes | Except
     assert len(driver.requests) == 500
 
 
-async def test_nothing_more_is_sent_after_a_failed_window_behind_a_stored_one() -> None:
-    """A window that fails ends the call also if an earlier window was stored."""
-    driver = ScriptedDriver(lambda sent: STORED if int(sent.id[3:]) < 500 else error(503, 10008))
-    found = await publish(driver, *map(message, range(1600)), atomic=False)
-    assert (found.count(PUBLISHED), found.count(UNAVAILABLE), len(driver.requests)) == (500, 1100, 1000)
-
-
-async def test_cancelled_call() -> None:
-    """If a call is cancelled, none of its requests goes on."""
-    driver = ScriptedDriver(lambda _: None)
-    before = asyncio.all_tasks()
-    call = asyncio.create_task(publish(driver, *map(message, range(3)), atomic=False))
-    while len(driver.requests) < 3:
-        await asyncio.sleep(0)
-    requests = asyncio.all_tasks() - before - {call}
-    call.cancel()
-    await asyncio.wait([call, *requests], timeout=5)
-    assert all(task.cancelled() for task in requests)
-
-
-async def test_failed_stream_does_not_delay_another() -> None:
-    """If the stream of events is missing, dead letters are stored all the same."""
-    driver = ScriptedDriver(lambda sent: STORED if sent.id == "id-2" else errors.NoRespondersError())
-    found = await publish(driver, message(1), message(2, kind=Kind.DEAD_LETTER), message(3))
-    assert found == [UNAVAILABLE, PUBLISHED, UNAVAILABLE]
-
-
-async def test_refused_message_among_others() -> None:
-    """If a batch is refused for one message, the others are stored one by one."""
-    too_large = error(400, 10054, "message size exceeds maximum allowed")
-    driver = ScriptedDriver(lambda sent: too_large if batched(sent) or sent.id == "id-1" else STORED)
-    assert await publish(driver, *map(message, range(12))) == [PUBLISHED, REFUSED, *[PUBLISHED] * 10]
-    assert driver.batches() == [12]
-
-
 @pytest.mark.parametrize(("count", "size", "batches"), [(10, 10, []), (11, 10, [11]), (10, MIB // 10 + 1, [10])])
 async def test_few_messages_are_published_singly(count: int, size: int, batches: list[int]) -> None:
     """Up to ten small messages are no batch, in their order: the broker stores single ones sooner."""
@@ -178,21 +139,6 @@ async def test_few_messages_are_published_singly(count: int, size: int, batches:
     assert await publish(driver, *(message(number, size) for number in range(count))) == [PUBLISHED] * count
     assert [sent.id for sent in driver.sent] == [f"id-{number}" for number in range(count)]
     assert driver.batches() == batches
-
-
-@pytest.mark.parametrize(("others", "status"), [(STORED, REFUSED), (error(400, 99999), UNAVAILABLE)])
-async def test_unknown_refusal(others: bytes, status: PublishStatus) -> None:
-    """An unknown refusal counts against a message only if the stream stores another message of the call."""
-    driver = ScriptedDriver(lambda sent: error(400, 99999) if batched(sent) or sent.id == "id-1" else others)
-    assert (await publish(driver, *map(message, range(12))))[1] is status
-
-
-async def test_per_subject_limit_is_not_full() -> None:
-    """A limit of messages per subject refuses its message. The others are stored, and no batch is halved."""
-    limit = error(503, 10077, "maximum messages per subject exceeded")
-    driver = ScriptedDriver(lambda sent: limit if batched(sent) or sent.id == "id-0" else STORED)
-    assert await publish(driver, *map(message, range(12))) == [REFUSED, *[PUBLISHED] * 11]
-    assert driver.batches() == [12]
 
 
 async def test_full_stream_is_halved() -> None:
@@ -266,14 +212,6 @@ async def test_nothing_more_is_sent_after_the_connection_was_lost() -> None:
     assert len(driver.requests) == 500
 
 
-@pytest.mark.parametrize("count", [2, 12])
-@pytest.mark.parametrize("answer", [b"", b"[]", b"\xff", b"{}"])
-async def test_unreadable_acknowledgement(answer: bytes, count: int) -> None:
-    """An acknowledgement that is no JSON object is no exception, and no message counts as refused."""
-    driver = ScriptedDriver(lambda _: answer)
-    assert await publish(driver, *map(message, range(count))) == [UNAVAILABLE] * count
-
-
 @pytest.mark.parametrize("others", [2, 12])
 async def test_message_that_the_driver_refuses(others: int) -> None:
     """A message that the driver cannot send is refused. The others are stored."""
@@ -289,41 +227,6 @@ async def test_slow_broker_does_not_hold_a_call() -> None:
     found = await publish(driver, *(message(number, 900_000) for number in range(40)))
     assert found == [PUBLISHED] * 27 + [UNAVAILABLE] * 13
     assert driver.now == 12
-
-
-@pytest.mark.parametrize("size", [0, 10_000])
-@pytest.mark.parametrize("headers", [0, 100])
-async def test_other_tasks_run_within_a_batch(size: int, headers: int) -> None:
-    """Other tasks run within an atomic batch, after each 256 KiB. Each header counts as 100 bytes more."""
-    driver = ScriptedDriver(lambda _: STORED)
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while not driver.requests:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    many = {f"{number:04}": "" for number in range(headers)}
-    found = await publish(driver, *(message(number, size, headers=many) for number in range(200)))
-    await counting
-    expected = 200 * (size + 104 * headers) // (256 * 1024)
-    assert found == [PUBLISHED] * 200
-    assert expected <= turns <= 2 * expected + 5
-
-
-async def test_windows_of_many_headers() -> None:
-    """A window of single messages has fewer messages if they have many headers: all are encoded at once."""
-    driver = ScriptedDriver(lambda _: None)
-    publishing = asyncio.create_task(
-        publish(driver, *(message(n, headers={f"{each}": "" for each in range(100)}) for n in range(500)), atomic=False)
-    )
-    while not driver.requests:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    publishing.cancel()
-    assert 50 < len(driver.requests) < 120
 
 
 async def test_nothing_more_is_sent_to_a_full_stream() -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,24 +24,11 @@ class Site:
     def __init__(self, database: SqliteDatabase, path: Path) -> None:
         self.database = database
         self.other = sqlite3.connect(path, isolation_level=None, timeout=0)
-        self.calls = 0
-        """How many calls to its thread the writing connection has made."""
 
-    def count_calls(self) -> None:
-        writer: Any = self.database._writer
-
-        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-            def count(*arguments: Any) -> Any:
-                self.calls += 1
-                return call(*arguments)
-
-            return count
-
-        writer._execute, writer.submit = counted(writer._execute), counted(writer.submit)
-
-    @property
-    def is_in_transaction(self) -> bool:
-        return self.database._writer.in_transaction
+    def check_is_free(self) -> None:
+        """Check that no transaction is open: the other program can begin one."""
+        self.other.execute("BEGIN IMMEDIATE")
+        self.other.execute("ROLLBACK")
 
     async def insert(self, *numbers: int) -> None:
         async with self.database.transaction() as tx:
@@ -61,28 +47,10 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     async with opened_sqlite(tmp_path / "timers.db") as database:
         async with database.transaction() as tx:
             await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
-        await database._writer.control("PRAGMA busy_timeout = 0")
+            await tx.fetch("PRAGMA busy_timeout = 0")
         started = Site(database, tmp_path / "timers.db")
-        started.count_calls()
         yield started
         started.other.close()
-
-
-async def test_calls_of_a_small_transaction(site: Site) -> None:
-    """A transaction makes a call for each statement, and one to commit."""
-    await site.insert(1)
-    await site.insert(2, 3)
-    assert (site.calls, await site.count()) == (2 + 3, 3)
-
-
-async def test_calls_of_a_whole_transaction(site: Site) -> None:
-    """A transaction that runs at once makes one call, with all its statements."""
-
-    async def insert_two(tx: Transaction) -> int:
-        await tx.execute(INSERT, {"number": 1})
-        return await tx.executemany(INSERT, [{"number": 2}, {"number": 3}])
-
-    assert (await site.database.run(insert_two), site.calls, await site.count()) == (2, 1, 3)
 
 
 async def test_whole_transaction_that_waits(site: Site) -> None:
@@ -94,7 +62,8 @@ async def test_whole_transaction_that_waits(site: Site) -> None:
 
     with pytest.raises(RuntimeError, match="awaits something else"):
         await site.database.run(wait)
-    assert (site.is_in_transaction, await site.count()) == (False, 0)
+    site.check_is_free()
+    assert await site.count() == 0
 
 
 async def test_whole_transactions_overtake_others(site: Site) -> None:
@@ -138,31 +107,6 @@ async def test_whole_transaction_that_cannot_begin(site: Site) -> None:
     assert (during, len(ran), site.database.health, await site.count()) == ("database is locked", 1, HEALTHY, 1)
 
 
-async def test_whole_transaction_that_is_cancelled(site: Site) -> None:
-    """If the caller is cancelled, the transaction is finished first, and the next one waits for it."""
-
-    async def insert(tx: Transaction) -> None:
-        await tx.execute(INSERT, {"number": 1})
-
-    running = asyncio.create_task(site.database.run(insert))
-    while not site.calls:
-        await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert (site.is_in_transaction, await site.count()) == (False, 1)
-
-
-async def test_transaction_without_a_statement(site: Site) -> None:
-    """A transaction without a statement needs no call. It takes no lock."""
-    site.other.execute("BEGIN IMMEDIATE")
-    async with site.database.accepting():
-        pass
-    assert (site.calls, site.database.health) == (0, HEALTHY)
-    await site.database._writer.control("PRAGMA user_version")
-    assert not site.is_in_transaction, "no later statement begins it"
-
-
 async def test_reads_of_a_transaction_are_locked(site: Site) -> None:
     """A transaction that has only read so far has the lock of writers: no other changes the rows that it has read."""
     async with site.database.transaction() as tx:
@@ -172,29 +116,15 @@ async def test_reads_of_a_transaction_are_locked(site: Site) -> None:
 
 
 async def test_transaction_that_cannot_begin(site: Site) -> None:
-    """If another program has the lock, the first statement is not run, and the next transaction begins as usual."""
+    """If another program has the lock, nothing is written, and the next transaction begins as usual."""
     site.other.execute("BEGIN IMMEDIATE")
     with pytest.raises(DatabaseUnavailableError, match="locked"):
         await site.insert(1)
-    found = site.is_in_transaction, site.database.health.reason, site.database._writer.begins_next
+    during = site.database.health.reason
     site.other.execute("ROLLBACK")
-    await site.database._writer.control("PRAGMA user_version")
-    left_open = site.is_in_transaction
     await site.insert(2)
-    assert (found, left_open) == ((False, "database is locked", False), False)
-    assert (site.database.health, await site.count()) == (HEALTHY, 1)
-
-
-async def test_error_that_a_caller_ignores(site: Site) -> None:
-    """If a transaction could not begin and its caller goes on, the next statement begins it."""
-    site.other.execute("BEGIN IMMEDIATE")
-    async with site.database.transaction() as tx:
-        with pytest.raises(DatabaseUnavailableError):
-            await tx.execute(INSERT, {"number": 1})
-        site.other.execute("ROLLBACK")
-        await tx.execute(INSERT, {"number": 2})
-        begun = site.is_in_transaction
-    assert (begun, await site.count()) == (True, 1)
+    site.check_is_free()
+    assert (during, site.database.health, await site.count()) == ("database is locked", HEALTHY, 1)
 
 
 async def test_first_statement_that_fails(site: Site) -> None:
@@ -202,20 +132,7 @@ async def test_first_statement_that_fails(site: Site) -> None:
     with pytest.raises(sqlite3.OperationalError, match="syntax"):
         async with site.database.transaction() as tx:
             await tx.fetch("SELEC 1")
-    assert not site.is_in_transaction
-
-
-async def test_first_statement_that_is_cancelled(site: Site) -> None:
-    """If the first statement is cancelled while it runs, the transaction that began with it is rolled back."""
-    inserting = asyncio.create_task(site.insert(1))
-    while not site.calls:
-        await asyncio.sleep(0)
-    inserting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await inserting
-    assert not site.is_in_transaction
-    await site.insert(2)
-    assert await site.count() == 1
+    site.check_is_free()
 
 
 async def test_a_read_is_no_success_of_writing(site: Site) -> None:

@@ -193,7 +193,7 @@ async def test_missing_migrations(
         assert await schema.unapplied_migrations(settings) == await schema.apply_migrations(settings) != []
     assert await schema.unapplied_migrations(settings) == []
     lines = [vars(line) for line in caplog.records if line.message == OPERATOR_ACTION]
-    assert [each["migration"] for each in lines] == [each.name for each in schema.migrations("sqlite")]
+    assert [each["migration"] for each in lines] == [each.name for each in schema.migrations()]
     assert {(each["type"], each["uid"]) for each in lines} == {("migration", os.geteuid())}
     async with open_app(settings):
         assert broker.connected

@@ -28,8 +28,8 @@ HOUR = 3600
             database._RECONNECT_SECONDS,
             database._CONNECT_SECONDS,  # a server that does not answer leaves time for another one
             database._FIRST_CONNECT.total_seconds(),
-            database._STATEMENT_SECONDS,
-            database._STATEMENT_SECONDS + database._ROLLBACK_SECONDS,
+            database.STATEMENT_SECONDS,
+            database.STATEMENT_SECONDS + database.ROLLBACK_SECONDS,
             reader._LONGEST_SECONDS,  # then the process counts as one that hangs
             HOUR,
         ],
@@ -46,7 +46,7 @@ HOUR = 3600
         [reader._PAUSE_SECONDS, reader._SLOW_SECONDS, reader._LONGEST_SECONDS, HOUR],
         [0.1, reader._LOOK_SECONDS, reader._KEEP_SECONDS, LEASE / 2],  # a slow transaction costs no lease
         [LEASE + reader._LOOK_SECONDS, 5],  # a fleet goes on so soon after its reader was killed
-        [1, nats_log._PULL_SECONDS, nats_log._PULL_SECONDS + nats_log._LATE_SECONDS, 10],
+        [1, nats_log.PULL_SECONDS, nats_log.PULL_SECONDS + nats_log.LATE_SECONDS, 10],
         [1, delays.LONGEST.total_seconds(), delays.LONGEST_DELAY.total_seconds(), HOUR],
         [1, relay._LOCKED_ROWS_PAUSE_MS, pace.SHORTEST_MS, relay._UNSETTLED_PAUSE_MS, pace.LONGEST_MS, 1000 * HOLD],
         [500, streams._AGAIN_MS, 5000],

@@ -20,7 +20,7 @@ from timer_service.core.values.errors import StartError
 _HOST = "127.0.0.1"
 _START_SECONDS = 15
 _STOP_SECONDS = 10
-_LOCK_SECONDS = 5
+LOCK_SECONDS = 5
 _GREETING_SECONDS = 1
 _PAUSE_SECONDS = 0.02
 _LOG_LINES = 15
@@ -103,7 +103,7 @@ async def _open_log(log: Path) -> BinaryIO:
     """
     output = _open_for_append(log)
     try:
-        async with asyncio.timeout(_LOCK_SECONDS):
+        async with asyncio.timeout(LOCK_SECONDS):
             while not _lock(output):  # noqa: ASYNC110 - no event reports that a lock is free
                 await asyncio.sleep(_PAUSE_SECONDS)
     except TimeoutError as error:
@@ -124,12 +124,10 @@ def _open_for_append(log: Path) -> BinaryIO:
 
 
 def _make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700, whatever the umask. Existing folders keep their mode."""
-    if folder.is_dir():
-        return
-    _make_private_folder(folder.parent)
-    folder.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
-    folder.chmod(_PRIVATE_FOLDER)
+    """Create a folder with mode 0700, whatever the umask, and its parents. One that exists keeps its mode."""
+    if not folder.is_dir():
+        folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
+        folder.chmod(_PRIVATE_FOLDER)
 
 
 def _lock(file: BinaryIO) -> bool:

@@ -1,8 +1,7 @@
 """Migrations: read them from files, find the pending ones, apply them in order in one locked transaction.
 
-A file `NNNN_name.sql` is for every engine. A file `NNNN_name.<engine>.sql` is for one engine and holds SQL that is not
-portable. If each engine needs its own SQL for one step, the files of the step have the same number. The database keeps
-a checksum of each applied migration.
+A file `NNNN_name.sql` is for both engines. PostgreSQL also reads what is in a comment `/* postgres: ... */`, and
+`COLLATE "C"` for `COLLATE BINARY`. The database keeps a checksum of each applied migration.
 """
 
 import hashlib
@@ -10,8 +9,6 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 
 from timer_service.core.ports.database import Database, Reader
@@ -19,6 +16,7 @@ from timer_service.core.ports.transactions import retry_on_conflict
 from timer_service.core.values.errors import StartError
 
 _COMMENTS = re.compile(r"--.*|/\*.*?\*/")
+_FOR_POSTGRES = re.compile(r"/\* postgres: (.*?) \*/", re.DOTALL)
 # Not CREATE TABLE IF NOT EXISTS: that needs the right to create tables even if the table exists.
 _TABLE_EXISTS = {
     "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema_migrations'",
@@ -42,8 +40,6 @@ class Migration:
     number: int
     name: str
     text: str
-    engine: str | None = None
-    """The only engine that needs this migration. None: every engine."""
 
     @property
     def checksum(self) -> str:
@@ -52,26 +48,11 @@ class Migration:
 
 
 def read_migrations(folder: Path) -> list[Migration]:
-    """Return the migrations of all engines, in order. Raises `StartError` if there are none or a number is missing."""
+    """Return the migrations in order. Raises `StartError` if there are none or a number is missing or there twice."""
     paths = sorted(folder.glob("*.sql"))
-    numbers = sorted({path.stem[:4] for path in paths})
-    if not numbers or numbers != [f"{number:04}" for number in range(1, len(numbers) + 1)]:
+    if not paths or [path.stem[:4] for path in paths] != [f"{number:04}" for number in range(1, len(paths) + 1)]:
         raise StartError(f"the migrations in {folder} are not numbered 0001, 0002, ...")
-    migrations = [_read(path) for path in paths]
-    for number, step in groupby(migrations, attrgetter("number")):
-        _check_step(folder, number, list(step))
-    return migrations
-
-
-def _check_step(folder: Path, number: int, step: Sequence[Migration]) -> None:
-    """Raise `StartError` if a number has several names, or a file for all engines beside another file."""
-    if len({each.name for each in step}) > 1 or (len(step) > 1 and any(each.engine is None for each in step)):
-        raise StartError(f"the migrations in {folder} are not numbered 0001, 0002, ...: {number:04} is there twice")
-
-
-def _read(path: Path) -> Migration:
-    name, _, engine = path.stem.partition(".")
-    return Migration(int(name[:4]), name, path.read_text("utf-8"), engine or None)
+    return [Migration(number, path.stem, path.read_text("utf-8")) for number, path in enumerate(paths, 1)]
 
 
 async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
@@ -83,9 +64,9 @@ async def _migrate(database: Database, migrations: Sequence[Migration]) -> list[
     async with database.migrating() as tx:
         if not await _has_migrations_table(tx, database.engine):
             await tx.execute(_CREATE)
-        pending = _pending(await _applied(tx), migrations, database.engine)
+        pending = _pending(await _applied(tx), migrations)
         for migration in pending:
-            for statement in _statements(migration.text):
+            for statement in _statements(migration.text, database.engine):
                 await tx.execute(statement)
             await tx.execute(
                 _RECORD,
@@ -98,7 +79,7 @@ async def pending_migrations(database: Database, migrations: Sequence[Migration]
     """Return the pending migrations, in order. Raises `StartError` if the database and `migrations` disagree."""
     async with database.migrating() as tx:
         applied = await _applied(tx) if await _has_migrations_table(tx, database.engine) else {}
-    return _pending(applied, migrations, database.engine)
+    return _pending(applied, migrations)
 
 
 async def _has_migrations_table(reader: Reader, engine: str) -> bool:
@@ -109,26 +90,27 @@ async def _applied(reader: Reader) -> dict[int, tuple[str, str]]:
     return {row["number"]: (row["name"], row["checksum"]) for row in await reader.fetch(_APPLIED)}
 
 
-def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration], engine: str) -> list[Migration]:
+def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration]) -> list[Migration]:
     known = {migration.number for migration in migrations}
     if newer := sorted(set(applied) - known):
         raise StartError(
             f"the database is newer than this version of the service: it has migration {applied[newer[0]][0]}. "
             "Start the version that applied it, or restore a backup"
         )
-    for_engine = [migration for migration in migrations if migration.engine in {None, engine}]
-    for migration in for_engine:
+    for migration in migrations:
         _, checksum = applied.get(migration.number, ("", migration.checksum))
         if checksum != migration.checksum:
             raise StartError(
                 f"migration {migration.name} was applied to this database with another text. "
                 "Start the version that applied it, or restore a backup"
             )
-    return [migration for migration in for_engine if migration.number not in applied]
+    return [migration for migration in migrations if migration.number not in applied]
 
 
-def _statements(text: str) -> Iterator[str]:
-    """Split a text into statements, for either engine. SQLite's parser finds the semicolons that end a statement."""
+def _statements(text: str, engine: str) -> Iterator[str]:
+    """Split a text into the statements for an engine. SQLite's parser finds the semicolons that end a statement."""
+    if engine == "postgres":
+        text = _FOR_POSTGRES.sub(r"\1", text).replace("COLLATE BINARY", 'COLLATE "C"')
     statement = ""
     for part in re.split("(?<=;)", text):
         statement += part

@@ -9,10 +9,8 @@ span      kind     parent                               from when to when
                    links to the span of the command
 ========= ======== ==================================== ==============================================================
 
-Hours may lie between a command and its event, so they are in two traces. The event carries the context of its `fire`
-span, so that spans of those who receive it follow that one. Without the span, it carries the context of the command.
-
-The names of attributes are those of the conventions for messaging. Only a process with an OpenTelemetry SDK has spans.
+The event carries the context of its `fire` span, or without one that of the command. The names of attributes are those
+of the conventions for messaging. Only a process with an OpenTelemetry SDK has spans.
 """
 
 import time

@@ -68,7 +68,7 @@ async def restore(config: Config, file: Path) -> Restored:
         check_integrity(draft, file)
         async with _draft(draft) as database:
             await _pending(database, file)
-            await migrate(database, migrations("sqlite"))
+            await migrate(database, migrations())
         kept = replace_database(path, draft)
     _record(
         "restore",
@@ -120,7 +120,7 @@ async def _draft(path: Path) -> AsyncIterator[SqliteDatabase]:
 
 async def _pending(database: SqliteDatabase, file: Path) -> list[Migration]:
     """Return the migrations that a copy lacks. Raises `StartError`, with the name of the file, if it is not usable."""
-    known = migrations("sqlite")
+    known = migrations()
     try:
         pending = await pending_migrations(database, known)
     except StartError as error:

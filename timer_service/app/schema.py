@@ -14,9 +14,9 @@ from timer_service.core.values.errors import StartError
 log = logging.getLogger(__name__)
 
 
-def migrations(engine: str) -> list[Migration]:
-    """Return the migrations of this version for an engine."""
-    return [each for each in _bundled_migrations() if each.engine in {None, engine}]
+def migrations() -> list[Migration]:
+    """Return the migrations of this version."""
+    return read_migrations(bundled_folder("migrations"))
 
 
 async def apply_migrations(config: Config) -> list[Migration]:
@@ -28,14 +28,14 @@ async def apply_migrations(config: Config) -> list[Migration]:
 async def unapplied_migrations(config: Config) -> list[Migration]:
     """Return the migrations that the configured database lacks."""
     async with open_database(config) as database:
-        return await pending_migrations(database, _bundled_migrations())
+        return await pending_migrations(database, migrations())
 
 
 async def bring_to_head(database: Database, *, auto: bool) -> None:
     """Apply the missing migrations if `auto`. Otherwise raise `StartError` if a migration is missing."""
     if auto:
         await _migrate(database)
-    elif missing := await pending_migrations(database, _bundled_migrations()):
+    elif missing := await pending_migrations(database, migrations()):
         raise StartError(
             f"the schema lacks {', '.join(each.name for each in missing)}, and TIMER_AUTO_MIGRATE is off: "
             "run `timer-service migrate up`"
@@ -43,12 +43,8 @@ async def bring_to_head(database: Database, *, auto: bool) -> None:
 
 
 async def _migrate(database: Database) -> list[Migration]:
-    applied = await migrate(database, _bundled_migrations())
+    applied = await migrate(database, migrations())
     for migration in applied:
         about = {"type": "migration", "migration": migration.name, "uid": os.geteuid()}
         log.info(OPERATOR_ACTION, extra=about)
     return applied
-
-
-def _bundled_migrations() -> list[Migration]:
-    return read_migrations(bundled_folder("migrations"))

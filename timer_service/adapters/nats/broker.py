@@ -2,19 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
 
 from timer_service.adapters.nats.connection import Connection, Login
-from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.log import NatsLog
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.requests import TenantRequests
-from timer_service.adapters.nats.streams import Storage, StreamUpkeep, prepare_streams
+from timer_service.adapters.nats.streams import StreamUpkeep, prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import (
     BrokerFeatures,
@@ -38,18 +36,26 @@ _UNSENT_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 class NatsBroker:
     """`core.broker.Broker` on NATS JetStream."""
 
-    def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
-        self._connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES, harmless=subjects.hint(""))
+    def __init__(
+        self,
+        connection: Connection,
+        subjects: Subjects,
+        streams: StreamUpkeep,
+        *,
+        overlap: timedelta,
+        connect_requests: Callable[[], Awaitable[TenantRequests]],
+    ) -> None:
+        self._connection = connection
+        self._client = connection.client
         self._subjects = subjects
-        self._log: NatsLog
-        self._storage: Storage
-        self._publisher: Publisher
-        self.streams: StreamUpkeep
+        self.streams = streams
         """A worker that checks the streams, and their health."""
-        self._reply_prefix = reply_prefix
+        self.log = NatsLog(connection, subjects, overlap)
+        """The log of the commands."""
+        self._publisher = Publisher(self._client, subjects, atomic=streams.atomic, on_answers=streams.record)
+        connection.on_lost.append(self._publisher.connection_lost)
+        self._connect_requests = connect_requests
         self._requests: TenantRequests | None = None
-        self._urls = ""
-        self._login: Mapping[str, Any] = {}
 
     @classmethod
     async def connect(
@@ -69,40 +75,25 @@ class NatsBroker:
         Raises `StartError` at once if the login is refused or a stream is wrong. Raises it after ten seconds, with the
         last reason, if no server answers.
         """
-        broker = cls(Subjects(subject_prefix), reply_prefix)
-        broker._urls, broker._login = urls, login.options()
-        await broker._connection.open(broker._urls, broker._login)
+        subjects, options = Subjects(subject_prefix), login.options()
+        connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES)
+        await connection.open(urls, options)
+        client = connection.client
         try:
-            found = await prepare_streams(broker._client, broker._subjects, manage=manage_streams)
-        except nats.errors.Error as error:
-            await broker._client.close()
+            found = await prepare_streams(client, subjects, manage=manage_streams)
+        except (nats.errors.Error, StartError) as error:
+            await client.close()
+            if isinstance(error, StartError):
+                raise
             raise StartError(f"JetStream does not answer: {error}") from error
-        except StartError:
-            await broker._client.close()
-            raise
-        broker._log = NatsLog(broker._connection, broker._subjects, overlap)
-        broker._storage = Storage(broker._client)
-        broker.streams = StreamUpkeep(
-            broker._client,
-            broker._subjects,
-            broker._storage,
-            found,
-            manage=manage_streams,
-        )
-        atomic = {kind for kind, stream in found.items() if stream["config"].get("allow_atomic")}
-        broker._publisher = Publisher(
-            broker._client, broker._subjects, atomic=atomic, on_answers=broker._storage.record
-        )
-        broker._connection.tolerates = broker._storage.denied
-        broker._connection.on_lost += [
-            broker._publisher.connection_lost,
-            broker._storage.connection_lost,
-        ]
-        return broker
+        streams = StreamUpkeep(client, subjects, found, manage=manage_streams)
 
-    @property
-    def _client(self) -> GuardedClient:
-        return self._connection.client
+        async def connect_requests() -> TenantRequests:
+            requests = TenantRequests(subjects, reply_prefix)
+            await requests.connection.open(urls, options)
+            return requests
+
+        return cls(connection, subjects, streams, overlap=overlap, connect_requests=connect_requests)
 
     @property
     def features(self) -> BrokerFeatures:
@@ -134,11 +125,6 @@ class NatsBroker:
         """Whether the connections are read, or are being restored."""
         return all(each.reading for each in self.connections)
 
-    @property
-    def log(self) -> NatsLog:
-        """The log of the commands."""
-        return self._log
-
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams. Return one result each."""
         if not self.health.usable:
@@ -148,8 +134,7 @@ class NatsBroker:
     async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> TenantRequests:
         """Receive queries or requests, on another connection. Raises `StartError` if it cannot be opened."""
         if self._requests is None:
-            self._requests = TenantRequests(self._subjects, self._reply_prefix)
-            await self._requests.connection.open(self._urls, self._login)
+            self._requests = await self._connect_requests()
         await self._requests.serve(kind, names, receive)
         return self._requests
 

@@ -85,20 +85,14 @@ class Connection:
         *,
         unsent_bytes: int,
         part: str = "the broker",
-        harmless: str = "",
         new: NewClient = GuardedClient,
     ) -> None:
-        """`name`: for the server. A publish waits while `unsent_bytes` are not sent yet. `part`: for messages.
-
-        `harmless`: a subject. If the server denies a permission for it, the health stays as it is.
-        """
+        """`name`: for the server. A publish waits while `unsent_bytes` are not sent yet. `part`: for messages."""
         self.client = new()
         self.outages = 0
         """How many times the connection was lost."""
         self.on_lost: list[Callable[[], None]] = []
         """Called in this order when the connection is lost, before anything is sent again."""
-        self.tolerates: Callable[[str], bool] = lambda _reason: False
-        """Returns whether the service works in spite of an error of the server."""
         self.closed = asyncio.Event()
         """Set when the connection is closed for good."""
         self.last_error = ""
@@ -106,7 +100,6 @@ class Connection:
         self._name = name
         self._unsent_bytes = unsent_bytes
         self._part = part
-        self._harmless = harmless.lower()  # the driver reports errors of the server in lower case
         self._new = new
         self._denied: str | None = None
         self._closing = False
@@ -185,10 +178,7 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         """Record an error that the server or the driver reports."""
         reason = str(error) or type(error).__name__
-        if self.tolerates(reason):
-            return
-        # A denied hint does not count: without hints timers only fire later, and `doctor` reports the permission.
-        if "permissions violation" in reason.lower() and not (self._harmless and self._harmless in reason.lower()):
+        if "permissions violation" in reason.lower():
             self._denied = reason
         if reason == self.last_error:  # each attempt to reconnect reports the same error
             return

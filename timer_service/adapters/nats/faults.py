@@ -17,18 +17,17 @@ class Fault(Enum):
 
     MESSAGE = auto()
     """This message. The stream may store others."""
-    BATCH = auto()
-    """The atomic batch as a whole. Its messages may be stored one by one."""
     NO_ROOM = auto()
     """The stream has no room. A smaller batch may fit."""
     NO_STORAGE = auto()
     """The account or the server has no room, so the other streams have none either. A smaller batch may fit."""
     NOT_NOW = auto()
-    """The broker stores nothing now: it did not answer, or it is overloaded or has no leader."""
-    SETUP = auto()
-    """The stream cannot store anything until an operator changes it: it is missing, sealed or has other settings."""
+    """The stream stores nothing now: the broker did not answer or has no leader, or the stream is missing or sealed."""
     UNKNOWN = auto()
-    """A refusal that is not in the table. It is the message's fault if the stream stored another message."""
+    """Another refusal: of an atomic batch, whose messages may be stored one by one, or of a message.
+
+    It is the fault of the message if the stream stored another one.
+    """
 
 
 class Answer(NamedTuple):
@@ -39,45 +38,16 @@ class Answer(NamedTuple):
 
 
 STORED = Answer(None)
-TRANSIENT = frozenset({Fault.NO_ROOM, Fault.NO_STORAGE, Fault.NOT_NOW, Fault.SETUP})
+TRANSIENT = frozenset({Fault.NO_ROOM, Fault.NO_STORAGE, Fault.NOT_NOW})
 """The faults that neither a message nor a batch caused. Other messages to the same stream would meet them too."""
 
-_TABLE = {
-    Fault.MESSAGE: {
-        10054: "larger than the stream allows",
-        10097: "headers larger than 64 KiB",
-        **dict.fromkeys((10060, 10063, 10070, 10071, 10164, 10193), "an expectation in the headers does not hold"),
-        **dict.fromkeys((10165, 10166), "wrong or disabled TTL"),
-        **dict.fromkeys((10168, 10169, 10170, 10171, 10172), "wrong or disabled counter"),
-        **dict.fromkeys((10188, 10189, 10190, 10191, 10192, 10203, 10212, 10223), "wrong or disabled schedule"),
-        10111: "rollup not permitted",
-        10185: "needs a newer server",
-    },
-    Fault.BATCH: {
-        10174: "atomic batches are disabled",
-        10175: "a message has no sequence in the batch",
-        10176: "a message of the batch was not accepted, or is missing",
-        10177: "a header is not allowed in a batch",
-        10179: "wrong batch id",
-        10199: "too many messages",
-        10200: "wrong commit",
-        10201: "duplicate message id",
-    },
-    Fault.NO_STORAGE: {
-        10002: "limits of the account",
-        10023: "resources of the server",
-        10028: "memory of the server",
-        10047: "storage of the account or the server",
-    },
-    Fault.NOT_NOW: {10158: "the same message is being stored"},
-    Fault.SETUP: {
-        10059: "no such stream",
-        10109: "sealed stream",
-        10120: "no limits for the account",
-        **dict.fromkeys((10035, 10039, 10076), "JetStream is disabled"),
-    },
+_FAULT_OF = {
+    **dict.fromkeys((10054, 10097), Fault.MESSAGE),  # larger than the stream allows, headers larger than 64 KiB
+    # Limits of the account, resources, memory or storage of the server.
+    **dict.fromkeys((10002, 10023, 10028, 10047), Fault.NO_STORAGE),
+    # The same message is being stored, no stream, a sealed one, no limits for the account, JetStream is disabled.
+    **dict.fromkeys((10158, 10059, 10109, 10120, 10035, 10039, 10076), Fault.NOT_NOW),
 }
-_FAULT_OF = {code: fault for fault, codes in _TABLE.items() for code in codes}
 
 _STORE_FAILED = 10077
 _NO_ROOM_TEXTS = ("maximum bytes exceeded", "maximum messages exceeded")

@@ -6,13 +6,13 @@ metadata names the database of the service, so that a service with another datab
 What is on its way when a connection is lost counts as delivered for the server. The reply subject of each message has
 the number of the delivery, so a gap shows, and the log must be opened again.
 
-Usually commands arrive whole. The consumer leaves their bodies in the stream for some time (`headers_only`) if many
-large ones follow, so that the others behind them are found sooner, and if one is larger than a pull. Then small bodies
-are read one by one, and the reader asks for a large one when it handles the command.
+The consumer leaves bodies in the stream for some time (`headers_only`) if many large commands follow, so that those
+behind them are found sooner, and if one is larger than a pull. Small bodies are read one by one then, and the reader
+asks for a large one when it handles the command.
 
 If the service and the stream are in different accounts, the server takes a command without headers and body for the end
 of the answer to a pull, and drops the rest. It shows when the consumer has delivered more than has arrived. Then the
-consumer is created again behind that command, and leaves bodies in the stream too: every message has a header then.
+consumer is created again behind that command, and leaves bodies in the stream: every message has a header then.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ log = logging.getLogger(__name__)
 CONSUMER = "timer-service"
 """The name of the consumer."""
 _DATABASE = "timer-service.database"
-_PULL_SECONDS = 5
+PULL_SECONDS = 5
 _PULL_MESSAGES = 10_000
 _PULL_BATCHES = 2
-_LATE_SECONDS = 3
+LATE_SECONDS = 3
 """How long after the end of a pull its status may arrive."""
 _WRITE_SECONDS = 5
 _LOOK_SECONDS = 0.2
@@ -107,8 +107,6 @@ class NatsLog:
         """How many messages of the pull have arrived."""
         self._left = 0
         """How many bytes may still arrive for the pull, as the server counts them. At 0 it ends without a status."""
-        self._cuts: bool | None = None
-        """Whether the server drops the rest of an answer behind an empty command; None: no answer had one yet."""
         self._has_empty = False
         """Whether an empty command was the last one that arrived, and the rest of the answer may be missing."""
         self._looked_at = 0
@@ -168,7 +166,7 @@ class NatsLog:
                 break
             self._arrived.clear()
             try:
-                async with asyncio.timeout(min(left, _LOOK_SECONDS if self._has_empty else _PULL_SECONDS)):
+                async with asyncio.timeout(min(left, _LOOK_SECONDS if self._has_empty else PULL_SECONDS)):
                     await self._arrived.wait()
             except TimeoutError:
                 pass
@@ -316,10 +314,9 @@ class NatsLog:
     async def _go_on_behind_empty(self) -> None:
         """If the server has dropped the rest of an answer, create the consumer again, and listen at another inbox."""
         try:
-            if self._cuts is None and not await self._has_lost_deliveries():
-                return
-            self._cuts, self._has_empty = True, False
             if self._leaves or self._pull is None:
+                self._has_empty = False
+            if not self._has_empty or not await self._has_lost_deliveries():
                 return
             self._leaves_until = time.monotonic() + _LEAVING_SECONDS
             await self._close_inbox()
@@ -351,13 +348,13 @@ class NatsLog:
         ask = {
             "batch": _PULL_MESSAGES,
             "max_bytes": self._left,
-            "expires": _PULL_SECONDS * 1_000_000_000,
+            "expires": PULL_SECONDS * 1_000_000_000,
             "group": self._config["priority_groups"][0],
         }
         self._pulls += 1
         self._received, self._has_empty = 0, False
         self._pull = f"{self._inbox}.{self._pulls}"
-        self._pull_until = time.monotonic() + _PULL_SECONDS + _LATE_SECONDS
+        self._pull_until = time.monotonic() + PULL_SECONDS + LATE_SECONDS
         subject, body = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}", json.dumps(ask).encode()
         try:
             if self._leaves != (time.monotonic() < self._leaves_until):
@@ -411,10 +408,7 @@ class NatsLog:
             self._sequence = sequence
             self._left -= len(subject) + len(reply) + len(headers) + len(body)
             block, left = (headers, 0) if body else _left_bytes(headers)
-            if self._has_empty and self._cuts is None:
-                self._cuts, self._has_empty = False, False
-            if not (body or block or left):
-                self._has_empty = self._cuts is not False
+            self._has_empty = not (body or block or left)
             size = len(subject) + len(block) + len(body)
             self._buffered += size
             source, address = _read_subject(subject)

@@ -34,7 +34,7 @@ _HEADER_COST = 100
 _HEADER_ALLOWANCE = 16 * 1024
 _is_plain = re.compile(r"[!-~]+").fullmatch
 _NO_ROOM = frozenset({Fault.NO_ROOM, Fault.NO_STORAGE})
-_REFUSED_BATCH = frozenset({Fault.BATCH, Fault.MESSAGE, Fault.UNKNOWN})
+_REFUSED_BATCH = frozenset({Fault.MESSAGE, Fault.UNKNOWN})
 _DRIVER_ERRORS = (errors.Error, OSError, ValueError)
 """The errors of a publish. The driver raises `ValueError` for headers that it cannot encode."""
 
@@ -204,7 +204,7 @@ def _read_error(error: Exception) -> Answer:
     reason = str(error) or type(error).__name__
     match error:
         case errors.NoRespondersError():
-            return Answer(Fault.SETUP, "no stream has this subject")
+            return _not_now("no stream has this subject")
         case errors.TimeoutError():
             return _not_now("no acknowledgement in time")
         case errors.BadHeaderError() | errors.BadSubjectError() | errors.MaxPayloadError() | ValueError():
@@ -220,7 +220,6 @@ def _not_now(reason: str) -> Answer:
 def write_frames(messages: Sequence[Message], batch_id: str, first: int, subject: Callable[[Address], str]) -> bytes:
     """Return the protocol text of messages of a batch that have the numbers from `first` on. None commits the batch.
 
-    The driver takes one call, one block of headers and several checks for each message, which is five times as long.
     Raises `BadHeaderError` for a header that cannot be sent, as the driver does.
     """
     subjects: dict[Address, bytes] = {}

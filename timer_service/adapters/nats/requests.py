@@ -1,7 +1,6 @@
 """The connection for the queries and requests of tenants. A flood of them does not delay commands and events.
 
-Any tenant may send faster than the service reads. So each message is handed over when it is read, and does not wait in
-the large buffers of the driver. Those that are too many are refused at once.
+Each message is handed over when it is read, and does not wait in the large buffers of the driver.
 """
 
 import asyncio

@@ -40,10 +40,17 @@ _WRITE_SECONDS = 5
 _AGAIN_MS = 1000
 _FULL = 0.99
 """The share of a limit from which a stream counts as full. The next messages may still fit, the next batch may not."""
-_ACCOUNT = "INFO"
-_DENIED_ACCOUNT = f'"$JS.API.{_ACCOUNT}"'.lower()
 _REFUSED_SECONDS = 65
 """How long a refusal counts. Messages that wait for room are published again within a minute."""
+
+_KEEPS_ALL = {
+    "no_ack": False,  # without acknowledgements nobody knows what is stored
+    "max_msgs_per_subject": -1,  # a new message would delete older ones that nobody has read
+    "subject_transform": None,  # messages would be stored under subjects that nobody reads
+    "allow_rollup_hdrs": False,  # a header would delete the messages of all tenants
+    "discard_new_per_subject": False,  # one tenant's events or commands would be refused for ever
+}
+"""Settings with which a stream keeps every message."""
 
 StreamInfo = Mapping[str, Any]
 """What JetStream says about a stream: `config`, `state`, `created` and more."""
@@ -119,96 +126,14 @@ def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[s
 
 def settings_that_lose(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a stream with which messages are lost or refused, and the values that they need."""
-    needed: dict[str, Any] = {}
-    if found.get("no_ack"):
-        needed["no_ack"] = False  # without acknowledgements nobody knows what is stored
+    needed = {name: value for name, value in _KEEPS_ALL.items() if (found.get(name) or value) != value}
     if 0 < found.get("max_msg_size", -1) < MAX_MESSAGE_BYTES:
         needed["max_msg_size"] = -1  # the stream would refuse valid messages
-    if found.get("max_msgs_per_subject", -1) > 0:
-        needed["max_msgs_per_subject"] = -1  # a new message would delete older ones that nobody has read
-    if found.get("subject_transform"):
-        needed["subject_transform"] = None  # messages would be stored under subjects that nobody reads
-    if found.get("allow_rollup_hdrs"):
-        needed["allow_rollup_hdrs"] = False  # a header would delete the messages of all tenants
-    if found.get("discard_new_per_subject"):
-        needed["discard_new_per_subject"] = False  # one tenant's events or commands would be refused for ever
     return needed
 
 
 def _nanoseconds(duration: timedelta) -> int:
     return duration // timedelta(microseconds=1) * 1000
-
-
-class Storage:
-    """The room of the streams beyond their own limits, as far as it is known.
-
-    The account's room is known if the service may look it up. The room of the server's disk is known only by refusals.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._account: Mapping[str, Any] | None = None
-        self._may_look_up = True
-        self._refusals: dict[Kind, RecentFailure] = {}
-
-    def denied(self, reason: str) -> bool:
-        """Return whether an error of the server denies the look-up of the account. Then it is not tried again."""
-        if _DENIED_ACCOUNT not in reason.lower():
-            return False
-        self._may_look_up = False
-        return True
-
-    def connection_lost(self) -> None:
-        """Forget what the last server said. The next one may permit more."""
-        self._may_look_up = True
-        self._account = None
-
-    async def look_up(self) -> None:
-        """Look up the account. If that fails, nothing is known about its room."""
-        if self._may_look_up:
-            try:
-                self._account = await request(self._client, _ACCOUNT)
-            except (nats.errors.Error, JetStreamError, OSError):
-                self._account = None
-
-    def record(self, kind: Kind, answers: Collection[Answer]) -> None:
-        """Record whether the broker had room for messages of one kind."""
-        refused = next((answer for answer in answers if answer.fault is Fault.NO_STORAGE), None)
-        failure = self._refusals.setdefault(kind, RecentFailure(_REFUSED_SECONDS))
-        if refused is not None:
-            name = "dead letters" if kind is Kind.DEAD_LETTER else "events"
-            failure.record(f"the broker has no room for {name}, and commands need the same storage: {refused.reason}")
-        elif any(answer.fault is None for answer in answers):
-            failure.clear()
-
-    def health(self, kind: Kind, info: StreamInfo | None) -> Health:
-        """Return whether there is room for the messages of one kind. `info`: their stream, if it is known."""
-        account = HEALTHY if info is None or self._account is None else check_account(self._account, info)
-        if kind is not Kind.COMMAND:
-            return account
-        return worst(account, *(failure.health for failure in self._refusals.values()))
-
-
-def check_account(account: Mapping[str, Any], info: StreamInfo) -> Health:
-    """Return whether an account has room for more messages of a stream.
-
-    With limits for each number of replicas, those of the stream's number count.
-    """
-    replicas, in_memory = info["config"]["num_replicas"], info["config"]["storage"] == "memory"
-    tier = account["tiers"].get(f"R{replicas}", {}) if account.get("tiers") else account
-    name, field = ("max_mem", "memory") if in_memory else ("max_file", "storage")
-    used, limit = tier.get(field, 0), tier.get("limits", {}).get(f"max_{field}", 0)
-    if limit <= 0 or used < limit - _least_room(limit):
-        return HEALTHY
-    return Health.down(
-        f"the account of the streams is full: it has {used} of {name} = {limit} bytes; "
-        "raise the limit, or delete messages that nobody needs"
-    )
-
-
-def _least_room(limit: int) -> int:
-    """Return the bytes that must be free: for the largest message and at least 1 % of the limit, but at most 5 %."""
-    return min(max(MAX_MESSAGE_BYTES, limit // 100), limit // 20)
 
 
 class StreamUpkeep:
@@ -221,32 +146,32 @@ class StreamUpkeep:
         self,
         client: Client,
         subjects: Subjects,
-        storage: Storage,
         found: Mapping[Kind, StreamInfo],
         *,
         manage: bool,
     ) -> None:
         """`found`: the streams at the start."""
         self._client = client
-        self._storage = storage
         self._subjects = subjects
         self._manage = manage
         self._found = dict(found)
+        self.atomic = {kind for kind, info in found.items() if info["config"].get("allow_atomic")}
+        """The kinds whose streams took atomic batches at the start."""
         self._outages = {
             kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
         }
         self._checked: dict[Kind, Health] = {kind: check_room(info) for kind, info in found.items()}
+        self._refusals = {kind: RecentFailure(_REFUSED_SECONDS) for kind in STORED_KINDS}
 
     @property
     def health(self) -> Mapping[Kind, Health]:
         """The health of each stream at the last check, or since then if the broker had no room.
 
-        Without a connection, nothing is known about the streams.
+        Commands need the same storage as the events and dead letters for which the broker had no room. Without a
+        connection, nothing is known about the streams.
         """
-        return {
-            kind: worst(checked, self._storage.health(kind, self._found.get(kind)))
-            for kind, checked in self._checked.items()
-        }
+        room = worst(*(failure.health for failure in self._refusals.values()))
+        return {**self._checked, Kind.COMMAND: worst(self._checked[Kind.COMMAND], room)}
 
     @property
     def keeps_events_for(self) -> timedelta | None:
@@ -254,11 +179,20 @@ class StreamUpkeep:
         age: int = self._found[Kind.EVENT]["config"]["max_age"]
         return timedelta(microseconds=age // 1000) if age > 0 else None
 
+    def record(self, kind: Kind, answers: Collection[Answer]) -> None:
+        """Record whether the broker had room for messages of one kind."""
+        refused = next((answer for answer in answers if answer.fault is Fault.NO_STORAGE), None)
+        if refused is not None:
+            name = "dead letters" if kind is Kind.DEAD_LETTER else "events"
+            reason = f"the broker has no room for {name}, and commands need the same storage: {refused.reason}"
+            self._refusals[kind].record(reason)
+        elif any(answer.fault is None for answer in answers):
+            self._refusals[kind].clear()
+
     async def tick(self, now: int) -> Pass:
         """Check every stream once, if the broker is connected. Check again soon while one has a problem."""
         if self._client.is_connected:
-            checks = asyncio.gather(*map(self._check, STORED_KINDS))
-            _, checked = await asyncio.gather(self._storage.look_up(), checks)
+            checked = await asyncio.gather(*map(self._check, STORED_KINDS))
             if self._client.is_connected:  # otherwise a check without an answer shows nothing about the stream
                 self._checked = dict(zip(STORED_KINDS, checked, strict=True))
                 self._log()

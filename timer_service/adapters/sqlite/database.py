@@ -7,31 +7,29 @@ two connections write to it. So a lock file keeps a second instance out.
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiosqlite
 
-from timer_service.adapters.sqlite.files import OpenFiles, create_if_missing, open_lock_file, warn_if_shared
+from timer_service.adapters.sqlite.files import OpenFiles, create_if_missing, open_lock_file
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
-from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each, insert, translate_errors
-from timer_service.adapters.sqlite.whole_transaction import run_whole
-from timer_service.core.ports.database import Parameters, Row, Transaction
+from timer_service.adapters.sqlite.statements import translate_errors
+from timer_service.adapters.sqlite.transaction import Statements, run_whole
+from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
 from timer_service.core.ports.transactions import TransactionEnd, run_to_completion
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 _T = TypeVar("_T")
-_NONE: Parameters = {}
 _WRITER_CACHE_KIB = 16 * 1024
-"""With SQLite's 2 MiB, a transaction of 100,000 rows reads and writes pages several times."""
 
 
 class _Connection(aiosqlite.Connection):
-    """A connection that runs a statement and fetches its rows in one call to its thread (a call takes about 110 us)."""
+    """A connection that runs a statement and fetches its rows in one call to its thread."""
 
     health = HEALTHY
     """Whether the last statement met no outage."""
@@ -40,21 +38,9 @@ class _Connection(aiosqlite.Connection):
     changes_before = 0
     """How many rows the connection had changed when its last transaction began."""
 
-    async def fetch(self, sql: str, parameters: Parameters = _NONE) -> list[Row]:
-        return await self._run(partial(fetch, sql=sql, parameters=parameters))
-
-    async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> list[Row]:
-        return await self._run(partial(fetch_each, sql=sql, many=many)) if many else []
-
-    async def execute_counting(self, sql: str, many: Sequence[Parameters]) -> int:
-        return await self._run(partial(executemany, sql=sql, many=many)) if many else 0
-
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        return await self._run(partial(insert, sql=sql, rows=rows)) if rows else []
-
     async def control(self, sql: str) -> None:
         """Run a statement that has no parameters and returns no rows."""
-        await self._run(lambda connection: connection.execute(sql).close())
+        await self.run(lambda connection: connection.execute(sql).close())
 
     async def commit_counting(self, check: Callable[[], None] | None) -> int:
         """Commit. Return how many rows the transaction has changed.
@@ -80,7 +66,7 @@ class _Connection(aiosqlite.Connection):
         """Roll back. This does nothing if an error such as a full disk has ended the transaction already."""
         await self._call(lambda connection: connection.rollback())
 
-    async def _run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a function in the thread. If a transaction begins with it, and cannot begin, the function is not run."""
 
         def begin(connection: sqlite3.Connection) -> _T:
@@ -102,23 +88,6 @@ class _Connection(aiosqlite.Connection):
         return result
 
 
-class _Transaction:
-    """The open transaction of the writing connection. It begins with its first statement."""
-
-    def __init__(self, connection: _Connection, end: TransactionEnd) -> None:
-        self.on_commit = end.on_commit
-        self.fetch = connection.fetch
-        self.fetch_each = connection.fetch_each
-        self.executemany = connection.execute_counting
-        self.insert = connection.insert
-
-    async def execute(self, sql: str, parameters: Parameters = _NONE) -> int:
-        return await self.executemany(sql, [parameters])
-
-    async def wait_briefly(self) -> None:
-        """Do nothing: the transaction has the only lock there is."""
-
-
 class SqliteDatabase:
     """`core.database.Database` on a SQLite file."""
 
@@ -136,8 +105,10 @@ class SqliteDatabase:
         That work is short, and due rows wait for it.
         """
         self._lock_file = lock_file
-        self.reader = reader
-        self.queries = queries
+        self._connections = (queries, reader, writer)
+        self._read = reader
+        self.reader = Statements(reader.run, TransactionEnd())
+        self.queries = Statements(queries.run, TransactionEnd())
         self._files = files
         self._written = HEALTHY
 
@@ -169,13 +140,13 @@ class SqliteDatabase:
     @property
     def read_health(self) -> Health:
         """Whether the last read with `reader` succeeded."""
-        return self.reader.health
+        return self._read.health
 
-    def transaction(self) -> AbstractAsyncContextManager[_Transaction]:
+    def transaction(self) -> AbstractAsyncContextManager[Statements]:
         """Open a write transaction. Only one is open at a time; the others wait."""
         return self._transaction(None)
 
-    def accepting(self) -> AbstractAsyncContextManager[_Transaction]:
+    def accepting(self) -> AbstractAsyncContextManager[Statements]:
         """Open a write transaction that fails if the file was deleted or replaced."""
         return self._transaction(self._files.check)
 
@@ -198,13 +169,13 @@ class SqliteDatabase:
         await asyncio.to_thread(self._files.check)
 
     @asynccontextmanager
-    async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[_Transaction]:
+    async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[Statements]:
         async with self._turn, self._write_lock:
             end = TransactionEnd()
             try:
                 self._writer.begins_next = True
                 try:
-                    yield _Transaction(self._writer, end)
+                    yield Statements(self._writer.run, end)
                 except BaseException:
                     # A cancelled await may leave its statement running. The rollback runs after it and undoes it.
                     await run_to_completion(self._writer.roll_back())
@@ -228,9 +199,8 @@ class SqliteDatabase:
 
     async def close(self) -> None:
         """Close all connections and release the lock on the file."""
-        await self.queries.close()
-        await self.reader.close()
-        await self._writer.close()
+        for connection in self._connections:
+            await connection.close()
         os.close(self._lock_file)
 
 
@@ -240,7 +210,6 @@ def _prepare_file(path: Path) -> None:
     aiosqlite does not stop the thread of a connection that fails to open, so this function opens the file first.
     """
     create_if_missing(path.resolve())
-    warn_if_shared(path.resolve())
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA schema_version")
 

@@ -2,10 +2,8 @@
 
 import errno
 import fcntl
-import logging
 import os
 import sqlite3
-import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -17,8 +15,6 @@ from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 _LOOKING_MS = 2000
-log = logging.getLogger(__name__)
-
 PRIVATE_FILE = 0o600
 _READ_SCHEMA = "SELECT COUNT(*) FROM sqlite_master"
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -41,22 +37,6 @@ def create_if_missing(path: Path) -> None:
     """
     with suppress(FileExistsError):
         create_private_file(path)
-
-
-def warn_if_shared(database: Path) -> None:
-    """Log a warning for each file of a database that others than its owner may use. Nothing is changed.
-
-    Some operators let a group read the files, and a service with a wrong path must not change the files of others.
-    """
-    for suffix in ("", "-wal", "-shm", ".lock"):
-        path = Path(f"{database}{suffix}")
-        try:
-            mode = stat.S_IMODE(path.stat().st_mode)
-        except FileNotFoundError:
-            continue
-        if mode & ~PRIVATE_FILE:
-            about = {"file": str(path), "mode": f"{mode:04o}", "remedy": f"chmod {PRIVATE_FILE:o} {path}"}
-            log.warning("other users may read or write a file of the database", extra=about)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def check_sqlite(config: Config) -> Iterator[Finding]:
     except sqlite3.Error as error:
         yield Finding("database", Status.FAIL, f"cannot read {config.db_path}: {error}", "Check TIMER_DB_PATH.")
     else:
-        yield check_schema(applied, migrations("sqlite"), automatic=config.auto_migrate, setting="TIMER_DB_PATH")
+        yield check_schema(applied, migrations(), automatic=config.auto_migrate, setting="TIMER_DB_PATH")
 
 
 def check_version(version: tuple[int, ...]) -> Finding:

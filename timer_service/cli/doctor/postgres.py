@@ -87,7 +87,7 @@ async def _connect(url: str, statement_cache_size: int) -> AsyncIterator[_Connec
 async def _check_all(connection: _Connection, config: Config) -> AsyncIterator[Finding | Skew]:
     server = await connection.fetchrow(_SERVER)
     yield check_server(server)
-    shipped = migrations("postgres")
+    shipped = migrations()
     names = [_MIGRATIONS, *(name for migration in shipped for name in _NAMES.findall(migration.text))]
     found = {row["name"]: row["lacking"] for row in await connection.fetch(_LACKING, names, _PRIVILEGES, _MIGRATIONS)}
     lacking = {name: privileges for name, privileges in found.items() if privileges}

@@ -23,7 +23,7 @@ CREATE TABLE command_log (
 -- Commands that were read and are applied later: those of a tenant with more than its share, and costly ones. A row has commands of
 -- one tenant that follow each other, in their order. The first `done` of them are applied.
 CREATE TABLE waiting_commands (
-    tenant_id TEXT COLLATE "C" NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
     epoch BIGINT NOT NULL,
     first_sequence BIGINT NOT NULL,
     last_sequence BIGINT NOT NULL,
@@ -40,5 +40,6 @@ CREATE TABLE waiting_commands (
     CHECK (last_sequence >= first_sequence),
     CHECK (done >= 0 AND done < number_of_commands)
 );
+
 -- What a worker asks that waits for older commands.
 CREATE INDEX waiting_commands_held_back ON waiting_commands (tenant_id, available_at) WHERE available_at > 0;

@@ -1,12 +1,15 @@
--- Workflows. A row without a type is not started: messages wait for its start, or it was cancelled before. See docs/workflows.md. Rows are leased through available_at, as
--- timer_service/core describes, but workers hold the leases.
+-- Workflows. A row without a type is not started: messages wait for its start, or it was cancelled before. See docs/workflows.md.
+-- Rows are leased through available_at, as timer_service/core describes, but workers hold the leases.
 CREATE TABLE workflows (
-    tenant_id TEXT NOT NULL,
-    workflow_id TEXT NOT NULL,
-    type TEXT,
-    queue TEXT,
-    status TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    workflow_id TEXT COLLATE BINARY NOT NULL,
+    type TEXT COLLATE BINARY,
+    queue TEXT COLLATE BINARY,
+    status TEXT COLLATE BINARY NOT NULL,
     due_at BIGINT,
+    -- The instant, by the service's clock, from which available_at counts. NULL: it does not depend on this clock. If it is in the
+    -- future, the clock was ahead when it was written.
+    counted_from BIGINT,
     available_at BIGINT,
     lease_token TEXT,
     worker_id TEXT,
@@ -14,11 +17,13 @@ CREATE TABLE workflows (
     lease_ms INTEGER CHECK (lease_ms > 0),
     report_number INTEGER CHECK (report_number >= 0),  -- the highest one that was handled under the token; 0: none
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    -- The attempt whose lease was renewed last, so that a worker has run the function; 0: none since the last report.
+    renewed INTEGER NOT NULL DEFAULT 0 CHECK (renewed >= 0),
     last_error TEXT,
     deadline_at BIGINT,
     overdue_at BIGINT,  -- when the service ends it: at its deadline, or later if that has failed
     retry TEXT,  -- JSON; NULL: the default
-    concurrency_key TEXT,
+    concurrency_key TEXT COLLATE BINARY,
     digest TEXT,  -- of type, queue and input
     input_bytes INTEGER NOT NULL DEFAULT 0 CHECK (input_bytes >= 0),
     effects INTEGER NOT NULL DEFAULT 0 CHECK (effects >= 0),
@@ -35,6 +40,8 @@ CREATE TABLE workflows (
     reason TEXT,
     created_at BIGINT NOT NULL,
     ended_at BIGINT,
+    -- 1: retention has deleted some of its rows. It never continues.
+    is_deleting INTEGER NOT NULL DEFAULT 0 CHECK (is_deleting = 0 OR (is_deleting = 1 AND ended_at IS NOT NULL)),
     correlation_id TEXT,
     causation_id TEXT,
     traceparent TEXT,
@@ -70,13 +77,18 @@ CREATE TABLE workflows (
         ELSE queue IS NOT NULL AND digest IS NOT NULL
     END),
     CHECK (seen <= effects)
-);
+) /* postgres: WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;
 
 -- Used by the claim, which looks at one lane: a tenant, a queue and a type.
 CREATE INDEX workflows_lane ON workflows (tenant_id, queue, type, available_at) WHERE available_at IS NOT NULL;
 
 -- Used by the worker that ends workflows at their deadline.
 CREATE INDEX workflows_deadline ON workflows (overdue_at) WHERE overdue_at IS NOT NULL AND ended_at IS NULL;
+
+-- Used by `deadline_tenants` and `find_overdue`: tenants take turns, so the many deadlines of one delay no other.
+CREATE INDEX workflows_deadline_of_tenant ON workflows (tenant_id, overdue_at)
+WHERE overdue_at IS NOT NULL AND ended_at IS NULL;
 
 -- Of the workflows of a tenant with one concurrency key, one is open.
 CREATE UNIQUE INDEX workflows_concurrency ON workflows (tenant_id, concurrency_key)
@@ -93,17 +105,20 @@ WHERE ended_at IS NOT NULL AND type IS NOT NULL;
 CREATE INDEX workflows_failed ON workflows (tenant_id, workflow_id) WHERE status = 'failed';
 CREATE INDEX workflows_blocked ON workflows (tenant_id, workflow_id) WHERE blocks >= 3 AND ended_at IS NULL;
 
--- Used by `sum_stored`. Workflows with little data cost nothing to count.
-CREATE INDEX workflows_large ON workflows (tenant_id, input_bytes, effect_bytes, message_bytes)
-WHERE input_bytes + effect_bytes + message_bytes > 1000;
+-- Used by `sum_stored`. Workflows with little data and few effects cost nothing to count.
+CREATE INDEX workflows_large ON workflows (tenant_id, input_bytes, effect_bytes, message_bytes, effects)
+WHERE input_bytes + effect_bytes + message_bytes > 1000 OR effects > 10;
 
 -- Used by retention.
 CREATE INDEX workflows_ended ON workflows (ended_at) WHERE ended_at IS NOT NULL;
 
+-- Used by the clock repair.
+CREATE INDEX workflows_counted ON workflows (counted_from) WHERE counted_from IS NOT NULL;
+
 -- The large texts of a workflow, in a table of their own: SQLite rewrites whole rows, and `workflows` is written often.
 CREATE TABLE workflow_data (
-    tenant_id TEXT NOT NULL,
-    workflow_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    workflow_id TEXT COLLATE BINARY NOT NULL,
     input TEXT,
     result TEXT,
     error TEXT,  -- JSON
@@ -112,15 +127,16 @@ CREATE TABLE workflow_data (
 
 -- What a workflow awaits or has awaited: steps, sleeps and waits for messages.
 CREATE TABLE workflow_effects (
-    tenant_id TEXT NOT NULL,
-    workflow_id TEXT NOT NULL,
-    name TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    workflow_id TEXT COLLATE BINARY NOT NULL,
+    name TEXT COLLATE BINARY NOT NULL,
     n INTEGER NOT NULL CHECK (n >= 0),  -- how many earlier effects of the workflow have this name
     kind TEXT NOT NULL,
     seq INTEGER CHECK (seq > 0),
     status TEXT NOT NULL,
     failures INTEGER NOT NULL DEFAULT 0 CHECK (failures >= 0),
     due_at BIGINT,  -- when a sleep ends, a wait for a message times out, or a step may start again
+    counted_from BIGINT,  -- as in `workflows`, for due_at
     result TEXT,
     size INTEGER NOT NULL DEFAULT 0 CHECK (size >= 0),  -- the bytes of result and error
     digest TEXT,  -- of the result
@@ -138,7 +154,8 @@ CREATE TABLE workflow_effects (
         WHEN 'message' THEN failures = 0
         ELSE FALSE
     END)
-);
+) /* postgres: WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0) */;
 
 -- The order in which the function got the results. Partial, like the next one: otherwise PostgreSQL without statistics finds a
 -- single effect by one of these indices, and reads all effects of its workflow.
@@ -147,14 +164,17 @@ CREATE UNIQUE INDEX workflow_effects_seen ON workflow_effects (tenant_id, workfl
 -- Used to find the effects that the function has not got.
 CREATE INDEX workflow_effects_unseen ON workflow_effects (tenant_id, workflow_id, name, n) WHERE seq IS NULL;
 
+-- Used by the clock repair.
+CREATE INDEX workflow_effects_counted ON workflow_effects (counted_from) WHERE counted_from IS NOT NULL;
+
 -- Messages to workflows. A message that was taken stays without its data, so that a second one with its message id is recognised.
 CREATE TABLE workflow_messages (
-    tenant_id TEXT NOT NULL,
-    workflow_id TEXT NOT NULL,
-    name TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    workflow_id TEXT COLLATE BINARY NOT NULL,
+    name TEXT COLLATE BINARY NOT NULL,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
-    message_id TEXT,
+    message_id TEXT COLLATE BINARY,
     data TEXT,
     size INTEGER NOT NULL CHECK (size >= 0),  -- the bytes of data
     sent_at BIGINT NOT NULL,  -- the command time
@@ -174,10 +194,10 @@ WHERE message_id IS NOT NULL;
 
 -- The processes that execute workflows.
 CREATE TABLE workflow_workers (
-    tenant_id TEXT NOT NULL,
-    worker_id TEXT NOT NULL,
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    worker_id TEXT COLLATE BINARY NOT NULL,
     name TEXT,
-    queue TEXT NOT NULL,
+    queue TEXT COLLATE BINARY NOT NULL,
     types TEXT NOT NULL,  -- JSON
     slots INTEGER NOT NULL CHECK (slots > 0),
     first_seen_at BIGINT NOT NULL,
@@ -191,3 +211,6 @@ CREATE INDEX workflow_workers_queue ON workflow_workers (tenant_id, queue, seen_
 
 -- Used by retention.
 CREATE INDEX workflow_workers_seen ON workflow_workers (seen_at);
+
+-- A tenant has 1,000 workers at most; those that were not seen for longest are deleted. Used by `forget`.
+CREATE INDEX workflow_workers_of_tenant ON workflow_workers (tenant_id, seen_at);
