@@ -121,16 +121,6 @@ async def check(site: Site, path: str) -> None:
 
 
 @pytest.mark.slow
-async def test_empty_pages(empty: Site) -> None:
-    """Each page without rows can be read in light and dark, on a wide screen and on a phone."""
-    for width, dark in LOOKS:
-        await empty.tab.look(width=width, dark=dark)
-        for name in MAIN:
-            await check(empty, link(name))
-    assert empty.tab.errors == []
-
-
-@pytest.mark.slow
 async def test_filled_pages(filled: Site) -> None:
     """Each page with hostile ids, 100,000 timers and a run of 200 jobs can be read. No script of a tenant runs."""
     for width, dark in LOOKS:
@@ -162,18 +152,6 @@ async def test_policy_stops_foreign_scripts(empty: Site) -> None:
 
 
 @pytest.mark.slow
-async def test_without_scripts(filled: Site) -> None:
-    """Without JavaScript, each page is complete, and the search works."""
-    await filled.tab.look(width=1280, scripts=False)
-    for path in FILLED[:8]:
-        await filled.tab.visit(f"{filled.url}{path}")
-        assert distinct_lines(await filled.tab.screenshot()) > 60, path
-    await filled.tab.visit(f"{filled.url}{link('timers', tenant='acme')}")
-    await filled.tab.leave(f"document.getElementById('call').value = {HOSTILE[6]!r}; document.forms[0].requestSubmit()")
-    assert await filled.tab.run("[...document.querySelectorAll('tbody th')].map((each) => each.textContent)") == ["-rf"]
-
-
-@pytest.mark.slow
 async def test_live_updates(filled: Site) -> None:
     """The overview updates itself, keeps the focus of the reader, and can be paused."""
     await filled.tab.before_scripts("const real = setInterval; window.setInterval = (step) => real(step, 50)")
@@ -191,19 +169,6 @@ async def test_live_updates(filled: Site) -> None:
             await filled.tab.run("new Promise(requestAnimationFrame).then(() => 0)")
     assert await filled.tab.run("document.activeElement.className") == "scroll"
     assert filled.tab.errors == []
-
-
-@pytest.mark.slow
-async def test_keyboard(empty: Site) -> None:
-    """The first press of Tab leads to a link that skips the navigation, and the focus can be seen."""
-    await empty.tab.look(width=1280)
-    await empty.tab.visit(f"{empty.url}/ui/timers")
-    await empty.tab.press("Tab", 9)
-    assert await empty.tab.run("document.activeElement.textContent") == "Skip to the content"
-    assert await empty.tab.run("document.activeElement.getBoundingClientRect().left") >= 0
-    for _ in range(2):
-        await empty.tab.press("Tab", 9)
-    assert await empty.tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
 @pytest.mark.slow

@@ -3,10 +3,8 @@
 import inspect
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from importlib.resources import files
 from itertools import product
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from nats.aio.client import Client
@@ -168,44 +166,6 @@ async def test_an_argument_of_a_wrong_type_is_named() -> None:
             for argument, wrong in product(inspect.signature(method).parameters, WRONG):
                 with pytest.raises(ValueError, match=rf"^{argument}(\[\d+\])? must "):
                     await call(method, {**smallest_call(method, argument), argument: wrong})
-
-
-@pytest.mark.parametrize("argument", ["cron", "zone", "note"])
-async def test_a_text_with_a_surrogate_is_named(argument: str) -> None:
-    """A text that UTF-8 cannot hold is a fault of its own argument."""
-    method = method_of("signals", "create") if argument == "note" else method_of("schedules", "put")
-    with pytest.raises(ValueError, match=f"^{argument} must be text"):
-        await call(method, {**smallest_call(method, argument), argument: "\ud800"})
-
-
-@pytest.mark.parametrize(("place", "name"), [("schedules", "put"), ("schedules", "preview")])
-@pytest.mark.parametrize("given", [{}, {"cron": "@daily", "every": HOUR}], ids=["neither", "both"])
-async def test_cron_or_every(place: str, name: str, given: dict[str, Any]) -> None:
-    """Neither and both of `cron` and `every` get the same text, which is true for both cases."""
-    method = method_of(place, name)
-    arguments = smallest_call(method)
-    del arguments["cron"]
-    with pytest.raises(ValueError, match=r"^cron or every must be given, and not both$"):
-        await call(method, arguments | given)
-
-
-async def test_every_is_not_rounded() -> None:
-    """An `every` finer than a millisecond is refused: rounded, each slot would be further off than the one before."""
-    method = method_of("schedules", "put")
-    with pytest.raises(ValueError, match=r"^every must be whole milliseconds$"):
-        await call(method, {**smallest_call(method, "every"), "every": timedelta(seconds=1, microseconds=1)})
-
-
-@pytest.mark.parametrize(("place", "name"), [("schedules", "put"), ("schedules", "preview")])
-async def test_a_zone_without_a_name(place: str, name: str) -> None:
-    """A ZoneInfo is a zone. One without a name, read from a file, cannot be sent."""
-    method = method_of(place, name)
-    arguments = smallest_call(method)
-    with pytest.raises(NoAnswerError):
-        await call(method, arguments | {"zone": ZoneInfo("Europe/Berlin")})
-    file = (files("tzdata.zoneinfo") / "UTC").open("rb")
-    with file, pytest.raises(ValueError, match=r"^zone must be "):
-        await call(method, arguments | {"zone": ZoneInfo.from_file(file)})
 
 
 async def test_arguments_are_checked_before_the_iteration() -> None:

@@ -79,9 +79,3 @@ def test_secrets_are_masked(
     for output in (show(), show("--json")):
         assert shown in output
         assert [secret for secret in SECRETS if secret in output.replace(shown, "")] == []
-
-
-def test_unknown_settings_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt setting is a warning, as at the start of the service."""
-    monkeypatch.setenv("TIMER_DBPATH", "x")
-    assert "warning: unknown setting TIMER_DBPATH; did you mean TIMER_DB_PATH?" in show()

@@ -1,19 +1,13 @@
 import asyncio
 import json
-import logging
-import resource
 import signal
 import socket
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Metric
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,7 +16,7 @@ from starlette.routing import Route
 
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import StartError
-from timer_service.http import MOST_CONNECTIONS, http_app, serve_http
+from timer_service.http import http_app, serve_http
 
 HOST = "127.0.0.1"
 
@@ -83,24 +77,6 @@ async def test_not_ready() -> None:
     assert answer.json() == {"broker": "disconnected", "database": "ok"}
 
 
-async def test_usable_with_a_reason_is_not_ready() -> None:
-    """Readiness is 503 while a part is impaired, for example by a permission that the broker denies."""
-    impaired = Health(usable=True, reason="the broker denies a permission")
-    async with serve_http(pages(health={"broker": impaired}), HOST, 0) as (port, _):
-        answer = await get(port, "/readyz")
-    assert (answer.status, answer.json()) == (503, {"broker": "the broker denies a permission"})
-
-
-async def test_readiness_is_checked_at_each_request() -> None:
-    """After a part recovers, the next request reports it as ready."""
-    health = {"broker": Health.down("away")}
-    async with serve_http(pages(health=health), HOST, 0) as (port, _):
-        before = await get(port, "/readyz")
-        health["broker"] = HEALTHY
-        after = await get(port, "/readyz")
-    assert (before.status, after.status) == (503, 200)
-
-
 async def test_alive() -> None:
     """Liveness is 200 while no loop is stalled, even if a part is down."""
     async with serve_http(pages(health={"broker": Health.down("away")}), HOST, 0) as (port, _):
@@ -128,51 +104,6 @@ async def test_metrics() -> None:
     assert set(families) == {"eggs", "eggs_created"}
 
 
-async def test_open_metrics() -> None:
-    """A scraper that accepts OpenMetrics gets it, with the right content type."""
-    registry = CollectorRegistry()
-    Counter("eggs", "Eggs.", registry=registry).inc(3)
-    async with serve_http(pages(registry), HOST, 0) as (port, _):
-        answer = await get(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
-    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert b"eggs_total 3.0" in answer.body
-    assert answer.body.endswith(b"# EOF\n")
-
-
-@pytest.mark.parametrize("version", ["x", "1.0.0-%", ""])
-async def test_strange_accept_header(version: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A header that the library cannot read gets the metrics too, and no traceback is logged."""
-    async with serve_http(pages(), HOST, 0) as (port, _):
-        answer = await get(port, "/metrics", Accept=f"application/openmetrics-text; version={version}")
-    assert (answer.status, caplog.records) == (200, [])
-
-
-class Counting:
-    """A collector that counts how often it is read, and takes a millisecond."""
-
-    reads = 0
-
-    def collect(self) -> list[Metric]:
-        self.reads += 1
-        time.sleep(0.001)
-        return [CounterMetricFamily("reads", "Reads.", self.reads)]
-
-
-@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.{}"])
-async def test_many_scrapes_share_a_text(accept: str) -> None:
-    """A flood of scrapes, also in versions that are made up, does not keep the service from its work."""
-    registry = CollectorRegistry()
-    collector = Counting()
-    registry.register(collector)
-    collector.reads = 0
-    async with serve_http(pages(registry), HOST, 0) as (port, _):
-        answers = await asyncio.gather(*(get(port, "/metrics", Accept=accept.format(n)) for n in range(80)))
-        assert {answer.status for answer in answers} == {200}
-        assert collector.reads < 40
-        before = collector.reads
-        assert f"reads_total {before + 1}.0" in (await get(port, "/metrics")).body.decode()
-
-
 async def test_port_in_use() -> None:
     """A port that is in use is a start error that names the setting."""
     with socket.create_server((HOST, 0)) as taken:
@@ -180,13 +111,6 @@ async def test_port_in_use() -> None:
         with pytest.raises(StartError, match=rf"{HOST}:{port} .*TIMER_HTTP_PORT"):
             async with serve_http(pages(), HOST, port):
                 pass
-
-
-async def test_foreign_host() -> None:
-    """An address of another machine is a start error that names the setting."""
-    with pytest.raises(StartError, match="TIMER_HTTP_HOST"):
-        async with serve_http(pages(), "192.0.2.1", 0):
-            pass
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
@@ -202,15 +126,6 @@ async def test_ipv6() -> None:
         writer.close()
         await writer.wait_closed()
     assert answer.status == 200
-
-
-async def test_the_port_is_free_again_at_once() -> None:
-    """The port can be used again right after a stop, even if old connections are still closing."""
-    async with serve_http(pages(), HOST, 0) as (port, _):
-        await get(port, "/livez")
-    async with serve_http(pages(), HOST, port) as (again, _):
-        assert again == port
-        assert (await get(port, "/livez")).status == 200
 
 
 async def test_stops_quickly_despite_open_connections() -> None:
@@ -229,14 +144,6 @@ async def test_stops_quickly_despite_open_connections() -> None:
         await writer.wait_closed()
 
 
-async def test_stop_directly_after_the_start() -> None:
-    """After a block that ends at once, nothing listens on the port."""
-    async with serve_http(pages(), HOST, 0) as (port, _):
-        pass
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection(HOST, port)
-
-
 async def test_installs_no_signal_handlers() -> None:
     """Serving installs no signal handlers, because the service handles signals itself."""
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
@@ -244,33 +151,6 @@ async def test_installs_no_signal_handlers() -> None:
         await get(port, "/livez")
         during = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     assert during == before
-
-
-async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Probes and scrapes are not logged."""
-    caplog.set_level(logging.DEBUG, "uvicorn")
-    caplog.set_level(logging.DEBUG, "uvicorn.access")
-    async with serve_http(pages(), HOST, 0) as (port, _):
-        await get(port, "/livez")
-        await get(port, "/nothing")
-    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
-
-
-async def test_scrape_after_a_pause_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was stopped for an hour while it wrote the metrics answered no scrape for the next nine."""
-    registry = CollectorRegistry()
-    clock = [0.0]
-
-    class Paused(Counting):
-        def collect(self) -> list[Metric]:
-            clock[0] += 3600
-            return super().collect()
-
-    registry.register(Paused())
-    monkeypatch.setattr("timer_service.http.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    async with serve_http(pages(registry), HOST, 0) as (port, _):
-        assert (await get(port, "/metrics")).status == 200
-        assert (await asyncio.wait_for(get(port, "/metrics"), 5)).status == 200
 
 
 async def test_what_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -282,34 +162,6 @@ async def test_what_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -
             assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400")
             writer.close()
     assert caplog.records == []
-
-
-async def slow_connections(
-    port: int, count: int, sent: bytes
-) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Open connections that send `sent`, which is not a whole request, and then nothing."""
-    opened = [await asyncio.open_connection(HOST, port) for _ in range(count)]
-    for _, writer in opened:
-        writer.write(sent)
-        await writer.drain()
-    return opened
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHo"], ids=["nothing", "half a header"])
-async def test_slow_connections_do_not_keep_out_a_probe(sent: bytes) -> None:
-    """Many slow connections do not use up the process's files: the oldest are closed, and a probe is answered."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    async with serve_http(pages(), HOST, 0) as (port, _):
-        slow = await slow_connections(port, 240, sent)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 8, limits[1]))
-        try:
-            answer = await asyncio.wait_for(get(port, "/livez"), 5)
-            ended = [reader for reader, _ in slow if reader.at_eof() or reader.exception()]
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert answer.status == 200
-        assert len(slow) - len(ended) <= MOST_CONNECTIONS
-        await close(slow)
 
 
 @pytest.mark.parametrize(
@@ -350,10 +202,3 @@ async def test_a_connection_carries_one_request() -> None:
         assert (answer.headers["connection"], await reader.read()) == ("close", b"")
         writer.close()
         await writer.wait_closed()
-
-
-async def close(opened: Sequence[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
-    for _, writer in opened:
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()

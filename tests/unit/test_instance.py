@@ -20,7 +20,6 @@ from tests.harness.reachable import reachable
 from tests.harness.timers import put_timers
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
-from timer_service.app.tasks import KeptTask
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.core.due import loop as loop_module
 from timer_service.core.due.lease import Lease
@@ -28,7 +27,7 @@ from timer_service.core.due.loop import Pass
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import Lane
-from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health, RecentFailure
 from timer_service.core.service.clock_repair import TimedRows
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 from timer_service.core.values.message import Kind, Position
@@ -162,11 +161,11 @@ async def test_gauges_of_rows(new: NewInstance, *, enabled: bool) -> None:
 
 
 @contextmanager
-def failed(task: KeptTask) -> Iterator[None]:
-    """Let a task be down during the block, as after an error."""
-    task._failure.record("it is away")
+def failed(part: RecentFailure) -> Iterator[None]:
+    """Let a part be down during the block, as after an error."""
+    part.record("it is away")
     yield
-    task._failure.clear()
+    part.clear()
 
 
 def down(part: type) -> AbstractContextManager[object]:
@@ -193,11 +192,11 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
                 FLOWS["all"],
             ),
             "reader": (down(LogReader), {"commands"}),
-            "its task": (failed(app._reading), {"commands"}),
+            "its task": (failed(app._reading._failure), {"commands"}),
             "requests": (down(WorkerRequests), {"requests"}),
-            "their task": (failed(app._requests._kept[0]), {"requests"}),
-            "polls": (failed(app._requests._kept[1]), {"requests"}),
-            "publishing": (patch.object(app, "_publishing_health", return_value=DOWN), {"events"}),
+            "their task": (failed(app._requests._kept[0]._failure), {"requests"}),
+            "polls": (failed(app._requests._kept[1]._failure), {"requests"}),
+            "publishing": (failed(app._parts.publishing), {"events"}),
             "workers": (down(Workers), {"events"}),
         }
         for name, (fault, stopped) in faults.items():

@@ -1,6 +1,4 @@
-import itertools
 import platform
-import time
 from importlib.metadata import version
 
 import pytest
@@ -77,20 +75,6 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     assert value("timer_fire_lag_seconds_sum", table="outbox") == 0.75
 
 
-def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """A gauge has the value of the newest sample."""
-    for count in (6, 2):
-        metrics.counted("timer_schedules", "Scheduled", count)
-        metrics.overdue("timer_schedules", count, count / 2)
-    table = {"table": "timer_schedules"}
-    names = [
-        ("timer_rows", {**table, "state": "Scheduled"}),
-        ("timer_overdue", table),
-        ("timer_oldest_due_lag_seconds", table),
-    ]
-    assert [registry.get_sample_value(*name) for name in names] == [2, 2, 1]
-
-
 def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
     """Every series of a failure exists before the first failure, so that an alert sees the increase from 0 to 1."""
     metrics.create_failure_series(
@@ -118,65 +102,6 @@ def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegis
     assert registry.get_sample_value("timer_publish_failures_total", {"reason": "published"}) is None
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="prometheus_client reads /proc")
-def test_process_metrics(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The registry has the standard metrics of the process."""
-    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"):
-        assert registry.get_sample_value(name), name
-
-
-def test_empty_claims_have_a_bucket(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The smallest bucket of the claim size counts the claims that found no rows."""
-    metrics.claimed(0)
-    metrics.claimed(1)
-    assert registry.get_sample_value("timer_claim_batch_size_bucket", {"le": "0.0"}) == 1
-    assert registry.get_sample_value("timer_claim_batch_size_count") == 2
-
-
-def test_buckets_of_the_fire_lag(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The buckets of the lag range from 1 ms to 1 h, and each is at most three times the one before."""
-    for seconds in (0.0005, 3599.0, 5000.0):
-        metrics.fired_late("timer_schedules", seconds)
-
-    def at_most(bound: str) -> float | None:
-        return registry.get_sample_value("timer_fire_lag_seconds_bucket", {"table": "timer_schedules", "le": bound})
-
-    assert (at_most("0.001"), at_most("1800.0"), at_most("3600.0"), at_most("+Inf")) == (1, 1, 2, 3)
-    bounds = [
-        float(sample.labels["le"])
-        for family in registry.collect()
-        for sample in family.samples
-        if sample.name == "timer_fire_lag_seconds_bucket" and sample.labels["le"] != "+Inf"
-    ]
-    assert max(later / earlier for earlier, later in itertools.pairwise(bounds)) <= 3
-
-
-def test_rows_that_were_equally_late(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """Rows that were due at the same instant are recorded together."""
-    metrics.fired_late("outbox", 0.5, 3)
-    metrics.fired_late("outbox", 0.0015)
-    found = {
-        name: registry.get_sample_value(f"timer_fire_lag_seconds_{name}", {"table": "outbox"})
-        for name in ("count", "sum")
-    }
-    assert found == {"count": 4, "sum": 1.5015}
-
-
-def test_pass_of_a_loop(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """A pass records its duration and the Unix time of its end, labelled with the loop."""
-    before = time.time()
-    metrics.ticked("timers", 0.5)
-    at = registry.get_sample_value("timer_loop_last_tick_timestamp_seconds", {"loop": "timers"})
-    assert at is not None
-    assert before <= at <= time.time()
-    metrics.ticked("outbox", 0.25)
-    durations = {
-        loop: registry.get_sample_value("timer_polling_duration_seconds_sum", {"loop": loop})
-        for loop in ("timers", "outbox")
-    }
-    assert durations == {"timers": 0.5, "outbox": 0.25}
-
-
 def test_broker_is_checked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
     """The gauge is 0 until a broker is watched. Then each scrape checks the broker."""
     answers = [True, False]
@@ -186,29 +111,12 @@ def test_broker_is_checked_at_every_scrape(metrics: Metrics, registry: Collector
     assert seen == [0, 1, 0]
 
 
-def test_database_is_checked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The gauge is 0 until a database is watched. Then each scrape checks the database."""
-    answers = [True, False]
-    seen = [registry.get_sample_value("timer_database_usable")]
-    metrics.watch_database(lambda: answers.pop(0))
-    seen += [registry.get_sample_value("timer_database_usable") for _ in range(2)]
-    assert seen == [0, 1, 0]
-
-
 def test_build_info(registry: CollectorRegistry) -> None:
     """The labels of a gauge that is always 1 contain the running versions."""
     Metrics(registry)
     labels = {"version": version("timer-service"), "python": platform.python_version()}
     labels |= {"system_zones": zone_data().system, "tzdata": version("tzdata")}
     assert registry.get_sample_value("timer_build_info", labels) == 1
-
-
-def test_registries_share_no_collector(registry: CollectorRegistry) -> None:
-    """Two services in one process have separate metrics."""
-    Metrics(registry).leases_lost(1)
-    other = CollectorRegistry()
-    Metrics(other)
-    assert other.get_sample_value("timer_lease_lost_total") == 0
 
 
 def test_no_tenant_label(metrics: Metrics, registry: CollectorRegistry) -> None:

@@ -66,12 +66,6 @@ def outages(time: Time, caplog: pytest.LogCaptureFixture) -> OutageLog:
     return OutageLog(time)
 
 
-def test_success_without_an_outage(outages: OutageLog, caplog: pytest.LogCaptureFixture) -> None:
-    """While the database is available, nothing is logged."""
-    outages.record_success()
-    assert lines(caplog) == []
-
-
 def test_one_outage(outages: OutageLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
     """Many failures are one outage. Its duration ends at the first success, also if that is confirmed later."""
     for _ in range(100):
@@ -94,29 +88,6 @@ def test_some_calls_succeed(outages: OutageLog, time: Time, caplog: pytest.LogCa
     time.seconds += 3
     outages.record_success()
     assert lines(caplog) == [LOST, back(200.0)]
-
-
-def test_two_outages(outages: OutageLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """Each of two outages is logged with its own duration."""
-    for seconds in (10, 20):
-        outages.record_failure("connection refused")
-        time.seconds += seconds
-        outages.record_success()
-    assert lines(caplog) == [LOST, back(10.0), LOST, back(20.0)]
-
-
-def test_outage_of_another_part(time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """The lines name the part. Without a quiet time, the first success ends the outage. A caller can be named too."""
-    caplog.set_level(logging.DEBUG)
-    outages = OutageLog(time, part="the broker", quiet_seconds=0)
-    outages.record_failure("connection refused", loop="streams")
-    time.seconds += 3
-    outages.record_success()
-    assert lines(caplog) == [
-        (logging.WARNING, "the broker is unavailable", "connection refused"),
-        (logging.INFO, "the broker is available again", 3.0),
-    ]
-    assert caplog.records[0].__dict__["loop"] == "streams"
 
 
 def test_loops_share_one_outage(caplog: pytest.LogCaptureFixture) -> None:

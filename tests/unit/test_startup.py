@@ -1,6 +1,5 @@
 """How an instance is opened and closed: what the broker gets from the settings, what /metrics shows, and the order."""
 
-import asyncio
 import logging
 import os
 from datetime import timedelta
@@ -112,18 +111,6 @@ async def test_metrics_of_the_health(tmp_path: Path, broker: InstanceBroker) -> 
     ]  # the log is not open
 
 
-@pytest.mark.parametrize("broken", ["health", "read_health"])
-async def test_metric_of_the_database(
-    tmp_path: Path, broker: InstanceBroker, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    """Each scrape shows whether the database can be both read and written."""
-    async with open_app(config(tmp_path)) as app:
-        seen = [app._registry.get_sample_value("timer_database_usable")]
-        monkeypatch.setattr(type(app._database), broken, Health.down("the disk is full"))
-        seen.append(app._registry.get_sample_value("timer_database_usable"))
-    assert seen == [1, 0]
-
-
 async def test_end(tmp_path: Path, broker: InstanceBroker) -> None:
     """At the end, also after an error, the broker is closed first, and then the database, which it may still need."""
     states: list[bool] = []
@@ -140,27 +127,6 @@ async def test_end(tmp_path: Path, broker: InstanceBroker) -> None:
     assert states == [True]
     async with open_app(settings):  # its lock is free
         pass
-
-
-@pytest.mark.parametrize("part", ["broker", "database"])
-async def test_part_that_does_not_close(
-    tmp_path: Path, broker: InstanceBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
-) -> None:
-    """A part that does not close is given up after some seconds, and the log names it."""
-    hangs = asyncio.Event()
-
-    async def close() -> None:
-        await hangs.wait()
-
-    module = {"broker": "startup", "database": "storage"}[part]
-    monkeypatch.setattr(f"timer_service.app.{module}._CLOSE_SECONDS", 0.01)
-    async with asyncio.timeout(20):
-        async with open_app(config(tmp_path)) as app:
-            owner: Any = broker if part == "broker" else app._database
-            close_it, owner.close = owner.close, close
-        await close_it()
-    late = [vars(line)["task"] for line in caplog.records if line.message.startswith("task not finished in time")]
-    assert late == [f"close {part}"]
 
 
 async def test_broker_with_small_messages(tmp_path: Path, broker: InstanceBroker) -> None:

@@ -41,19 +41,6 @@ def test_room(used: int, limit: int, *, is_full: bool) -> None:
     assert check_account(account(used, limit), stream()).usable is not is_full
 
 
-def test_tiers() -> None:
-    """With limits for each number of replicas, only those of the stream's number count."""
-    tiers = {"tiers": {"R1": account(0, 10 * MIB), "R3": account(10 * MIB, 10 * MIB)}}
-    assert [check_account(tiers, stream(replicas)).usable for replicas in (1, 3, 5)] == [True, False, True]
-
-
-def test_memory() -> None:
-    """A stream in memory needs room in memory, and only there."""
-    assert check_account(account(10 * MIB, 10 * MIB), stream(storage="memory")).usable
-    full = check_account(account(0, 10 * MIB, memory=MIB), stream(storage="memory"))
-    assert (full.reason or "").startswith("the account of the streams is full: it has 1048576 of max_mem = 1048576")
-
-
 class Account:
     """A connection on which the account can be looked up."""
 
@@ -83,23 +70,6 @@ async def test_permission_after_a_lost_connection() -> None:
     storage.connection_lost()
     await storage.look_up()
     assert (denied, (connection.requests, is_full(storage))) == ((0, False), (1, True))
-
-
-async def test_what_the_last_server_said() -> None:
-    """Without a connection, or without an answer, nothing is known about the room of the account."""
-    connection = Account(FULL)
-    storage = Storage(cast("Client", connection))
-    found = []
-    await storage.look_up()
-    found.append(is_full(storage))
-    storage.connection_lost()
-    found.append(is_full(storage))
-    await storage.look_up()
-    found.append(is_full(storage))
-    connection.found = {"error": {"code": 503, "err_code": 10008, "description": "temporarily unavailable"}}
-    await storage.look_up()
-    found.append(is_full(storage))
-    assert found == [True, False, True, False]
 
 
 def test_refusals_of_each_kind() -> None:

@@ -37,31 +37,9 @@ async def test_structure(page: Page, path: str) -> None:
     assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", answer.text)
 
 
-@pytest.mark.parametrize("path", [*MAIN, "/ui/nope"])
-async def test_instance(page: Page, path: str) -> None:
-    """Each page says which instance serves it, at the top and at the bottom."""
-    text = (await page.get(path)).text
-    assert re.search(r'<p class="instance">.*machine-1:9464</p>', text)
-    assert "Served by instance machine-1:9464." in text
-
-
 async def test_page_that_nobody_waits_for(page: Page) -> None:
     """No work is done for a client that has gone: a flood of such requests would keep others waiting."""
     assert (await page.get_and_leave("/ui/timers")).text == ""
-
-
-async def test_unknown_page(page: Page) -> None:
-    """An unknown address is a page that leads to the others."""
-    answer = await page.get("/ui/nope/x")
-    assert answer.status == 404
-    assert "This page does not exist" in answer.text
-
-
-async def test_root(page: Page) -> None:
-    """The address of the service leads to the overview."""
-    for path in ("/", "/ui"):
-        answer = await page.get(path)
-        assert (answer.status, answer.headers["location"]) == (307, "/ui/")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])

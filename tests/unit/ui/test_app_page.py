@@ -22,14 +22,6 @@ def build(sqlite: SqliteDatabase) -> OperationsPage:
     return build_page(Config(), parts, registry, flows=dict, needs=dict, loops=list, rejections=NewestRejections())
 
 
-async def test_routes(sqlite: SqliteDatabase) -> None:
-    """The routes of the page do not hide those of metrics and health."""
-    page = build(sqlite)
-    assert {route.path for route in page.routes} >= {"/", "/ui", "/ui/", "/ui/timers"}
-    assert all(route.path == "/" or route.path.startswith("/ui") for route in page.routes)
-    assert page.sampling.name == "page"
-
-
 async def test_jinja2_is_missing(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without jinja2, the service does not start with the page, and says what to install."""
     imports_it = ("jinja2", *(f"timer_service.ui.{name}" for name in ("routes", "pages", "views")))

@@ -22,8 +22,6 @@ from timer_service.ui.views.view import Asked, item_view, main_view
 
 _ROUTES = {route.name: route for route in QUERIES}
 CHOICE = TenantChoice(
-    page="timers",
-    title="Timers",
     things="timers",
     rows=Rows(store.TIMERS.name),
     hint="Schedule the first one:",
