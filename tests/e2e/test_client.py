@@ -187,7 +187,7 @@ async def test_rejections(client: TimerClient, user: User) -> None:
     assert (rejected.value.code, rejected.value.errors[0]["path"]) == ("TOO_LARGE", "payload.data")
     await user.until_stored("TIMER_DLQ", 1)
     with pytest.raises(QueryError) as refused:
-        _ = [each async for each in client._connection.pages("acme", "list-timers", {"cursor": "mine"}, "timers", 5)]
+        await client.query("acme", "list-timers", {"cursor": "mine"})
     assert (refused.value.code, refused.value.errors[0]["path"]) == ("INVALID_PAYLOAD", "cursor")
 
 

@@ -113,30 +113,46 @@ class Connection:
             raise QueryError.read(answer["error"])
         return answer
 
-    async def find(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
+    async def find(
+        self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
+    ) -> Mapping[str, Any] | None:
         """Return the answer to a query, or None if the answer is NOT_FOUND."""
         try:
-            return await self.ask(tenant, query, question, timeout_seconds)
+            found: Mapping[str, Any] = await self.ask(tenant, query, question, timeout_seconds)
         except QueryError as error:
             if error.code == _NOT_FOUND:
                 return None
             raise
+        return found
 
-    def pages(
+    async def find_pages(
+        self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return every page of an answer; none if an answer is NOT_FOUND."""
+        pages: list[Mapping[str, Any]] = []
+        while (page := await self.find(tenant, query, question, timeout_seconds)) is not None:
+            pages.append(page)
+            cursor = read_cursor(page, question.get("cursor"))
+            if cursor is None:
+                return pages
+            question = {**question, "cursor": cursor}
+        return []
+
+    def rows(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Iterate over the list `name` of every page of a query."""
         check_tenant(tenant)
         check_seconds("timeout_seconds", timeout_seconds)
-        return self._pages(tenant, query, question, name, timeout_seconds)
+        return self._rows(tenant, query, question, name, timeout_seconds)
 
-    async def _pages(
+    async def _rows(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
         while True:
             page = await self.ask(tenant, query, question, timeout_seconds)
-            for view in read_rows(page, name):
-                yield view
+            for row in read_rows(page, name):
+                yield row
             cursor = read_cursor(page, question.get("cursor"))
             if cursor is None:
                 return
