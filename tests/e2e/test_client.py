@@ -55,16 +55,6 @@ async def until_state(client: TimerClient, state: State, call: str = "call-1") -
             await asyncio.sleep(0.02)
 
 
-async def until_failed(user: User, client: TimerClient) -> Timer:
-    """Make a timer fail: its event is larger than the stream accepts."""
-    config = (await user.js.stream_info("TIMER_EVT")).config
-    await user.js.update_stream(config.evolve(max_msg_size=2_000))
-    await client.schedule("acme", "call-1", PAST, data="x" * 3_000)
-    failed = await until_state(client, State.FAILED)
-    await user.js.update_stream(config.evolve(max_msg_size=-1))
-    return failed
-
-
 async def counted(service: Service, message_type: str, outcome: str) -> float:
     return await service.metric(f'timer_commands_received_total{{outcome="{outcome}",type="{message_type}"}}')
 
@@ -189,17 +179,6 @@ async def test_rejections(client: TimerClient, user: User) -> None:
     with pytest.raises(QueryError) as refused:
         await client.query("acme", "list-timers", {"cursor": "mine"})
     assert (refused.value.code, refused.value.errors[0]["path"]) == ("INVALID_PAYLOAD", "cursor")
-
-
-async def test_refused_login(tmp_path: Path) -> None:
-    """A wrong password is named as the reason. It is no missing server."""
-    login = "authorization { user: someone, password: right }"
-    async with NatsServer(tmp_path / "nats", login) as server:
-        with pytest.raises(
-            NoAnswerError, match=r"cannot connect to the broker at nats://.*: .*Authorization Violation"
-        ):
-            async with TimerClient.connect(server.url, user="someone", password="wrong"):
-                pass
 
 
 @pytest.mark.slow
@@ -344,35 +323,3 @@ async def test_outcomes_of_schedule_timer(user: User, client: TimerClient, servi
     assert reached is not None
     assert reached.reached_at is not None
     assert (reached.state, reached.due_at) == (State.REACHED, PAST)
-
-
-async def test_outcomes_of_cancel_timer(user: User, client: TimerClient, service: Service) -> None:
-    """The reply and the metric show each outcome of CancelTimer."""
-    await client.schedule("acme", "call-1", LATER)
-    await client.schedule("acme", "call-2", PAST)
-    await until_state(client, State.REACHED, "call-2")
-    outcomes = [await client.cancel("acme", call) for call in ("call-1", "call-1", "call-2", "call-3")]
-    names = ["cancelled", "unchanged", "already_reached", "not_found"]
-    assert [each.name for each in outcomes] == names
-    assert [each.timer.state if each.timer else None for each in outcomes] == [
-        State.CANCELLED,
-        State.CANCELLED,
-        State.REACHED,
-        None,
-    ]
-    for name in names:
-        assert await counted(service, "CancelTimer", name) == 1
-    assert await user.stored("TIMER_EVT") == 1
-
-
-async def test_outcomes_of_retry_timer(user: User, client: TimerClient, service: Service) -> None:
-    """RetryTimer fires a Failed timer and changes no other timer. The reply and the metric show each outcome."""
-    await until_failed(user, client)
-    await client.schedule("acme", "call-2", LATER)
-    outcomes = [await client.retry("acme", "call-1")]
-    await until_state(client, State.REACHED)
-    outcomes += [await client.retry("acme", call) for call in ("call-2", "call-1", "call-3")]
-    names = ["retried", "unchanged", "already_reached", "not_found"]
-    assert [each.name for each in outcomes] == names
-    for name in names:
-        assert await counted(service, "RetryTimer", name) == 1

@@ -1,8 +1,9 @@
 """The operations page of an instance that does not run: a database, a clock and metrics."""
 
 import asyncio
+import html
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -67,6 +68,13 @@ class Page:
         """Request a page. `parameters` are the query of its URL, unless the path has one."""
         path, _, query = path.partition("?")
         return await request(self.app, path, query or urlencode(parameters), method=method, host=host)
+
+    async def follow(self, path: str) -> AsyncIterator[str]:
+        """Yield the text of a page, of the next page to which it leads, and so on."""
+        while path:
+            text = (await self.get(path)).text
+            yield text
+            path = next((html.unescape(each) for each in re.findall(r'rel="next" href="([^"]*)"', text)), "")
 
     async def get_and_leave(self, path: str) -> Answer:
         """Request a page over a connection that ends before the page is made."""

@@ -30,23 +30,6 @@ async def test_swallowed_cancellation() -> None:
     assert (task.cancelled(), went_on) == (True, [])
 
 
-async def test_earlier_cancellation() -> None:
-    """A cancellation before the block, which the caller has survived, does not end it."""
-    ends = []
-
-    async def work() -> None:
-        await swallow()
-        with keep_cancellation():
-            await asyncio.sleep(0)
-        ends.append(True)
-
-    task = asyncio.ensure_future(work())
-    await asyncio.sleep(0)
-    task.cancel()
-    await task
-    assert ends == [True]
-
-
 async def test_step_of_a_task_that_is_cancelled_again_and_again() -> None:
     """The task waits for the end of its step, however often it is cancelled. Then it is cancelled."""
     may_end = asyncio.Event()

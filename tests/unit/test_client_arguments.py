@@ -10,7 +10,15 @@ import pytest
 from nats.aio.client import Client
 
 from tests.harness.cases import case
-from timer_service.client import DeadLetter, NewTimer, NoAnswerError, TimerClient, WorkflowStart
+from timer_service.client import (
+    DeadLetter,
+    NewTimer,
+    NoAnswerError,
+    Timer,
+    TimerClient,
+    TimerServiceError,
+    WorkflowStart,
+)
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
 
@@ -176,3 +184,46 @@ async def test_arguments_are_checked_before_the_iteration() -> None:
         if not inspect.iscoroutinefunction(method):
             with pytest.raises(ValueError, match=r"^tenant must "):
                 method(**arguments | {"tenant": "a.b"})
+
+
+NAIVE = datetime(2100, 1, 1)  # noqa: DTZ001 - the mistake
+LARGE = "x" * 1_100_000
+MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
+    "tenant must": (("", "count"), {"tenant": "*"}),
+    "call must be 1 to 200": (("", "get"), {"call": "x" * 201}),
+    "call must be 1 to 200 ": (("", "get"), {"call": "\ud800"}),
+    "due_at must have a timezone": (("", "schedule"), {"due_at": NAIVE}),
+    "due_at must lie": (("", "schedule"), {"due_at": datetime(1969, 12, 31, tzinfo=UTC)}),
+    "due_at or due_in must be given, and not both": (("", "schedule"), {"due_at": None}),
+    "due_at or due_in must": (("", "schedule"), {"due_in": HOUR}),
+    "late_by must lie between 0 and 366 days": (("", "schedule"), {"late_by": timedelta(367)}),
+    "data must be JSON: Out of range": (("", "schedule"), {"data": float("nan")}),
+    "data must be JSON: 'utf-8'": (("", "schedule"), {"data": "\ud800"}),
+    "data must be smaller": (("", "schedule"), {"data": LARGE}),
+    r"timers\[0\]\.due_at": (("", "schedule_many"), {"timers": [NewTimer("acme", "call-1", NAIVE)]}),
+    "state must be one of Scheduled, Reached": (("", "list"), {"state": "scheduled"}),
+    "on or at must be given, and not both": (("signals", "create"), {"at": LATER}),
+    "on must be 1 to 100": (("signals", "create"), {"on": [""]}),
+    "note must be text": (("signals", "create"), {"note": "\ud800"}),
+    "jobs must be smaller": (("runs", "start"), {"jobs": [{"name": "x", "payload": LARGE}]}),
+    "cron or every must be given, and not both": (("schedules", "put"), {"cron": None}),
+    "cron or every must": (("schedules", "preview"), {"every": HOUR}),
+    "every must be whole milliseconds": (("schedules", "put"), {"cron": None, "every": timedelta(microseconds=1)}),
+    "deadline_at cannot be combined": (("workflows", "start"), {"deadline_at": LATER, "deadline_in": HOUR}),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+async def test_a_wrong_value_is_named(message: str) -> None:
+    """A value that the service would reject raises ValueError with the name of the argument."""
+    place, wrong = MISTAKES[message]
+    method = method_of(*place)
+    with pytest.raises(ValueError, match=f"^{message.strip()}"):
+        await call(method, {**smallest_call(method), **wrong})
+
+
+def test_answers_that_cannot_be_read_are_not_quoted() -> None:
+    """The error names the field, but not the data of the timer: a program may log it."""
+    with pytest.raises(TimerServiceError, match=r"(?s)cannot read.*dueAt") as caught:
+        Timer.read({"serviceCallId": "call-1", "data": "s3cret", "dueAt": "s3cret"})
+    assert "s3cret" not in str(caught.value)

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,37 +57,27 @@ async def get(port: int, path: str, **said: str) -> Answer:
         await writer.wait_closed()
 
 
-async def test_ready() -> None:
-    """Readiness is 200 while every part is healthy, and the body lists the parts as ok."""
-    async with serve_http(pages(health={"broker": HEALTHY, "database": HEALTHY}), HOST, 0) as (port, _):
+@pytest.mark.parametrize(
+    ("broker", "status", "text"),
+    [
+        (HEALTHY, 200, "ok"),
+        (Health.down("disconnected"), 503, "disconnected"),
+        (Health(usable=True, reason="the broker denies a permission"), 503, "the broker denies a permission"),
+    ],
+)
+async def test_readiness(broker: Health, status: int, text: str) -> None:
+    """Readiness is 200 while every part is healthy. The body has the reason of each part that is not."""
+    async with serve_http(pages(health={"broker": broker, "database": HEALTHY}), HOST, 0) as (port, _):
         answer = await get(port, "/readyz")
-    assert answer.status == 200
-    assert answer.json() == {"broker": "ok", "database": "ok"}
+    assert (answer.status, answer.json()) == (status, {"broker": text, "database": "ok"})
 
 
-async def test_not_ready() -> None:
-    """Readiness is 503 while a part is not healthy, and the body has the part and the reason."""
-    async with serve_http(pages(health={"broker": Health.down("disconnected"), "database": HEALTHY}), HOST, 0) as (
-        port,
-        _,
-    ):
-        answer = await get(port, "/readyz")
-    assert answer.status == 503
-    assert answer.json() == {"broker": "disconnected", "database": "ok"}
-
-
-async def test_alive() -> None:
-    """Liveness is 200 while no loop is stalled, even if a part is down."""
-    async with serve_http(pages(health={"broker": Health.down("away")}), HOST, 0) as (port, _):
+@pytest.mark.parametrize(("stalled", "status"), [([], 200), (["timers"], 503)])
+async def test_liveness(stalled: list[str], status: int) -> None:
+    """Liveness is 200 while no loop is stalled, even if a part is down. The body names the stalled loops."""
+    async with serve_http(pages(health={"broker": Health.down("away")}, stalled=stalled), HOST, 0) as (port, _):
         answer = await get(port, "/livez")
-    assert (answer.status, answer.json()) == (200, {"stalled": []})
-
-
-async def test_stalled() -> None:
-    """Liveness is 503 while a loop is stalled, and the body names the loop."""
-    async with serve_http(pages(stalled=["timers"]), HOST, 0) as (port, _):
-        answer = await get(port, "/livez")
-    assert (answer.status, answer.json()) == (503, {"stalled": ["timers"]})
+    assert (answer.status, answer.json()) == (status, {"stalled": stalled})
 
 
 async def test_metrics() -> None:
@@ -142,15 +131,6 @@ async def test_stops_quickly_despite_open_connections() -> None:
         assert await reader.read() == b""
         writer.close()
         await writer.wait_closed()
-
-
-async def test_installs_no_signal_handlers() -> None:
-    """Serving installs no signal handlers, because the service handles signals itself."""
-    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    async with serve_http(pages(), HOST, 0) as (port, _):
-        await get(port, "/livez")
-        during = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    assert during == before
 
 
 async def test_what_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:

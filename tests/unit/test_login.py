@@ -19,13 +19,6 @@ def error_of(login: Login) -> str:
     return str(caught.value)
 
 
-def test_driver_gets_the_login() -> None:
-    """A login becomes options of the driver. `str()` of a login shows no secret."""
-    assert Login(user="me", password="s3cret").options() == {"user": "me", "password": "s3cret"}
-    assert Login(token="s3cret").options() == {"token": "s3cret"}
-    assert "s3cret" not in repr(Login(user="me", password="s3cret", token="s3cret", nkey_seed="s3cret"))
-
-
 def test_missing_nkeys_package_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the package nkeys, the error of a seed or a .creds file says what to install."""
     monkeypatch.setitem(sys.modules, "nkeys", None)

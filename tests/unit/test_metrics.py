@@ -2,7 +2,7 @@ import platform
 from importlib.metadata import version
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.health import HEALTHY, Health
@@ -117,13 +117,6 @@ def test_build_info(registry: CollectorRegistry) -> None:
     labels = {"version": version("timer-service"), "python": platform.python_version()}
     labels |= {"system_zones": zone_data().system, "tzdata": version("tzdata")}
     assert registry.get_sample_value("timer_build_info", labels) == 1
-
-
-def test_no_tenant_label(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """No series has a tenant as a label, because the number of series would have no limit."""
-    metrics.command_handled("ScheduleTimer", "scheduled")
-    assert b"timer_commands_received_total{" in generate_latest(registry)
-    assert b"tenant" not in generate_latest(registry)
 
 
 def test_health_of_each_flow(metrics: Metrics, registry: CollectorRegistry) -> None:

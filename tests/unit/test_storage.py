@@ -1,8 +1,6 @@
 """The room of an account, by its limits."""
 
-import json
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -39,37 +37,6 @@ def stream(replicas: int = 1, storage: str = "file") -> Mapping[str, Any]:
 def test_room(used: int, limit: int, *, is_full: bool) -> None:
     """An account is full if it has less than 1 % left, or no room for a large message. -1 and 0 are no limits."""
     assert check_account(account(used, limit), stream()).usable is not is_full
-
-
-class Account:
-    """A connection on which the account can be looked up."""
-
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self.found = found
-        self.requests = 0
-
-    async def request(self, _subject: str, _body: bytes, *, timeout: float) -> SimpleNamespace:  # noqa: ARG002, ASYNC109
-        self.requests += 1
-        return SimpleNamespace(data=json.dumps(self.found).encode())
-
-
-FULL = account(10 * MIB, 10 * MIB)
-
-
-def is_full(storage: Storage) -> bool:
-    return not storage.health(Kind.EVENT, stream()).usable
-
-
-async def test_permission_after_a_lost_connection() -> None:
-    """A server that denies the look-up of the account is not asked again. The next server is."""
-    connection = Account(FULL)
-    storage = Storage(cast("Client", connection))
-    assert storage.denied('nats: Permissions Violation for Publish to "$JS.API.INFO"')
-    await storage.look_up()
-    denied = (connection.requests, is_full(storage))
-    storage.connection_lost()
-    await storage.look_up()
-    assert (denied, (connection.requests, is_full(storage))) == ((0, False), (1, True))
 
 
 def test_refusals_of_each_kind() -> None:

@@ -54,17 +54,6 @@ async def reporting(state: State, **environ: str) -> AsyncIterator[asyncio.Task[
         await task
 
 
-async def test_ready_is_sent_once_the_service_is_ready(systemd: Systemd) -> None:
-    """Nothing is sent before the service is ready. Then READY comes first, and once."""
-    state = State(ready=False)
-    async with reporting(state, **systemd.environ, **WATCHDOG):
-        await state.until_asked(2)
-        assert systemd.waiting() == []
-        state.ready = True
-        assert await systemd.next() == "READY=1"
-        assert [await systemd.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
-
-
 async def test_no_watchdog_while_a_loop_hangs(systemd: Systemd) -> None:
     """While a loop of the service hangs, no WATCHDOG is sent. When it goes on, WATCHDOG is sent again."""
     state = State()

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -15,7 +14,7 @@ from timer_service.adapters.tracing import Tracing
 from timer_service.core.intake.apply import Applied, Done
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import CommandResult, Route
-from timer_service.core.ports.broker import PUBLISHED, PublishResult, PublishStatus
+from timer_service.core.ports.broker import PUBLISHED, PublishResult
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Address, Command, Kind, Message, Trace
@@ -91,13 +90,6 @@ async def test_event_that_is_not_sampled() -> None:
     assert await fire(tracing, PUBLISHED, headers) == event(headers)
 
 
-async def test_event_that_is_not_published(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    """The span of an event that the broker refuses is an error with the reason."""
-    await fire(tracing, PublishResult(PublishStatus.REFUSED, "too large"), {})
-    (span,) = exporter.get_finished_spans()
-    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "refused: too large")
-
-
 BEGAN = 5_000
 
 
@@ -134,14 +126,3 @@ def test_command(tracing: Tracing, exporter: InMemorySpanExporter, *, rejected: 
     assert (receive.status.description, process.status.description) == (None, failure)
     assert process.status.status_code is (StatusCode.UNSET if failure is None else StatusCode.ERROR)
     assert (process.attributes or {})["messaging.message.id"] == "command-1"
-
-
-def test_process_without_an_sdk() -> None:
-    """Without an OpenTelemetry SDK in the process, there is no tracing."""
-    assert Tracing.of_process() is None
-
-
-def test_process_with_an_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an SDK, the process has tracing."""
-    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
-    assert isinstance(Tracing.of_process(), Tracing)

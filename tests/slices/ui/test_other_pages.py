@@ -1,23 +1,24 @@
-"""The pages of failures, signals, runs, schedules and workflows."""
+"""The pages of failures, signals, runs, schedules and workflows, on rows of every kind."""
 
 import html
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.harness import page_data
+from tests.harness.builders import command_address, raw_command
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
 from tests.harness.runs import Runs
-from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.runs import SLICE
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.raw_command import MESSAGE_ID
 from timer_service.ui.formats import visible
 from timer_service.ui.links import link
 from timer_service.ui.views import VIEWS
@@ -60,13 +61,9 @@ async def test_hostile_ids(filled: Page, name: str) -> None:
 async def test_pages_of_lists(filled: Page, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list leads to the next page, and all pages together show each row once."""
     monkeypatch.setattr("timer_service.ui.views.lists.PAGE_ROWS", 4)
-    path, found = f"/ui/{name}?tenant=acme", []
-    while path:
-        text = (await filled.get(path)).text
-        here = links_to(text, ITEMS[name])
-        assert len(here) <= 4
-        found += here
-        path = next((html.unescape(each) for each in re.findall(r'rel="next" href="([^"]*)"', text)), "")
+    pages = [links_to(text, ITEMS[name]) async for text in filled.follow(f"/ui/{name}?tenant=acme")]
+    found = [each for links in pages for each in links]
+    assert max(map(len, pages)) <= 4
     assert len(found) == len(set(found)) > 8
 
 
@@ -103,96 +100,62 @@ async def test_pages_use_the_reader_of_queries(filled: Page, monkeypatch: pytest
         assert answer.status == 200, view.path
 
 
-async def test_failures(filled: Page) -> None:
-    """Failures are counted by kind and tenant, with the reason of the first and the command that retries it."""
-    text = (await filled.get("/ui/failed")).text
-    for shown in (
+COMMAND = "timer-service {} acme".format
+SHOWN: dict[str, tuple[str, ...]] = {
+    "failed": (
         *("Timers that were given up", "Buried events", "Firings that were given up", "Failed workflows"),
-        *("Schedules that cannot fire", "maximum bytes exceeded", "timer-service events retry acme --all"),
-        html.escape("no response from stream TIMER_EVT for <script>"),
-    ):
-        assert shown in text
-    assert "Blocked workflows" not in text
-    assert "Buried events" not in (await filled.get("/ui/failed?kind=workflows")).text
-    assert "Nothing here." in (await filled.get("/ui/failed?kind=blocked")).text
-    assert links_to(text, "timers") == ["/ui/timers?tenant=acme&state=Failed"]
-    for shown in ("no room", "timer-service signals activate acme signal-1", "STEP_FAILED", "there is no zone X"):
-        assert shown in text
+        *("Schedules that cannot fire", "maximum bytes exceeded", COMMAND("events retry") + " --all", "STEP_FAILED"),
+        *("for &lt;script&gt;", "no room", COMMAND("signals activate") + " signal-1", "there is no zone X"),
+        *("/ui/timers?tenant=acme&amp;state=Failed", "rejected no command"),
+    ),
+    "failed?kind=blocked": ("Nothing here.",),
+    "events?tenant=acme": ("RunCompleted", html.escape(HOSTILE[0]), COMMAND("events retry") + " --all"),
+    "events?tenant=other": ("has no buried events",),
+    link("signal", id=HOSTILE[0])[4:]: ("ticket-0 becomes blocked", "enqueued", COMMAND("signals activate")),
+    "signal?id=invalid": ("never fires", "Its trigger is invalid.", "There are no firings."),
+    "signal?id=tomorrow": ("it is 2026-11-21 10:00:00 UTC",),
+    "schedule?id=weekdays": ("2026-11-23 08:00:00", "2026-11-24 08:00:00", "Europe/Berlin", COMMAND("schedules pause")),
+    "workflow?id=order-1": (
+        *("charge the card", "cool down", "wait for a message", "{&#34;charge&#34;: &#34;ch_1&#34;}"),
+        *("continues <time", COMMAND("workflows cancel") + " order-1"),
+    ),
+    "workflow?id=-rf": ("waits for a worker since <time",),
+    "workflow?id=rare": ("No worker asks for its queue and type.",),
+    "workflow?id=order-2": (
+        "STEP_FAILED in step reserve",
+        "the warehouse &lt;b&gt; is closed",
+        COMMAND("workflows retry"),
+    ),
+    "workers?tenant=other": ("No worker of tenant other was seen lately.",),
+    "run?id=circle": ("CYCLE", "It was rejected. Correct the graph, and start it with another id."),
+}
+
+
+@pytest.mark.parametrize("path", SHOWN)
+async def test_what_is_shown(filled: Page, path: str) -> None:
+    """A page shows its thing with its reason, in words, and the commands that make sense for it."""
+    text = (await filled.get(f"/ui/{path}" + ("&tenant=acme" if "id=" in path else ""))).text
+    assert [each for each in SHOWN[path] if each not in text] == []
 
 
 async def test_newest_dead_letters(page: Page) -> None:
     """The 20 commands that the instance rejected last are shown with their reasons, newest first, as text."""
-    runs = Runs(page.instance.database, MemoryBroker(), page.clock)
-    runs.reader = replace(runs.parts, on_rejected=page.rejections.add).reader(
-        [recording_route(SLICE, runs._woken)[0]], runs._wake_outbox
-    )
-    assert "The newest" not in (await page.get("/ui/failed")).text
     for number in range(25):
-        runs.send("StartRun", runId=f"run-{number}", jobs=[{"name": "<b>", "needs": 7}], message_id=f"<i>{number}")
-    await runs.consume()
+        raw = raw_command(address=command_address("acme", "start-run"), headers={MESSAGE_ID: f"<i>{number}"})
+        rejection = Rejection(Code.TOO_LARGE, f"<b>{number}")
+        page.rejections.add(Rejected(raw, rejection, None), page.clock.now())
+        page.metrics.dead_letter_stored("TOO_LARGE")
+    await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/failed")).text
     ids = re.findall(r'start-run <span class="quiet">(.*?)</span>', text)
     assert ids == [f"&lt;i&gt;{number}" for number in range(24, 4, -1)]
-    assert "jobs.0.needs" in text
-    assert "INVALID_PAYLOAD" in text
-
-
-async def test_buried_events(filled: Page) -> None:
-    """Buried events are listed with the reason and the command that publishes them."""
-    text = (await filled.get("/ui/events?tenant=acme")).text
-    assert "RunCompleted" in text
-    assert html.escape(HOSTILE[0]) in text
-    assert "timer-service events retry acme --all" in text
-    assert "has no buried events" in (await filled.get("/ui/events?tenant=other")).text
-
-
-async def test_signal(filled: Page) -> None:
-    """A signal shows what it waits for, its firings and what an operator can do."""
-    path = link("signal", tenant="acme", id=HOSTILE[0])
-    text = (await filled.get(path)).text
-    assert "ticket-0 becomes blocked" in text
-    assert "enqueued" in text
-    assert "timer-service signals activate acme" in text
-    assert "It has not fired yet." in (await filled.get(link("signal", tenant="acme", id=HOSTILE[4]))).text
-    text = (await filled.get("/ui/signal?tenant=acme&id=invalid")).text
-    assert "never fires" in text
-    assert "Its trigger is invalid." in text
-    assert "There are no firings." in text
-    assert "it is 2026-11-21 10:00:00 UTC" in (await filled.get("/ui/signal?tenant=acme&id=tomorrow")).text
-
-
-async def test_schedule(filled: Page) -> None:
-    """A schedule shows its next ten slots and what an operator can do."""
-    text = (await filled.get("/ui/schedule?tenant=acme&id=weekdays")).text
-    slots = re.findall(r'<li class="num"><span><time datetime="([^"]*)"', text)
-    assert len(slots) == 10
-    assert slots[:2] == ["2026-11-23T08:00:00.000Z", "2026-11-24T08:00:00.000Z"]
-    assert "Europe/Berlin" in text
-    for verb in ("pause", "trigger", "delete"):
-        assert f"timer-service schedules {verb} acme weekdays" in text
-    assert "timer-service schedules resume" not in text
-
-
-async def test_workflow(filled: Page) -> None:
-    """A workflow shows its steps, sleeps and waits."""
-    text = (await filled.get("/ui/workflow?tenant=acme&id=order-1")).text
-    for shown in (
-        "charge the card",
-        "cool down",
-        "approval",
-        "wait for a message",
-        "{&#34;charge&#34;: &#34;ch_1&#34;}",
-    ):
+    for shown in ("&lt;b&gt;24", "timer-service dead-letters list"):
         assert shown in text
-    assert "continues <time" in text
-    assert "waits for a worker since <time" in (await filled.get("/ui/workflow?tenant=acme&id=-rf")).text
-    assert "timer-service workflows cancel acme order-1" in text
-    assert "No worker asks for its queue and type." in (await filled.get("/ui/workflow?tenant=acme&id=rare")).text
+    assert re.search(r"TOO_LARGE</th><td [^>]*>0</td><td [^>]*>25</td>", text)
 
 
 async def test_workers(filled: Page) -> None:
     """The workers of a tenant are listed."""
-    assert "No worker of tenant other was seen lately." in (await filled.get("/ui/workers?tenant=other")).text
     worker: Mapping[str, Any] = {"id": "worker-2", "now": NOW, "types": '["order"]', "name": "<i>one</i>"}
     async with filled.instance.database.transaction() as tx:
         await tx.execute(
@@ -233,30 +196,15 @@ async def test_counts_of_a_run(filled: Page) -> None:
 
 async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is too large to draw has pages of jobs, without a graph, from the first one on."""
-    monkeypatch.setattr("timer_service.ui.views.runs._MOST_DRAWN", 20)
-    monkeypatch.setattr("timer_service.ui.views.runs.PAGE_ROWS", 10)
+    monkeypatch.setattr("timer_service.ui.views.runs.PAGE_ROWS", 100)
     runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
-    await runs.start({f"job-{number:02d}": [] for number in range(25)}, runId="large")
-    path, seen = "/ui/run?tenant=acme&id=large", []
-    while path:
-        text = (await page.get(path)).text
-        assert "<path" not in re.sub(r"<header.*?</header>", "", text, flags=re.DOTALL)
-        jobs = re.findall(r'<th scope="row" class="id">(job-\d+)</th>', text)
-        assert len(jobs) <= 10
-        seen += jobs
-        path = next((html.unescape(each) for each in re.findall(r'rel="next" href="([^"]*)"', text)), "")
-    assert seen == [f"job-{number:02d}" for number in range(25)]
-
-
-async def test_long_needs_are_drawn_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job whose needs come on several pages is one box with all edges."""
-    monkeypatch.setattr("timer_service.runs.queries.PAGE_BYTES", 360)
-    runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
-    names = [f"job-{number}" for number in range(8)]
-    await runs.start({**{name: [] for name in names}, "last": names}, runId="wide")
-    text = (await page.get("/ui/run?tenant=acme&id=wide")).text
-    assert len(re.findall(r'<a class="box ', text)) == 9
-    assert len(re.findall(r'<path d="M', text.partition('class="edges"')[2])) == 8
+    names = [f"job-{number:03d}" for number in range(301)]
+    await runs.start({name: [] for name in names}, runId="large")
+    pages = [
+        (re.findall(r'<th scope="row" class="id">(job-\d+)</th>', text), 'class="edges"' in text)
+        async for text in page.follow("/ui/run?tenant=acme&id=large")
+    ]
+    assert pages == [(names[at : at + 100], False) for at in range(0, 301, 100)]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer_service.ui.graph import MOST_ROWS, Drawing, Job, Need, assign_columns, draw, shorten
+from timer_service.ui.graph import MOST_ROWS, Drawing, Job, Need, draw, shorten
 
 
 def jobs(**needs: str) -> list[Job]:
@@ -24,11 +24,6 @@ def drawn(found: list[Job]) -> Drawing:
         except StopIteration as stop:
             drawing: Drawing = stop.value
             return drawing
-
-
-def test_columns() -> None:
-    """A job is right of all that it needs, as far left as possible."""
-    assert assign_columns(jobs(d="b c", b="a", c="", a="")) == {"c": 0, "a": 0, "b": 1, "d": 2}
 
 
 def test_unknown_needs_and_cycles() -> None:
