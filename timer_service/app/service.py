@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.tracing import Tracing
-from timer_service.app.page import OperationsPage, build_page
+from timer_service.app.page import build_page
 from timer_service.app.slices import Workers, build_clock_repair, queries, routes
 from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, build_loop, finish
@@ -120,7 +121,7 @@ class App:
         )
         self._reading = KeptTask("commands", self._reader.run)
         self._stopping = asyncio.Event()
-        self._page = self._build_page() if config.ui_enabled else None
+        self._page = self._build_page()
 
     def stop(self) -> None:
         """Start to drain; `run` then returns."""
@@ -145,8 +146,11 @@ class App:
             found["requests"] = worst(broker, self._requests.health, database)
         return found
 
-    def _build_page(self) -> OperationsPage:
-        page = build_page(
+    def _build_page(self) -> Sequence[Route]:
+        """Return the routes of the operations page, and add its loop. Without the page, there are none."""
+        if not self._config.ui_enabled:
+            return ()
+        routes, sampling = build_page(
             self._config,
             self._parts,
             self._registry,
@@ -155,8 +159,8 @@ class App:
             loops=lambda: self._loops,
             rejections=self._rejections,
         )
-        self._loops.append(page.sampling)
-        return page
+        self._loops.append(sampling)
+        return routes
 
     def _needs(self) -> Mapping[str, Health]:
         """Return the health of what this instance needs, by name."""
@@ -187,8 +191,7 @@ class App:
             if self._requests is not None:
                 await self._requests.open(self._broker, self._wakeups)
             await self._reader.open()
-        more = () if self._page is None else self._page.routes
-        pages = http_app(self._registry, health=self._health, stalled=self._stalled, more=more)
+        pages = http_app(self._registry, health=self._health, stalled=self._stalled, more=self._page)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as server:
             tasks = self._start_tasks()
             answering = asyncio.create_task(self._answering.run(), name="queries")
