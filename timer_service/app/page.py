@@ -34,8 +34,8 @@ def build_page(
 ) -> tuple[Sequence[Route], Loop]:
     """Return the routes of the page and the loop that takes its samples.
 
-    `flows` and `needs` return the health of what the instance does and of what it needs, by name. Raises `StartError` if the templates cannot be
-    rendered.
+    `flows` and `needs` return the health of what the instance does and of what it needs, by name. Raises `StartError`
+    if the templates cannot be rendered.
     """
     try:
         from timer_service.ui.routes import ui_routes  # noqa: PLC0415 - optional dependency

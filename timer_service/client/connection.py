@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ from timer_service.cancellation import keep_cancellation
 from timer_service.client.answers import read_cursor, read_object, read_rows
 from timer_service.client.calls import Calls
 from timer_service.client.checks import check_seconds, check_tenant, write_json
-from timer_service.client.commands import Command, Sender
+from timer_service.client.commands import Command, Ended, send_commands
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
@@ -36,7 +36,6 @@ class Connection:
         self._prefix = prefix
         self._calls = Calls()
         self._watches = Watches(client, self._calls)
-        self.sender = Sender(client, self._calls)
 
     async def end_calls(self) -> None:
         """End every call and every iteration over events."""
@@ -79,10 +78,16 @@ class Connection:
 
     async def send_command(self, command: Command, timeout_seconds: float) -> Outcome:
         """Send a command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
-        (ended,) = await self.sender.send([command], timeout_seconds)
+        (ended,) = await self.send_many([command], timeout_seconds)
         if isinstance(ended, Outcome):
             return ended
         raise ended
+
+    async def send_many(
+        self, commands: Sequence[Command], timeout_seconds: float, progress: Callable[[int], object] | None = None
+    ) -> list[Ended]:
+        """Send commands and return how each ended, in the same order. See `send_commands`."""
+        return await send_commands(self._client, self._calls, commands, timeout_seconds, progress)
 
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""

@@ -125,7 +125,7 @@ class TimerClient(Resource):
                 commands.append(self._schedule_command(timer))
             except ValueError as error:
                 raise ValueError(f"timers[{index}].{error}") from error
-        return await self._connection.sender.send(commands, timeout_seconds, progress)
+        return await self._connection.send_many(commands, timeout_seconds, progress)
 
     async def cancel(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Outcome:
         """Cancel a timer that has not fired. Raises `CommandError` if the service rejects the command."""
