@@ -153,7 +153,7 @@ async def test_list_and_count(client: TimerClient) -> None:
 
 @ON_SQLITE
 async def test_watch(client: TimerClient) -> None:
-    """`watch` yields the events of one tenant or of all tenants."""
+    """`watch` yields the ends of the timers of one tenant or of all tenants, and of cancellations by prefix."""
     mine, all_of_them = client.watch("acme"), client.watch()
     first, any_first = asyncio.ensure_future(anext(mine)), asyncio.ensure_future(anext(all_of_them))
     await client.count("acme")  # the subscriptions were sent before it on this connection
@@ -161,12 +161,13 @@ async def test_watch(client: TimerClient) -> None:
     await client.schedule("acme", "call-1", PAST, data=7)
     async with asyncio.timeout(5):
         assert (await any_first)["tenantId"] == "other"
-        event = await first
-    assert (event["type"], event["payload"]["serviceCallId"], event["payload"]["data"]) == (
-        "DueTimeReached",
-        "call-1",
-        7,
-    )
+        events = [await first]
+        await client.schedule("acme", "call-2", PAST, late_by=timedelta(seconds=1))
+        events.append(await anext(mine))
+        await client.cancel_prefix("acme", "call")
+        events.append(await anext(mine))
+    assert [each["type"] for each in events] == ["DueTimeReached", "TimerExpired", "TimersCancelled"]
+    assert events[0]["payload"]["data"] == 7
 
 
 @ON_SQLITE

@@ -19,6 +19,7 @@ from timer_service.client import (
     TimerServiceError,
     WorkflowStart,
 )
+from timer_service.client.checks import wire_duration
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
 
@@ -227,3 +228,8 @@ def test_answers_that_cannot_be_read_are_not_quoted() -> None:
     with pytest.raises(TimerServiceError, match=r"(?s)cannot read.*dueAt") as caught:
         Timer.read({"serviceCallId": "call-1", "data": "s3cret", "dueAt": "s3cret"})
     assert "s3cret" not in str(caught.value)
+
+
+def test_durations_are_rounded_up() -> None:
+    """A timer is never due earlier than its duration says."""
+    assert wire_duration("due_in", timedelta(seconds=1, microseconds=1)) == "PT1.001S"

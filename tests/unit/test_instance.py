@@ -186,6 +186,7 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
             "queries": (patch.object(broker, "query_health", DOWN), {"queries"}),
             "command stream": (patch.dict(broker.streams.health, {Kind.COMMAND: DOWN}), {"commands"}),
             "event stream": (patch.dict(broker.streams.health, {Kind.EVENT: DOWN}), {"events"}),
+            "dead letter stream": (patch.dict(broker.streams.health, {Kind.DEAD_LETTER: DOWN}), {"events"}),
             "writing": (down(SqliteDatabase), {"commands", "events", "requests"}),
             "reading": (
                 patch.object(SqliteDatabase, "read_health", new_callable=PropertyMock, return_value=DOWN),

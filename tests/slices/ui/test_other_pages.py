@@ -207,6 +207,16 @@ async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages == [(names[at : at + 100], False) for at in range(0, 301, 100)]
 
 
+async def test_run_of_several_pages(page: Page) -> None:
+    """A graph has the jobs of all pages of the query, and each job once."""
+    runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
+    names = [f"job-{number:02d}" for number in range(60)]
+    await runs.start({**{name: [] for name in names}, "last": names}, runId="wide")
+    text = (await page.get("/ui/run?tenant=acme&id=wide")).text
+    assert len(re.findall(r'<a class="box ', text)) == 61
+    assert len(re.findall(r'<path d="M', text.partition('class="edges"')[2])) == 60
+
+
 @pytest.mark.slow
 async def test_pages_on_postgres(postgres: PostgresDatabase, clock: ManualClock) -> None:
     """Each page can be read from PostgreSQL too."""
