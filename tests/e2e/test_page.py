@@ -20,7 +20,6 @@ from timer_service.http import serve_http
 from timer_service.ui.links import link
 
 CHECK = (Path(__file__).parents[1] / "harness" / "accessibility.js").read_text("utf-8")
-MAIN = ("", "timers", "failed", "signals", "runs", "schedules", "workflows")
 ITEMS = {"timer": HOSTILE[0], "signal": HOSTILE[0], "run": "build", "schedule": HOSTILE[0], "workflow": "order-1"}
 FILLED = [
     link(""),

@@ -76,13 +76,9 @@ class Page:
             yield text
             path = next((html.unescape(each) for each in re.findall(r'rel="next" href="([^"]*)"', text)), "")
 
-    async def get_and_leave(self, path: str) -> Answer:
-        """Request a page over a connection that ends before the page is made."""
-        return await request(self.app, path, "", method="GET", host="127.0.0.1:9464", is_gone=True)
 
-
-async def request(app: Starlette, path: str, query: str, *, method: str, host: str, is_gone: bool = False) -> Answer:
-    """Send a request to an application, without a network. `is_gone`: the client has closed its connection."""
+async def request(app: Starlette, path: str, query: str, *, method: str, host: str) -> Answer:
+    """Send a request to an application, without a network."""
     scope = {
         "type": "http",
         "http_version": "1.1",
@@ -96,9 +92,8 @@ async def request(app: Starlette, path: str, query: str, *, method: str, host: s
     sent: list[Any] = []
 
     async def receive() -> MutableMapping[str, Any]:
-        if not is_gone:
-            await asyncio.Event().wait()
-        return {"type": "http.disconnect"}
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async def send(message: Any) -> None:
         sent.append(message)

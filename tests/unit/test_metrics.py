@@ -1,10 +1,10 @@
 import platform
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.values.errors import Code
@@ -22,57 +22,43 @@ def metrics(registry: CollectorRegistry) -> Metrics:
     return Metrics(registry)
 
 
-def test_implements_the_port_under_the_documented_names(metrics: Metrics, registry: CollectorRegistry) -> None:
+MEASURED: list[tuple[str, tuple[Any, ...], str, dict[str, str], float]] = [
+    ("command_handled", ("X", "done", 2), "timer_commands_received_total", {"type": "X", "outcome": "done"}, 2),
+    ("dead_letter_stored", (Code.TOO_LARGE,), "timer_dead_letters_total", {"code": "TOO_LARGE"}, 1),
+    ("query_answered", ("q", "answered"), "timer_queries_total", {"query": "q", "outcome": "answered"}, 1),
+    ("queries_waiting", (9,), "timer_queries_waiting", {}, 9),
+    ("request_answered", ("r", "BUSY"), "timer_requests_total", {"request": "r", "outcome": "BUSY"}, 1),
+    ("requests_waiting", (3,), "timer_requests_waiting", {}, 3),
+    ("polls_held", (11,), "timer_polls_held", {}, 11),
+    ("tasks_sent", (12,), "timer_tasks_sent_total", {}, 12),
+    ("claimed", (7,), "timer_claim_batch_size_sum", {}, 7),
+    ("published", (0.25,), "timer_publish_duration_seconds_sum", {}, 0.25),
+    ("publish_failed", ("refused", 2), "timer_publish_failures_total", {"reason": "refused"}, 2),
+    ("settled", ("t", "fired", 5), "timer_schedules_processed_total", {"table": "t", "outcome": "fired"}, 5),
+    ("leases_lost", (3,), "timer_lease_lost_total", {}, 3),
+    ("buried", ("t", 4), "timer_buried_total", {"table": "t"}, 4),
+    ("counted", ("t", "Scheduled", 6), "timer_rows", {"table": "t", "state": "Scheduled"}, 6),
+    ("overdue", ("t", 8, 1.5), "timer_overdue", {"table": "t"}, 8),
+    ("overdue", ("t", 8, 1.5), "timer_oldest_due_lag_seconds", {"table": "t"}, 1.5),
+    ("slots_missed", (13,), "timer_slots_missed_total", {}, 13),
+    ("slots_not_started", ("busy", 14), "timer_slots_not_started_total", {"reason": "busy"}, 14),
+    ("clock_measured", (-0.5,), "timer_clock_offset_seconds", {}, -0.5),
+    ("fired_late", ("t", 0.75, 4), "timer_fire_lag_seconds_sum", {"table": "t"}, 3),
+    ("fired_late", ("t", 0.75, 4), "timer_fire_lag_seconds_bucket", {"table": "t", "le": "1.0"}, 4),
+    ("ticked", ("outbox", 0.5), "timer_polling_duration_seconds_sum", {"loop": "outbox"}, 0.5),
+    ("event_limits_reached", (2,), "timer_event_limits_reached", {}, 2),
+]
+
+
+@pytest.mark.parametrize("measured", MEASURED, ids=lambda measured: measured[2])
+def test_measurements(
+    registry: CollectorRegistry, measured: tuple[str, tuple[Any, ...], str, dict[str, str], float]
+) -> None:
     """The core's measurements appear under the documented names and labels."""
-    core: MetricsPort = metrics
-    core.command_handled("ScheduleTimer", "scheduled", 2)
-    core.command_handled("CancelTimer", "cancelled")
-    core.dead_letter_stored(Code.TOO_LARGE)
-    core.query_answered("get-run", "answered")
-    core.queries_waiting(9)
-    core.claimed(7)
-    core.published(0.25)
-    core.publish_failed(PublishStatus.REFUSED, 2)
-    core.settled("timer_schedules", "fired", 5)
-    core.leases_lost(3)
-    core.buried("timer_schedules", 4)
-    core.counted("timer_schedules", "Scheduled", 6)
-    core.overdue("timer_schedules", 8, 1.5)
-    core.request_answered("poll-tasks", "BUSY")
-    core.requests_waiting(3)
-    core.requests_waiting(-1)
-    core.polls_held(11)
-    core.tasks_sent(12)
-    core.slots_missed(13)
-    core.slots_not_started("over_quota", 14)
-    core.clock_measured(-0.5)
-    core.fired_late("outbox", 0.75)
-
-    def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(name, labels)
-
-    assert value("timer_commands_received_total", type="ScheduleTimer", outcome="scheduled") == 2
-    assert value("timer_commands_received_total", type="CancelTimer", outcome="cancelled") == 1
-    assert value("timer_dead_letters_total", code="TOO_LARGE") == 1
-    assert value("timer_queries_total", query="get-run", outcome="answered") == 1
-    assert value("timer_queries_waiting") == 9
-    assert value("timer_claim_batch_size_sum") == 7
-    assert value("timer_publish_duration_seconds_sum") == 0.25
-    assert value("timer_publish_failures_total", reason="refused") == 2
-    assert value("timer_schedules_processed_total", table="timer_schedules", outcome="fired") == 5
-    assert value("timer_lease_lost_total") == 3
-    assert value("timer_buried_total", table="timer_schedules") == 4
-    assert value("timer_rows", table="timer_schedules", state="Scheduled") == 6
-    assert value("timer_overdue", table="timer_schedules") == 8
-    assert value("timer_oldest_due_lag_seconds", table="timer_schedules") == 1.5
-    assert value("timer_requests_total", request="poll-tasks", outcome="BUSY") == 1
-    assert value("timer_requests_waiting") == 2
-    assert value("timer_polls_held") == 11
-    assert value("timer_tasks_sent_total") == 12
-    assert value("timer_slots_missed_total") == 13
-    assert value("timer_slots_not_started_total", reason="over_quota") == 14
-    assert value("timer_clock_offset_seconds") == -0.5
-    assert value("timer_fire_lag_seconds_sum", table="outbox") == 0.75
+    method, arguments, name, labels, value = measured
+    core: MetricsPort = Metrics(registry)
+    getattr(core, method)(*arguments)
+    assert registry.get_sample_value(name, labels) == value
 
 
 def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:

@@ -28,11 +28,6 @@ async def test_what_all_pages_have(page: Page, path: str, status: int) -> None:
     assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", answer.text)
 
 
-async def test_page_that_nobody_waits_for(page: Page) -> None:
-    """No work is done for a client that has gone: a flood of such requests would keep others waiting."""
-    assert (await page.get_and_leave("/ui/timers")).text == ""
-
-
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 async def test_reads_only(page: Page, method: str) -> None:
     """The page accepts no other method than GET and HEAD."""
