@@ -88,15 +88,6 @@ def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegis
     assert registry.get_sample_value("timer_publish_failures_total", {"reason": "published"}) is None
 
 
-def test_broker_is_checked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The gauge is 0 until a broker is watched. Then each scrape checks the broker."""
-    answers = [True, False]
-    seen = [registry.get_sample_value("timer_broker_connected")]
-    metrics.watch_broker(lambda: answers.pop(0))
-    seen += [registry.get_sample_value("timer_broker_connected") for _ in range(2)]
-    assert seen == [0, 1, 0]
-
-
 def test_build_info(registry: CollectorRegistry) -> None:
     """The labels of a gauge that is always 1 contain the running versions."""
     Metrics(registry)
@@ -105,14 +96,17 @@ def test_build_info(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("timer_build_info", labels) == 1
 
 
-def test_health_of_each_flow(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """Each flow has its own health, at the time of the scrape. A flow with a reason counts as down."""
+def test_health_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """Each scrape asks for the health of broker, database and flows. A flow with a reason counts as down."""
+    usable = {"broker": True, "database": False}
     health = {"commands": Health.down("away"), "events": HEALTHY, "queries": Health(reason="a permission is denied")}
-    metrics.watch_flows(lambda: health)
+    metrics.watch(broker=lambda: usable["broker"], database=lambda: usable["database"], flows=lambda: health)
 
     def up() -> list[float | None]:
-        return [registry.get_sample_value("timer_flow_up", {"flow": name}) for name in health]
+        parts = [registry.get_sample_value(f"timer_{name}") for name in ("broker_connected", "database_usable")]
+        return parts + [registry.get_sample_value("timer_flow_up", {"flow": name}) for name in health]
 
     before = up()
     health |= {"commands": HEALTHY, "events": Health.down("full")}
-    assert (before, up()) == ([0, 1, 0], [1, 0, 0])
+    usable |= {"broker": False, "database": True}
+    assert (before, up()) == ([1, 0, 0, 1, 0], [0, 1, 1, 0, 0])

@@ -10,8 +10,7 @@ from starlette.responses import HTMLResponse, Response
 
 from timer_service.core.requests.computing import Computing, Steps
 from timer_service.ui import formats
-from timer_service.ui.commands import command
-from timer_service.ui.links import link
+from timer_service.ui.links import command, link
 
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "

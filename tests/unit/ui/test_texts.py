@@ -8,8 +8,7 @@ from markupsafe import Markup
 
 from timer_service.cli.output import one_line
 from timer_service.ui import charts, formats
-from timer_service.ui.commands import command
-from timer_service.ui.links import link
+from timer_service.ui.links import command, link
 
 HOUR = 3_600_000
 

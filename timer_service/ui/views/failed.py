@@ -14,8 +14,7 @@ from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
 from timer_service.ui import tenants
 from timer_service.ui.activity import activity
-from timer_service.ui.commands import command
-from timer_service.ui.links import link
+from timer_service.ui.links import command, link
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import BadParameterError
 from timer_service.ui.tenants import MOST_COUNTED, Rows

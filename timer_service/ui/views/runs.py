@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 from timer_service.runs.queries import QUERIES, GetRun
-from timer_service.ui.commands import command
 from timer_service.ui.graph import Drawing, Job, Need, draw
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import Rows

@@ -7,7 +7,7 @@ from typing import Any
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.queries import QUERIES
 from timer_service.schedules.views import GetSchedule
-from timer_service.ui.commands import command
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views.lists import StatusList, TenantChoice

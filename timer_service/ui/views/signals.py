@@ -6,8 +6,8 @@ from typing import Any
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.queries import QUERIES, GetSignal
 from timer_service.signals.signal import Status
-from timer_service.ui.commands import command
 from timer_service.ui.formats import day_and_time
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views.lists import StatusList, TenantChoice, read_page

@@ -12,7 +12,7 @@ from timer_service.timers.messages import GetTimer, ListTimers, State
 from timer_service.timers.queries import QUERIES
 from timer_service.timers.rules import Key, Timer
 from timer_service.timers.store import Cursor
-from timer_service.ui.commands import command
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import Parameters
 from timer_service.ui.reads import PAGE_ROWS

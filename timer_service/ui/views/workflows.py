@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from timer_service.core.service.workflow_start import NAME_PATTERN
-from timer_service.ui.commands import command
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import BadParameterError
 from timer_service.ui.tenants import Rows
