@@ -112,7 +112,7 @@ async def test_watch_schedules(client: TimerClient) -> None:
 
 @ON_SQLITE
 async def test_preview(client: TimerClient) -> None:
-    """A preview shows the slots around a clock change. Nothing is stored."""
+    """A preview shows the slots around a clock change. It reads all of them, however long they take to compute."""
     start = datetime(2027, 3, 27, tzinfo=UTC)
     slots = await client.schedules.preview("acme", cron="30 2 * * *", zone="Europe/Berlin", from_at=start, count=3)
     assert [slot.isoformat() for slot in slots] == [
@@ -122,4 +122,10 @@ async def test_preview(client: TimerClient) -> None:
     ]
     last_two = await client.schedules.preview("acme", every=HOUR, start_at=start, end_at=start + 2 * HOUR, from_at=PAST)
     assert last_two == [start, start + HOUR]
+    begin, leap_sundays = datetime(2026, 1, 1, tzinfo=UTC), "0 0 29 2 */7"
+    question = {"cron": leap_sundays, "from": begin.isoformat(), "count": 100}
+    assert (await client.query("acme", "preview-slots", question))["complete"] is False
+    found = await client.schedules.preview("acme", cron=leap_sundays, from_at=begin, count=100)
+    assert (len(set(found)), sorted(found)) == (100, found)
+    assert {(slot.month, slot.day, slot.isoweekday()) for slot in found} == {(2, 29, 7)}
     assert [each async for each in client.schedules.list("acme")] == []

@@ -67,7 +67,6 @@ class App:
         self._database = storage.database
         self._clock = storage.clock
         self._broker = broker
-        self._metrics = metrics
         self._registry = registry
         self._rejections = NewestRejections()
         audit = AuditLog()
