@@ -28,7 +28,7 @@ from timer_service.client.workflow_models import (
 )
 from timer_service.client.workflow_start import WorkflowStart, wire_start
 
-_ENDED = frozenset([WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED])
+_FAILED = frozenset([WorkflowStatus.FAILED, WorkflowStatus.CANCELLED])
 _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
 _LOOK_AGAIN_SECONDS = 10
 """An event of the end can be missed while the connection is lost."""
@@ -173,38 +173,26 @@ class Workflows(Resource):
 
     async def _result(self, tenant: str, workflow: str) -> Any:
         """Return the result of a workflow once it has ended. Looks at it first, and again after each event."""
-        events = self._connection.events(tenant, *_EVENTS)
-        following = asyncio.ensure_future(_next_end(events, workflow))
+        events = self._connection.events(tenant, *_EVENTS, about=self._key(workflow))
+        following = asyncio.ensure_future(anext(events))
         try:
             while True:
                 # There may be 8 MiB of effects: it reads one.
                 detail = await self._find("get-workflow", WorkflowDetail, tenant, workflow, _QUERY_SECONDS, limit=1)
                 if detail is None:
                     raise LookupError(f"there is no workflow {tenant}/{workflow}")
-                if detail.workflow.status in _ENDED:
-                    return _result_of(detail)
+                if detail.workflow.status == WorkflowStatus.COMPLETED:
+                    return detail.result
+                if detail.workflow.status in _FAILED:
+                    raise WorkflowEndedError(detail.workflow, detail.failure)
                 await asyncio.wait([following], timeout=_LOOK_AGAIN_SECONDS)
                 if following.done():
                     following.result()
-                    following = asyncio.ensure_future(_next_end(events, workflow))
+                    following = asyncio.ensure_future(anext(events))
         finally:
             following.cancel()
             await asyncio.wait([following])
             await events.aclose()  # a program that keeps the error would keep the watch
-
-
-async def _next_end(events: AsyncIterator[dict[str, Any]], workflow: str) -> None:
-    """Return after the next event about a workflow. Raises `NoAnswerError` when the connection is lost."""
-    async for event in events:
-        if event["payload"].get("workflowId") == workflow:
-            return
-
-
-def _result_of(detail: WorkflowDetail) -> Any:
-    workflow = detail.workflow
-    if workflow.status == WorkflowStatus.COMPLETED:
-        return detail.result
-    raise WorkflowEndedError(workflow, detail.failure)
 
 
 def _check_one(first: str, first_value: object, second: str, second_value: object) -> None:
