@@ -2,15 +2,13 @@
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import uvicorn
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,14 +22,6 @@ _GRACE_SECONDS = 1
 _CLOSE_SECONDS = 0.5
 _CONNECTION_SECONDS = 10
 """How long a connection lasts at most, with its request and the response."""
-_RESTS = 9
-"""After a text of the metrics, no other one is made for this many times as long."""
-_LONGEST_REST_SECONDS = 1
-"""If a text took longer, the process was stopped meanwhile, as by `docker pause`. Requests must not wait for that."""
-_MOST_FORMATS = 4
-"""In how many formats the metrics are asked for at once. A client can invent versions; more get the usual format."""
-MOST_CONNECTIONS = 100
-"""How many connections are open at most. One more closes the oldest."""
 
 
 def http_app(
@@ -56,52 +46,11 @@ def http_app(
         body = {name: reason or "ok" for name, reason in reasons.items()}
         return JSONResponse(body, 503 if any(reasons.values()) else 200)
 
-    texts = _MetricsTexts(registry)
-
-    async def metrics(request: Request) -> Response:
-        text, content_type = await texts.read(request.headers.get("Accept", ""))
-        return Response(text, headers={"Content-Type": content_type})
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
     return Starlette(routes=[*routes, *more])
-
-
-class _MetricsTexts:
-    """The metrics as text. Many requests at once take a tenth of the event loop: they share a text.
-
-    A text is never older than its request.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._next: dict[str, asyncio.Task[bytes]] = {}
-        """The texts that are not begun, by content type."""
-        self._turn = asyncio.Lock()
-        self._rests_until = 0.0
-
-    async def read(self, accept: str) -> tuple[bytes, str]:
-        """Return the text in a format that a header `Accept` asks for, and its content type."""
-        try:
-            generate, content_type = choose_encoder(accept)
-        except (ValueError, TypeError):  # a version that is none
-            generate, content_type = choose_encoder("")
-        if content_type not in self._next and len(self._next) >= _MOST_FORMATS:
-            generate, content_type = choose_encoder("")
-        text = self._next.get(content_type)
-        if text is None:
-            text = self._next[content_type] = asyncio.create_task(self._write(generate, content_type))
-        return await asyncio.shield(text), content_type
-
-    async def _write(self, generate: Callable[[CollectorRegistry], bytes], content_type: str) -> bytes:
-        async with self._turn:
-            await asyncio.sleep(self._rests_until - time.monotonic())
-            del self._next[content_type]
-            began = time.monotonic()
-            try:
-                return generate(self._registry)
-            finally:
-                ended = time.monotonic()
-                self._rests_until = ended + min(_RESTS * (ended - began), _LONGEST_REST_SECONDS)
 
 
 class HttpServer(NamedTuple):
@@ -116,15 +65,14 @@ class HttpServer(NamedTuple):
 async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[HttpServer]:
     """Serve `app` in this event loop while the block runs. Port 0 means any free port.
 
-    A connection carries one request. Connections that send or read slowly do not keep out others: they are closed after
-    ten seconds, or earlier if there are too many. Raises `StartError` if the address cannot be used.
+    A connection carries one request, and is closed after ten seconds. Raises `StartError` if the address cannot be
+    used.
     """
-    open_connections: dict[_Connection, None] = {}
     with _listen(host, port) as listener:
         server = _Server(
             uvicorn.Config(
                 app,
-                http=partial(_Connection, open_connections),  # type: ignore[arg-type]  # uvicorn only calls it
+                http=_Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -148,23 +96,14 @@ async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[Http
 class _Connection(H11Protocol):
     """A connection that ends after some seconds, even if its peer sends or reads nothing."""
 
-    def __init__(self, others: "dict[_Connection, None]", *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._open = others  # oldest first
-        self._end: asyncio.TimerHandle | None = None
+    _end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._end = self.loop.call_later(_CONNECTION_SECONDS, transport.abort)
-        self._open[self] = None
-        if len(self._open) > MOST_CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._open.pop(self, None)
         if self._end is not None:
             self._end.cancel()
 

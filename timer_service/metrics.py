@@ -1,6 +1,7 @@
 """The Prometheus metrics of the service."""
 
 import platform
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
@@ -12,12 +13,20 @@ from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.ports.broker import TRANSIENT, PublishStatus
 from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import Code
-from timer_service.counted_histogram import CountedHistogram
 from timer_service.zone_data import zone_data
 
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DURATION = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _ROWS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class CountedHistogram(Histogram):
+    """A histogram that counts equal values in one step: the timers of a batch are often due at one instant."""
+
+    def observe_many(self, value: float, count: int) -> None:
+        """Record that a value occurred `count` times."""
+        self._sum.inc(value * count)
+        self._buckets[bisect_left(self._upper_bounds, value)].inc(count)
 
 
 class Metrics:
@@ -162,9 +171,9 @@ class Metrics:
         for message_type in (*commands, "unknown"):
             self._commands(message_type, "rejected")
             self._commands(message_type, OVER_QUOTA)
-        for code in (Code.BUSY, Code.INTERNAL):
-            self._create(self._queries, queries, code)
-            self._create(self._requests, requests, code)
+        for counter, names in ((self._queries, queries), (self._requests, requests)):
+            for name, code in product(names, (Code.BUSY, Code.INTERNAL)):
+                counter(name, code)
         for table in leased:
             self._buried(table)
         for table, outcome in (*product(leased, ("retried", "buried")), *product(due, ("failed", "left"))):
@@ -172,21 +181,19 @@ class Metrics:
         for reason in skips:
             self._slots_not_started(reason)
 
-    @staticmethod
-    def _create(counter: Callable[..., Counter], names: Iterable[str], code: Code) -> None:
-        for name in names:
-            counter(name, code)
+    def watch(
+        self,
+        *,
+        broker: Callable[[], bool],
+        database: Callable[[], bool],
+        flows: Callable[[], Mapping[str, Health]],
+    ) -> None:
+        """At every scrape, ask whether broker and database can be used, and for the health of each flow.
 
-    def watch_broker(self, connected: Callable[[], bool]) -> None:
-        """Call `connected` at every scrape to find out whether the broker can be used."""
-        self._broker_connected.set_function(lambda: float(connected()))
-
-    def watch_database(self, usable: Callable[[], bool]) -> None:
-        """Call `usable` at every scrape to find out whether the database can be used."""
-        self._database_usable.set_function(lambda: float(usable()))
-
-    def watch_flows(self, flows: Callable[[], Mapping[str, Health]]) -> None:
-        """Call `flows` at every scrape for the health of each flow. It must always return the same names."""
+        `flows` must always return the same names.
+        """
+        self._broker_connected.set_function(lambda: float(broker()))
+        self._database_usable.set_function(lambda: float(database()))
         for name in flows():
             self._flow_up.labels(name).set_function(partial(_is_up, flows, name))
 

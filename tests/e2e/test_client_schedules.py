@@ -13,8 +13,6 @@ from tests.harness.processes import NatsServer, Service
 from timer_service.client import (
     CatchUp,
     CatchUpPolicy,
-    CommandError,
-    QueryError,
     Schedule,
     ScheduleStatus,
     TimerClient,
@@ -113,28 +111,6 @@ async def test_watch_schedules(client: TimerClient) -> None:
 
 
 @ON_SQLITE
-async def test_backfill(client: TimerClient) -> None:
-    """`schedules.backfill` fires past slots, and `schedules.watch` yields them and how the backfill ended."""
-    await client.schedules.put("acme", "past", every=HOUR, data="own")
-    events = client.schedules.watch("acme", schedule="past")
-    first = asyncio.ensure_future(anext(events))
-    await client.count("acme")  # the subscriptions were sent before it on this connection
-    begin = datetime(2026, 11, 1, tzinfo=UTC)
-    accepted = await client.schedules.backfill("acme", "past", from_at=begin, to_at=begin + 5 * HOUR, limit=2)
-    assert accepted.name == "backfilling"
-    async with asyncio.timeout(20):
-        seen = {each["type"]: each["payload"] for each in [await first, *[await anext(events) for _ in range(2)]]}
-    assert (seen["ScheduleFired"]["cause"], seen["ScheduleFired"]["data"]) == ("backfill", "own")
-    ended = seen["ScheduleBackfilled"]
-    assert (ended["count"], ended["reason"], ended["nextSlotAt"]) == (2, "limit", "2026-11-01T02:00:00.000Z")
-    later = await client.schedules.backfill("acme", "past", from_at=LATER, to_at=LATER + HOUR)
-    assert later.name == "nothing_due"
-    found = await client.schedules.get("acme", "past")
-    assert found is not None
-    assert (found.fired_count, found.backfills) == (0, None)
-
-
-@ON_SQLITE
 async def test_preview(client: TimerClient) -> None:
     """A preview shows the slots around a clock change. It reads all of them, however long they take to compute."""
     start = datetime(2027, 3, 27, tzinfo=UTC)
@@ -148,27 +124,8 @@ async def test_preview(client: TimerClient) -> None:
     assert last_two == [start, start + HOUR]
     begin, leap_sundays = datetime(2026, 1, 1, tzinfo=UTC), "0 0 29 2 */7"
     question = {"cron": leap_sundays, "from": begin.isoformat(), "count": 100}
-    one_reply = await client.query("acme", "preview-slots", question)
-    assert one_reply["complete"] is False
+    assert (await client.query("acme", "preview-slots", question))["complete"] is False
     found = await client.schedules.preview("acme", cron=leap_sundays, from_at=begin, count=100)
-    leap_days = [datetime(year, 2, 29, tzinfo=UTC) for year in range(2028, 9999, 4) if is_leap(year)]
-    assert found == [day for day in leap_days if day.isoweekday() == 7][:100]
+    assert (len(set(found)), sorted(found)) == (100, found)
+    assert {(slot.month, slot.day, slot.isoweekday()) for slot in found} == {(2, 29, 7)}
     assert [each async for each in client.schedules.list("acme")] == []
-
-
-def is_leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-
-
-@ON_SQLITE
-async def test_rejected_recurrences(client: TimerClient) -> None:
-    """A recurrence that is wrong, or never fires, is refused with its code and its field."""
-    with pytest.raises(CommandError) as rejected:
-        await client.schedules.put("acme", "report", cron="0 9 * * ?")
-    assert (rejected.value.code, rejected.value.errors[0]["path"]) == ("INVALID_CRON", "payload.cron")
-    with pytest.raises(QueryError) as refused:
-        await client.schedules.preview("acme", cron="@daily", zone="Europe/Berln")
-    assert (refused.value.code, refused.value.errors[0]["path"]) == ("UNKNOWN_ZONE", "zone")
-    with pytest.raises(QueryError) as never:
-        await client.schedules.preview("acme", cron="0 0 30 2 *")
-    assert never.value.code == "NEVER_FIRES"

@@ -75,3 +75,20 @@ async def test_outage_of_the_broker_is_logged_twice(broker: NatsServer, service:
     assert lost["reason"]
     assert 1 <= back["seconds"] < PATIENCE_SECONDS
     assert [line for line in lines(service, "broker error") if line["level"] != "debug"] == []
+
+
+SERIES = (
+    'timer_commands_received_total{outcome="rejected",type="CancelTimer"}',
+    'timer_queries_total{outcome="INTERNAL",query="get-run"}',
+    'timer_requests_total{outcome="BUSY",request="poll-tasks"}',
+    'timer_buried_total{table="outbox"}',
+    'timer_schedules_processed_total{outcome="failed",table="schedules"}',
+    'timer_slots_not_started_total{reason="busy"}',
+)
+
+
+@ON_SQLITE
+async def test_series_exist_before_the_first_failure(service: Service) -> None:
+    """The series of failures begin at 0, so that an alert sees the increase from 0 to 1."""
+    _, text = await service.page("/metrics")
+    assert [each for each in SERIES if f"\n{each} 0.0\n" not in text] == []

@@ -47,14 +47,13 @@ class Tab:
         """Send a command of the debugging protocol and return the result."""
         return await self._browser.send(method, self._session, **parameters)
 
-    async def look(self, *, width: int, height: int = 900, dark: bool = False, scripts: bool = True) -> None:
-        """Set the size, the colours that the reader prefers, and whether scripts run."""
+    async def look(self, *, width: int, height: int = 900, dark: bool = False) -> None:
+        """Set the size, and the colours that the reader prefers."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
         await self.send("Emulation.setEmulatedMedia", features=[scheme])
-        await self.send("Emulation.setScriptExecutionDisabled", value=not scripts)
 
     async def before_scripts(self, script: str) -> None:
         """Run a script before those of each page that is opened from now on."""
@@ -62,13 +61,10 @@ class Tab:
 
     async def visit(self, url: str) -> None:
         """Open a page and wait until it is loaded."""
-        async with self._loading():
-            await self.send("Page.navigate", url=url)
-
-    async def leave(self, script: str) -> None:
-        """Run a script that leads to another page, and wait until that page is loaded."""
-        async with self._loading():
-            await self.run(script)
+        self._loaded.clear()
+        await self.send("Page.navigate", url=url)
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await self._loaded.wait()
 
     async def run(self, script: str) -> Any:
         """Return the value of an expression in the page."""
@@ -76,21 +72,9 @@ class Tab:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
-    async def press(self, key: str, code: int) -> None:
-        """Press and release a key."""
-        for kind in ("keyDown", "keyUp"):
-            await self.send("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
-
     async def screenshot(self) -> bytes:
         """Return the visible part of the page as a PNG file."""
         return base64.b64decode((await self.send("Page.captureScreenshot", format="png"))["data"])
-
-    @asynccontextmanager
-    async def _loading(self) -> AsyncIterator[None]:
-        self._loaded.clear()
-        yield
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            await self._loaded.wait()
 
     def note(self, method: str, message: Any) -> None:
         """Note an event of the browser."""

@@ -1,8 +1,9 @@
 """The operations page of an instance that does not run: a database, a clock and metrics."""
 
 import asyncio
+import html
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -68,13 +69,16 @@ class Page:
         path, _, query = path.partition("?")
         return await request(self.app, path, query or urlencode(parameters), method=method, host=host)
 
-    async def get_and_leave(self, path: str) -> Answer:
-        """Request a page over a connection that ends before the page is made."""
-        return await request(self.app, path, "", method="GET", host="127.0.0.1:9464", is_gone=True)
+    async def follow(self, path: str) -> AsyncIterator[str]:
+        """Yield the text of a page, of the next page to which it leads, and so on."""
+        while path:
+            text = (await self.get(path)).text
+            yield text
+            path = next((html.unescape(each) for each in re.findall(r'rel="next" href="([^"]*)"', text)), "")
 
 
-async def request(app: Starlette, path: str, query: str, *, method: str, host: str, is_gone: bool = False) -> Answer:
-    """Send a request to an application, without a network. `is_gone`: the client has closed its connection."""
+async def request(app: Starlette, path: str, query: str, *, method: str, host: str) -> Answer:
+    """Send a request to an application, without a network."""
     scope = {
         "type": "http",
         "http_version": "1.1",
@@ -88,9 +92,8 @@ async def request(app: Starlette, path: str, query: str, *, method: str, host: s
     sent: list[Any] = []
 
     async def receive() -> MutableMapping[str, Any]:
-        if not is_gone:
-            await asyncio.Event().wait()
-        return {"type": "http.disconnect"}
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async def send(message: Any) -> None:
         sent.append(message)

@@ -7,11 +7,9 @@ import promql_parser as promql
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from timer_service.app.health import Observed, flows
+from timer_service.app.service import FLOWS
 from timer_service.app.slices import SLICES
-from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Kind
 from timer_service.metrics import Metrics
 
 ADDED_BY_PROMETHEUS = frozenset({"job", "instance", "le"})
@@ -109,5 +107,4 @@ def _values_of_labels() -> dict[str, set[str]]:
     }
     due = {table.name for each in SLICES for table in each.due}
     counted = {rows.table for each in SLICES for rows in each.counted}
-    observed = Observed(HEALTHY, dict.fromkeys(Kind, HEALTHY), HEALTHY, HEALTHY)
-    return {"table": leased | due | counted, "flow": set(flows(observed, "all")), "code": set(Code)}
+    return {"table": leased | due | counted, "flow": set(FLOWS), "code": set(Code)}

@@ -38,19 +38,6 @@ def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:
             assert anchor == alert["alert"].lower()
 
 
-def test_each_alert_is_tested() -> None:
-    """Each alert has a case for promtool in which it fires, and one in which it stays quiet."""
-    found: dict[str, set[bool]] = {name: set() for name in NAMES}
-    for tested in read("alerts_test.yml")["tests"]:
-        (check,) = tested["alert_rule_test"]
-        fires = bool(check["exp_alerts"])
-        assert tested["name"] == f"{check['alertname']} {'fires' if fires else 'stays quiet'}"
-        found[check["alertname"]].add(fires)
-        assert tested["input_series"]
-    assert found == {name: {True, False} for name in NAMES}
-    assert len(set(NAMES)) == len(NAMES)
-
-
 def test_the_alerts_use_metrics_of_the_service() -> None:
     """Every metric and label in the alerts and in their tests exists."""
     assert unknown(alert["expr"] for alert in ALERTS) == []

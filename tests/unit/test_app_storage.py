@@ -4,44 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.clock import NOW, ManualClock
 from tests.harness.databases import Databases
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.files import FileWatch
 from timer_service.app.storage import open_storage
 from timer_service.clock import SystemClock
-from timer_service.config import Config
-from timer_service.core.due.loop import Pass
-from timer_service.core.service.clock_repair import ClockReader
-from timer_service.core.values.errors import DatabaseUnavailableError, StartError
-
-
-class CountingClock(ManualClock):
-    """A clock that counts how often it is read."""
-
-    reads = 0
-
-    def now(self) -> int:
-        self.reads += 1
-        return super().now()
-
-
-async def test_reading_of_the_clock() -> None:
-    """On SQLite, the clock is read twice a second, also if the service has nothing to do."""
-    clock = CountingClock()
-    assert await ClockReader(clock).tick(0) == Pass(0, NOW + 500)
-    assert clock.reads == 1
-
-
-async def test_watch_of_the_file(sqlite: SqliteDatabase, tmp_path: Path) -> None:
-    """Every two seconds, the service looks whether its SQLite file is still there."""
-    watch = FileWatch(sqlite.check_files, ManualClock())
-    assert await watch.tick(0) == Pass(0, NOW + 2000)
-    (tmp_path / "timers.db").unlink()
-    with pytest.raises(DatabaseUnavailableError):
-        await watch.tick(0)
+from timer_service.config import Config, load_config
+from timer_service.core.values.errors import StartError
 
 
 async def test_sqlite(tmp_path: Path) -> None:
@@ -50,8 +20,6 @@ async def test_sqlite(tmp_path: Path) -> None:
         assert isinstance(storage.database, SqliteDatabase)
         assert isinstance(storage.clock, SystemClock)
         assert set(storage.upkeep) == {"clock", "file"}
-        for worker in storage.upkeep.values():
-            assert vars(worker)["_clock"] is storage.clock
     assert (tmp_path / "here.db").exists()
 
 
@@ -63,16 +31,14 @@ async def test_role_that_sqlite_cannot_have(tmp_path: Path, role: str) -> None:
             pass
 
 
-@pytest.mark.parametrize(("setting", "keeps"), [({}, True), ({"database_statement_cache": 0}, False)])
-async def test_postgres(databases: Databases, setting: dict[str, int], *, keeps: bool) -> None:
-    """On PostgreSQL, the clock of the database is measured first. The settings say whether statements stay prepared."""
+async def test_postgres(databases: Databases) -> None:
+    """On PostgreSQL, the clock of the database is measured first."""
     metrics = RecordingMetrics()
-    async with databases.database() as url:
-        config = Config.model_validate({"database_url": url, "role": "worker", **setting})
-        async with open_storage(config, metrics) as storage:
-            assert isinstance(storage.database, PostgresDatabase)
-            assert isinstance(storage.clock, PostgresClock)
-            assert dict(storage.upkeep) == {"clock": storage.clock}
-            assert abs(metrics.clock_offset) < 1
-            prepared = await storage.database._work_pool.fetchval("SELECT count(*) FROM pg_prepared_statements")
-            assert (prepared > 0) == keeps
+    async with (
+        databases.database() as url,
+        open_storage(load_config(database_url=url, role="worker"), metrics) as storage,
+    ):
+        assert isinstance(storage.database, PostgresDatabase)
+        assert isinstance(storage.clock, PostgresClock)
+        assert dict(storage.upkeep) == {"clock": storage.clock}
+        assert abs(metrics.clock_offset) < 1

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from timer_service.cancellation import keep_cancellation
 from timer_service.core.ports.transactions import run_to_completion
 
@@ -30,29 +28,6 @@ async def test_swallowed_cancellation() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert (task.cancelled(), went_on) == (True, [])
-
-
-async def test_earlier_cancellation() -> None:
-    """A cancellation before the block, which the caller has survived, does not end it."""
-    ends = []
-
-    async def work() -> None:
-        await swallow()
-        with keep_cancellation():
-            await asyncio.sleep(0)
-        ends.append(True)
-
-    task = asyncio.ensure_future(work())
-    await asyncio.sleep(0)
-    task.cancel()
-    await task
-    assert ends == [True]
-
-
-async def test_error_of_the_block() -> None:
-    """An error of the block is passed on."""
-    with pytest.raises(ZeroDivisionError), keep_cancellation():
-        _ = 1 / 0
 
 
 async def test_step_of_a_task_that_is_cancelled_again_and_again() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from timer_service import http
 from timer_service.adapters.postgres import database as postgres
 from timer_service.config import Config
 from timer_service.core.due import lease
@@ -42,7 +41,6 @@ NUMBERS = {
         f"{registry.MOST_WORKERS:,} workers in `list-workers`",
     ],
     "operations.md": [
-        f"At most {http.MOST_CONNECTIONS} are open",
         f"at most {word(query.RUNNING_OF_TENANT)} of one tenant are answered at a time",
         f"are answered at a time, and {query.WAITING:,} wait",
         f"An instance opens up to {postgres.MOST_CONNECTIONS}:",

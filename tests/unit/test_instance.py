@@ -16,25 +16,20 @@ import pytest
 from tests.harness.builders import cancel_timer, command_address, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker, until
-from tests.harness.reachable import reachable
 from tests.harness.timers import put_timers
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
-from timer_service.app.tasks import KeptTask
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.core.due import loop as loop_module
 from timer_service.core.due.lease import Lease
 from timer_service.core.due.loop import Pass
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.reader import LogReader
-from timer_service.core.intake.route import Lane
-from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.service.clock_repair import TimedRows
+from timer_service.core.ports.health import HEALTHY, Health, RecentFailure
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 from timer_service.core.values.message import Kind, Position
 from timer_service.timers.store import TIMERS
 
-LANE: Lane = ("acme", "main", "pay")
 DOWN = Health.down("it is away")
 UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
 HANDLING = {"audit", "tasks", "workflow-workers"}
@@ -162,11 +157,11 @@ async def test_gauges_of_rows(new: NewInstance, *, enabled: bool) -> None:
 
 
 @contextmanager
-def failed(task: KeptTask) -> Iterator[None]:
-    """Let a task be down during the block, as after an error."""
-    task._failure.record("it is away")
+def failed(part: RecentFailure) -> Iterator[None]:
+    """Let a part be down during the block, as after an error."""
+    part.record("it is away")
     yield
-    task._failure.clear()
+    part.clear()
 
 
 def down(part: type) -> AbstractContextManager[object]:
@@ -187,17 +182,18 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
             "queries": (patch.object(broker, "query_health", DOWN), {"queries"}),
             "command stream": (patch.dict(broker.streams.health, {Kind.COMMAND: DOWN}), {"commands"}),
             "event stream": (patch.dict(broker.streams.health, {Kind.EVENT: DOWN}), {"events"}),
+            "dead letter stream": (patch.dict(broker.streams.health, {Kind.DEAD_LETTER: DOWN}), {"events"}),
             "writing": (down(SqliteDatabase), {"commands", "events", "requests"}),
             "reading": (
                 patch.object(SqliteDatabase, "read_health", new_callable=PropertyMock, return_value=DOWN),
                 FLOWS["all"],
             ),
             "reader": (down(LogReader), {"commands"}),
-            "its task": (failed(app._reading), {"commands"}),
+            "its task": (failed(app._reading._failure), {"commands"}),
             "requests": (down(WorkerRequests), {"requests"}),
-            "their task": (failed(app._requests._kept[0]), {"requests"}),
-            "polls": (failed(app._requests._kept[1]), {"requests"}),
-            "publishing": (patch.object(app, "_publishing_health", return_value=DOWN), {"events"}),
+            "their task": (failed(app._requests._kept[0]._failure), {"requests"}),
+            "polls": (failed(app._requests._kept[1]._failure), {"requests"}),
+            "publishing": (failed(app._parts.publishing), {"events"}),
             "workers": (down(Workers), {"events"}),
         }
         for name, (fault, stopped) in faults.items():
@@ -414,22 +410,6 @@ async def test_address_of_the_pages(new: NewInstance) -> None:
             socket.create_connection(("127.0.0.1", instance.config.http_port), timeout=10)
 
 
-async def test_repair_of_the_clock(new: NewInstance) -> None:
-    """After a wrong clock, the rows of every table that wait for an instant are corrected."""
-    repair = vars(new().loop("clock-repair")._worker)
-    assert sorted(each.table for each in reachable(repair) if isinstance(each, TimedRows)) == [
-        *("dead_letters", "outbox", "run_announcements", "run_jobs", "runs", "schedule_backfills", "schedules"),
-        *(
-            "timer_cancellations",
-            "timer_schedules",
-            "work_signal_firings",
-            "workflow_effects",
-            "workflow_workers",
-            "workflows",
-        ),
-    ]
-
-
 @pytest.mark.parametrize("alone", [True, False])
 async def test_hints(new: NewInstance, sqlite: SqliteDatabase, *, alone: bool) -> None:
     """A hint of another instance wakes the loop that it names, and for the polls of workers all lanes."""
@@ -446,34 +426,3 @@ async def test_hints(new: NewInstance, sqlite: SqliteDatabase, *, alone: bool) -
                 woken = {"sweep", "tasks"} if not alone else set()
                 await until(lambda: all(instance.passes(each) > loops[each] for each in woken))
             assert looks == ([] if alone else [NOW])
-
-
-async def woken(instance: Instance, wake: Callable[[], Awaitable[None] | None]) -> set[str]:
-    """Return which loops something wakes."""
-    for loop in instance.app._loops:
-        loop._next_at = float("inf")
-    if (waiting := wake()) is not None:
-        await waiting
-    return {loop.name for loop in instance.app._loops if loop._next_at != float("inf")}
-
-
-async def test_wakes(new: NewInstance) -> None:
-    """A part of an instance wakes one loop by its name. A failure to publish wakes the upkeep of the streams."""
-    app = (instance := new()).app
-    for name in sorted(LOOPS["all"]):
-        assert await woken(instance, lambda name=name: app._wake(name, NOW)) == {name}  # type: ignore[misc]
-    assert await woken(instance, lambda: app._parts.wake("outbox", NOW)) == {"outbox"}
-    assert await woken(instance, lambda: app._parts.publishing.record("full")) == {"streams"}
-    assert app._requests is not None
-    assert await woken(instance, lambda: app._requests._wake_dispatcher(NOW)) == {"tasks"}  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-async def test_offers(new: NewInstance, *, enabled: bool) -> None:
-    """A part offers a row to the polls of workers, unless workflows are disabled."""
-    offers: list[tuple[Lane, int]] = []
-    app = new(workflows_enabled=enabled).app
-    assert app._requests is not None
-    with patch.object(app._requests._dispatcher, "offer", lambda *offer: offers.append(offer)):
-        app._parts.offer(LANE, NOW)
-    assert offers == ([(LANE, NOW)] if enabled else [])

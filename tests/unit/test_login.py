@@ -19,18 +19,6 @@ def error_of(login: Login) -> str:
     return str(caught.value)
 
 
-def test_without_login_the_driver_gets_no_options() -> None:
-    """Without a login, the driver gets no options."""
-    assert Login().options() == {}
-
-
-def test_driver_gets_the_login() -> None:
-    """A login becomes options of the driver. `str()` of a login shows no secret."""
-    assert Login(user="me", password="s3cret").options() == {"user": "me", "password": "s3cret"}
-    assert Login(token="s3cret").options() == {"token": "s3cret"}
-    assert "s3cret" not in repr(Login(user="me", password="s3cret", token="s3cret", nkey_seed="s3cret"))
-
-
 def test_missing_nkeys_package_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the package nkeys, the error of a seed or a .creds file says what to install."""
     monkeypatch.setitem(sys.modules, "nkeys", None)
@@ -80,10 +68,3 @@ def test_secrets_of_the_settings(setting: str, login: Login, tmp_path: Path) -> 
     user = {"nats_user": "me"} if login.user else {}
     assert nats_login(load_config(**user, **{setting: "s3cret"})) == login
     assert nats_login(load_config(**user, **{f"{setting}_file": file})) == login
-
-
-def test_credentials_of_the_settings(tmp_path: Path) -> None:
-    """A file of credentials reaches the login as a path."""
-    file = tmp_path / "user.creds"
-    file.write_text("x")
-    assert nats_login(load_config(nats_credentials=file)) == Login(credentials=file)

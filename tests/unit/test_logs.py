@@ -76,12 +76,3 @@ def test_console_shows_no_hidden_character_of_an_id(capsys: pytest.CaptureFixtur
     configure_logs(Config.model_validate({"log_format": "console"}))
     logging.getLogger("timer_service.test").info("a line", extra={"command_id": "a\u202eb\u2028c\u200bd-é"})
     assert r"a\u202eb\u2028c\u200bd-é" in capsys.readouterr().err
-
-
-def test_console_keeps_the_lines_of_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs(Config.model_validate({"log_format": "console"}))
-    try:
-        int("no number")
-    except ValueError:
-        logging.getLogger("timer_service.test").exception("a line")
-    assert "\nValueError" in capsys.readouterr().err

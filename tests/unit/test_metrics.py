@@ -1,12 +1,10 @@
-import itertools
 import platform
-import time
 from importlib.metadata import version
+from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
-from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.values.errors import Code
@@ -24,71 +22,43 @@ def metrics(registry: CollectorRegistry) -> Metrics:
     return Metrics(registry)
 
 
-def test_implements_the_port_under_the_documented_names(metrics: Metrics, registry: CollectorRegistry) -> None:
+MEASURED: list[tuple[str, tuple[Any, ...], str, dict[str, str], float]] = [
+    ("command_handled", ("X", "done", 2), "timer_commands_received_total", {"type": "X", "outcome": "done"}, 2),
+    ("dead_letter_stored", (Code.TOO_LARGE,), "timer_dead_letters_total", {"code": "TOO_LARGE"}, 1),
+    ("query_answered", ("q", "answered"), "timer_queries_total", {"query": "q", "outcome": "answered"}, 1),
+    ("queries_waiting", (9,), "timer_queries_waiting", {}, 9),
+    ("request_answered", ("r", "BUSY"), "timer_requests_total", {"request": "r", "outcome": "BUSY"}, 1),
+    ("requests_waiting", (3,), "timer_requests_waiting", {}, 3),
+    ("polls_held", (11,), "timer_polls_held", {}, 11),
+    ("tasks_sent", (12,), "timer_tasks_sent_total", {}, 12),
+    ("claimed", (7,), "timer_claim_batch_size_sum", {}, 7),
+    ("published", (0.25,), "timer_publish_duration_seconds_sum", {}, 0.25),
+    ("publish_failed", ("refused", 2), "timer_publish_failures_total", {"reason": "refused"}, 2),
+    ("settled", ("t", "fired", 5), "timer_schedules_processed_total", {"table": "t", "outcome": "fired"}, 5),
+    ("leases_lost", (3,), "timer_lease_lost_total", {}, 3),
+    ("buried", ("t", 4), "timer_buried_total", {"table": "t"}, 4),
+    ("counted", ("t", "Scheduled", 6), "timer_rows", {"table": "t", "state": "Scheduled"}, 6),
+    ("overdue", ("t", 8, 1.5), "timer_overdue", {"table": "t"}, 8),
+    ("overdue", ("t", 8, 1.5), "timer_oldest_due_lag_seconds", {"table": "t"}, 1.5),
+    ("slots_missed", (13,), "timer_slots_missed_total", {}, 13),
+    ("slots_not_started", ("busy", 14), "timer_slots_not_started_total", {"reason": "busy"}, 14),
+    ("clock_measured", (-0.5,), "timer_clock_offset_seconds", {}, -0.5),
+    ("fired_late", ("t", 0.75, 4), "timer_fire_lag_seconds_sum", {"table": "t"}, 3),
+    ("fired_late", ("t", 0.75, 4), "timer_fire_lag_seconds_bucket", {"table": "t", "le": "1.0"}, 4),
+    ("ticked", ("outbox", 0.5), "timer_polling_duration_seconds_sum", {"loop": "outbox"}, 0.5),
+    ("event_limits_reached", (2,), "timer_event_limits_reached", {}, 2),
+]
+
+
+@pytest.mark.parametrize("measured", MEASURED, ids=lambda measured: measured[2])
+def test_measurements(
+    registry: CollectorRegistry, measured: tuple[str, tuple[Any, ...], str, dict[str, str], float]
+) -> None:
     """The core's measurements appear under the documented names and labels."""
-    core: MetricsPort = metrics
-    core.command_handled("ScheduleTimer", "scheduled", 2)
-    core.command_handled("CancelTimer", "cancelled")
-    core.dead_letter_stored(Code.TOO_LARGE)
-    core.query_answered("get-run", "answered")
-    core.queries_waiting(9)
-    core.claimed(7)
-    core.published(0.25)
-    core.publish_failed(PublishStatus.REFUSED, 2)
-    core.settled("timer_schedules", "fired", 5)
-    core.leases_lost(3)
-    core.buried("timer_schedules", 4)
-    core.counted("timer_schedules", "Scheduled", 6)
-    core.overdue("timer_schedules", 8, 1.5)
-    core.request_answered("poll-tasks", "BUSY")
-    core.requests_waiting(3)
-    core.requests_waiting(-1)
-    core.polls_held(11)
-    core.tasks_sent(12)
-    core.slots_missed(13)
-    core.slots_not_started("over_quota", 14)
-    core.clock_measured(-0.5)
-    core.fired_late("outbox", 0.75)
-
-    def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(name, labels)
-
-    assert value("timer_commands_received_total", type="ScheduleTimer", outcome="scheduled") == 2
-    assert value("timer_commands_received_total", type="CancelTimer", outcome="cancelled") == 1
-    assert value("timer_dead_letters_total", code="TOO_LARGE") == 1
-    assert value("timer_queries_total", query="get-run", outcome="answered") == 1
-    assert value("timer_queries_waiting") == 9
-    assert value("timer_claim_batch_size_sum") == 7
-    assert value("timer_publish_duration_seconds_sum") == 0.25
-    assert value("timer_publish_failures_total", reason="refused") == 2
-    assert value("timer_schedules_processed_total", table="timer_schedules", outcome="fired") == 5
-    assert value("timer_lease_lost_total") == 3
-    assert value("timer_buried_total", table="timer_schedules") == 4
-    assert value("timer_rows", table="timer_schedules", state="Scheduled") == 6
-    assert value("timer_overdue", table="timer_schedules") == 8
-    assert value("timer_oldest_due_lag_seconds", table="timer_schedules") == 1.5
-    assert value("timer_requests_total", request="poll-tasks", outcome="BUSY") == 1
-    assert value("timer_requests_waiting") == 2
-    assert value("timer_polls_held") == 11
-    assert value("timer_tasks_sent_total") == 12
-    assert value("timer_slots_missed_total") == 13
-    assert value("timer_slots_not_started_total", reason="over_quota") == 14
-    assert value("timer_clock_offset_seconds") == -0.5
-    assert value("timer_fire_lag_seconds_sum", table="outbox") == 0.75
-
-
-def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """A gauge has the value of the newest sample."""
-    for count in (6, 2):
-        metrics.counted("timer_schedules", "Scheduled", count)
-        metrics.overdue("timer_schedules", count, count / 2)
-    table = {"table": "timer_schedules"}
-    names = [
-        ("timer_rows", {**table, "state": "Scheduled"}),
-        ("timer_overdue", table),
-        ("timer_oldest_due_lag_seconds", table),
-    ]
-    assert [registry.get_sample_value(*name) for name in names] == [2, 2, 1]
+    method, arguments, name, labels, value = measured
+    core: MetricsPort = Metrics(registry)
+    getattr(core, method)(*arguments)
+    assert registry.get_sample_value(name, labels) == value
 
 
 def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
@@ -118,83 +88,6 @@ def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegis
     assert registry.get_sample_value("timer_publish_failures_total", {"reason": "published"}) is None
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="prometheus_client reads /proc")
-def test_process_metrics(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The registry has the standard metrics of the process."""
-    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"):
-        assert registry.get_sample_value(name), name
-
-
-def test_empty_claims_have_a_bucket(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The smallest bucket of the claim size counts the claims that found no rows."""
-    metrics.claimed(0)
-    metrics.claimed(1)
-    assert registry.get_sample_value("timer_claim_batch_size_bucket", {"le": "0.0"}) == 1
-    assert registry.get_sample_value("timer_claim_batch_size_count") == 2
-
-
-def test_buckets_of_the_fire_lag(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The buckets of the lag range from 1 ms to 1 h, and each is at most three times the one before."""
-    for seconds in (0.0005, 3599.0, 5000.0):
-        metrics.fired_late("timer_schedules", seconds)
-
-    def at_most(bound: str) -> float | None:
-        return registry.get_sample_value("timer_fire_lag_seconds_bucket", {"table": "timer_schedules", "le": bound})
-
-    assert (at_most("0.001"), at_most("1800.0"), at_most("3600.0"), at_most("+Inf")) == (1, 1, 2, 3)
-    bounds = [
-        float(sample.labels["le"])
-        for family in registry.collect()
-        for sample in family.samples
-        if sample.name == "timer_fire_lag_seconds_bucket" and sample.labels["le"] != "+Inf"
-    ]
-    assert max(later / earlier for earlier, later in itertools.pairwise(bounds)) <= 3
-
-
-def test_rows_that_were_equally_late(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """Rows that were due at the same instant are recorded together."""
-    metrics.fired_late("outbox", 0.5, 3)
-    metrics.fired_late("outbox", 0.0015)
-    found = {
-        name: registry.get_sample_value(f"timer_fire_lag_seconds_{name}", {"table": "outbox"})
-        for name in ("count", "sum")
-    }
-    assert found == {"count": 4, "sum": 1.5015}
-
-
-def test_pass_of_a_loop(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """A pass records its duration and the Unix time of its end, labelled with the loop."""
-    before = time.time()
-    metrics.ticked("timers", 0.5)
-    at = registry.get_sample_value("timer_loop_last_tick_timestamp_seconds", {"loop": "timers"})
-    assert at is not None
-    assert before <= at <= time.time()
-    metrics.ticked("outbox", 0.25)
-    durations = {
-        loop: registry.get_sample_value("timer_polling_duration_seconds_sum", {"loop": loop})
-        for loop in ("timers", "outbox")
-    }
-    assert durations == {"timers": 0.5, "outbox": 0.25}
-
-
-def test_broker_is_checked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The gauge is 0 until a broker is watched. Then each scrape checks the broker."""
-    answers = [True, False]
-    seen = [registry.get_sample_value("timer_broker_connected")]
-    metrics.watch_broker(lambda: answers.pop(0))
-    seen += [registry.get_sample_value("timer_broker_connected") for _ in range(2)]
-    assert seen == [0, 1, 0]
-
-
-def test_database_is_checked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The gauge is 0 until a database is watched. Then each scrape checks the database."""
-    answers = [True, False]
-    seen = [registry.get_sample_value("timer_database_usable")]
-    metrics.watch_database(lambda: answers.pop(0))
-    seen += [registry.get_sample_value("timer_database_usable") for _ in range(2)]
-    assert seen == [0, 1, 0]
-
-
 def test_build_info(registry: CollectorRegistry) -> None:
     """The labels of a gauge that is always 1 contain the running versions."""
     Metrics(registry)
@@ -203,29 +96,17 @@ def test_build_info(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("timer_build_info", labels) == 1
 
 
-def test_registries_share_no_collector(registry: CollectorRegistry) -> None:
-    """Two services in one process have separate metrics."""
-    Metrics(registry).leases_lost(1)
-    other = CollectorRegistry()
-    Metrics(other)
-    assert other.get_sample_value("timer_lease_lost_total") == 0
-
-
-def test_no_tenant_label(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """No series has a tenant as a label, because the number of series would have no limit."""
-    metrics.command_handled("ScheduleTimer", "scheduled")
-    assert b"timer_commands_received_total{" in generate_latest(registry)
-    assert b"tenant" not in generate_latest(registry)
-
-
-def test_health_of_each_flow(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """Each flow has its own health, at the time of the scrape. A flow with a reason counts as down."""
+def test_health_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """Each scrape asks for the health of broker, database and flows. A flow with a reason counts as down."""
+    usable = {"broker": True, "database": False}
     health = {"commands": Health.down("away"), "events": HEALTHY, "queries": Health(reason="a permission is denied")}
-    metrics.watch_flows(lambda: health)
+    metrics.watch(broker=lambda: usable["broker"], database=lambda: usable["database"], flows=lambda: health)
 
     def up() -> list[float | None]:
-        return [registry.get_sample_value("timer_flow_up", {"flow": name}) for name in health]
+        parts = [registry.get_sample_value(f"timer_{name}") for name in ("broker_connected", "database_usable")]
+        return parts + [registry.get_sample_value("timer_flow_up", {"flow": name}) for name in health]
 
     before = up()
     health |= {"commands": HEALTHY, "events": Health.down("full")}
-    assert (before, up()) == ([0, 1, 0], [1, 0, 0])
+    usable |= {"broker": False, "database": True}
+    assert (before, up()) == ([1, 0, 0, 1, 0], [0, 1, 1, 0, 0])

@@ -66,57 +66,22 @@ def outages(time: Time, caplog: pytest.LogCaptureFixture) -> OutageLog:
     return OutageLog(time)
 
 
-def test_success_without_an_outage(outages: OutageLog, caplog: pytest.LogCaptureFixture) -> None:
-    """While the database is available, nothing is logged."""
-    outages.record_success()
-    assert lines(caplog) == []
-
-
-def test_one_outage(outages: OutageLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """Many failures are one outage. Its duration ends at the first success, also if that is confirmed later."""
+@pytest.mark.parametrize(("pause", "some_succeed"), [(0.5, False), (2, True)])
+def test_one_outage(
+    outages: OutageLog, time: Time, caplog: pytest.LogCaptureFixture, *, pause: float, some_succeed: bool
+) -> None:
+    """Many failures are one outage, also if some calls succeed. It ends at the first success after the last failure."""
     for _ in range(100):
         outages.record_failure("connection refused")
-        time.seconds += 0.5
+        time.seconds += pause
+        if some_succeed:
+            outages.record_success()
     outages.record_success()
     assert lines(caplog) == [LOST]
     time.seconds += 4.5
     outages.record_success()
     outages.record_success()
-    assert lines(caplog) == [LOST, back(50.0)]
-
-
-def test_some_calls_succeed(outages: OutageLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """An outage in which some calls succeed, such as reads while the disk is full, is still one outage."""
-    for _ in range(100):
-        outages.record_failure("connection refused")
-        time.seconds += 2
-        outages.record_success()
-    time.seconds += 3
-    outages.record_success()
-    assert lines(caplog) == [LOST, back(200.0)]
-
-
-def test_two_outages(outages: OutageLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """Each of two outages is logged with its own duration."""
-    for seconds in (10, 20):
-        outages.record_failure("connection refused")
-        time.seconds += seconds
-        outages.record_success()
-    assert lines(caplog) == [LOST, back(10.0), LOST, back(20.0)]
-
-
-def test_outage_of_another_part(time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """The lines name the part. Without a quiet time, the first success ends the outage. A caller can be named too."""
-    caplog.set_level(logging.DEBUG)
-    outages = OutageLog(time, part="the broker", quiet_seconds=0)
-    outages.record_failure("connection refused", loop="streams")
-    time.seconds += 3
-    outages.record_success()
-    assert lines(caplog) == [
-        (logging.WARNING, "the broker is unavailable", "connection refused"),
-        (logging.INFO, "the broker is available again", 3.0),
-    ]
-    assert caplog.records[0].__dict__["loop"] == "streams"
+    assert lines(caplog) == [LOST, back(100 * pause)]
 
 
 def test_loops_share_one_outage(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,5 @@
 """How an instance is opened and closed: what the broker gets from the settings, what /metrics shows, and the order."""
 
-import asyncio
 import logging
 import os
 from datetime import timedelta
@@ -13,17 +12,12 @@ from tests.harness.instance import InstanceBroker
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.connection import Login
 from timer_service.app import schema
-from timer_service.app.slices import QUERIES, SLICES
 from timer_service.app.startup import open_app
 from timer_service.config import Config
 from timer_service.core.limits.audit import OPERATOR_ACTION
 from timer_service.core.ports.broker import BrokerFeatures
-from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
-
-REQUESTS = {"poll-tasks", "report-tasks", "renew-tasks", "get-effects"}
-LEASED = {"timer_schedules", "work_signal_firings", "outbox", "dead_letters"}
 
 
 @pytest.fixture
@@ -74,93 +68,15 @@ async def test_connection_to_the_broker(tmp_path: Path, broker: InstanceBroker) 
     )
 
 
-async def test_series_of_failures(tmp_path: Path, broker: InstanceBroker) -> None:
-    """Before anything happens, the metrics have the series of the failures of every command, query, request, table."""
-    async with open_app(config(tmp_path)) as app:
-        samples = [each for metric in app._registry.collect() for each in metric.samples if each.value == 0]
-
-    def labels(name: str, label: str, **others: str) -> set[str]:
-        found = [each.labels for each in samples if each.name == name and others.items() <= each.labels.items()]
-        return {each[label] for each in found}
-
-    types = {payload.type for each in SLICES for payload in each.commands}
-    assert labels("timer_commands_received_total", "type", outcome="rejected") == types | {"unknown"}
-    assert labels("timer_queries_total", "query", outcome="INTERNAL") == {query.name for query in QUERIES}
-    assert labels("timer_requests_total", "request", outcome="INTERNAL") == REQUESTS
-    assert labels("timer_buried_total", "table") == LEASED
-    assert labels("timer_schedules_processed_total", "table", outcome="buried") == LEASED
-    assert labels("timer_schedules_processed_total", "table", outcome="failed") == {"schedules"}
-
-
-async def test_metrics_of_the_health(tmp_path: Path, broker: InstanceBroker) -> None:
-    """Each scrape shows whether the broker can be used, and which flows are up."""
-    found: list[tuple[float | None, set[str]]] = []
-    async with open_app(config(tmp_path)) as app:
-        app._caught_up.set()
-        for health in (Health(), Health(usable=True, reason="a permission is denied"), Health.down("away")):
-            broker.health = health
-            up = {
-                flow
-                for flow in ("commands", "events", "queries", "requests")
-                if app._registry.get_sample_value("timer_flow_up", {"flow": flow})
-            }
-            found.append((app._registry.get_sample_value("timer_broker_connected"), up))
-    assert found == [
-        (1, {"events", "queries"}),
-        (1, set()),
-        (0, set()),
-    ]  # the log is not open
-
-
-@pytest.mark.parametrize("broken", ["health", "read_health"])
-async def test_metric_of_the_database(
-    tmp_path: Path, broker: InstanceBroker, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    """Each scrape shows whether the database can be both read and written."""
-    async with open_app(config(tmp_path)) as app:
-        seen = [app._registry.get_sample_value("timer_database_usable")]
-        monkeypatch.setattr(type(app._database), broken, Health.down("the disk is full"))
-        seen.append(app._registry.get_sample_value("timer_database_usable"))
-    assert seen == [1, 0]
-
-
 async def test_end(tmp_path: Path, broker: InstanceBroker) -> None:
-    """At the end, also after an error, the broker is closed first, and then the database, which it may still need."""
-    states: list[bool] = []
+    """At the end, also after an error, the broker is closed, and the database is free."""
     settings = config(tmp_path)
-
-    async def close() -> None:
-        async with app._database.transaction() as tx:
-            states.append(bool(await tx.fetch("SELECT 1 AS one")))
-
-    broker.close = close  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="a surprise"):
-        async with open_app(settings) as app:
+        async with open_app(settings):
             raise RuntimeError("a surprise")
-    assert states == [True]
-    async with open_app(settings):  # its lock is free
+    assert broker.steps == ["broker closed"]
+    async with open_app(settings):
         pass
-
-
-@pytest.mark.parametrize("part", ["broker", "database"])
-async def test_part_that_does_not_close(
-    tmp_path: Path, broker: InstanceBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
-) -> None:
-    """A part that does not close is given up after some seconds, and the log names it."""
-    hangs = asyncio.Event()
-
-    async def close() -> None:
-        await hangs.wait()
-
-    module = {"broker": "startup", "database": "storage"}[part]
-    monkeypatch.setattr(f"timer_service.app.{module}._CLOSE_SECONDS", 0.01)
-    async with asyncio.timeout(20):
-        async with open_app(config(tmp_path)) as app:
-            owner: Any = broker if part == "broker" else app._database
-            close_it, owner.close = owner.close, close
-        await close_it()
-    late = [vars(line)["task"] for line in caplog.records if line.message.startswith("task not finished in time")]
-    assert late == [f"close {part}"]
 
 
 async def test_broker_with_small_messages(tmp_path: Path, broker: InstanceBroker) -> None:

@@ -5,13 +5,12 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.harness.processes import PATIENCE_SECONDS
 from tests.harness.systemd import Systemd
-from timer_service.supervisor import NO_SUPERVISOR, Supervisor
+from timer_service.supervisor import Supervisor
 
 WATCHDOG = {"WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid())}
 
@@ -55,17 +54,6 @@ async def reporting(state: State, **environ: str) -> AsyncIterator[asyncio.Task[
         await task
 
 
-async def test_ready_is_sent_once_the_service_is_ready(systemd: Systemd) -> None:
-    """Nothing is sent before the service is ready. Then READY comes first, and once."""
-    state = State(ready=False)
-    async with reporting(state, **systemd.environ, **WATCHDOG):
-        await state.until_asked(2)
-        assert systemd.waiting() == []
-        state.ready = True
-        assert await systemd.next() == "READY=1"
-        assert [await systemd.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
-
-
 async def test_no_watchdog_while_a_loop_hangs(systemd: Systemd) -> None:
     """While a loop of the service hangs, no WATCHDOG is sent. When it goes on, WATCHDOG is sent again."""
     state = State()
@@ -77,33 +65,6 @@ async def test_no_watchdog_while_a_loop_hangs(systemd: Systemd) -> None:
         assert systemd.waiting() == []
         state.alive = True
         assert await systemd.next() == "WATCHDOG=1"
-
-
-async def test_event_loop_that_hangs_misses_the_watchdog(systemd: Systemd) -> None:
-    """While the event loop hangs, nothing is sent for longer than the watchdog waits, so systemd notices it."""
-    state = State()
-    async with reporting(state, **systemd.environ, **WATCHDOG):
-        await state.until_asked(2)
-        systemd.waiting()
-        systemd.expect_silence(2 * int(WATCHDOG["WATCHDOG_USEC"]) / 1_000_000)
-        assert await systemd.next() == "WATCHDOG=1"
-
-
-async def test_several_messages_fit_into_the_time_of_the_watchdog(
-    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between two messages, a third of the watchdog's time passes, so one may be late."""
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    with suppress(asyncio.CancelledError):
-        await Supervisor({**systemd.environ, **WATCHDOG}).report(ready=lambda: True, alive=lambda: True)
-    assert pauses == [0.01, 0.01]
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "30000", "WATCHDOG_PID": "1"}], ids=["none", "of another"])
@@ -123,26 +84,8 @@ async def test_ready_is_repeated_until_systemd_takes_it(tmp_path: Path) -> None:
             assert await systemd.next() == "READY=1"
 
 
-async def test_systemd_that_reads_nothing_delays_nothing(systemd: Systemd) -> None:
-    """If the queue of the socket is full, a message is dropped without waiting."""
-    supervisor = Supervisor(systemd.environ)
-    sent = 10_000
-    for _ in range(sent):
-        supervisor.stopping()
-    assert 0 < len(systemd.waiting()) < sent
-
-
 def test_abstract_address() -> None:
     """An address that begins with @ is in the abstract namespace of Linux."""
     with Systemd(f"\0timer-service-{os.getpid()}") as systemd:
         Supervisor(systemd.environ).stopping()
         assert systemd.waiting() == ["STOPPING=1"]
-
-
-async def test_no_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a supervisor, no socket is opened."""
-    opened: list[Any] = []
-    monkeypatch.setattr("timer_service.supervisor.socket.socket", lambda *asked: opened.append(asked))
-    await NO_SUPERVISOR.report(ready=lambda: True, alive=lambda: True)
-    NO_SUPERVISOR.stopping()
-    assert opened == []

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -15,7 +14,7 @@ from timer_service.adapters.tracing import Tracing
 from timer_service.core.intake.apply import Applied, Done
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import CommandResult, Route
-from timer_service.core.ports.broker import PUBLISHED, PublishResult, PublishStatus
+from timer_service.core.ports.broker import PUBLISHED, PublishResult
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Address, Command, Kind, Message, Trace
@@ -84,37 +83,11 @@ async def test_event_begins_a_trace_that_links_to_its_command(tracing: Tracing, 
     }
 
 
-async def test_event_of_a_command_without_a_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    """It has a span without a link, and carries its context."""
-    message = await fire(tracing, PUBLISHED, {})
-    (span,) = exporter.get_finished_spans()
-    assert (list(span.links), span.parent) == ([], None)
-    assert message.headers["traceparent"].split("-")[1] == ids(span.get_span_context())[0]
-
-
 async def test_event_that_is_not_sampled() -> None:
     """It carries the context of its command, as without an SDK."""
     tracing = Tracing(TracerProvider(sampler=ALWAYS_OFF).get_tracer("test"))
     headers = {"traceparent": TRACEPARENT, "tracestate": "user=1"}
     assert await fire(tracing, PUBLISHED, headers) == event(headers)
-
-
-async def test_event_that_is_not_published(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    """The span of an event that the broker refuses is an error with the reason."""
-    await fire(tracing, PublishResult(PublishStatus.REFUSED, "too large"), {})
-    (span,) = exporter.get_finished_spans()
-    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "refused: too large")
-
-
-async def test_publishing_that_fails(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    """If publishing raises, its spans end as errors."""
-
-    async def publish(_messages: Sequence[Message]) -> Sequence[PublishResult]:
-        raise OSError("closed")
-
-    with pytest.raises(OSError, match="closed"):
-        await tracing.trace_events(publish)([event({})] * 2)
-    assert [span.status.status_code for span in exporter.get_finished_spans()] == [StatusCode.ERROR] * 2
 
 
 BEGAN = 5_000
@@ -153,24 +126,3 @@ def test_command(tracing: Tracing, exporter: InMemorySpanExporter, *, rejected: 
     assert (receive.status.description, process.status.description) == (None, failure)
     assert process.status.status_code is (StatusCode.UNSET if failure is None else StatusCode.ERROR)
     assert (process.attributes or {})["messaging.message.id"] == "command-1"
-
-
-@pytest.mark.parametrize("stored_at", [0, BEGAN + 1])
-def test_command_without_a_time_before_its_transaction(
-    tracing: Tracing, exporter: InMemorySpanExporter, stored_at: int
-) -> None:
-    """If the time of the broker is not known, or its clock is ahead, no span ends before it begins."""
-    tracing.trace_commands(done_with(raw_command(stored_at=stored_at), rejected=False), BEGAN)
-    receive, _ = exporter.get_finished_spans()
-    assert (receive.start_time, receive.end_time) == (BEGAN, BEGAN)
-
-
-def test_process_without_an_sdk() -> None:
-    """Without an OpenTelemetry SDK in the process, there is no tracing."""
-    assert Tracing.of_process() is None
-
-
-def test_process_with_an_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an SDK, the process has tracing."""
-    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
-    assert isinstance(Tracing.of_process(), Tracing)

@@ -44,7 +44,8 @@ class Restored(NamedTuple):
 async def back_up(config: Config, file: Path) -> Backup:
     """Write a whole copy of the SQLite database, which may be in use. Raises `StartError` if `file` exists."""
     source = _path(config)
-    _require(source)
+    if not source.exists():
+        raise StartError(f"there is no database {source}: check TIMER_DB_PATH")
     begun = time.monotonic()
     with new_file(file) as draft:
         copy_database(source, draft)
@@ -70,28 +71,15 @@ async def restore(config: Config, file: Path) -> Restored:
             await _pending(database, file)
             await migrate(database, migrations())
         kept = replace_database(path, draft)
-    _record(
-        "restore",
-        file=str(file),
-        database=str(path),
-        kept=None if kept is None else str(kept),
-    )
+    about = {"file": str(file), "database": str(path), "kept": None if kept is None else str(kept)}
+    log.info(OPERATOR_ACTION, extra={"type": "restore", **about, "uid": os.geteuid()})
     return Restored(kept)
-
-
-def _record(kind: str, **about: str | None) -> None:
-    log.info(OPERATOR_ACTION, extra={"type": kind, **about, "uid": os.geteuid()})
 
 
 def _path(config: Config) -> Path:
     if config.postgres_url is not None:
         raise StartError(_ON_POSTGRES)
     return config.db_path
-
-
-def _require(path: Path) -> None:
-    if not path.exists():
-        raise StartError(f"there is no database {path}: check TIMER_DB_PATH")
 
 
 def _check_file(file: Path, path: Path) -> None:

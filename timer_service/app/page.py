@@ -2,12 +2,12 @@
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from timer_service.adapters.nats.subjects import Subjects
+from timer_service.app.tasks import build_loop
 from timer_service.config import Config
 from timer_service.core.due.loop import Loop
 from timer_service.core.ports.health import Health
@@ -22,13 +22,6 @@ _LOOP = "page"
 _OPTIONAL = {"jinja2", "markupsafe"}
 
 
-class OperationsPage(NamedTuple):
-    """The page of one instance."""
-
-    routes: Sequence[Route]
-    sampling: Loop
-
-
 def build_page(
     config: Config,
     parts: Parts,
@@ -38,10 +31,11 @@ def build_page(
     needs: Callable[[], Mapping[str, Health]],
     loops: Callable[[], Sequence[Loop]],
     rejections: NewestRejections,
-) -> OperationsPage:
-    """Return the page. Raises `StartError` if its templates cannot be rendered.
+) -> tuple[Sequence[Route], Loop]:
+    """Return the routes of the page and the loop that takes its samples.
 
-    `flows` and `needs` return the health of what the instance does and of what it needs, by name.
+    `flows` and `needs` return the health of what the instance does and of what it needs, by name. Raises `StartError`
+    if the templates cannot be rendered.
     """
     try:
         from timer_service.ui.routes import ui_routes  # noqa: PLC0415 - optional dependency
@@ -65,5 +59,4 @@ def build_page(
         loops=loops,
         rejected=lambda: rejections.all,
     )
-    sampling = Loop(_LOOP, samples, clock=parts.clock, polling_interval=INTERVAL, metrics=parts.metrics)
-    return OperationsPage(ui_routes(instance), sampling)
+    return ui_routes(instance), build_loop(parts, _LOOP, samples, INTERVAL, is_of_database=False)

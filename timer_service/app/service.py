@@ -2,20 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.tracing import Tracing
-from timer_service.app.health import Observed, flows
-from timer_service.app.page import OperationsPage, build_page
+from timer_service.app.page import build_page
 from timer_service.app.slices import Workers, build_clock_repair, queries, routes
 from timer_service.app.storage import Storage
-from timer_service.app.tasks import KeptTask, finish
+from timer_service.app.tasks import KeptTask, build_loop, finish
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.config import Config
 from timer_service.core.due.loop import Loop, Wakeups, Worker
@@ -25,7 +25,7 @@ from timer_service.core.limits.audit import AuditLog
 from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.broker import RequestSubscription
-from timer_service.core.ports.health import HEALTHY, Health, OutageLog, worst
+from timer_service.core.ports.health import HEALTHY, Health, worst
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.service.slice import Parts
 from timer_service.core.service.upkeep import DatabaseProbe
@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 _UPKEEP_INTERVAL = timedelta(seconds=5)
 _STREAMS = "streams"
 _LOOK_SECONDS = 0.05
+FLOWS = ("commands", "events", "queries", "requests")
+"""The names of the flows of an instance that has every role."""
 _CATCHING_UP = Health.down("nothing fires until the commands are handled that were stored before the start")
 
 
@@ -65,7 +67,6 @@ class App:
         self._database = storage.database
         self._clock = storage.clock
         self._broker = broker
-        self._metrics = metrics
         self._registry = registry
         self._rejections = NewestRejections()
         audit = AuditLog()
@@ -119,32 +120,36 @@ class App:
         )
         self._reading = KeptTask("commands", self._reader.run)
         self._stopping = asyncio.Event()
-        self._page = self._build_page() if config.ui_enabled else None
+        self._page = self._build_page()
 
     def stop(self) -> None:
         """Start to drain; `run` then returns."""
         self._stopping.set()
 
     def flows(self) -> Mapping[str, Health]:
-        """Return the health of each flow of this instance, by name."""
-        observed = Observed(
-            broker=self._broker.health,
-            queries=worst(self._broker.query_health, self._answering.health),
-            requests=HEALTHY if self._requests is None else self._requests.health,
-            streams=self._broker.streams.health,
-            reading=self._database.read_health,
-            writing=self._database.health,
-            reader=worst(self._reading.health, self._reader.health),
-            publishing=self._publishing_health() if self._caught_up.is_set() else _CATCHING_UP,
-            workers=HEALTHY if self._workers is None else self._workers.health,
-        )
-        return flows(observed, self._config.role)
+        """Return the health of each flow of this instance, by name. The reason is that of the first cause."""
+        broker, streams, role = self._broker.health, self._broker.streams.health, self._config.role
+        reading = self._database.read_health
+        database = worst(reading, self._database.health)
+        found: dict[str, Health] = {}
+        if role != "worker":
+            reader = worst(self._reading.health, self._reader.health)
+            found["commands"] = worst(broker, streams[Kind.COMMAND], database, reader)
+        if self._workers is not None:
+            publishing = worst(self._parts.publishing.health, self._parts.dead_letters.health)
+            stores = worst(streams[Kind.EVENT], streams[Kind.DEAD_LETTER])
+            fires = publishing if self._caught_up.is_set() else _CATCHING_UP
+            found["events"] = worst(broker, stores, fires, database, self._workers.health)
+        if self._requests is not None:
+            found["queries"] = worst(broker, self._broker.query_health, self._answering.health, reading)
+            found["requests"] = worst(broker, self._requests.health, database)
+        return found
 
-    def _publishing_health(self) -> Health:
-        return worst(self._parts.publishing.health, self._parts.dead_letters.health)
-
-    def _build_page(self) -> OperationsPage:
-        page = build_page(
+    def _build_page(self) -> Sequence[Route]:
+        """Return the routes of the operations page, and add its loop. Without the page, there are none."""
+        if not self._config.ui_enabled:
+            return ()
+        routes, sampling = build_page(
             self._config,
             self._parts,
             self._registry,
@@ -153,8 +158,8 @@ class App:
             loops=lambda: self._loops,
             rejections=self._rejections,
         )
-        self._loops.append(page.sampling)
-        return page
+        self._loops.append(sampling)
+        return routes
 
     def _needs(self) -> Mapping[str, Health]:
         """Return the health of what this instance needs, by name."""
@@ -185,8 +190,7 @@ class App:
             if self._requests is not None:
                 await self._requests.open(self._broker, self._wakeups)
             await self._reader.open()
-        more = () if self._page is None else self._page.routes
-        pages = http_app(self._registry, health=self._health, stalled=self._stalled, more=more)
+        pages = http_app(self._registry, health=self._health, stalled=self._stalled, more=self._page)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as server:
             tasks = self._start_tasks()
             answering = asyncio.create_task(self._answering.run(), name="queries")
@@ -271,24 +275,13 @@ class App:
 
     def _upkeep_loops(self, storage: Storage) -> list[Loop]:
         """Return the loops that every role has."""
-
-        def loop(name: str, worker: Worker, outages: OutageLog) -> Loop:
-            return Loop(
-                name,
-                worker,
-                clock=self._clock,
-                polling_interval=_UPKEEP_INTERVAL,
-                metrics=self._metrics,
-                outages=outages,
-            )
-
         workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
         workers["clock-repair"] = build_clock_repair(self._parts)
         if self._config.role != "worker":
             workers["audit"] = self._parts.audit
         return [
-            *(loop(name, worker, self._parts.outages) for name, worker in workers.items()),
-            loop(_STREAMS, self._broker.streams, OutageLog()),  # its passes say nothing about the database
+            *(build_loop(self._parts, name, worker, _UPKEEP_INTERVAL) for name, worker in workers.items()),
+            build_loop(self._parts, _STREAMS, self._broker.streams, _UPKEEP_INTERVAL, is_of_database=False),
         ]
 
     def _offer(self, lane: Lane, at: int) -> None:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from functools import partial
 
 from timer_service import events, runs, schedules, signals, timers, workflows
+from timer_service.app.tasks import build_loop
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
 from timer_service.core.due.lease import Lease, take_over_claims
@@ -124,13 +125,6 @@ class Workers:
         self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)
 
     def _add_loop(self, name: str, worker: Worker, polling_interval: timedelta) -> Loop:
-        loop = Loop(
-            name,
-            worker,
-            clock=self._parts.clock,
-            polling_interval=polling_interval,
-            metrics=self._parts.metrics,
-            outages=self._parts.outages,
-        )
+        loop = build_loop(self._parts, name, worker, polling_interval)
         self.loops.append(loop)
         return loop

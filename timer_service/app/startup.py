@@ -52,10 +52,12 @@ async def open_app(config: Config) -> AsyncIterator[App]:
         )
         try:
             _check_message_size(broker)
-            metrics.watch_broker(lambda: broker.health.usable)
-            metrics.watch_database(lambda: worst(storage.database.read_health, storage.database.health).usable)
             app = App(config, storage, broker, metrics, registry, tracing=Tracing.of_process())
-            metrics.watch_flows(app.flows)
+            metrics.watch(
+                broker=lambda: broker.health.usable,
+                database=lambda: worst(storage.database.read_health, storage.database.health).usable,
+                flows=app.flows,
+            )
             yield app
         finally:
             await close_within(_CLOSE_SECONDS, broker.close(), "broker")

@@ -1,11 +1,14 @@
-"""The tasks of an instance: started again after an unexpected error, and stopped in bounded time."""
+"""The tasks and loops of an instance: started again after an unexpected error, and stopped in bounded time."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine
+from datetime import timedelta
 from typing import Any
 
-from timer_service.core.ports.health import Health, RecentFailure
+from timer_service.core.due.loop import Loop, Worker
+from timer_service.core.ports.health import Health, OutageLog, RecentFailure
+from timer_service.core.service.slice import Parts
 from timer_service.core.values.error_text import error_text
 
 log = logging.getLogger(__name__)
@@ -16,13 +19,18 @@ _UNHEALTHY_SECONDS = 5
 _CANCELLATION_SECONDS = 0.5
 
 
-class KeptTask:
-    """A task that is started again a second after an unexpected error.
+def build_loop(
+    parts: Parts, name: str, worker: Worker, polling_interval: timedelta, *, is_of_database: bool = True
+) -> Loop:
+    """Return a loop of an instance. `is_of_database`: its passes show whether the database is available."""
+    outages = parts.outages if is_of_database else OutageLog()
+    return Loop(
+        name, worker, clock=parts.clock, polling_interval=polling_interval, metrics=parts.metrics, outages=outages
+    )
 
-    Such an error is a bug or a surprise of a driver. The other tasks go on meanwhile: timers fire although the consumer
-    fails, and commands are handled although a loop fails. If the process ended instead, an error that one message
-    causes would stop everything, again and again.
-    """
+
+class KeptTask:
+    """A task that is started again a second after an unexpected error: a bug, or a surprise of a driver."""
 
     def __init__(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.name = name

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from timer_service.app.tasks import KeptTask
+from timer_service.app.tasks import KeptTask, build_loop
 from timer_service.config import Config
-from timer_service.core.due.loop import Loop, Wakeups, Worker
+from timer_service.core.due.loop import Wakeups, Worker
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import Broker, Replies, Request, RequestSubscription
@@ -42,7 +42,10 @@ class WorkerRequests:
         self._requests: Requests
         self._kept = [KeptTask("requests", self._apply), KeptTask("polls", self._hold)]
         workers: dict[str, Worker] = {dispatcher.LOOP: self._dispatcher, registry.LOOP: self._registry}
-        self.loops = [self._loop(config, name, worker) for name, worker in workers.items()] if self._enabled else []
+        self.loops = [
+            build_loop(parts, name, worker, config.polling_interval)
+            for name, worker in (workers if self._enabled else {}).items()
+        ]
 
     @property
     def health(self) -> Health:
@@ -123,16 +126,6 @@ class WorkerRequests:
 
     def _wake_dispatcher(self, at: int) -> None:
         self._parts.wake(dispatcher.LOOP, at)
-
-    def _loop(self, config: Config, name: str, worker: Worker) -> Loop:
-        return Loop(
-            name,
-            worker,
-            clock=self._parts.clock,
-            polling_interval=config.polling_interval,
-            metrics=self._parts.metrics,
-            outages=self._parts.outages,
-        )
 
 
 def _refuse(request: Request) -> Replies:

@@ -6,92 +6,102 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from math import isnan
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from timer_service.core.values.duration import LONGEST, format_duration
 from timer_service.core.values.instant import parse_instant
 from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
-_STATUS = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
+_T = TypeVar("_T")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_QUERY = re.compile("[a-z0-9-]{1,100}")
+
+
+def optional(check: Callable[..., _T], argument: str, value: Any, *more: Any) -> _T | None:
+    """Return the result of a check, or None if the argument is not given."""
+    return None if value is None else check(argument, value, *more)
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_tenant(tenant: object) -> str:
     """Return a valid tenant."""
-    if not isinstance(tenant, str) or not re.fullmatch(TENANT_PATTERN, tenant):
-        raise ValueError("tenant must be 1 to 64 letters, digits, dashes or underscores")
-    return tenant
+    return _match("tenant", tenant, TENANT_PATTERN, "1 to 64 letters, digits, dashes or underscores")
 
 
 def check_identifier(argument: str, name: object) -> str:
     """Return a valid id of a timer, signal, work item, schedule, run or job."""
-    if not isinstance(name, str) or not re.fullmatch(IDENTIFIER_PATTERN, name) or _SURROGATE.search(name):
-        raise ValueError(f"{argument} must be 1 to 200 characters, without control characters and surrogates")
-    return name
+    must = "1 to 200 characters, without control characters and surrogates"
+    return _match(argument, name, IDENTIFIER_PATTERN, must)
 
 
 def check_status(argument: str, status: object) -> str:
     """Return a valid status of a work item."""
-    if not isinstance(status, str) or not _STATUS.fullmatch(status) or _SURROGATE.search(status):
-        raise ValueError(f"{argument} must be 1 to 100 characters, without control characters and surrogates")
-    return status
+    must = "1 to 100 characters, without control characters and surrogates"
+    return _match(argument, status, r"[^\x00-\x1f\x7f-\x9f]{1,100}", must)
 
 
 def check_text(argument: str, text: object) -> str:
     """Return a text that a message can hold."""
-    if not isinstance(text, str) or _SURROGATE.search(text):
-        raise ValueError(f"{argument} must be text without surrogates")
-    return text
+    return _match(argument, text, r"(?s:.*)", "text without surrogates")
 
 
 def check_query(argument: str, name: object) -> str:
     """Return the name of a query."""
-    if not isinstance(name, str) or not _QUERY.fullmatch(name):
-        raise ValueError(f"{argument} must be the name of a query, such as get-timer")
-    return name
+    return _match(argument, name, "[a-z0-9-]{1,100}", "the name of a query, such as get-timer")
 
 
 def check_zone(argument: str, zone: object) -> str:
     """Return the name of a time zone."""
     name = zone.key if isinstance(zone, ZoneInfo) else zone
-    if not isinstance(name, str):
-        raise ValueError(f"{argument} must be the name of a time zone, or a ZoneInfo that has a name")  # noqa: TRY004
-    return check_text(argument, name)
+    return _match(argument, name, r"(?s:.*)", "the name of a time zone, or a ZoneInfo that has a name")
 
 
-def check_whole(argument: str, number: object) -> int:
+def check_whole(argument: str, number: Any) -> int:
     """Return a whole number."""
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise ValueError(f"{argument} must be a whole number")  # noqa: TRY004 - like every wrong argument
-    return number
+    _require(isinstance(number, int) and not isinstance(number, bool), argument, "a whole number")
+    return int(number)
 
 
-def check_seconds(argument: str, seconds: object) -> float:
+def check_seconds(argument: str, seconds: Any) -> float:
     """Return a number of seconds."""
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or isnan(seconds):
-        raise ValueError(f"{argument} must be a number of seconds")
-    return seconds
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and not isnan(seconds)
+    _require(is_number, argument, "a number of seconds")
+    return float(seconds)
 
 
-def check_callable(argument: str, function: Callable[[int], object]) -> None:
-    """Check that a value can be called."""
-    if not callable(function):
-        raise ValueError(f"{argument} must be a function")  # noqa: TRY004 - like every wrong argument
+def check_type(argument: str, value: Any, wanted: type[_T], must: str) -> _T:
+    """Return a value of a type. `must` describes it."""
+    _require(isinstance(value, wanted), argument, must)
+    found: _T = value
+    return found
 
 
-def check_choice(argument: str, value: str, choices: type[StrEnum]) -> str:
+def check_choice(argument: str, value: object, choices: type[StrEnum]) -> str:
     """Return `value` if it is one of `choices`."""
-    if value not in list(choices):
-        raise ValueError(f"{argument} must be one of {', '.join(choices)}")
+    _require(value in list(choices), argument, f"one of {', '.join(choices)}")
     return str(value)
+
+
+def check_mapping(argument: str, values: Any) -> Mapping[str, Any]:
+    """Return a mapping."""
+    _require(isinstance(values, Mapping), argument, "a dict")
+    found: Mapping[str, Any] = values
+    return found
+
+
+def check_list(argument: str, values: Any) -> list[Any]:
+    """Return a list."""
+    _require(isinstance(values, Sequence) and not isinstance(values, str | bytes), argument, "a list")
+    return list(values)
 
 
 def wire_instant(argument: str, at: datetime) -> str:
     """Return a datetime in its wire form."""
-    if not isinstance(at, datetime):
-        raise ValueError(f"{argument} must be a datetime")  # noqa: TRY004 - like every wrong argument
+    _require(isinstance(at, datetime), argument, "a datetime")
     if at.utcoffset() is None:
         raise ValueError(f"{argument} must have a timezone")
     try:
@@ -104,8 +114,7 @@ def wire_instant(argument: str, at: datetime) -> str:
 
 def wire_duration(argument: str, duration: timedelta) -> str:
     """Return a duration in its wire form, rounded up to the millisecond."""
-    if not isinstance(duration, timedelta):
-        raise ValueError(f"{argument} must be a timedelta")  # noqa: TRY004 - like every wrong argument
+    _require(isinstance(duration, timedelta), argument, "a timedelta")
     if not timedelta() <= duration <= LONGEST:
         raise ValueError(f"{argument} must lie between 0 and {LONGEST.days} days")
     return format_duration(-(-duration // timedelta(milliseconds=1)))
@@ -114,8 +123,7 @@ def wire_duration(argument: str, duration: timedelta) -> str:
 def wire_distance(argument: str, duration: timedelta) -> str:
     """Return a duration that repeats, in its wire form. It is not rounded, because the error would add up."""
     text = wire_duration(argument, duration)
-    if duration % timedelta(milliseconds=1):
-        raise ValueError(f"{argument} must be whole milliseconds")
+    _require(not duration % timedelta(milliseconds=1), argument, "whole milliseconds")
     return text
 
 
@@ -127,15 +135,12 @@ def write_json(argument: str, body: Any) -> bytes:
         raise ValueError(f"{argument} must be JSON: {error}") from error
 
 
-def check_mapping(argument: str, values: object) -> Mapping[str, Any]:
-    """Return a mapping."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{argument} must be a dict")  # noqa: TRY004 - like every wrong argument
-    return values
+def _match(argument: str, text: object, pattern: str, must: str) -> str:
+    if isinstance(text, str) and re.fullmatch(pattern, text) and not _SURROGATE.search(text):
+        return text
+    raise ValueError(f"{argument} must be {must}")
 
 
-def check_list(argument: str, values: object) -> list[Any]:
-    """Return a list."""
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise ValueError(f"{argument} must be a list")  # noqa: TRY004 - every wrong argument is a ValueError
-    return list(values)
+def _require(is_right: object, argument: str, must: str) -> None:
+    if not is_right:
+        raise ValueError(f"{argument} must be {must}")

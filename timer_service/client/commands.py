@@ -23,7 +23,6 @@ _NO_STREAM = (
     "no stream accepts commands of this tenant here; is timer-service running, and has the tenant a stream if the "
     "tenants are separated?"
 )
-_ATOMIC_DISABLED = 10174
 
 Ended = Outcome | CommandError | NoAnswerError
 
@@ -36,56 +35,32 @@ class Command(NamedTuple):
     body: bytes
 
 
-class Sender:
-    """Publishes commands over one connection."""
+async def send_commands(
+    connection: Client,
+    calls: Calls,
+    commands: Sequence[Command],
+    timeout_seconds: float,
+    progress: Callable[[int], object] | None = None,
+) -> list[Ended]:
+    """Publish commands in order and return how each ended, in the same order.
 
-    def __init__(self, connection: Client, calls: Calls) -> None:
-        self._connection = connection
-        self._calls = calls
-        self._atomic = True
-
-    async def send(
-        self, commands: Sequence[Command], timeout_seconds: float, progress: Callable[[int], object] | None = None
-    ) -> list[Ended]:
-        """Publish commands in order and return how each ended, in the same order.
-
-        `progress` is called with the number of commands that have ended, each time this number grows. If it raises, so
-        does this method.
-        """
-        if not self._connection.is_connected:
-            return [NoAnswerError("not connected to the broker") for _ in commands]
-        exchange = _Exchange(self._connection, commands, progress)
-        reason = f"no outcome within {timeout_seconds} s; the command may be handled later"
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._calls.run(self._run(exchange, commands))
-        except TimeoutError:
-            pass
-        except (nats.errors.Error, NoAnswerError) as error:
-            reason = str(error) or type(error).__name__
-        finally:
-            await exchange.close()
-        return exchange.endings(reason)
-
-    async def _run(self, exchange: "_Exchange", commands: Sequence[Command]) -> None:
-        await exchange.open()
-        for chunk in split(commands, lambda command: len(command.body)):
-            await self._publish(exchange, chunk)
-        await exchange.wait()
-
-    async def _publish(self, exchange: "_Exchange", commands: Sequence[Command]) -> None:
-        """Publish an atomic batch or, if the stream refuses batches, single messages in windows.
-
-        The client publishes a batch to find this out: it may not be allowed to read the configuration of the stream.
-        """
-        if self._atomic and len(commands) > 1:
-            acknowledged = await exchange.publish_batch(commands)
-            if "batch" in acknowledged:
-                return
-            # Stop trying if batches are disabled or the server is too old. Other errors are about these commands only.
-            self._atomic = _code(acknowledged) != _ATOMIC_DISABLED
-        for start in range(0, len(commands), _WINDOW):
-            await exchange.publish_each(commands[start : start + _WINDOW])
+    `progress` is called with the number of commands that have ended, each time this number grows. If it raises, so does
+    this function.
+    """
+    if not connection.is_connected:
+        return [NoAnswerError("not connected to the broker") for _ in commands]
+    exchange = _Exchange(connection, commands, progress)
+    reason = f"no outcome within {timeout_seconds} s; the command may be handled later"
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await calls.run(exchange.run())
+    except TimeoutError:
+        pass
+    except (nats.errors.Error, NoAnswerError) as error:
+        reason = str(error) or type(error).__name__
+    finally:
+        await exchange.close()
+    return exchange.endings(reason)
 
 
 class _Exchange:
@@ -108,19 +83,30 @@ class _Exchange:
         """The headers with the trace context of the caller; none if it has no span."""
         TraceContextTextMapPropagator().inject(self._trace)
 
-    async def open(self) -> None:
-        """Subscribe to the inbox."""
+    async def run(self) -> None:
+        """Publish the commands in atomic batches, and wait until every command has ended.
+
+        If the stream refuses a batch, its messages are published singly: the client may not be allowed to read the
+        configuration of the stream.
+        """
         # Without limits on pending messages, because the driver drops messages above them.
         self._subscription = await self._connection.subscribe(
             f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
         )
+        for chunk in split(self._commands, lambda command: len(command.body)):
+            if len(chunk) > 1 and "batch" in await self._publish_batch(chunk):
+                continue
+            for start in range(0, len(chunk), _WINDOW):
+                await self._publish_each(chunk[start : start + _WINDOW])
+        if self._ends:
+            await asyncio.wait(self._ends.values())
 
     async def close(self) -> None:
         """Unsubscribe from the inbox."""
         if self._subscription is not None and not self._connection.is_closed:
             await self._subscription.unsubscribe()
 
-    async def publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
+    async def _publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
         """Publish an atomic batch and return its acknowledgement."""
         *body, last = commands
         batch_id = secrets.token_hex(8)
@@ -128,17 +114,12 @@ class _Exchange:
             await self._publish(command, batch_headers(batch_id, sequence, last=False))
         return await (await self._publish_acknowledged(last, batch_headers(batch_id, len(commands), last=True)))
 
-    async def publish_each(self, commands: Sequence[Command]) -> None:
+    async def _publish_each(self, commands: Sequence[Command]) -> None:
         """Publish single messages. A command that the stream refuses ends with `NoAnswerError`."""
         window = [(command, await self._publish_acknowledged(command, {})) for command in commands]
         for command, acknowledged in window:
             if "error" in (answer := await acknowledged):
                 self._end(command.id, NoAnswerError(_why(answer["error"])))
-
-    async def wait(self) -> None:
-        """Wait until every command has ended."""
-        if self._ends:
-            await asyncio.wait(self._ends.values())
 
     def endings(self, otherwise: str) -> list[Ended]:
         """Return how each command ended. Commands without an outcome end with `NoAnswerError(otherwise)`."""
@@ -199,8 +180,3 @@ def _why(error: object) -> str:
         return f"JetStream refused the command: {error}"
     code = f" ({error['err_code']})" if "err_code" in error else ""
     return f"{error.get('description')}{code}"
-
-
-def _code(acknowledgement: Mapping[str, Any]) -> object:
-    error = acknowledgement.get("error")
-    return error.get("err_code", _ATOMIC_DISABLED) if isinstance(error, Mapping) else _ATOMIC_DISABLED

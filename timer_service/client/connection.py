@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ from timer_service.cancellation import keep_cancellation
 from timer_service.client.answers import read_cursor, read_object, read_rows
 from timer_service.client.calls import Calls
 from timer_service.client.checks import check_seconds, check_tenant, write_json
-from timer_service.client.commands import Command, Sender
+from timer_service.client.commands import Command, Ended, send_commands
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
@@ -36,7 +36,6 @@ class Connection:
         self._prefix = prefix
         self._calls = Calls()
         self._watches = Watches(client, self._calls)
-        self.sender = Sender(client, self._calls)
 
     async def end_calls(self) -> None:
         """End every call and every iteration over events."""
@@ -79,10 +78,16 @@ class Connection:
 
     async def send_command(self, command: Command, timeout_seconds: float) -> Outcome:
         """Send a command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
-        (ended,) = await self.sender.send([command], timeout_seconds)
+        (ended,) = await self.send_many([command], timeout_seconds)
         if isinstance(ended, Outcome):
             return ended
         raise ended
+
+    async def send_many(
+        self, commands: Sequence[Command], timeout_seconds: float, progress: Callable[[int], object] | None = None
+    ) -> list[Ended]:
+        """Send commands and return how each ended, in the same order. See `send_commands`."""
+        return await send_commands(self._client, self._calls, commands, timeout_seconds, progress)
 
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""
@@ -113,30 +118,46 @@ class Connection:
             raise QueryError.read(answer["error"])
         return answer
 
-    async def find(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
+    async def find(
+        self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
+    ) -> Mapping[str, Any] | None:
         """Return the answer to a query, or None if the answer is NOT_FOUND."""
         try:
-            return await self.ask(tenant, query, question, timeout_seconds)
+            found: Mapping[str, Any] = await self.ask(tenant, query, question, timeout_seconds)
         except QueryError as error:
             if error.code == _NOT_FOUND:
                 return None
             raise
+        return found
 
-    def pages(
+    async def find_pages(
+        self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return every page of an answer; none if an answer is NOT_FOUND."""
+        pages: list[Mapping[str, Any]] = []
+        while (page := await self.find(tenant, query, question, timeout_seconds)) is not None:
+            pages.append(page)
+            cursor = read_cursor(page, question.get("cursor"))
+            if cursor is None:
+                return pages
+            question = {**question, "cursor": cursor}
+        return []
+
+    def rows(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Iterate over the list `name` of every page of a query."""
         check_tenant(tenant)
         check_seconds("timeout_seconds", timeout_seconds)
-        return self._pages(tenant, query, question, name, timeout_seconds)
+        return self._rows(tenant, query, question, name, timeout_seconds)
 
-    async def _pages(
+    async def _rows(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
         while True:
             page = await self.ask(tenant, query, question, timeout_seconds)
-            for view in read_rows(page, name):
-                yield view
+            for row in read_rows(page, name):
+                yield row
             cursor = read_cursor(page, question.get("cursor"))
             if cursor is None:
                 return

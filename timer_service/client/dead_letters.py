@@ -1,4 +1,4 @@
-"""The methods of the client for dead letters: rejected commands, in the stream of the broker."""
+"""The methods of the client for what failed: buried events, and dead letters in the stream of the broker."""
 
 import json
 import secrets
@@ -13,11 +13,12 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from timer_service.client.checks import check_seconds, check_tenant, check_whole
+from timer_service.client.checks import check_seconds, check_tenant, check_type, check_whole, optional
 from timer_service.client.commands import Command
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError
-from timer_service.client.models import DeadLetter, Outcome
+from timer_service.client.models import BuriedEvent, DeadLetter, Outcome
+from timer_service.client.resource import Resource
 from timer_service.core.values.dead_letter import BODY_OMITTED, UNREADABLE
 from timer_service.core.values.message import Kind
 from timer_service.nats_client import UNREADABLE_ANSWER
@@ -26,6 +27,20 @@ _CONSUMER_SECONDS = 10
 """How long the broker keeps a consumer that this client has not deleted, because it was killed."""
 _FETCHED = 500
 _MOST_SEQUENCE = 2**64 - 1
+
+
+class Events(Resource):
+    """Methods for events that the service stopped trying to publish, as `TimerClient.events`."""
+
+    _id = ("eventId", "event_id")
+
+    def buried(self, tenant: str, *, timeout_seconds: float = 10) -> AsyncIterator[BuriedEvent]:
+        """Iterate over the buried events of a tenant, oldest first."""
+        return self._list("list-buried-events", "events", BuriedEvent, tenant, timeout_seconds)
+
+    async def retry(self, tenant: str, event_id: str, *, timeout_seconds: float = 10) -> Outcome:
+        """Publish a buried event again, under the same id."""
+        return await self._send("RetryEvent", tenant, event_id, timeout_seconds)
 
 
 class DeadLetters:
@@ -47,8 +62,7 @@ class DeadLetters:
         tenant = tenant if tenant == "*" else _check_tenant(tenant)
         subject = self._connection.subject(Kind.DEAD_LETTER, tenant, "*")
         check_whole("limit", limit)
-        if before is not None:
-            check_whole("before", before)
+        optional(check_whole, "before", before)
         async with self._translated() as js:
             state = (await js.stream_info(self._stream)).state
             end = state.last_seq + 1 if before is None else min(before, state.last_seq + 1)
@@ -90,8 +104,7 @@ class DeadLetters:
         again, and ValueError if the dead letter lacks the command.
         """
         check_seconds("timeout_seconds", timeout_seconds)
-        if not isinstance(letter, DeadLetter):
-            raise ValueError("letter must be a DeadLetter")  # noqa: TRY004 - like every wrong argument
+        check_type("letter", letter, DeadLetter, "a DeadLetter")
         if letter.headers.get(BODY_OMITTED) or letter.body is None:
             raise ValueError(
                 f"dead letter {letter.sequence} lacks the command: it was too large. It is message "

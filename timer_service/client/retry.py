@@ -6,7 +6,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from timer_service.client.checks import wire_duration
+from timer_service.client.checks import check_type, wire_duration
 
 _MOST_ATTEMPTS = 1000
 _LARGEST_FACTOR = 100
@@ -45,6 +45,4 @@ class Retry:
 
 def wire_retry(retry: object) -> Mapping[str, Any]:
     """Return the wire form of a `Retry`. Raises `ValueError` if it is something else."""
-    if not isinstance(retry, Retry):
-        raise ValueError("retry must be a Retry")  # noqa: TRY004 - like every wrong argument
-    return retry.wire
+    return check_type("retry", retry, Retry, "a Retry").wire

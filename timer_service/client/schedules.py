@@ -1,22 +1,23 @@
 """The methods of the client for schedules (recurring timers)."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from timer_service.client.checks import (
     check_choice,
-    check_identifier,
     check_text,
     check_whole,
     check_zone,
+    given,
+    optional,
     wire_distance,
     wire_duration,
     wire_instant,
 )
-from timer_service.client.connection import Connection
 from timer_service.client.models import UNSET, CatchUpPolicy, Outcome, Schedule, ScheduleStatus
+from timer_service.client.resource import Resource
 from timer_service.client.view import Instant, View
 from timer_service.client.workflow_start import WorkflowStart, wire_start
 
@@ -30,11 +31,10 @@ class _Slots(View):
     complete: bool
 
 
-class Schedules:
+class Schedules(Resource):
     """Methods for schedules, as `TimerClient.schedules`. They raise the same exceptions as `TimerClient`."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    _id = ("scheduleId", "schedule")
 
     async def put(
         self,
@@ -62,28 +62,27 @@ class Schedules:
         `CatchUpPolicy`, and docs/schedules.md has the defaults. The events carry `data`, any JSON value. With `start`,
         each slot starts a workflow instead.
         """
-        late = _given(
-            policy=None if catch_up is None else check_choice("catch_up", catch_up, CatchUpPolicy),
-            lateBy=None if late_by is None else wire_duration("late_by", late_by),
-            limit=None if catch_up_limit is None else check_whole("catch_up_limit", catch_up_limit),
+        late = given(
+            policy=optional(check_choice, "catch_up", catch_up, CatchUpPolicy),
+            lateBy=optional(wire_duration, "late_by", late_by),
+            limit=optional(check_whole, "catch_up_limit", catch_up_limit),
         )
         fields = {
-            **_recurrence(cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at),
-            **_given(maxCount=None if max_count is None else check_whole("max_count", max_count)),
-            **_given(jitter=None if jitter is None else wire_duration("jitter", jitter)),
-            **_given(catchUp=late or None),
-            **_data_field(data),
-            **_given(start=None if start is None else wire_start(start)),
+            **_recurrence(cron, every, zone, start_at, end_at),
+            "maxCount": optional(check_whole, "max_count", max_count),
+            "jitter": optional(wire_duration, "jitter", jitter),
+            "catchUp": late or None,
+            "start": None if start is None else wire_start(start),
         }
-        return await self._send("PutSchedule", tenant, schedule, fields, timeout_seconds)
+        return await self._send("PutSchedule", tenant, schedule, timeout_seconds, data, **fields)
 
     async def pause(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
         """Pause a schedule: no slot fires until it is resumed. If there is none, the next one is paused when put."""
-        return await self._send("PauseSchedule", tenant, schedule, {}, timeout_seconds)
+        return await self._send("PauseSchedule", tenant, schedule, timeout_seconds)
 
     async def resume(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
         """End the pause of a schedule. The slots of the pause do not fire."""
-        return await self._send("ResumeSchedule", tenant, schedule, {}, timeout_seconds)
+        return await self._send("ResumeSchedule", tenant, schedule, timeout_seconds)
 
     async def trigger(self, tenant: str, schedule: str, *, data: Any = UNSET, timeout_seconds: float = 10) -> Outcome:
         """Fire once, now, also if the schedule is paused or has ended. `data` replaces the data of the schedule.
@@ -91,7 +90,7 @@ class Schedules:
         If it starts workflows, `data` replaces their input. The outcome is `skipped_busy` if the concurrency key is
         taken.
         """
-        return await self._send("TriggerSchedule", tenant, schedule, _data_field(data), timeout_seconds)
+        return await self._send("TriggerSchedule", tenant, schedule, timeout_seconds, data)
 
     async def backfill(
         self,
@@ -111,27 +110,25 @@ class Schedules:
         fields = {
             "from": wire_instant("from_at", from_at),
             "to": wire_instant("to_at", to_at),
-            **_given(limit=None if limit is None else check_whole("limit", limit)),
+            "limit": optional(check_whole, "limit", limit),
         }
-        return await self._send("BackfillSchedule", tenant, schedule, fields, timeout_seconds)
+        return await self._send("BackfillSchedule", tenant, schedule, timeout_seconds, **fields)
 
     async def delete(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
         """Delete a schedule, and end its pause."""
-        return await self._send("DeleteSchedule", tenant, schedule, {}, timeout_seconds)
+        return await self._send("DeleteSchedule", tenant, schedule, timeout_seconds)
 
     async def get(
         self, tenant: str, schedule: str, *, upcoming: int = 0, timeout_seconds: float = 10
     ) -> Schedule | None:
         """Return a schedule with the next `upcoming` slots (at most 100), or None if it does not exist."""
-        question = {"scheduleId": check_identifier("schedule", schedule), "upcoming": check_whole("upcoming", upcoming)}
-        view = await self._connection.find(tenant, "get-schedule", question, timeout_seconds)
-        return None if view is None else Schedule.read(view)
+        number = check_whole("upcoming", upcoming)
+        return await self._find("get-schedule", Schedule, tenant, schedule, timeout_seconds, upcoming=number)
 
     def list(self, tenant: str, *, status: str | None = None, timeout_seconds: float = 10) -> AsyncIterator[Schedule]:
         """Iterate over the schedules of a tenant in order of their ids. `status` filters them."""
-        question = {} if status is None else {"status": check_choice("status", status, ScheduleStatus)}
-        views = self._connection.pages(tenant, "list-schedules", question, "schedules", timeout_seconds)
-        return (Schedule.read(view) async for view in views)
+        wanted = optional(check_choice, "status", status, ScheduleStatus)
+        return self._list("list-schedules", "schedules", Schedule, tenant, timeout_seconds, status=wanted)
 
     async def preview(
         self,
@@ -151,10 +148,9 @@ class Schedules:
         The other arguments are those of `put`. Nothing is stored. If the slots take long to compute, there are several
         requests, and `timeout_seconds` applies to each of them.
         """
-        recurrence = _recurrence(cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at)
-        question = {**recurrence, "count": check_whole("count", count)}
-        if from_at is not None:
-            question["from"] = wire_instant("from_at", from_at)
+        recurrence = _recurrence(cron, every, zone, start_at, end_at)
+        begin = given(**{"from": optional(wire_instant, "from_at", from_at)})
+        question = {**recurrence, **begin, "count": check_whole("count", count)}
         slots: list[datetime] = []
         while True:
             page = _Slots.read(await self._connection.ask(tenant, "preview-slots", question, timeout_seconds))
@@ -172,19 +168,12 @@ class Schedules:
 
         With `schedule`, only events of the schedules with this id. See `TimerClient.watch`.
         """
-        about = {} if schedule is None else {"scheduleId": check_identifier("schedule", schedule)}
+        about = {} if schedule is None else self._key(schedule)
         names = ("schedule-fired", "schedule-skipped", "schedule-ended", "schedule-backfilled")
         return self._connection.events(tenant, *names, about=about)
 
-    async def _send(
-        self, message_type: str, tenant: str, schedule: str, fields: Mapping[str, Any], timeout_seconds: float
-    ) -> Outcome:
-        named = {"scheduleId": check_identifier("schedule", schedule), **fields}
-        return await self._connection.send(message_type, tenant, named, timeout_seconds)
-
 
 def _recurrence(
-    *,
     cron: str | None,
     every: timedelta | None,
     zone: str | ZoneInfo | None,
@@ -193,18 +182,10 @@ def _recurrence(
 ) -> dict[str, Any]:
     if (cron is None) == (every is None):
         raise ValueError("cron or every must be given, and not both")
-    return _given(
-        cron=None if cron is None else check_text("cron", cron),
-        every=None if every is None else wire_distance("every", every),
-        zone=None if zone is None else check_zone("zone", zone),
-        startAt=None if start_at is None else wire_instant("start_at", start_at),
-        endAt=None if end_at is None else wire_instant("end_at", end_at),
+    return given(
+        cron=optional(check_text, "cron", cron),
+        every=optional(wire_distance, "every", every),
+        zone=optional(check_zone, "zone", zone),
+        startAt=optional(wire_instant, "start_at", start_at),
+        endAt=optional(wire_instant, "end_at", end_at),
     )
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _data_field(data: Any) -> Mapping[str, Any]:
-    return {} if data is UNSET else {"data": data}

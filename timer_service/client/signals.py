@@ -10,17 +10,17 @@ from timer_service.client.checks import (
     check_list,
     check_status,
     check_text,
+    optional,
     wire_instant,
 )
-from timer_service.client.connection import Connection
 from timer_service.client.models import Firing, Outcome, Signal, SignalStatus, Task
+from timer_service.client.resource import Resource
 
 
-class Signals:
+class Signals(Resource):
     """Methods for work signals, as `TimerClient.signals`. They raise the same exceptions as `TimerClient`."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    _id = ("signalId", "signal")
 
     async def create(
         self,
@@ -36,19 +36,18 @@ class Signals:
         """Create a signal that fires when `item` changes to a status in `on`, or else at the instant `at`."""
         if bool(on) == (at is not None):
             raise ValueError("on or at must be given, and not both")
-        fields: dict[str, Any] = {"signalId": check_identifier("signal", signal)}
         if at is None:
             statuses = [check_status("on", status) for status in check_list("on", on)]
-            spec = {"kind": "work_item.status.transition", "to": statuses}
-            fields |= {"triggerKind": "event", "triggerSpec": spec}
+            kind, spec = "event", {"kind": "work_item.status.transition", "to": statuses}
         else:
-            spec = {"kind": "time.at", "at": wire_instant("at", at)}
-            fields |= {"triggerKind": "time", "triggerSpec": spec}
-        if item is not None:
-            fields["workItemId"] = check_identifier("item", item)
-        if note is not None:
-            fields["note"] = check_text("note", note)
-        return await self._connection.send("CreateWorkSignal", tenant, fields, timeout_seconds)
+            kind, spec = "time", {"kind": "time.at", "at": wire_instant("at", at)}
+        fields = {
+            "triggerKind": kind,
+            "triggerSpec": spec,
+            "workItemId": optional(check_identifier, "item", item),
+            "note": optional(check_text, "note", note),
+        }
+        return await self._send("CreateWorkSignal", tenant, signal, timeout_seconds, **fields)
 
     async def transition(self, tenant: str, item: str, to: str, *, timeout_seconds: float = 10) -> Outcome:
         """Report that the status of a work item has changed to `to`."""
@@ -73,33 +72,26 @@ class Signals:
 
     async def get(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Signal | None:
         """Return a signal, or None if it does not exist."""
-        question = {"signalId": check_identifier("signal", signal)}
-        view = await self._connection.find(tenant, "get-signal", question, timeout_seconds)
-        return None if view is None else Signal.read(view)
+        return await self._find("get-signal", Signal, tenant, signal, timeout_seconds)
 
     def list(
         self, tenant: str, *, status: str | None = None, item: str | None = None, timeout_seconds: float = 10
     ) -> AsyncIterator[Signal]:
         """Iterate over the signals of a tenant in order of their ids. `status` and `item` filter them."""
-        question: dict[str, Any] = {}
-        if status is not None:
-            question["status"] = check_choice("status", status, SignalStatus)
-        if item is not None:
-            question["workItemId"] = check_identifier("item", item)
-        views = self._connection.pages(tenant, "list-signals", question, "signals", timeout_seconds)
-        return (Signal.read(view) async for view in views)
+        filters = {
+            "status": optional(check_choice, "status", status, SignalStatus),
+            "workItemId": optional(check_identifier, "item", item),
+        }
+        return self._list("list-signals", "signals", Signal, tenant, timeout_seconds, **filters)
 
     def firings(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> AsyncIterator[Firing]:
         """Iterate over the firings of a signal, oldest first. A signal that does not exist has none."""
-        question = {"signalId": check_identifier("signal", signal)}
-        views = self._connection.pages(tenant, "list-firings", question, "firings", timeout_seconds)
-        return (Firing.read(view) async for view in views)
+        return self._list("list-firings", "firings", Firing, tenant, timeout_seconds, **self._key(signal))
 
     def tasks(self, tenant: str, item: str, *, timeout_seconds: float = 10) -> AsyncIterator[Task]:
         """Iterate over the follow-up tasks of a work item, oldest first. An item that does not exist has none."""
-        question = {"workItemId": check_identifier("item", item)}
-        views = self._connection.pages(tenant, "list-tasks", question, "tasks", timeout_seconds)
-        return (Task.read(view) async for view in views)
+        item = check_identifier("item", item)
+        return self._list("list-tasks", "tasks", Task, tenant, timeout_seconds, workItemId=item)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
         """Iterate over `work.signal.fired` and `work.signal.failed` events from now on, of a tenant or of all.
@@ -107,7 +99,3 @@ class Signals:
         See `TimerClient.watch`.
         """
         return self._connection.events(tenant, "work-signal-fired", "work-signal-failed")
-
-    async def _send(self, message_type: str, tenant: str, signal: str, timeout_seconds: float) -> Outcome:
-        fields = {"signalId": check_identifier("signal", signal)}
-        return await self._connection.send(message_type, tenant, fields, timeout_seconds)

@@ -5,10 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from pydantic.alias_generators import to_camel
-
 from timer_service.client.checks import (
-    check_callable,
     check_choice,
     check_identifier,
     check_list,
@@ -16,21 +13,24 @@ from timer_service.client.checks import (
     check_query,
     check_seconds,
     check_text,
+    check_type,
+    given,
+    optional,
     wire_duration,
     wire_instant,
 )
 from timer_service.client.commands import Command, Ended
 from timer_service.client.connection import Connection, open_connection
-from timer_service.client.dead_letters import DeadLetters
-from timer_service.client.events import Events
+from timer_service.client.dead_letters import DeadLetters, Events
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, State, Timer
+from timer_service.client.resource import Resource
 from timer_service.client.runs import Runs
 from timer_service.client.schedules import Schedules
 from timer_service.client.signals import Signals
 from timer_service.client.workflows import Workflows
 
 
-class TimerClient:
+class TimerClient(Resource):
     """A client of the service over one NATS connection. Create it with `TimerClient.connect`.
 
     Every method checks its arguments first and raises ValueError with the name of a wrong argument. A command or query
@@ -40,8 +40,10 @@ class TimerClient:
     The client reconnects by itself. While it is disconnected, commands and queries raise `NoAnswerError`.
     """
 
+    _id = ("serviceCallId", "call")
+
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self.signals = Signals(connection)
         """The methods for work signals."""
         self.schedules = Schedules(connection)
@@ -115,21 +117,19 @@ class TimerClient:
         the timer; nothing is sent then. `progress` is called with the number of results so far.
         """
         check_seconds("timeout_seconds", timeout_seconds)
-        if progress is not None:
-            check_callable("progress", progress)
+        optional(check_type, "progress", progress, Callable, "a function")
         commands = []
         for index, timer in enumerate(check_list("timers", timers)):
-            if not isinstance(timer, NewTimer):
-                raise ValueError(f"timers[{index}] must be a NewTimer")  # noqa: TRY004 - like every wrong argument
+            check_type(f"timers[{index}]", timer, NewTimer, "a NewTimer")
             try:
                 commands.append(self._schedule_command(timer))
             except ValueError as error:
                 raise ValueError(f"timers[{index}].{error}") from error
-        return await self._connection.sender.send(commands, timeout_seconds, progress)
+        return await self._connection.send_many(commands, timeout_seconds, progress)
 
     async def cancel(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Outcome:
         """Cancel a timer that has not fired. Raises `CommandError` if the service rejects the command."""
-        return await self._connection.send("CancelTimer", tenant, _call_field(call), timeout_seconds)
+        return await self._send("CancelTimer", tenant, call, timeout_seconds)
 
     async def cancel_prefix(self, tenant: str, prefix: str, *, timeout_seconds: float = 10) -> Outcome:
         """Cancel all timers of a tenant that have not fired and whose ids begin with `prefix`.
@@ -142,12 +142,11 @@ class TimerClient:
 
     async def retry(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Outcome:
         """Fire a Failed timer now. Raises `CommandError` if the service rejects the command."""
-        return await self._connection.send("RetryTimer", tenant, _call_field(call), timeout_seconds)
+        return await self._send("RetryTimer", tenant, call, timeout_seconds)
 
     async def get(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Timer | None:
         """Return a timer, or None if it does not exist. Raises `QueryError` if the service cannot answer."""
-        view = await self._connection.find(tenant, "get-timer", _call_field(call), timeout_seconds)
-        return None if view is None else Timer.read(view)
+        return await self._find("get-timer", Timer, tenant, call, timeout_seconds)
 
     def list(
         self,
@@ -163,15 +162,12 @@ class TimerClient:
         `state` is a `State`. `due_after` is inclusive, `due_before` exclusive. `timeout_seconds` applies to each page.
         Raises `QueryError` if the service cannot answer.
         """
-        question: dict[str, Any] = {}
-        if state is not None:
-            question["state"] = check_choice("state", state, State)
-        if due_before is not None:
-            question["dueBefore"] = wire_instant("due_before", due_before)
-        if due_after is not None:
-            question["dueAfter"] = wire_instant("due_after", due_after)
-        views = self._connection.pages(tenant, "list-timers", question, "timers", timeout_seconds)
-        return (Timer.read(view) async for view in views)
+        filters = {
+            "state": optional(check_choice, "state", state, State),
+            "dueBefore": optional(wire_instant, "due_before", due_before),
+            "dueAfter": optional(wire_instant, "due_after", due_after),
+        }
+        return self._list("list-timers", "timers", Timer, tenant, timeout_seconds, **filters)
 
     async def count(self, tenant: str, *, timeout_seconds: float = 10) -> Counts:
         """Count the timers of a tenant by state. Raises `QueryError` if the service cannot answer."""
@@ -192,25 +188,16 @@ class TimerClient:
         return self._connection.events(tenant, "due-time-reached", "timer-expired", "timers-cancelled")
 
     def _schedule_command(self, timer: NewTimer) -> Command:
-        fields = _schedule_fields(timer)
-        correlation_id = timer.correlation_id
-        if correlation_id is not None:
-            check_identifier("correlation_id", correlation_id)
+        if (timer.due_at is None) == (timer.due_in is None):
+            raise ValueError("due_at or due_in must be given, and not both")
+        fields = given(
+            **self._key(timer.call),
+            dueAt=optional(wire_instant, "due_at", timer.due_at),
+            expiresAt=optional(wire_instant, "expires_at", timer.expires_at),
+            dueIn=optional(wire_duration, "due_in", timer.due_in),
+            lateBy=optional(wire_duration, "late_by", timer.late_by),
+        )
+        correlation_id = optional(check_identifier, "correlation_id", timer.correlation_id)
+        if timer.data is not UNSET:
+            fields["data"] = timer.data
         return self._connection.command("ScheduleTimer", timer.tenant, fields, correlation_id)
-
-
-def _schedule_fields(timer: NewTimer) -> Mapping[str, Any]:
-    if (timer.due_at is None) == (timer.due_in is None):
-        raise ValueError("due_at or due_in must be given, and not both")
-    fields = dict(_call_field(timer.call))
-    for name, at in (("due_at", timer.due_at), ("expires_at", timer.expires_at)):
-        if at is not None:
-            fields[to_camel(name)] = wire_instant(name, at)
-    for name, duration in (("due_in", timer.due_in), ("late_by", timer.late_by)):
-        if duration is not None:
-            fields[to_camel(name)] = wire_duration(name, duration)
-    return fields if timer.data is UNSET else {**fields, "data": timer.data}
-
-
-def _call_field(call: str) -> Mapping[str, Any]:
-    return {"serviceCallId": check_identifier("call", call)}

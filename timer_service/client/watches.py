@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -58,65 +59,50 @@ class Watch:
         return body
 
 
-class _Shared:
-    """One subject: its watches, and their subscription."""
-
-    def __init__(self) -> None:
-        self.watches: set[Watch] = set()
-        self.subscription: Subscription | None = None
-        self.subscribing = asyncio.Lock()
-
-    async def receive(self, message: Msg) -> None:
-        for watch in self.watches:
-            watch.add(message.data)
-
-
 class Watches:
-    """The watches of a connection. The first watch of a subject subscribes, and the last one unsubscribes."""
+    """The watches of a connection. There is a subscription to each subject that has watches."""
 
     def __init__(self, client: Client, calls: Calls) -> None:
         self._client = client
         self._calls = calls
-        self._shared: dict[str, _Shared] = {}
+        self._watches: list[Watch] = []
+        self._subscriptions: dict[str, Subscription] = {}
+        self._updating = asyncio.Lock()
 
     def end(self) -> None:
         """End every watch, because the connection is lost."""
-        for shared in self._shared.values():
-            for watch in shared.watches:
-                watch.end(_LOST)
+        for watch in self._watches:
+            watch.end(_LOST)
 
     async def join(self, watch: Watch) -> None:
         """Begin to receive. After it the watch misses no event. `leave` must follow, also after an error."""
-        for subject in watch.subjects:
-            self._shared.setdefault(subject, _Shared()).watches.add(watch)
-        await self._calls.run(self._subscribe(watch))
+        self._watches.append(watch)
+        await self._calls.run(self._update())
         # The driver sends a flush before data that it holds back: only the second one follows the subscriptions.
         await self._calls.run(self._client.flush())
         await self._calls.run(self._client.flush())
 
     async def leave(self, watch: Watch) -> None:
         """Receive no more, also if the caller is cancelled meanwhile."""
-        await run_to_completion(self._leave(watch))
+        self._watches.remove(watch)
+        await run_to_completion(self._update())
 
-    async def _subscribe(self, watch: Watch) -> None:
-        for subject in watch.subjects:
-            shared = self._shared[subject]
-            async with shared.subscribing:
-                if shared.subscription is None:
-                    # The driver swallows a cancellation here, so no subscription is lost. It would drop messages above
-                    # its limits on pending ones: there are few, because `receive` never waits.
-                    shared.subscription = await self._client.subscribe(
-                        subject, cb=shared.receive, pending_msgs_limit=0, pending_bytes_limit=0
-                    )
+    async def _update(self) -> None:
+        """Subscribe to the subjects that have watches, and unsubscribe from the others."""
+        async with self._updating:
+            wanted = {subject for watch in self._watches for subject in watch.subjects}
+            for subject in self._subscriptions.keys() - wanted:
+                subscription = self._subscriptions.pop(subject)
+                if not self._client.is_closed:
+                    await subscription.unsubscribe()
+            for subject in sorted(wanted - self._subscriptions.keys()):
+                # The driver swallows a cancellation here, so no subscription is lost. It would drop messages above
+                # its limits on pending ones: there are few, because `receive` never waits.
+                self._subscriptions[subject] = await self._client.subscribe(
+                    subject, cb=partial(self._receive, subject), pending_msgs_limit=0, pending_bytes_limit=0
+                )
 
-    async def _leave(self, watch: Watch) -> None:
-        for subject in watch.subjects:
-            shared = self._shared[subject]
-            shared.watches.remove(watch)
-            if shared.watches:
-                continue
-            # No task is subscribing: its watch would be there. The driver keeps the order of what is sent, so another
-            # watch may subscribe from here on.
-            del self._shared[subject]
-            if shared.subscription is not None and not self._client.is_closed:
-                await shared.subscription.unsubscribe()
+    async def _receive(self, subject: str, message: Msg) -> None:
+        for watch in self._watches:
+            if subject in watch.subjects:
+                watch.add(message.data)

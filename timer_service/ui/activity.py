@@ -40,8 +40,6 @@ class Activity(NamedTuple):
     """In the last hour."""
     dead_letters: Mapping[str, int] = MappingProxyType({})
     """In the last hour, by code."""
-    last_dead_letter: int | None = None
-    """When the newest sample was taken that counts a new dead letter."""
 
 
 def activity(samples: Sequence[Sample], now: int) -> Activity:
@@ -59,7 +57,6 @@ def activity(samples: Sequence[Sample], now: int) -> Activity:
         lag_p99=percentile(lag, 0.99),
         failures=newest.failures - first.failures,
         dead_letters=_growth(first.dead_letters, newest.dead_letters),
-        last_dead_letter=_last_growth(samples),
     )
 
 
@@ -119,8 +116,3 @@ def _fired_per_minute(samples: Sequence[Sample]) -> float | None:
 
 def _growth(first: Mapping[str, int], last: Mapping[str, int]) -> Mapping[str, int]:
     return {name: count - first.get(name, 0) for name, count in last.items() if count > first.get(name, 0)}
-
-
-def _last_growth(samples: Sequence[Sample]) -> int | None:
-    grown = (new.at for old, new in pairwise(samples) if _growth(old.dead_letters, new.dead_letters))
-    return max(grown, default=None)

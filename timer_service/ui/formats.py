@@ -1,47 +1,24 @@
 """Texts of the page: times, numbers, and values of users."""
 
 import json
-import re
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from timer_service.core.values.duration import parse_duration
 from timer_service.core.values.instant import format_instant, parse_instant
-from timer_service.visible import escape_character, escape_hidden
+from timer_service.visible import escape_hidden
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
 _SHOWN_UNITS = 2
 _SMALL = 10
 _SHORT = 160
 _UNKNOWN = "\N{EN DASH}"
-_ACCENTS = r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
-_PILED = re.compile(f"(?<={_ACCENTS}{{3}}){_ACCENTS}+")
-"""The accents on a letter after the third one."""
-_EMOJI = r"[\u26d3\u26f9\u2764\U0001f300-\U0001faff]"
-"""What may stand before a joiner."""
-_JOINED = (
-    r"[\u2194\u2195\u2620\u2640\u2642\u2695\u2696\u26a7\u2708\u2744\u2764\u27a1\u2b1b"
-    r"\U0001f308\U0001f32b\U0001f33e\U0001f373\U0001f37c\U0001f384\U0001f393\U0001f3a4\U0001f3a8\U0001f3eb\U0001f3ed"
-    r"\U0001f466-\U0001f469\U0001f48b\U0001f4a5\U0001f4a8\U0001f4ab\U0001f4bb\U0001f4bc\U0001f525\U0001f527\U0001f52c"
-    r"\U0001f5e8\U0001f680\U0001f692\U0001f7e9\U0001f7eb\U0001f91d\U0001f9af-\U0001f9b3\U0001f9ba\U0001f9bc\U0001f9bd"
-    r"\U0001f9d1\U0001f9d2\U0001fa79\U0001faf2]"
-)
-"""What stands behind a joiner in the emoji of Unicode 16: such as a heart, a laptop, or a sign for a woman."""
-_JOINER = re.compile(f"(?:(?<={_EMOJI})|(?<={_EMOJI}\ufe0f))\u200d(?={_JOINED})")
-"""A joiner of two emoji, which are shown as one."""
 
 
 def visible(value: Any) -> Any:
-    """Return a value with each character escaped that is invisible or acts on others, such as a change of direction.
-
-    Such characters could make one id look like another, and a pile of accents covers the lines above it. The joiner of
-    two emoji that are shown as one stays as it is, and so does markup.
-    """
-    if not isinstance(value, str) or isinstance(value, Markup) or (value.isascii() and value.isprintable()):
-        return value
-    shown = escape_hidden(value, {found.start() for found in _JOINER.finditer(value)})
-    return _PILED.sub(lambda found: "".join(map(escape_character, found[0])), shown)
+    """Return a value with an escape for each character that is invisible or acts on others. Markup stays as it is."""
+    return escape_hidden(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def milliseconds(value: str | int) -> int:

@@ -1,7 +1,13 @@
-"""The URLs of the page. They are stable: ids are parameters, because an id may contain any character."""
+"""The URLs of the page, and the commands to copy into a shell.
 
+URLs are stable: ids are parameters, because an id may contain any character.
+"""
+
+import shlex
 from typing import Any
 from urllib.parse import quote, urlencode
+
+from timer_service.visible import escape_hidden
 
 ROOT = "/ui"
 
@@ -11,3 +17,21 @@ def link(page: str, **parameters: Any) -> str:
     given = {name: value for name, value in parameters.items() if value is not None}
     query = urlencode(given, quote_via=quote, safe="")
     return f"{ROOT}/{page}" + (f"?{query}" if query else "")
+
+
+def command(group: str, verb: str, *arguments: str) -> str:
+    """Return a `timer-service` command, quoted for bash and zsh."""
+    # Without `--`, an argument that begins with a dash would count as an option.
+    marked = ["--", *arguments] if any(each.startswith("-") for each in arguments) else arguments
+    return " ".join(["timer-service", group, verb, *map(_quote, marked)])
+
+
+def _quote(text: str) -> str:
+    """Return an argument in quotes. Characters that cannot be seen are written as escapes."""
+    return shlex.quote(text) if escape_hidden(text) == text else f"$'{''.join(map(_escape, text))}'"
+
+
+def _escape(each: str) -> str:
+    if each in "\\'":
+        return f"\\{each}"
+    return each if escape_hidden(each) == each else f"\\U{ord(each):08x}"

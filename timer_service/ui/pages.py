@@ -1,6 +1,5 @@
 """Responses: a view's content in its template, with the headers that protect the reader."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -11,8 +10,7 @@ from starlette.responses import HTMLResponse, Response
 
 from timer_service.core.requests.computing import Computing, Steps
 from timer_service.ui import formats
-from timer_service.ui.commands import command
-from timer_service.ui.links import ROOT, link
+from timer_service.ui.links import command, link
 
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -26,7 +24,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-_YEAR = "max-age=31536000, immutable"
 
 
 class Content(NamedTuple):
@@ -64,7 +61,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.globals.update(link=link, command=command, static_url=static_url)
+    environment.globals.update(link=link, command=command)
     environment.filters.update({each.__name__: each for each in formats.FILTERS})
     return environment
 
@@ -79,17 +76,8 @@ def _in_steps(template: Template, values: Mapping[str, Any]) -> Steps[str]:
 
 
 def static_response(name: str) -> Response | None:
-    """Return a file of the page, or None if there is no such file. Its URL changes with its content."""
+    """Return a file of the page, or None if there is no such file."""
     if name not in _STATIC:
         return None
-    return Response(_read(name), 200, {**_HEADERS, "Cache-Control": _YEAR}, media_type=_STATIC[name])
-
-
-def static_url(name: str) -> str:
-    """Return the URL of a file of the page."""
-    return f"{ROOT}/static/{name}?v={hashlib.sha256(_read(name)).hexdigest()[:12]}"
-
-
-@cache
-def _read(name: str) -> bytes:
-    return files("timer_service.ui").joinpath("static", name).read_bytes()
+    body = files("timer_service.ui").joinpath("static", name).read_bytes()
+    return Response(body, 200, {**_HEADERS, "Cache-Control": "no-cache"}, media_type=_STATIC[name])

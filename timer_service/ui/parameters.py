@@ -46,6 +46,13 @@ class Parameters:
             raise BadParameterError("“tenant” must have 1 to 64 letters, digits, “-” and “_”.")
         return tenant
 
+    def needed_tenant(self, list_name: str) -> str:
+        """Return the tenant, which must be given. `list_name` says which page leads here."""
+        tenant = self.tenant()
+        if tenant is None:
+            raise BadParameterError(f"This page needs “tenant”. Open it from {list_name}.")
+        return tenant
+
     def identifier(self, name: str) -> str | None:
         """Return an id."""
         text = self.text(name)

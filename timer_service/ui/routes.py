@@ -41,8 +41,6 @@ def ui_routes(instance: Instance) -> list[Route]:
         now = instance.clock.now()
         render = partial(pages.render, now=now, section=view.section)
         async with reads.turn:
-            if await request.is_disconnected():  # the client has gone, and others wait
-                return Response()
             try:
                 return await render(await _content(view, request, instance, reads, now))
             except Exception:

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 from tests.harness.clock import NOW
 from timer_service.metrics import Metrics
 from timer_service.ui import samples
-from timer_service.ui.activity import MINUTES, activity, percentile
-from timer_service.ui.samples import SERIES, Sample, Samples, last_passes
+from timer_service.ui.activity import activity, percentile
+from timer_service.ui.samples import Sample, Samples, last_passes
 
 MINUTE = 60_000
 EMPTY = Sample(at=NOW, pending=None, overdue=None, lag=(), given_up=0, dead_letters={})
@@ -17,16 +17,6 @@ EMPTY = Sample(at=NOW, pending=None, overdue=None, lag=(), given_up=0, dead_lett
 
 def fired(at: int, count: int, **more: Any) -> Sample:
     return EMPTY._replace(at=at, lag=((0.001, 0), (0.01, count), (float("inf"), count)), **more)
-
-
-def test_no_samples() -> None:
-    """Before the first sample, no number is known, and no minute has a value."""
-    hour = activity([], NOW)
-    assert (hour.newest, hour.fired_per_minute, hour.lag_p50, hour.failures, hour.last_dead_letter) == (
-        *(None, None, None, 0, None),
-    )
-    assert len(hour.minutes) == MINUTES
-    assert all(minute[1:] == (None,) * 6 for minute in hour.minutes)
 
 
 def test_counters_become_growth() -> None:
@@ -39,19 +29,12 @@ def test_counters_become_growth() -> None:
     assert hour.fired_per_minute == 60
 
 
-def test_missing_minute() -> None:
-    """A minute after a gap has no value: it is not known in which minute the timers fired."""
-    start = NOW // MINUTE * MINUTE
-    hour = activity([fired(start - 3 * MINUTE, 1), fired(start - MINUTE, 2), fired(start, 5)], start)
-    assert [minute.fired for minute in hour.minutes[-4:]] == [None, None, None, 3]
-
-
 def test_dead_letters_of_the_hour() -> None:
-    """Dead letters are counted by code within the hour, with the time of the last one."""
+    """Dead letters are counted by code within the hour, not before it."""
     old = EMPTY._replace(at=NOW - 2000, dead_letters={"TOO_LARGE": 3})
     new = EMPTY._replace(at=NOW - 1000, dead_letters={"TOO_LARGE": 3, "INVALID_JSON": 2})
     hour = activity([old, new, new._replace(at=NOW)], NOW)
-    assert (hour.dead_letters, hour.failures, hour.last_dead_letter) == ({"INVALID_JSON": 2}, 2, NOW - 1000)
+    assert (hour.dead_letters, hour.failures) == ({"INVALID_JSON": 2}, 2)
 
 
 @pytest.mark.parametrize(
@@ -88,16 +71,3 @@ async def test_samples_read_the_metrics() -> None:
     assert (sample.pending, sample.overdue, sample.fired, sample.failures) == (5, 2, 1, 2)
     assert sample.dead_letters == {"TOO_LARGE": 1}
     assert last_passes(registry)["timers"] > 0
-
-
-def test_each_series_exists() -> None:
-    """Each series that the page reads is one of the service."""
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    metrics.create_failure_series(commands=[], queries=[], requests=[], leased=["t"], due=["t"], skips=[])
-    metrics.fired_late("t", 1)
-    metrics.counted("t", "s", 1)
-    metrics.overdue("t", 1, 1)
-    metrics.ticked("t", 1)
-    names = {sample.name for metric in registry.collect() for sample in metric.samples}
-    assert set(SERIES) <= names

@@ -9,25 +9,17 @@ from tests.harness.clock import ManualClock
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.app.page import OperationsPage, build_page
+from timer_service.app.page import build_page
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 from timer_service.metrics import Metrics
 from timer_service.ui.rejections import NewestRejections
 
 
-def build(sqlite: SqliteDatabase) -> OperationsPage:
+def build(sqlite: SqliteDatabase) -> object:
     registry = CollectorRegistry()
     parts = make_parts(sqlite, MemoryBroker(), ManualClock(), Metrics(registry))
     return build_page(Config(), parts, registry, flows=dict, needs=dict, loops=list, rejections=NewestRejections())
-
-
-async def test_routes(sqlite: SqliteDatabase) -> None:
-    """The routes of the page do not hide those of metrics and health."""
-    page = build(sqlite)
-    assert {route.path for route in page.routes} >= {"/", "/ui", "/ui/", "/ui/timers"}
-    assert all(route.path == "/" or route.path.startswith("/ui") for route in page.routes)
-    assert page.sampling.name == "page"
 
 
 async def test_jinja2_is_missing(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

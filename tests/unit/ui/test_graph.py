@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness.page_data import graph
-from timer_service.ui.graph import MOST_ROWS, Drawing, Job, Need, _push, assign_columns, draw, shorten
+from timer_service.ui.graph import MOST_ROWS, Drawing, Job, Need, draw, shorten
 
 
 def jobs(**needs: str) -> list[Job]:
@@ -27,28 +26,11 @@ def drawn(found: list[Job]) -> Drawing:
             return drawing
 
 
-def test_columns() -> None:
-    """A job is right of all that it needs, as far left as possible."""
-    assert assign_columns(jobs(d="b c", b="a", c="", a="")) == {"c": 0, "a": 0, "b": 1, "d": 2}
-
-
-def test_wide_graphs_are_wrapped() -> None:
-    """Jobs without needs fill several columns, so that the graph of a large run can be read."""
-    columns = assign_columns(jobs(**{f"job{number}": "" for number in range(MOST_ROWS * 3)}))
-    assert sorted(set(columns.values())) == [0, 1, 2]
-
-
 def test_unknown_needs_and_cycles() -> None:
     """Needs of unknown jobs and cycles are left out. Each job is drawn."""
     drawing = drawn(jobs(a="b", b="a", c="nobody"))
     assert {box.job.name for box in drawing.boxes} == {"a", "b", "c"}
     assert drawing.edges == []
-
-
-def test_empty() -> None:
-    """A graph without jobs has no boxes."""
-    assert drawn([]).boxes == []
-    assert _push([], []) == []
 
 
 @pytest.mark.parametrize("size", [1, MOST_ROWS, 1000])
@@ -62,20 +44,6 @@ def test_wide_graphs(size: int) -> None:
         assert len({(box.x, box.y) for box in drawing.boxes}) == len(found)
         assert len(drawing.edges) == sum(len(job.needs) for job in found)
         assert Counter(box.x for box in drawing.boxes).most_common(1)[0][1] <= MOST_ROWS
-
-
-def test_chain_is_straight() -> None:
-    """The jobs of a chain have one height."""
-    drawing = drawn(jobs(a="", b="a", c="b"))
-    assert len({box.y for box in drawing.boxes}) == 1
-    assert [box.x for box in drawing.boxes] == sorted(box.x for box in drawing.boxes)
-
-
-def test_edges_do_not_cross_in_two_chains() -> None:
-    """The order in the columns follows the edges."""
-    drawing = drawn(jobs(a="", b="", y="b", x="a"))
-    heights = {box.job.name: box.y for box in drawing.boxes}
-    assert (heights["a"] < heights["b"]) == (heights["x"] < heights["y"])
 
 
 @settings(max_examples=15)
@@ -106,20 +74,6 @@ def check(drawing: Drawing) -> None:
         assert apart or abs(one.y - other.y) > one.height
 
 
-def test_two_hundred_jobs() -> None:
-    """A run of 200 jobs is drawn in columns of at most 24 boxes, with each edge."""
-    found = [
-        Job(name, name, "pending", [Need(each if isinstance(each, str) else each["job"]) for each in needs])  # type: ignore[index]
-        for name, needs in graph(200).items()
-    ]
-    drawing = drawn(found)
-    check(drawing)
-    assert len(drawing.boxes) > 180
-    assert len(drawing.edges) == sum(len(job.needs) for job in found)
-    columns = [len(list(group)) for _, group in itertools.groupby(sorted(box.x for box in drawing.boxes))]
-    assert max(columns) <= MOST_ROWS
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -131,8 +85,3 @@ def test_two_hundred_jobs() -> None:
 def test_shorten(name: str, text: str) -> None:
     """A long name loses its middle. Invisible characters are shown."""
     assert shorten(name) == text
-
-
-def test_shorten_wide_characters() -> None:
-    """Wide characters count twice, so that the name fits into its box."""
-    assert len(shorten("日" * 40)) <= 12

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Row
-from timer_service.events.queries import QUERIES, ListBuriedEvents
+from timer_service.events.queries import QUERIES
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import SCHEDULES
 from timer_service.signals.firing_store import FIRINGS
@@ -14,12 +14,11 @@ from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
 from timer_service.ui import tenants
 from timer_service.ui.activity import activity
-from timer_service.ui.commands import command
-from timer_service.ui.links import link
+from timer_service.ui.links import command, link
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import BadParameterError
-from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import MOST_COUNTED, Rows
+from timer_service.ui.views.lists import read_page
 from timer_service.ui.views.view import Asked, View, main_view
 from timer_service.workflows.messages import WorkflowStatus
 from timer_service.workflows.workflow import BLOCKED_FROM
@@ -174,13 +173,9 @@ def _tenant(kind: Kind, name: str, count: int, first: Row) -> _Tenant:
 
 
 async def _show_events(asked: Asked) -> Content:
-    tenant = asked.parameters.tenant()
-    if tenant is None:
-        raise BadParameterError("This page needs “tenant”. Open it from the failures.")
-    cursor = asked.parameters.text("cursor")
-    page = await asked.reads.ask(_EVENTS, tenant, ListBuriedEvents(limit=PAGE_ROWS, cursor=cursor))
-    values = {"tenant": tenant, "events": page["events"], "cursor": page.get("cursor"), "is_first": cursor is None}
-    return Content("events.html", values)
+    tenant = asked.parameters.needed_tenant("the failures")
+    page = await read_page(asked, _EVENTS, tenant)
+    return Content("events.html", {**page, "tenant": tenant})
 
 
 FAILED = main_view("failed", "Failed", _show, "kind", "after")

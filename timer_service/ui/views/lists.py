@@ -16,10 +16,8 @@ from timer_service.ui.views.view import Asked
 class TenantChoice(NamedTuple):
     """The page of a list before a tenant is chosen."""
 
-    page: str
-    title: str
     things: str
-    """What the list shows, in the plural."""
+    """What the list shows, in the plural. It is also the path of the page, and the field of the reply."""
     rows: Rows
     """The rows that a tenant of the list has."""
     hint: str
@@ -27,14 +25,24 @@ class TenantChoice(NamedTuple):
     example: str
     """The command that does it."""
 
+    @property
+    def values(self) -> Mapping[str, str]:
+        """What the templates of lists show."""
+        things = self.things
+        return {
+            "page": things,
+            "title": things.capitalize(),
+            "things": things,
+            "hint": self.hint,
+            "example": self.example,
+        }
+
 
 class StatusList(NamedTuple):
     """A list of a tenant's things, which can be narrowed to one status."""
 
     choice: TenantChoice
     route: QueryRoute
-    field: str
-    """The field of the reply that has the things."""
     statuses: type[StrEnum]
 
     async def show(self, asked: Asked, template: str, **filters: str | None) -> Content:
@@ -43,28 +51,31 @@ class StatusList(NamedTuple):
         tenant = parameters.tenant()
         if tenant is None:
             return await choose_tenant(asked, self.choice)
-        status = parameters.choice("status", self.statuses)
-        cursor = parameters.text("cursor")
-        fields = {"status": status, "limit": PAGE_ROWS, "cursor": cursor, **filters}
-        page = await asked.reads.ask(self.route, tenant, self.route.request(**fields))
+        page = await read_page(asked, self.route, tenant, status=parameters.choice("status", self.statuses), **filters)
         values: Mapping[str, Any] = {
-            **self.choice._asdict(),
+            **page,
+            **self.choice.values,
             "tenant": tenant,
             "statuses": list(self.statuses),
-            "items": page[self.field],
-            "cursor": page.get("cursor"),
-            "is_first": cursor is None,
+            "items": page[self.choice.things],
             "filters": filters,
             "given": {name: parameters.text(name) for name in ("tenant", "status", *filters)},
         }
         return Content(template, values)
 
 
+async def read_page(asked: Asked, route: QueryRoute, tenant: str, **fields: Any) -> dict[str, Any]:
+    """Return one page of a query with the cursor of the next one, or None, and whether it is the first."""
+    cursor = asked.parameters.text("cursor")
+    page = await asked.reads.ask(route, tenant, route.request(limit=PAGE_ROWS, cursor=cursor, **fields))
+    return {**page, "cursor": page.get("cursor"), "is_first": cursor is None}
+
+
 async def choose_tenant(asked: Asked, choice: TenantChoice) -> Content:
     """Return the page that asks for a tenant, with the tenants that have such rows."""
     after = asked.parameters.text("after") or ""
     found = await tenants.page(asked.reads.reader, choice.rows, after)
-    return Content("tenants.html", {**choice._asdict(), "found": found, "after": after})
+    return Content("tenants.html", {**choice.values, "found": found, "after": after})
 
 
 async def read_missing_as_none(reading: Awaitable[Any]) -> Any:

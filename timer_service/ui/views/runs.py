@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 from timer_service.runs.queries import QUERIES, GetRun
-from timer_service.ui.commands import command
 from timer_service.ui.graph import Drawing, Job, Need, draw
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import Rows
@@ -16,14 +17,12 @@ from timer_service.ui.views.view import Asked, item_view, main_view
 
 _ROUTES = {route.name: route for route in QUERIES}
 CHOICE = TenantChoice(
-    page="runs",
-    title="Runs",
     things="runs",
     rows=Rows("runs"),
     hint="Start the first one:",
     example=command("runs", "start", "acme", "push-1", "docs/examples/build.json"),
 )
-_LIST = StatusList(CHOICE, _ROUTES["list-runs"], "runs", RunStatus)
+_SHOW_LIST = partial(StatusList(CHOICE, _ROUTES["list-runs"], RunStatus).show, template="runs.html")
 _MOST_DRAWN = 300
 """The graph of a run with more jobs would not be readable. Its jobs are shown as a list."""
 _MOST_NEEDS = 1000
@@ -41,10 +40,6 @@ class _Jobs(NamedTuple):
     jobs: Sequence[Mapping[str, Any]]
     cursor: str | None
     """Set if there are more."""
-
-
-async def _show_list(asked: Asked) -> Content:
-    return await _LIST.show(asked, "runs.html")
 
 
 async def _show(asked: Asked) -> Content:
@@ -126,5 +121,5 @@ def _commands(run: Mapping[str, Any]) -> dict[str, str]:
     return {"Cancel it": command("runs", "cancel", *key)} if run["status"] == RunStatus.RUNNING else {}
 
 
-RUNS = main_view("runs", "Runs", _show_list, "tenant", "status", "cursor", "after")
+RUNS = main_view("runs", "Runs", _SHOW_LIST, "tenant", "status", "cursor", "after")
 RUN = item_view("run", RUNS, _show, "cursor")

@@ -1,12 +1,13 @@
 """The schedules of a tenant, and one schedule with its next slots."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.queries import QUERIES
 from timer_service.schedules.views import GetSchedule
-from timer_service.ui.commands import command
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views.lists import StatusList, TenantChoice
@@ -14,19 +15,13 @@ from timer_service.ui.views.view import Asked, item_view, main_view
 
 _ROUTES = {route.name: route for route in QUERIES}
 CHOICE = TenantChoice(
-    page="schedules",
-    title="Schedules",
     things="schedules",
     rows=Rows("schedules"),
     hint="Put the first one:",
     example=f"{command('schedules', 'put', 'acme', 'report')} --cron '0 9 * * MON-FRI' --zone Europe/Berlin",
 )
-_LIST = StatusList(CHOICE, _ROUTES["list-schedules"], "schedules", ShownStatus)
+_SHOW_LIST = partial(StatusList(CHOICE, _ROUTES["list-schedules"], ShownStatus).show, template="schedules.html")
 _UPCOMING = 10
-
-
-async def _show_list(asked: Asked) -> Content:
-    return await _LIST.show(asked, "schedules.html")
 
 
 async def _show(asked: Asked) -> Content:
@@ -53,5 +48,5 @@ def _commands(schedule: Mapping[str, Any]) -> dict[str, str]:
     return {what: command("schedules", verb, *key) for what, verb in wanted.items()}
 
 
-SCHEDULES = main_view("schedules", "Schedules", _show_list, "tenant", "status", "cursor", "after")
+SCHEDULES = main_view("schedules", "Schedules", _SHOW_LIST, "tenant", "status", "cursor", "after")
 SCHEDULE = item_view("schedule", SCHEDULES, _show)

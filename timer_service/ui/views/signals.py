@@ -4,26 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.queries import QUERIES, GetSignal, ListFirings
+from timer_service.signals.queries import QUERIES, GetSignal
 from timer_service.signals.signal import Status
-from timer_service.ui.commands import command
 from timer_service.ui.formats import day_and_time
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
-from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import Rows
-from timer_service.ui.views.lists import StatusList, TenantChoice
+from timer_service.ui.views.lists import StatusList, TenantChoice, read_page
 from timer_service.ui.views.view import Asked, item_view, main_view
 
 _ROUTES = {route.name: route for route in QUERIES}
 CHOICE = TenantChoice(
-    page="signals",
-    title="Signals",
     things="signals",
     rows=Rows("work_signals"),
     hint="Create the first one:",
     example=f"{command('signals', 'create', 'acme', 'ask-kim')} --item ticket-1 --on blocked",
 )
-_LIST = StatusList(CHOICE, _ROUTES["list-signals"], "signals", Status)
+_LIST = StatusList(CHOICE, _ROUTES["list-signals"], Status)
 
 
 async def _show_list(asked: Asked) -> Content:
@@ -36,17 +33,8 @@ async def _show_list(asked: Asked) -> Content:
 async def _show(asked: Asked) -> Content:
     tenant, signal_id = asked.parameters.key()
     signal = await asked.reads.ask(_ROUTES["get-signal"], tenant, GetSignal(signal_id=signal_id))
-    cursor = asked.parameters.text("cursor")
-    request = ListFirings(signal_id=signal_id, limit=PAGE_ROWS, cursor=cursor)
-    firings = await asked.reads.ask(_ROUTES["list-firings"], tenant, request)
-    values = {
-        "signal": signal,
-        "fires_when": _fires_when(signal),
-        "firings": firings["firings"],
-        "cursor": firings.get("cursor"),
-        "is_first": cursor is None,
-        "commands": _commands(signal),
-    }
+    firings = await read_page(asked, _ROUTES["list-firings"], tenant, signal_id=signal_id)
+    values = {**firings, "signal": signal, "fires_when": _fires_when(signal), "commands": _commands(signal)}
     return Content("signal.html", values)
 
 

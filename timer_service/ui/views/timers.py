@@ -12,7 +12,7 @@ from timer_service.timers.messages import GetTimer, ListTimers, State
 from timer_service.timers.queries import QUERIES
 from timer_service.timers.rules import Key, Timer
 from timer_service.timers.store import Cursor
-from timer_service.ui.commands import command
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import Parameters
 from timer_service.ui.reads import PAGE_ROWS
@@ -22,8 +22,6 @@ from timer_service.ui.views.view import Asked, item_view, main_view
 
 _ROUTES = {route.name: route for route in QUERIES}
 CHOICE = TenantChoice(
-    page="timers",
-    title="Timers",
     things="timers",
     rows=Rows(store.TIMERS.name),
     hint="Schedule the first one:",

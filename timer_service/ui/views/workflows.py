@@ -5,27 +5,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from timer_service.core.service.workflow_start import NAME_PATTERN
-from timer_service.ui.commands import command
+from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import BadParameterError
-from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import Rows
-from timer_service.ui.views.lists import StatusList, TenantChoice
+from timer_service.ui.views.lists import StatusList, TenantChoice, read_page
 from timer_service.ui.views.view import Asked, View, item_view, main_view
 from timer_service.workflows.messages import ENDED, WorkflowStatus
 from timer_service.workflows.queries import QUERIES
-from timer_service.workflows.views import GetWorkflow, ListWorkers
 
 _ROUTES = {route.name: route for route in QUERIES}
 CHOICE = TenantChoice(
-    page="workflows",
-    title="Workflows",
     things="workflows",
     rows=Rows("workflows"),
     hint="docs/workflows-tutorial.md shows the first one in five minutes. Then start it:",
     example=command("workflows", "start", "acme", "order", "order-1"),
 )
-_LIST = StatusList(CHOICE, _ROUTES["list-workflows"], "workflows", WorkflowStatus)
+_LIST = StatusList(CHOICE, _ROUTES["list-workflows"], WorkflowStatus)
 
 
 async def _show_list(asked: Asked) -> Content:
@@ -37,30 +33,20 @@ async def _show_list(asked: Asked) -> Content:
 
 async def _show(asked: Asked) -> Content:
     tenant, workflow_id = asked.parameters.key()
-    cursor = asked.parameters.text("cursor")
-    request = GetWorkflow(workflow_id=workflow_id, limit=PAGE_ROWS, cursor=cursor)
-    found = await asked.reads.ask(_ROUTES["get-workflow"], tenant, request)
+    found = await read_page(asked, _ROUTES["get-workflow"], tenant, workflow_id=workflow_id)
     values = {
-        "workflow": found["workflow"],
-        "effects": found["effects"],
-        "has_workers": found["hasWorkers"],
+        **found,
         "texts": {name: found[name] for name in ("input", "result", "failure") if name in found},
         "is_open": found["workflow"]["status"] not in ENDED,
-        "cursor": found.get("cursor"),
-        "is_first": cursor is None,
         "commands": _commands(found["workflow"]),
     }
     return Content("workflow.html", values)
 
 
 async def _show_workers(asked: Asked) -> Content:
-    tenant = asked.parameters.tenant()
-    if tenant is None:
-        raise BadParameterError("This page needs “tenant”. Open it from the workflows of a tenant.")
-    cursor = asked.parameters.text("cursor")
-    page = await asked.reads.ask(_ROUTES["list-workers"], tenant, ListWorkers(limit=PAGE_ROWS, cursor=cursor))
-    values = {"tenant": tenant, "workers": page["workers"], "cursor": page.get("cursor"), "is_first": cursor is None}
-    return Content("workers.html", values)
+    tenant = asked.parameters.needed_tenant("the workflows of a tenant")
+    page = await read_page(asked, _ROUTES["list-workers"], tenant)
+    return Content("workers.html", {**page, "tenant": tenant})
 
 
 def _commands(workflow: Mapping[str, Any]) -> dict[str, str]:
