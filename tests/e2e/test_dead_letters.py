@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import typer
-from nats.js import JetStreamContext
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service, body
 from timer_service.cli import dead_letters
-from timer_service.client import CommandError, DeadLetter, NoAnswerError, Outcome, TimerClient
+from timer_service.client import DeadLetter, Outcome, TimerClient
 
 LETTERS = "timer.dlq.v1.acme.schedule-timer"
 SUBJECT = "timer.cmd.v1.{}.schedule-timer"
@@ -88,61 +87,6 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
 
 
 @ON_SQLITE
-async def test_resubmit_a_body_that_is_no_command(user: User, service: Service, broker: NatsServer) -> None:
-    """A body that is not JSON is rejected again. A subject that no command can have is a wrong argument."""
-    await user.js.publish("timer.cmd.v1.acme.schedule-timer", b"{")
-    await user.until_stored("TIMER_DLQ", 1)
-    async with TimerClient.connect(broker.url) as client:
-        letter = await client.dead_letters.get("acme", 1)
-        assert letter is not None
-        with pytest.raises(CommandError, match="INVALID_JSON"):
-            await client.dead_letters.resubmit(letter)
-        await user.until_stored("TIMER_DLQ", 2)
-        with pytest.raises(ValueError, match="no command can have"):
-            await client.dead_letters.resubmit(letter.model_copy(update={"tenant": "~unreadable"}))
-        (newest,) = await client.dead_letters.list(limit=1)
-        assert (newest.sequence, newest.body) == (2, None)
-
-
-@ON_SQLITE
-async def test_list_while_others_arrive(
-    user: User, service: Service, broker: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A page is full although new dead letters arrive while it is read. Else `--all` would end too early."""
-    for _ in range(20):
-        await user.js.publish(LETTERS, b"")
-    add_consumer = JetStreamContext.add_consumer
-
-    async def add_while_one_arrives(*args: Any, **options: Any) -> Any:
-        await user.js.publish(LETTERS, b"")
-        return await add_consumer(*args, **options)
-
-    monkeypatch.setattr(JetStreamContext, "add_consumer", add_while_one_arrives)
-    async with TimerClient.connect(broker.url) as client:
-        letters = await client.dead_letters.list("acme", limit=15)
-        older = await client.dead_letters.list("acme", limit=15, before=letters[-1].sequence)
-    assert [each.sequence for each in letters] == list(range(20, 5, -1))
-    assert [each.sequence for each in older] == list(range(5, 0, -1))
-
-
-@ON_SQLITE
-async def test_without_a_valid_tenant(user: User, service: Service, cli: Cli) -> None:
-    """A command whose subject names no valid tenant is shown under the name that the list has."""
-    await user.js.publish(SUBJECT.format("a$b"), b"{}")
-    await user.until_stored("TIMER_DLQ", 1)
-    _, line = await cli.lines("dead-letters", "list", "~unreadable")
-    assert "  ~unreadable/schedule-timer  " in line
-    shown = await cli.lines("dead-letters", "show", "~unreadable", "1")
-    assert "  Timer-Source-Subject: timer.cmd.v1.a$b.schedule-timer" in shown
-    assert "  command      message 1 of the stream of commands, 2 bytes" in shown
-    done = await cli.run("dead-letters", "resubmit", "~unreadable", "1")
-    assert (done.returncode, done.stdout) == (
-        1,
-        "~unreadable/1  not sent: dead letter 1 was sent to a subject that no command can have\n",
-    )
-
-
-@ON_SQLITE
 async def test_bytes_that_are_not_text(user: User, service: Service, cli: Cli) -> None:
     """A byte that is not UTF-8 is shown, and is not replaced: else another command would be handled."""
     command = body("ScheduleTimer", "acme", {**VALID, "data": "?"}).replace(b"?", b"\xff")
@@ -152,13 +96,6 @@ async def test_bytes_that_are_not_text(user: User, service: Service, cli: Cli) -
     (ended,) = await cli.json("dead-letters", "resubmit", "acme", "1", code=1)
     assert ended["error"]["code"] == "INVALID_JSON"
     assert ended["error"]["message"].startswith("the body is not JSON: ")
-
-
-@ON_SQLITE
-async def test_no_sequence_is_too_large(service: Service, cli: Cli) -> None:
-    """A number that no sequence can have is not found. It is no error of the broker or the login."""
-    done = await cli.run("dead-letters", "show", "acme", str(2**64))
-    assert (done.returncode, done.stderr) == (1, f"not found: acme/{2**64}\n")
 
 
 @ON_SQLITE
@@ -184,30 +121,6 @@ async def test_resubmit_without_an_answer(
     assert first == "acme/1  scheduled"
     assert second.startswith("acme/2  no outcome within 0 s; the command may be handled later")
     assert third == "acme/3  unchanged"
-
-
-@ON_SQLITE
-@pytest.mark.parametrize("as_json", [True, False])
-async def test_resubmit_until_the_broker_is_lost(
-    *, as_json: bool, user: User, service: Service, broker: NatsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """If the stream cannot be read any more, the outcomes so far are printed."""
-    await user.js.publish(LETTERS, body("ScheduleTimer", "acme", VALID))
-    async with TimerClient.connect(broker.url) as client:
-        real = client.dead_letters.get
-
-        async def get(tenant: str, sequence: int) -> DeadLetter | None:
-            if sequence == 2:
-                raise NoAnswerError("lost")
-            return await real(tenant, sequence)
-
-        client.dead_letters.get = get  # type: ignore[method-assign]
-        with pytest.raises(NoAnswerError):
-            await dead_letters.resubmit(client, "acme", [1, 2], as_json=as_json)
-    printed = capsys.readouterr().out
-    assert (json.loads(printed)[0]["outcome"] if as_json else printed) == (
-        "scheduled" if as_json else "acme/1  scheduled\n"
-    )
 
 
 async def test_without_the_stream(broker: NatsServer, cli: Cli) -> None:

@@ -1,7 +1,6 @@
 """Several instances on one Postgres share the work. Kills and outages of the database lose nothing."""
 
 import asyncio
-import json
 import signal
 import sys
 import time
@@ -94,28 +93,6 @@ async def test_postgres_restart_loses_no_timer(
     duplicates = check_fired(await user.fired(), due)
     again = await fleet.count_reclaimed()
     print(f"{len(due)} timers, Postgres restarted: all fired, {again} claimed again, {duplicates} duplicates stored")
-
-
-async def test_commands_wait_during_a_postgres_outage(
-    tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
-) -> None:
-    """During an outage of Postgres, no command has an outcome and readiness fails. Afterwards, all are handled."""
-    fleet = Fleet(tmp_path, broker, postgres_server.url)
-    async with fleet.running(1) as (instance,):
-        await postgres_server.stop("immediate")
-        due = together(500, int(time.time() * 1000))
-        await user.schedule(due)
-        page = json.loads(await instance.until_page("/readyz", 503))
-        handled = await instance.metric(SCHEDULED)
-        alive, _ = await instance.page("/livez")
-        await postgres_server.start()
-        await user.until_stored("TIMER_EVT", len(due))
-        await user.until_handled()
-        assert (handled, alive) == (0, 200)
-        assert await instance.metric(SCHEDULED) == len(due)
-        assert (page["commands"] != "ok", page["events"] != "ok", page["service"]) == (True, True, "ok")
-        await instance.until_page("/readyz", 200)
-        assert check_fired(await user.fired(), due) == 0
 
 
 @pytest.mark.slow

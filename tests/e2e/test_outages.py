@@ -2,10 +2,9 @@
 
 import asyncio
 import time
-from pathlib import Path
 
-from tests.e2e.conftest import ON_SQLITE, User, check_fired
-from tests.harness.processes import NatsServer, Service
+from tests.e2e.conftest import ON_SQLITE, User
+from tests.harness.processes import Service
 
 
 @ON_SQLITE
@@ -31,25 +30,3 @@ async def test_timers_wait_while_the_event_stream_is_full(user: User, service: S
     await user.js.update_stream(config)
     await user.schedule({"afterwards": now})
     await user.until_stored("TIMER_EVT", 1)
-
-
-async def test_service_uses_a_recreated_command_stream(user: User, service: Service) -> None:
-    """The service reads a command stream that was deleted and created again."""
-    far = int(time.time() * 1000) + 3_600_000
-    await user.schedule({"call-1": far, "call-2": far})
-    await user.until_handled()
-    config = (await user.js.stream_info("TIMER_CMD")).config
-    await user.js.delete_stream("TIMER_CMD")
-    await user.js.add_stream(config)
-    due = {"call-1": int(time.time() * 1000)}
-    await user.schedule(due)
-    await user.until_stored("TIMER_EVT", 1)
-    assert check_fired(await user.fired(), due) == 0
-
-
-async def test_roles_are_refused_on_sqlite(tmp_path: Path, broker: NatsServer) -> None:
-    """On SQLite, the service with another role than `all` exits with 1 and says why."""
-    worker = Service(tmp_path / "worker", broker.url, TIMER_ROLE="worker")
-    worker.launch()
-    assert await worker.wait() == 1
-    assert "TIMER_ROLE=worker needs a database that processes can share" in worker.log.read_text()

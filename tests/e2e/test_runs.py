@@ -93,23 +93,6 @@ async def test_pipeline_with_kills(user: User, service: Service, executor: Execu
     assert len({each["id"] for each in await events(user, "run-completed")}) == 1
 
 
-async def test_pipeline_that_fails(user: User, service: Service, executor: Executor) -> None:
-    """If the tests on one engine fail, the jobs package and publish are skipped, and the job notify runs."""
-    await request(user, "StartRun", **pipeline(**{"tests-sqlite": ["python", "-c", "raise SystemExit(3)"]}))
-    executor.launch()
-    await until(user, "notify", "success")
-    await until(user, "tests-postgres", "success")
-    await until_published(user, "run-completed")
-    run = await get_run(user)
-    statuses = {job["name"]: job["status"] for job in run["jobs"]}
-    assert run["status"] == "failed"
-    assert [statuses[name] for name in ("tests-sqlite", "package", "publish")] == ["failed", "skipped", "skipped"]
-    assert {each["payload"]["reason"] for each in await events(user, "job-skipped")} == {
-        "upstream_failed: tests-sqlite",
-        "upstream_failed: package",
-    }
-
-
 @pytest.mark.slow
 @ON_SQLITE
 async def test_example_of_the_readme(user: User, service: Service, executor: Executor) -> None:
@@ -118,44 +101,3 @@ async def test_example_of_the_readme(user: User, service: Service, executor: Exe
     executor.launch()
     await until_published(user, "run-completed")
     assert (await get_run(user))["counts"] == {"success": 7}
-
-
-@ON_SQLITE
-async def test_missing_command(user: User, service: Service, executor: Executor) -> None:
-    """The example executor reports a job as failed if its command does not exist, and still resolves the group."""
-    await request(
-        user, "StartRun", groups=["tests"], jobs=[{"name": "plan", "payload": {"resolves": "tests", "run": ["nil"]}}]
-    )
-    executor.launch()
-    await until_published(user, "run-completed")
-    run = await get_run(user)
-    assert (run["status"], run["groups"]) == ("failed", {"tests": True})
-    assert run["jobs"][0]["outputs"]["exitCode"] == 127
-
-
-async def test_disabled_and_enabled(tmp_path: Path, user: User, broker: NatsServer) -> None:
-    """With TIMER_RUNS_ENABLED=false commands are stored and no job is ready. With true, the jobs become ready."""
-    async with Service(tmp_path / "service", broker.url, TIMER_RUNS_ENABLED="false"):
-        await request(user, "StartRun", jobs=[{"name": "a"}])
-        await user.until_handled()
-        assert await user.stored("TIMER_EVT") == 0
-    async with Service(tmp_path / "service", broker.url):
-        await user.until_stored("TIMER_EVT", 1)
-        assert [each["payload"]["jobName"] for each in await events(user, "job-ready")] == ["a"]
-
-
-@pytest.mark.full
-async def test_own_checks(user: User, service: Service, executor: Executor) -> None:
-    """The run of docs/examples/checks.json succeeds, although its executor is killed while it runs a job."""
-    await request(user, "StartRun", **PIPELINE)
-    executor.launch()
-    await until(user, "tests-postgres", "running", seconds=300)
-    await executor.kill()
-    executor.launch()
-    async with asyncio.timeout(600):
-        while (await get_run(user)).get("status") in {None, "running"}:
-            await asyncio.sleep(0.5)
-    run = await get_run(user)
-    print({job["name"]: (job["status"], job.get("outputs", {}).get("seconds")) for job in run["jobs"]})
-    assert run["status"] == "success"
-    assert len({event["id"] for event in await events(user, "job-ready")}) == len(run["jobs"]) == 8

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ON_SQLITE
-from tests.harness.cli import Cli
-from tests.harness.fleet import Fleet
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import TimerClient, WorkflowStart
 from timer_service.worker import Context, Worker, workflow
@@ -77,32 +74,3 @@ async def test_slots_and_a_trigger_start_workflows(broker: NatsServer, service: 
         worker.stop()
         await running
     assert await service.metric('timer_slots_not_started_total{reason="busy"}') > 0
-
-
-@ON_SQLITE
-async def test_the_command_line(tmp_path: Path, broker: NatsServer, service: Service) -> None:
-    """`schedules put --start` stores what the slots start, and `get` shows it."""
-    cli = Cli(tmp_path, broker.url)
-    options = ("--start", "report", "--input", "[1]", "--deadline-in", "2h", "--concurrency-key", "one")
-    assert (await cli.lines("schedules", "put", "acme", "daily", "--cron", "@daily", *options))[0].startswith("created")
-    lines = [" ".join(line.split()) for line in await cli.lines("schedules", "get", "acme", "daily")]
-    assert {"workflow report in the queue default", "input [1]", "deadline in 2 h", "concurrency key one"} <= {*lines}
-
-
-async def test_slots_of_a_worker_instance(broker: NatsServer, fleet: Fleet) -> None:
-    """The instance that fires holds no polls. It sends a hint to the one that does."""
-    daily = {"TIMER_POLLING_INTERVAL": "86400000"}
-    worker = Worker(broker.url, tenant="acme", workflows=[double])
-    async with (
-        fleet.instance(TIMER_ROLE="handler", **daily),
-        fleet.instance(TIMER_ROLE="worker", **daily),
-        TimerClient.connect(broker.url) as client,
-        asyncio.timeout(30),
-    ):
-        running = asyncio.create_task(worker.run())
-        start = WorkflowStart(workflow_type="double", data=21)
-        await client.schedules.put("acme", "tick", every=SECOND, max_count=2, start=start)
-        for name in await started_by(client, "tick/", 2):
-            assert await client.workflows.result("acme", name) == 42
-        worker.stop()
-        await running

@@ -97,22 +97,6 @@ async def test_service_with_a_locked_database_ends(user: User, tmp_path: Path, b
 
 
 @pytest.mark.slow
-async def test_service_with_a_frozen_postgres_ends(
-    user: User, tmp_path: Path, broker: NatsServer, postgres_server: RestartablePostgres
-) -> None:
-    """A PostgreSQL server that does not answer any more does not delay the end."""
-    settings = {
-        **QUICK,
-        "TIMER_DATABASE_URL": postgres_server.url,
-        "TIMER_POLLING_INTERVAL": "100",
-    }
-    async with Service(tmp_path / "frozen", broker.url, **settings) as service, frozen(postgres_server):
-        await user.schedule({"call-1": int(time.time() * 1000)})
-        await user.until_delivered()
-        await check_forced_end(service)
-
-
-@pytest.mark.slow
 async def test_service_with_a_frozen_broker_ends(tmp_path: Path, broker: NatsServer) -> None:
     """A broker that does not answer any more does not delay the end."""
     async with Service(tmp_path / "frozen", broker.url, **QUICK) as service:

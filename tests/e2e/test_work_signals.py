@@ -73,17 +73,3 @@ async def test_websocket_subscriber_receives_one_event(user: User, service: Serv
         assert event["payload"]["firingId"] == firing["firingId"] == task["firingId"]
         assert event["payload"]["taskId"] == task["taskId"]
         assert (await fired(user), await operator.drain()) == ([event], [])
-
-
-async def test_disabled_signals_fire_after_they_are_enabled(tmp_path: Path, user: User, broker: NatsServer) -> None:
-    """A service with TIMER_SIGNALS_ENABLED=false handles commands but fires nothing. When enabled, it fires them."""
-    async with Service(tmp_path / "service", broker.url, TIMER_SIGNALS_ENABLED="false"):
-        for step in steps():
-            await user.js.publish(*step)
-        await user.until_handled()
-        assert (await ask(user, "get-signal", signalId="signal-1"))["status"] == "active"
-        assert await user.stored("TIMER_EVT") == 0
-    async with Service(tmp_path / "service", broker.url):
-        await user.until_stored("TIMER_EVT", 1)
-        (event,) = await fired(user)
-    check_schema(event)

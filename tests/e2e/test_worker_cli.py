@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -196,69 +195,6 @@ async def test_a_second_signal_ends_a_worker(shell: Shell) -> None:
     assert "Traceback" not in output.decode()
     end = "timer-service: ended by a second signal; the workflows in progress continue when their leases end"
     assert (worker.returncode, output.decode().splitlines()[-1]) == (1, end)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["worker", "acme", "orders"], "must be module:workflow"),
-        (["worker", "acme", "nothing:order"], "there is no module 'nothing'"),
-        (["worker", "acme", "orders:pay"], "is not a function with the decorator @workflow"),
-        (["worker", "acme", "orders:order", "--lease", "1s"], "lease must lie between 10 seconds and 10 minutes"),
-        (["worker", "acme", "orders:order", "orders:order"], "one function for each type"),
-    ],
-)
-async def test_wrong_usage(tmp_path: Path, broker: NatsServer, arguments: list[str], text: str) -> None:
-    """A workflow that does not exist is reported as wrong usage."""
-    output = await Shell(tmp_path, broker).run(*arguments, code=2)
-    assert text in " ".join(output.replace("│", " ").split())
-
-
-async def test_the_example_of_an_order(shell: Shell, broker: NatsServer) -> None:
-    """docs/examples/orders.py runs an order in one process."""
-    example = Path(__file__).parents[2] / "docs" / "examples" / "orders.py"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(example), broker.url, cwd=shell.folder, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    assert output.decode().endswith("{'charge': 'charge-1', 'approved': True, 'parcel': 'ship-1'}\n")
-
-
-@pytest.mark.slow
-async def test_the_tutorial(shell: Shell, broker: NatsServer) -> None:
-    """The workflow and the program of the tutorial run."""
-    tutorial = Path(__file__).parents[2] / "docs" / "workflows-tutorial.md"
-    workflow, program, *_ = re.findall(r"^```python\n(.*?)^```$", tutorial.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    (shell.folder / "orders.py").write_text(workflow, "utf-8")
-    (shell.folder / "program.py").write_text(program.replace("nats://localhost:4222", broker.url), "utf-8")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "program.py", cwd=shell.folder, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    assert output.decode().endswith("{'charge': 'charge-3', 'approved': True}\n")
-
-
-@pytest.mark.slow
-async def test_kills_in_a_long_workflow(shell: Shell) -> None:
-    """Workers are killed again and again in a workflow of 50 steps: each step runs once, plus at most once per kill."""
-    kills = 4
-    await shell.run("workflows", "start", "acme", "l-1", "long")
-    for killed in range(kills):
-        worker = await shell.start("worker", "acme", "orders:long", "--lease", "10s")
-        while len(shell.calls()) < 10 * (killed + 1):
-            await asyncio.sleep(0.02)
-        worker.kill()
-        await worker.communicate()
-    worker = await shell.start("worker", "acme", "orders:long", "--lease", "10s")
-    found = await shell.until_status("l-1", "completed")
-    await end(worker)
-    assert found["result"] == sum(range(50))
-    calls = shell.calls()
-    assert set(calls) == {str(number) for number in range(50)}
-    assert len(calls) <= 50 + kills
 
 
 @pytest.mark.slow

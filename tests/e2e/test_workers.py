@@ -120,44 +120,6 @@ async def test_a_failed_workflow(broker: NatsServer, client: TimerClient) -> Non
             await client.workflows.result("acme", "a")
 
 
-async def test_many_branches(broker: NatsServer, client: TimerClient) -> None:
-    """Two workers share workflows whose branches sleep and call steps side by side."""
-    async with working(broker, wide, slots=3), working(broker, wide, slots=3), asyncio.timeout(60):
-        for number in range(10):
-            await client.workflows.start("acme", f"w-{number}", "wide", 8)
-        expected = [f"paid {number}" for number in range(8)]
-        for number in range(10):
-            assert await client.workflows.result("acme", f"w-{number}") == expected
-    assert set(calls.values()) == {10}
-
-
-@pytest.mark.slow
-async def test_a_worker_that_stops_hands_over(broker: NatsServer, client: TimerClient) -> None:
-    """A worker that is stopped releases its workflows, and the next worker continues them at once."""
-    started = asyncio.Event()
-
-    @workflow("hand-over")
-    async def first(ctx: Context, _: Any) -> Any:
-        async def step() -> str:
-            started.set()
-            await asyncio.sleep(0.3)
-            return "first"
-
-        return [await ctx.step("one", step), await ctx.step("two", pay, "two")]
-
-    async with asyncio.timeout(30):
-        async with working(broker, first):
-            await client.workflows.start("acme", "a", "hand-over")
-            await started.wait()
-        detail = await client.workflows.get("acme", "a")
-        assert detail is not None
-        assert (detail.workflow.status, detail.workflow.attempt) == ("waiting", 0)
-        assert [(each.key, each.result) for each in detail.effects] == [("one", "first")]
-        async with working(broker, first):
-            assert await client.workflows.result("acme", "a") == ["first", "paid two"]
-    assert calls == {"two": 1}
-
-
 @pytest.mark.slow
 @ON_SQLITE
 async def test_kills_of_the_service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> None:
@@ -179,18 +141,3 @@ async def test_kills_of_the_service(tmp_path: Path, broker: NatsServer, stored: 
         for number in range(12):
             assert await client.workflows.result("acme", f"w-{number}") == expected
     assert all(count >= 12 for count in calls.values())
-
-
-@ON_SQLITE
-async def test_the_broker_restarts(broker: NatsServer, client: TimerClient) -> None:
-    """A restart of the broker under a worker costs time only."""
-    async with working(broker, wide, slots=5), asyncio.timeout(100):
-        for number in range(6):
-            await client.workflows.start("acme", f"w-{number}", "wide", 20)
-        while sum(calls.values()) < 20:
-            await asyncio.sleep(0.01)
-        await broker.kill()
-        await broker.start()
-        expected = [f"paid {number}" for number in range(20)]
-        for number in range(6):
-            assert await client.workflows.result("acme", f"w-{number}") == expected

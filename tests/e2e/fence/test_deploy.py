@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, Operator, connect
+from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, connect
 from tests.harness.prepared import Prepared, prepare
 from tests.harness.processes import NatsServer, Service
 from tests.harness.spawn import BIN
@@ -64,35 +64,6 @@ def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "server").exists()
 
 
-def test_prepare_names_a_tenant_that_looks_like_an_option(tmp_path: Path) -> None:
-    """The command for the streams of the tenants can be run as it is printed."""
-    ran = prepare(tmp_path / "server", "tenant-a", "--", "-x")
-    assert ran.stdout.endswith("timer-service tenants separate -- tenant-a -x\n")
-
-
-def test_prepare_refuses_folders_that_the_configuration_cannot_name(tmp_path: Path) -> None:
-    """A quote in the name of the folder would make a configuration with which the server does not start."""
-    ran = prepare(tmp_path / 'a "server"', "tenant-a")
-    assert (ran.returncode, "has a quote" in ran.stderr) == (1, True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_prepare_names_the_folder_with_a_file_that_is_no_text(tmp_path: Path) -> None:
-    """A damaged file ends in one line."""
-    (tmp_path / "tenants.conf").write_bytes(b"\xff")
-    ran = prepare(tmp_path, "tenant-a")
-    assert (ran.returncode, ran.stderr) == (1, f"prepare.py: a file in {tmp_path} is not text in UTF-8\n")
-
-
-def test_prepare_accepts_no_empty_password(tmp_path: Path) -> None:
-    """A file that lost its password, as on a full disk, gives nobody a login without one."""
-    prepare(tmp_path / "server", "tenant-a")
-    (tmp_path / "server" / "passwords" / "tenant-b").touch()
-    ran = prepare(tmp_path / "server", "tenant-b")
-    assert (ran.returncode, "tenant-b has no password" in ran.stderr) == (1, True)
-    assert "tenant-b {" not in (tmp_path / "server" / "tenants.conf").read_text()
-
-
 def test_prepare_keeps_others_out(tmp_path: Path) -> None:
     """Whatever the umask and the mode of older files are, others can read no file, and exchange none."""
     before = os.umask(0)
@@ -106,33 +77,6 @@ def test_prepare_keeps_others_out(tmp_path: Path) -> None:
     accounts.chmod(0o644)
     prepare(tmp_path / "server", "tenant-b")
     assert accounts.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
-def test_prepare_keeps_the_owner(tmp_path: Path) -> None:
-    """A server that runs as another user can read its tenants after one is added."""
-    prepare(tmp_path / "server", "tenant-a")
-    accounts = tmp_path / "server" / "tenants.conf"
-    os.chown(accounts, 65534, 65534)
-    prepare(tmp_path / "server", "tenant-b")
-    assert (accounts.stat().st_uid, accounts.stat().st_gid) == (65534, 65534)
-    assert "tenant-b {" in accounts.read_text()
-
-
-def test_prepare_follows_no_link(tmp_path: Path) -> None:
-    """A password is not written to the place that a link names."""
-    (tmp_path / "server" / "passwords").mkdir(parents=True)
-    (tmp_path / "server" / "passwords" / "tenant-a").symlink_to(tmp_path / "elsewhere")
-    prepare(tmp_path / "server", "tenant-a")
-    assert not (tmp_path / "elsewhere").exists()
-    assert not (tmp_path / "server" / "passwords" / "tenant-a").is_symlink()
-
-
-def test_prepare_names_what_it_cannot_write(tmp_path: Path) -> None:
-    """A folder that cannot be made is an error of one line."""
-    (tmp_path / "file").touch()
-    ran = prepare(tmp_path / "file" / "server", "tenant-a")
-    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
 
 
 async def test_service_runs_on_a_prepared_server(tmp_path: Path) -> None:
@@ -176,15 +120,6 @@ async def test_tenant_is_added_while_the_server_runs(tmp_path: Path) -> None:
             await peer.connection.close()
         await service.until_page("/readyz", 200)
         assert "unavailable" not in service.log.read_text()
-
-
-@pytest.mark.slow
-async def test_doctor_reports_a_login_with_all_rights(broker: NatsServer, service: Service, operator: Operator) -> None:
-    """`doctor` warns if the service uses a login that could delete the streams."""
-    rights = "this login may read and delete all streams of its account"
-    operators = {"TIMER_NATS_USER": "operator", "TIMER_NATS_PASSWORD": PASSWORDS["OPERATOR_PASSWORD"]}
-    assert rights not in {each["message"] for each in await doctor(service)}
-    assert rights in {each["message"] for each in await doctor(service, **operators)}
 
 
 async def doctor(service: Service, **settings: str) -> list[dict[str, str]]:
