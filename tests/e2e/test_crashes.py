@@ -80,17 +80,6 @@ async def test_commands_in_flight_at_a_kill_are_handled(user: User, service: Ser
     assert check_fired(await user.fired(), due) == 0
 
 
-async def test_too_small_max_payload_is_refused(tmp_path: Path) -> None:
-    """If the max_payload of the broker is too small for an event, the service exits with 1 and says what to do."""
-    async with NatsServer(tmp_path / "nats", "max_payload: 1048575") as broker:
-        service = Service(tmp_path / "service", broker.url)
-        service.launch()
-        assert await service.wait() == 1
-    log = service.log.read_text()
-    assert "accepts messages of at most 1048575 bytes" in log
-    assert "set max_payload of the NATS server" in log
-
-
 async def test_second_instance_on_sqlite_is_refused(tmp_path: Path, broker: NatsServer) -> None:
     """A second service on the same SQLite file exits with 1 and says what to do."""
     async with Service(tmp_path / "service", broker.url) as service:

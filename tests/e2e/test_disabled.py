@@ -45,9 +45,8 @@ async def test_disabled_workflows(user: User, broker: NatsServer, tmp_path: Path
     async with Service(tmp_path / "service", broker.url, TIMER_WORKFLOWS_ENABLED="false"):
         await start_workflows(user.connection, ["order-1"])
         await user.until_handled()
-        error = (await RawWorker(user.connection).request("poll-tasks", workerId="w", types=["order"], slots=1))[
-            "error"
-        ]
+        worker = RawWorker(user.connection)
+        error = (await worker.request("poll-tasks", workerId="w", types=["order"], slots=1))["error"]
         assert (error["code"], "TIMER_WORKFLOWS_ENABLED" in error["message"]) == ("BUSY", True)
     async with Service(tmp_path / "service", broker.url):
         assert len(await worker.poll()) == 1

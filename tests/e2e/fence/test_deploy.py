@@ -64,21 +64,6 @@ def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "server").exists()
 
 
-def test_prepare_keeps_others_out(tmp_path: Path) -> None:
-    """Whatever the umask and the mode of older files are, others can read no file, and exchange none."""
-    before = os.umask(0)
-    try:
-        prepare(tmp_path / "server", "tenant-a", "tenant-a")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "server").stat().st_mode & 0o777 == 0o700
-    accounts = tmp_path / "server" / "tenants.conf"
-    assert re.findall(r"^(\S+) {$", accounts.read_text(), re.MULTILINE) == ["tenant-a"]
-    accounts.chmod(0o644)
-    prepare(tmp_path / "server", "tenant-b")
-    assert accounts.stat().st_mode & 0o777 == 0o600
-
-
 async def test_service_runs_on_a_prepared_server(tmp_path: Path) -> None:
     """The service logs in with the password file, and `doctor` finds no failure and no missing permission."""
     prepared = await asyncio.to_thread(Prepared, tmp_path / "server", "tenant-a")

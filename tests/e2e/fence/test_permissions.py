@@ -7,14 +7,13 @@ messages that each connection received. A round trip on the same connection make
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.databases import Databases
 from tests.harness.fence import (
     ACCOUNTS,
     PASSWORDS,
@@ -28,6 +27,7 @@ from tests.harness.fence import (
     deny_to_service,
 )
 from tests.harness.processes import NatsServer, Service
+from tests.harness.raw_worker import RawWorker, complete, start_workflows
 from timer_service.client import NewTimer, Outcome, TimerClient
 
 
@@ -89,52 +89,18 @@ async def test_tenants_have_no_access_to_hints(a: Peer, broker: NatsServer, oper
     await other.connection.close()
 
 
-async def test_several_instances_work_with_least_privilege(
-    tmp_path: Path, broker: NatsServer, databases: Databases
-) -> None:
-    """A handler and a worker on one Postgres exchange hints without a violation."""
-    async with databases.database() as url, AsyncExitStack() as stack:
-        settings = {**SERVICE_LOGIN, "TIMER_DATABASE_URL": url, "TIMER_LOG_FORMAT": "json"}
-        instances = [
-            Service(tmp_path / role, broker.url, **settings, TIMER_ROLE=role) for role in ("handler", "worker")
-        ]
-        for each in instances:
-            await stack.enter_async_context(each)
-        a = await connect(broker, "tenant-a")
-        (events,) = await a.subscribe("timer.evt.v1.tenant-a.*")
-        assert (await a.schedule("tenant-a", "call-1"))["outcome"] == "scheduled"
-        assert (await events.next_msg(PATIENCE_SECONDS)).data
-        await a.connection.close()
-        for each in instances:
-            assert (await each.page("/readyz"))[0] == 200
-            assert await each.terminate() == 0
-            assert "violation" not in each.log.read_text().lower()
-
-
-async def test_readiness_names_missing_permissions_after_a_reconnect(tmp_path: Path) -> None:
-    """Readiness reports a missing permission, and reports it again after a reconnect."""
-    restricted = deny_to_service("timer.qry.>")
-    denied = "; `timer-service doctor` names every missing permission"
-    async with NatsServer(tmp_path / "nats", config=restricted, **PASSWORDS) as broker:
+async def test_readiness_names_missing_permissions(tmp_path: Path) -> None:
+    """A service without a permission that it needs is not ready, and says how to find all of them."""
+    async with NatsServer(tmp_path / "nats", config=deny_to_service("timer.qry.>"), **PASSWORDS) as broker:
         service = Service(tmp_path / "service", broker.url, **SERVICE_LOGIN)
         service.launch()
-        await until_readiness_says(service, denied)
-        await broker.terminate()
-        await until_readiness_says(service, "not connected")
-        await broker.start()
-        await until_readiness_says(service, denied)
+        page = ""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while "; `timer-service doctor` names every missing permission" not in page:
+                with suppress(OSError):  # its HTTP server is not up yet
+                    _, page = await service.page("/readyz")
+                await asyncio.sleep(0.02)
         assert await service.terminate() == 0
-
-
-async def until_readiness_says(service: Service, words: str) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            with suppress(OSError):  # its HTTP server is not up yet
-                status, text = await service.page("/readyz")
-                if words in text:
-                    break
-            await asyncio.sleep(0.02)
-    assert status == 503
 
 
 async def test_tenant_uses_the_service(a: Peer, broker: NatsServer, operator: Operator, service: Service) -> None:
@@ -278,7 +244,7 @@ FOREIGN_SUBJECTS = [
 
 
 async def test_replies_stay_in_the_account_of_the_request(a: Peer, b: Peer, operator: Operator) -> None:
-    """The reply to a publish, a query or a pull of A stays in the account of A.
+    """The reply to a publish, a request, a query or a pull of A stays in the account of A.
 
     Inside one account, it would reach other users, because the server does not check permissions of reply subjects.
     """
@@ -289,6 +255,8 @@ async def test_replies_stay_in_the_account_of_the_request(a: Peer, b: Peer, oper
         (replies,) = await a.subscribe(subject.replace("$JS.API", "TIMERS.API"))  # the account maps one to the other
         await a.publish("timer.cmd.v1.tenant-a.schedule-timer", b"{}", subject, **wanted)
         assert b"wrong last sequence" in (await replies.next_msg(PATIENCE_SECONDS)).data
+        await a.publish("timer.wrk.v1.tenant-a.poll-tasks", POLL, subject)
+        assert json.loads((await replies.next_msg(PATIENCE_SECONDS)).data) == {"tasks": []}
         await a.publish("timer.qry.v1.tenant-a.count-timers", b"", subject)
         assert b"counts" in (await replies.next_msg(PATIENCE_SECONDS)).data
         await a.publish(
@@ -320,3 +288,23 @@ async def test_outcomes_are_sent_only_to_inboxes(a: Peer, b: Peer, operator: Ope
         "TIMER_DLQ": {},
     }
     assert [subject for subject, _ in await b.received(*everything)] == ["_INBOX.tenant-b.guessed"]
+
+
+POLL = b'{"workerId": "w", "types": ["order"], "slots": 10, "waitMs": 0}'
+
+
+async def test_tenant_cannot_execute_workflows_of_another(a: Peer, b: Peer, operator: Operator) -> None:
+    """B executes its workflow across accounts. A reaches no request of B, and changes nothing with B's tokens."""
+    (events,) = await b.subscribe("timer.evt.v1.tenant-b.workflow-completed")
+    await start_workflows(b.connection, ["order-1"], "tenant-b")
+    holder = RawWorker(b.connection, tenant="tenant-b")
+    (task,) = await holder.poll()
+    held = {"workflowId": task["workflowId"], "token": task["token"]}
+    assert await a.request("timer.wrk.v1.tenant-b.poll-tasks", POLL) is None
+    thief = RawWorker(a.connection, tenant="tenant-a")
+    assert await thief.poll(wait_ms=0) == []
+    assert await thief.report(task, complete("stolen")) == "lost"
+    assert (await thief.request("renew-tasks", workerId=thief.id, tasks=[held]))["lost"] == [held]
+    assert (await thief.request("get-effects", **held))["error"]["code"] == "NOT_FOUND"
+    assert await holder.report(task, complete("ok")) == "completed"
+    assert json.loads((await events.next_msg(PATIENCE_SECONDS)).data)["payload"]["result"] == "ok"
