@@ -13,7 +13,7 @@ from tests.harness.cli import Cli
 from tests.harness.processes import Service, body
 from timer_service.core.values.message import kebab
 
-ROUNDS = 10
+ROUNDS, SIZE, SPAN_MS = 10, 200, 4_000
 FAR_MS = 3_600_000
 
 Command = tuple[str, bytes]
@@ -27,15 +27,15 @@ def schedule(call: str, at: int) -> Command:
     return command("ScheduleTimer", serviceCallId=call, dueAt=iso(at))
 
 
-def make_load(size: int, span_ms: int) -> tuple[list[list[Command]], dict[str, int]]:
+def make_load() -> tuple[list[list[Command]], dict[str, int]]:
     """Return commands in the order of their rounds, and the due times of the timers that fire at the end.
 
     A round has the first commands of new timers, and moves or cancels some of those of the round before.
     """
-    rng = random.Random(size)
+    rng = random.Random(SIZE)
     start = int(time.time() * 1000) + 1_000
     rounds: list[list[Command]] = [[] for _ in range(ROUNDS + 1)]
-    due = {f"{kind}-{number}": start + rng.randrange(span_ms) for kind in ("near", "moved") for number in range(size)}
+    due = {f"{kind}-{number}": start + rng.randrange(SPAN_MS) for kind in ("near", "moved") for number in range(SIZE)}
     for call, at in due.items():
         first = rng.randrange(ROUNDS)
         rounds[first].append(schedule(call, at if call.startswith("near") else at + FAR_MS))
@@ -46,11 +46,11 @@ def make_load(size: int, span_ms: int) -> tuple[list[list[Command]], dict[str, i
     return rounds, due
 
 
-async def send(user: User, rounds: list[list[Command]], span_ms: int) -> None:
+async def send(user: User, rounds: list[list[Command]]) -> None:
     """Send rounds of commands, so that all rounds together take about half of the span."""
     for commands in rounds:
         await user.send(commands)
-        await asyncio.sleep(span_ms / 1000 / ROUNDS / 2)
+        await asyncio.sleep(SPAN_MS / 1000 / ROUNDS / 2)
 
 
 async def count_timers(user: User) -> dict[str, int]:
@@ -60,31 +60,27 @@ async def count_timers(user: User) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "span_ms"),
-    [pytest.param(200, 4_000, id="short"), pytest.param(5_000, 60_000, id="full", marks=pytest.mark.full)],
-)
 @ON_SQLITE
-async def test_restore_of_a_backup_under_load(size: int, span_ms: int, user: User, cli: Cli, service: Service) -> None:
+async def test_restore_of_a_backup_under_load(user: User, cli: Cli, service: Service) -> None:
     """After a restore of a backup that was taken under load, everything happens exactly as without the restore.
 
     No timer is early or lost, and an event that is published again has the same id.
     """
-    rounds, due = make_load(size, span_ms)
-    await send(user, rounds[: ROUNDS // 2], span_ms)
+    rounds, due = make_load()
+    await send(user, rounds[: ROUNDS // 2])
     backup = asyncio.create_task(cli.lines("backup", "backup.db"))
-    await send(user, rounds[ROUNDS // 2 :], span_ms)
+    await send(user, rounds[ROUNDS // 2 :])
     await backup
     await service.kill()
     await cli.lines("restore", "backup.db")
     assert [(line["type"], line["file"]) for line in cli.audit] == [("restore", "backup.db")]
     await service.start()
-    async with asyncio.timeout(span_ms / 1000 + 60):
+    async with asyncio.timeout(60):
         while len({each.call for each in await user.fired()}) < len(due):
             await asyncio.sleep(0.2)
     await user.until_handled()
     check_fired(await user.fired(), due)
-    assert await count_timers(user) == {"Reached": len(due), "Cancelled": size}
+    assert await count_timers(user) == {"Reached": len(due), "Cancelled": SIZE}
 
 
 @ON_SQLITE

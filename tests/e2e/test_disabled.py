@@ -11,7 +11,7 @@ from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_worker import RawWorker, start_workflows
 from timer_service.core.values.message import kebab
 
-SIGNAL = {"signalId": "s", "workItemId": "i", "triggerKind": "event"}
+SIGNAL: dict[str, Any] = {"signalId": "s", "workItemId": "i", "triggerKind": "event"}
 SIGNAL |= {"triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}}
 SCHEDULE = {"scheduleId": "s", "every": "PT1S", "startAt": "2020-01-01T00:00:00Z", "catchUp": {"policy": "last"}}
 FEATURES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {

@@ -15,7 +15,7 @@ from tests.harness.websocket import WebSocketSubscriber
 from timer_service.core.values.message import kebab
 
 SCHEMA = Path(__file__).parents[2] / "contracts" / "schemas" / "work-signal-fired.v1.json"
-SIGNAL = {"signalId": "s", "workItemId": "i", "triggerKind": "event"}
+SIGNAL: dict[str, Any] = {"signalId": "s", "workItemId": "i", "triggerKind": "event"}
 SIGNAL |= {"triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}}
 COMMANDS = {
     "CreateWorkItem": {"workItemId": "i", "status": "doing"},

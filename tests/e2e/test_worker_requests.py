@@ -22,31 +22,6 @@ async def completed(user: User, count: int) -> list[Any]:
     return [json.loads(message.data) for message in await user.read("TIMER_EVT", COMPLETED)]
 
 
-async def test_from_start_to_completed(user: User, service: Service) -> None:
-    """A held poll gets the workflow as soon as it starts. Its reports are stored, and its end is an event."""
-    worker = RawWorker(user.connection)
-    polling = asyncio.create_task(worker.poll())
-    await service.until_metric("timer_polls_held", at_least=1)
-    await start_workflows(user.connection, ["order-1"])
-    (task,) = await polling
-    assert (task["workflowId"], task["type"], task["input"], task["effects"]) == (
-        "order-1",
-        "order",
-        {"id": "order-1"},
-        [],
-    )
-    step = {"key": "charge", "attempt": 1, "result": {"paid": True}}
-    recorded: dict[str, Any] = {"steps": [step], "seen": [{"key": "charge", "seq": 1}]}
-    assert await worker.report(task, {"action": "continue"}, **recorded) == "recorded"
-    assert await worker.report(task, complete("ok")) == "completed"
-    assert await worker.report(task, complete("ok"), repeats=True) == "unchanged"
-    (event,) = await completed(user, 1)
-    assert event["payload"]["workflowId"] == "order-1"
-    assert event["payload"]["result"] == "ok"
-    assert await worker.poll(wait_ms=0) == []
-    assert await service.metric("timer_tasks_sent_total") == 1
-
-
 @ON_SQLITE
 async def test_held_polls_at_shutdown(user: User, service: Service) -> None:
     """When the service stops, every held poll is answered without tasks, and the next one learns that nobody serves."""

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, connect
+from tests.harness.fence import CONFIG, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, connect
 from tests.harness.prepared import Prepared, prepare
 from tests.harness.processes import NatsServer, Service
 from tests.harness.spawn import BIN
 from timer_service.app.slices import QUERIES, SLICES
 from timer_service.core.values.message import kebab
-
-SECURITY = DEPLOY.parent / "docs" / "security.md"
 
 
 @pytest.mark.parametrize("tenant", ["tenant-a", "tenant-b"])
@@ -113,28 +110,3 @@ async def doctor(service: Service, **settings: str) -> list[dict[str, str]]:
     ran = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True, check=False)
     checks: list[dict[str, str]] = json.loads(ran.stdout)["checks"]
     return checks
-
-
-@pytest.mark.slow
-async def test_connections_are_encrypted(tmp_path: Path) -> None:
-    """The commands of docs/security.md make certificates with which the service connects. Without them it does not."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    section = SECURITY.read_text().partition("## Encrypt the connections")[2]
-    commands = section.partition("```sh\n")[2].partition("```")[0].replace("nats.example.com", "localhost")
-    made = await asyncio.to_thread(
-        subprocess.run, ["sh", "-e"], input=commands, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    line = '# tls { cert_file: "server.crt", key_file: "server.key" }'
-    assert line in CONFIG
-    config = CONFIG.replace(line, f'tls {{ cert_file: "{tmp_path}/server.crt", key_file: "{tmp_path}/server.key" }}')
-    async with NatsServer(tmp_path / "nats", config=config, **PASSWORDS) as broker:
-        url = broker.url.replace("nats://127.0.0.1", "tls://localhost")
-        trusted = {**SERVICE_LOGIN, "TIMER_NATS_TLS_CA": str(tmp_path / "ca.crt")}
-        async with Service(tmp_path / "service", url, **trusted) as service:
-            assert (await service.page("/readyz"))[0] == 200
-        untrusting = Service(tmp_path / "other", url, **SERVICE_LOGIN)
-        untrusting.launch()
-        assert await untrusting.wait() == 1
-        assert "certificate verify failed" in untrusting.log.read_text()
