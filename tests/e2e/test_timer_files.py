@@ -112,8 +112,8 @@ async def test_lines_that_the_service_refuses(cli: Cli, tmp_path: Path, broker: 
 
 @ON_SQLITE
 async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: Service) -> None:
-    """An import that is killed after a batch, of 8 MiB at most, is repeated: the rest is stored, and nothing twice."""
-    file = write(cli, *(timer(number, data="x" * 60_000) for number in range(200)))
+    """An import that is killed after a batch, of 1,000 timers, is repeated: the rest is stored, and nothing twice."""
+    file = write(cli, *(timer(number) for number in range(1_200)))
     with service.locked_database():
         importing = spawn(
             [*cli.program, "timers", "import", "acme", file],
@@ -121,10 +121,10 @@ async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: S
             environment=cli.settings,
             cwd=cli.folder,
         )
-        await user.until_stored("TIMER_CMD", 139)
+        await user.until_stored("TIMER_CMD", 1_000)
         importing.send_signal(signal.SIGKILL)
         assert await asyncio.to_thread(importing.wait, PATIENCE_SECONDS) != 0
-    assert await user.stored("TIMER_CMD") == 139
+    assert await user.stored("TIMER_CMD") == 1_000
     summary = await cli.json("timers", "import", "acme", file)
-    assert summary["outcomes"] == {"unchanged": 139, "scheduled": 61}
-    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 200
+    assert summary["outcomes"] == {"unchanged": 1_000, "scheduled": 200}
+    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 1_200

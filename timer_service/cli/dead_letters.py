@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from timer_service.cli.connection import broker_command
-from timer_service.cli.output import format_count, format_time, one_line, print_fields
+from timer_service.cli.output import format_time, one_line, print_value
 from timer_service.cli.parameters import All, AsJson, Limit, read_tenant
-from timer_service.cli.resources import Rows, get_command, rejection_text
+from timer_service.cli.resources import Resource, Rows, rejection_text
 from timer_service.client import CommandError, DeadLetter, NoAnswerError, TimerClient
 from timer_service.core.values.dead_letter import UNREADABLE
 
@@ -84,26 +84,19 @@ async def list_letters(
 
 def print_letter(letter: DeadLetter) -> None:
     """Print a dead letter: its fields, its headers, and the command."""
-    typer.echo(one_line(f"{letter.tenant}/{letter.sequence}"))
-    print_fields(
-        {
-            "code": letter.code,
-            "reason": letter.reason,
-            "stored at": format_time(letter.stored_at, milliseconds=True),
-            "message": letter.message,
-            "command": f"message {letter.source_sequence} of the stream of commands, "
-            + format_count(letter.size, "byte"),
-        }
-    )
+    print_value(letter, f"{letter.tenant}/{letter.sequence}", leave_out=["sequence", "headers", "body"])
     for name, value in letter.headers.items():
         typer.echo(one_line(f"  {name}: {value}"))
     typer.echo(one_line(letter.body or ""))
 
 
-@get_command(app, print_letter)
-async def show(client: TimerClient, tenant: Tenant, sequence: Number) -> DeadLetter | None:
-    """Show a dead letter: the reason, the headers and the command."""
-    return await client.dead_letters.get(tenant, sequence)
+Resource(app, lambda client: client.dead_letters).get(
+    "Show a dead letter: the reason, the headers and the command.",
+    print_letter,
+    {"tenant": Tenant, "sequence": Number},
+    name="show",
+    call=lambda client, **given: client.dead_letters.get(**given),
+)
 
 
 @broker_command(app)
