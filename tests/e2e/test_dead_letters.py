@@ -69,11 +69,11 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
     assert await cli.lines("dead-letters", "resubmit", "acme", "2", "2") == ["acme/2  unchanged", "acme/2  unchanged"]
     done = await cli.run("dead-letters", "resubmit", "acme", "2", "1", "3", "9")
     outcomes = [line.split("  ", 1)[1] for line in done.stdout.splitlines()]
-    assert (done.returncode, outcomes[0], outcomes[3]) == (1, "unchanged", "not found")
-    assert outcomes[1].startswith("rejected again: INVALID_PAYLOAD: ")
-    assert outcomes[2].startswith("not sent: dead letter 3 lacks the command: it was too large. It is message ")
+    assert (done.returncode, outcomes[0], outcomes[3]) == (1, "unchanged", "NOT_FOUND: there is no such dead letter")
+    assert outcomes[1].startswith("INVALID_PAYLOAD: ")
+    assert outcomes[2].startswith("INVALID_PAYLOAD: dead letter 3 lacks the command: it was too large. It is message ")
     done = await cli.run("dead-letters", "resubmit", "~unreadable", "4")
-    assert "not sent: dead letter 4 was sent to a subject that no command can have\n" in done.stdout
+    assert "dead letter 4 was sent to a subject that no command can have\n" in done.stdout
 
 
 async def test_resubmit_without_an_answer(
@@ -94,7 +94,7 @@ async def test_resubmit_without_an_answer(
         with pytest.raises(typer.Exit):
             await dead_letters.resubmit(client, "acme", [1, 2, 3])
     first, second, third = capsys.readouterr().out.splitlines()
-    assert second.startswith("acme/2  no outcome within 0 s; the command may be handled later")
+    assert second.startswith("acme/2  NO_ANSWER: no outcome within 0 s; the command may be handled later")
     assert (first, third) == ("acme/1  scheduled", "acme/3  unchanged")
 
 

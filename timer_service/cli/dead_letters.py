@@ -108,9 +108,10 @@ async def resubmit(client: TimerClient, tenant: Tenant, sequences: Numbers, as_j
     ended: list[Mapping[str, Any]] = []
     try:
         for sequence in sequences:
-            document, text = await _resubmit(client, tenant, sequence)
+            document = await _resubmit(client, tenant, sequence)
             ended.append({"sequence": sequence, **document})
             if not as_json:
+                text = document["outcome"] if "outcome" in document else "{code}: {message}".format(**document["error"])
                 typer.echo(one_line(f"{tenant}/{sequence}  {text}"))
     finally:  # what was sent must be known, even if the broker is lost or the user stops
         if as_json and ended:
@@ -119,18 +120,15 @@ async def resubmit(client: TimerClient, tenant: Tenant, sequences: Numbers, as_j
         raise typer.Exit(1)
 
 
-async def _resubmit(client: TimerClient, tenant: str, sequence: int) -> tuple[Mapping[str, Any], str]:
-    """Return what became of a command, as JSON and as text."""
-    letter: DeadLetter | None = await client.dead_letters.get(tenant, sequence)
-    if letter is None:
-        return {"error": {"code": "NOT_FOUND", "message": "no such dead letter"}}, "not found"
+async def _resubmit(client: TimerClient, tenant: str, sequence: int) -> Mapping[str, Any]:
+    """Return what became of a command: its outcome, or an error."""
     try:
-        outcome = await client.dead_letters.resubmit(letter)
+        if (letter := await client.dead_letters.get(tenant, sequence)) is None:
+            return {"error": {"code": "NOT_FOUND", "message": "there is no such dead letter"}}
+        return (await client.dead_letters.resubmit(letter)).document()
     except CommandError as error:
-        message = str(error).removeprefix(f"{error.code}: ")
-        return {"error": {"code": error.code, "message": message}}, f"rejected again: {rejection_text(error)}"
+        return {"error": {"code": error.code, "message": rejection_text(error).removeprefix(f"{error.code}: ")}}
     except NoAnswerError as error:
-        return {"error": {"code": "NO_ANSWER", "message": str(error)}}, str(error)
+        return {"error": {"code": "NO_ANSWER", "message": str(error)}}
     except ValueError as error:
-        return {"error": {"code": "INVALID_PAYLOAD", "message": str(error)}}, f"not sent: {error}"
-    return outcome.document(), outcome.name
+        return {"error": {"code": "INVALID_PAYLOAD", "message": str(error)}}
