@@ -40,6 +40,13 @@ async def test_list_newest_first(user: User, service: Service, cli: Cli) -> None
     assert (line.split()[:2], "acme/schedule-timer" in line) == (["1", "INVALID_PAYLOAD"], True)
 
 
+async def test_list_of_several_pages(user: User, service: Service, cli: Cli) -> None:
+    """All dead letters are listed, also if they are more than a page."""
+    await user.send([(LETTERS, b"")] * 1_100)
+    letters = await cli.json("dead-letters", "list", "acme", "--all")
+    assert [letter["sequence"] for letter in letters] == list(range(1_100, 0, -1))
+
+
 async def test_show(user: User, service: Service, cli: Cli) -> None:
     """A dead letter is shown with its reason, its headers and its command, to its tenant's name only."""
     command = body("ScheduleTimer", "acme", {**VALID, "data": "?"}).replace(b"?", b"\xff")

@@ -8,8 +8,8 @@ import typer
 
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output import format_time, one_line, print_value
-from timer_service.cli.parameters import All, AsJson, Limit, read_tenant
-from timer_service.cli.resources import Resource, Rows, rejection_text
+from timer_service.cli.parameters import AsJson, read_tenant
+from timer_service.cli.resources import Page, Resource, Rows, rejection_text
 from timer_service.client import CommandError, DeadLetter, NoAnswerError, TimerClient
 from timer_service.core.values.dead_letter import UNREADABLE
 
@@ -42,9 +42,17 @@ Before = Annotated[
     int | None, typer.Option("--cursor", min=1, metavar="CURSOR", help="Continue after the last row that was shown.")
 ]
 
-_PAGE_ROWS = 1000
+
+async def _page(client: TimerClient, tenant: str, size: int, cursor: int | str | None) -> Page:
+    before = None if cursor is None else int(cursor)
+    letters = await client.dead_letters.list(tenant, limit=size + 1, before=before)
+    shown = letters[:size]
+    # One more than wanted shows whether there are more.
+    return [each.document() for each in shown], str(shown[-1].sequence) if len(letters) > size else None
+
+
 LETTERS = Rows(
-    query="",  # the client reads the stream
+    query="",
     field="dead letters",
     view=DeadLetter,
     head=("SEQUENCE", "CODE", "STORED", "COMMAND", "REASON"),
@@ -56,30 +64,8 @@ LETTERS = Rows(
         letter.reason,
     ),
     colours={"INTERNAL": "red"},
+    page=_page,
 )
-
-
-@broker_command(app, "list")
-async def list_letters(
-    client: TimerClient,
-    tenant: TenantOrAll = "*",
-    limit: Limit = 50,
-    everything: All = False,
-    cursor: Before = None,
-    as_json: AsJson = False,
-) -> None:
-    """List dead letters, newest first."""
-    found: list[DeadLetter] = []
-    while everything or len(found) <= limit:  # one more than the limit shows whether there are more
-        size = _PAGE_ROWS if everything else min(_PAGE_ROWS, limit + 1 - len(found))
-        page = await client.dead_letters.list(tenant, limit=size, before=cursor)
-        found += page
-        if len(page) < size:
-            break
-        cursor = page[-1].sequence
-    shown = found if everything else found[:limit]
-    more = str(shown[-1].sequence) if len(shown) < len(found) else None
-    LETTERS.print([letter.document() for letter in shown], more, as_json=as_json)
 
 
 def print_letter(letter: DeadLetter) -> None:
@@ -90,7 +76,9 @@ def print_letter(letter: DeadLetter) -> None:
     typer.echo(one_line(letter.body or ""))
 
 
-Resource(app, lambda client: client.dead_letters).get(
+DEAD_LETTERS = Resource(app, lambda client: client.dead_letters)
+DEAD_LETTERS.list(LETTERS, "List dead letters, newest first.", {"tenant": (TenantOrAll, "*"), "cursor": Before})
+DEAD_LETTERS.get(
     "Show a dead letter: the reason, the headers and the command.",
     print_letter,
     {"tenant": Tenant, "sequence": Number},

@@ -17,8 +17,6 @@ from timer_service.logs import configure_logs
 
 app = typer.Typer(help="The schema of the database: show it, bring it to this version.", no_args_is_help=True)
 
-_ENGINES = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
-
 
 @app.command()
 def up() -> None:
@@ -33,17 +31,11 @@ def up() -> None:
 
 @app.command()
 def status() -> None:
-    """List every migration and whether it is applied. Changes nothing; the service may be running."""
+    """List the migrations for this database with their states. Changes nothing; the service may be running."""
     config = database_config()
-    pending = _read_pending(config)
-    engines = sorted(_ENGINES, key=lambda engine: engine == config.engine)  # its own file of a step comes last
-    known = {migration.number: migration for engine in engines for migration in migrations(engine)}
-    for number, migration in sorted(known.items()):
-        if migration.engine not in {None, config.engine}:
-            typer.echo(f"skipped  {migration.name} (only for {_ENGINES[str(migration.engine)]})")
-        else:
-            state = "pending" if number in {each.number for each in pending} else "applied"
-            typer.echo(f"{state}  {migration.name}")
+    pending = {each.number for each in _read_pending(config)}
+    for migration in migrations(config.engine):
+        _print("pending" if migration.number in pending else "applied", [migration])
 
 
 @app.command()

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -15,7 +16,7 @@ import typer
 from timer_service.cli.connection import add_command
 from timer_service.cli.output import one_line, print_table
 from timer_service.cli.parameters import All, AsJson, Cursor, Json, Limit, Tenant, TenantOrAll
-from timer_service.client import CommandError, Outcome, QueryError, TimerClient
+from timer_service.client import CommandError, Counts, Outcome, QueryError, TimerClient, WorkflowCounts
 from timer_service.client.answers import read_cursor, read_rows
 from timer_service.client.view import View
 from timer_service.core.values.codec import plain_words
@@ -26,6 +27,10 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a
 _PAGE_ROWS = 1000
 """The most that the service returns at once."""
 _PAGING = {"limit": (Limit, 50), "everything": All, "cursor": Cursor, "as_json": AsJson}
+
+
+Page = tuple[Sequence[Mapping[str, Any]], str | None]
+"""Rows as the service sends them, and the cursor of the next page; None if there is none."""
 
 
 class Rows(NamedTuple):
@@ -40,6 +45,8 @@ class Rows(NamedTuple):
     """Returns the cells of a view. The second argument is the time now."""
     colours: Mapping[str, str] = {}
     noun: str | None = None
+    page: Callable[[TimerClient, str, int, Any], Awaitable[Page]] | None = None
+    """Returns at most so many rows of a tenant after a cursor, and the next cursor; without it, `query` is sent."""
 
     def print(self, documents: Sequence[Mapping[str, Any]], cursor: str | None, *, as_json: bool) -> None:
         """Print rows as the service sent them. `cursor` is set if there are more."""
@@ -116,30 +123,21 @@ class Resource(NamedTuple):
     def list(self, rows: Rows, text: str, filters: Mapping[str, Any] = {}, *, name: str = "list") -> None:
         """Add a command that prints rows. `filters`: its parameters, by their names in the query."""
 
-        async def run(
-            client: TimerClient,
-            *,
-            tenant: str,
-            limit: int,
-            everything: bool,
-            cursor: str | None,
-            as_json: bool,
-            **wanted: Any,
-        ) -> None:
+        async def run(client: TimerClient, **values: Any) -> None:
+            wanted = {name: value for name, value in values.items() if value is not None}
+            most, as_json = wanted.pop("limit"), wanted.pop("as_json")
+            most = None if wanted.pop("everything") else most
+            tenant, cursor = wanted.pop("tenant"), wanted.pop("cursor", None)
+            read = rows.page or partial(_page, rows, {name: _wire(value) for name, value in wanted.items()})
             found: list[Mapping[str, Any]] = []
-            most = None if everything else limit
-            given = {name: _wire(value) for name, value in wanted.items() if value is not None}
             while True:
-                size = _PAGE_ROWS if most is None else min(_PAGE_ROWS, most - len(found))
-                after = {} if cursor is None else {"cursor": cursor}
-                page = await client.query(tenant, rows.query, {**given, **after, "limit": size})
-                found += read_rows(page, rows.field)
-                cursor = read_cursor(page, cursor)
+                page, cursor = await read(client, tenant, _PAGE_ROWS if most is None else most - len(found), cursor)
+                found += page
                 if cursor is None or len(found) == most:
                     break
             rows.print(found, cursor, as_json=as_json)
 
-        add_command(self.app, name, text, run, {"tenant": Tenant, **filters, **_PAGING})
+        add_command(self.app, name, text, run, {"tenant": Tenant, **_PAGING, **filters})
 
     def watch(self, text: str, filters: Mapping[str, Any] = {}, *, method: str = "watch") -> None:
         """Add a command that prints the events that a method of the client yields, until Ctrl-C."""
@@ -216,10 +214,19 @@ def rejection_text(error: CommandError | QueryError) -> str:
     return one_line(f"{error.code}: {'; '.join(faults)}")
 
 
-def print_counts(numbers: Mapping[str, int], *, exact: bool) -> None:
+def print_counts(counts: Counts | WorkflowCounts) -> None:
     """Print numbers with their names."""
+    numbers = {**counts.by_state, "overdue": counts.overdue} if isinstance(counts, Counts) else counts.by_status
     for name, number in numbers.items():
-        typer.echo(f"{name:<10} {number:>9,}{'' if exact else ' or more'}")
+        typer.echo(f"{name:<10} {number:>9,}{'' if counts.exact else ' or more'}")
+
+
+async def _page(
+    rows: Rows, filters: Mapping[str, Any], client: TimerClient, tenant: str, size: int, cursor: str | None
+) -> Page:
+    after = {} if cursor is None else {"cursor": cursor}
+    page = await client.query(tenant, rows.query, {**filters, **after, "limit": min(_PAGE_ROWS, size)})
+    return read_rows(page, rows.field), read_cursor(page, cursor)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from timer_service.cli.parameters import (
     json_option,
 )
 from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
-from timer_service.client import Counts, Outcome, State, Timer, TimerClient
+from timer_service.client import Outcome, State, Timer, TimerClient
 
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 app.add_typer(timer_files.app)
@@ -84,10 +84,6 @@ async def _cancel(client: TimerClient, **given: Any) -> Outcome:
     return await (client.cancel_prefix(**given) if "prefix" in given else client.cancel(**given))
 
 
-def _print_counts(counts: Counts) -> None:
-    print_counts({**counts.by_state, "overdue": counts.overdue}, exact=counts.exact)
-
-
 TIMERS.command(
     "schedule",
     "Schedule a timer, or change its due time and data.",
@@ -122,5 +118,5 @@ TIMERS.list(
         "dueAfter": instant("Only timers due then or later: ISO 8601 with an offset.", "--due-after"),
     },
 )
-TIMERS.get("Count timers by state.", _print_counts, name="count")
+TIMERS.get("Count timers by state.", print_counts, name="count")
 TIMERS.watch("Print the events of timers that are published from now on: fired, expired, and cancelled by prefix.")

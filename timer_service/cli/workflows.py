@@ -32,7 +32,6 @@ from timer_service.client import (
     TimerClient,
     WorkerInfo,
     Workflow,
-    WorkflowCounts,
     WorkflowDetail,
     WorkflowEffect,
     WorkflowEndedError,
@@ -212,8 +211,4 @@ WORKFLOWS.list(
 WORKFLOWS.list(WORKERS, "List the workers that execute workflows.", name="workers")
 
 
-def _print_counts(counts: WorkflowCounts) -> None:
-    print_counts(counts.by_status, exact=counts.exact)
-
-
-WORKFLOWS.get("Count workflows by status.", _print_counts, name="count")
+WORKFLOWS.get("Count workflows by status.", print_counts, name="count")
