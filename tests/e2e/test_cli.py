@@ -102,6 +102,8 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
             "3     publish  skipped  upstream_failed: lint\n4     notify   ready ",
         ),
         ("cancel acme a", 0, "cancelled: acme/a (cancelled, 0 open)\n"),
+        ("start acme b circle.json", 1, "run_rejected: acme/b (rejected, 0 open): its graph cannot be run\n"),
+        ("get acme b", 0, "  CYCLE: a > a\n"),
         ("list acme --status cancelled", 0, "a    cancelled  0     "),
         ("report acme a lint success", 1, "already_ended: acme/a (cancelled, 0 open): the run or the job has already"),
     ],
@@ -116,6 +118,7 @@ async def test_life_of_a_resource(cli: Cli, service: Service, resource: str) -> 
     needs = {"publish": ["lint", {"group": "tests"}], "notify": [{"job": "publish", "ifFailed": "run"}], "lint": []}
     run = {"groups": ["tests"], "jobs": [{"name": name, "needs": needs[name]} for name in needs]}
     (cli.folder / "run.json").write_text(json.dumps(run))
+    (cli.folder / "circle.json").write_text(json.dumps({"jobs": [{"name": "a", "needs": ["a"]}]}))
     (cli.folder / "tests.json").write_text(json.dumps({"jobs": [{"name": "unit", "needs": ["lint"]}]}))
     for arguments, code, text in LIVES[resource]:
         with case(arguments):

@@ -191,7 +191,7 @@ def test_schema() -> None:
     """A pending migration is a failure only if the service would not apply it. A foreign database always is."""
 
     def status(applied: Mapping[int, tuple[str, str]], known: list[Migration], *, automatic: bool = True) -> Status:
-        return check_schema(applied, known, automatic=automatic, setting="TIMER_DB_PATH").status
+        return check_schema(applied, known, "sqlite", automatic=automatic).status
 
     first = {1: APPLIED[1]}
     assert status(APPLIED, MIGRATIONS, automatic=False) is OK

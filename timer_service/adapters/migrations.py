@@ -8,11 +8,12 @@ a checksum of each applied migration.
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeAlias
 
 from timer_service.core.ports.database import Database, Reader
 from timer_service.core.ports.transactions import retry_on_conflict
@@ -31,7 +32,9 @@ CREATE TABLE schema_migrations (
     checksum TEXT NOT NULL
 )
 """
-_APPLIED = "SELECT number, name, checksum FROM schema_migrations ORDER BY number"
+APPLIED = "SELECT number, name, checksum FROM schema_migrations ORDER BY number"
+Applied: TypeAlias = Mapping[int, tuple[str, str]]
+"""The applied migrations: number -> name and checksum."""
 _RECORD = "INSERT INTO schema_migrations (number, name, checksum) VALUES (:number, :name, :checksum)"
 
 
@@ -83,7 +86,7 @@ async def _migrate(database: Database, migrations: Sequence[Migration]) -> list[
     async with database.migrating() as tx:
         if not await _has_migrations_table(tx, database.engine):
             await tx.execute(_CREATE)
-        pending = _pending(await _applied(tx), migrations, database.engine)
+        pending = find_pending(await _applied(tx), migrations, database.engine)
         for migration in pending:
             for statement in _statements(migration.text):
                 await tx.execute(statement)
@@ -98,18 +101,19 @@ async def pending_migrations(database: Database, migrations: Sequence[Migration]
     """Return the pending migrations, in order. Raises `StartError` if the database and `migrations` disagree."""
     async with database.migrating() as tx:
         applied = await _applied(tx) if await _has_migrations_table(tx, database.engine) else {}
-    return _pending(applied, migrations, database.engine)
+    return find_pending(applied, migrations, database.engine)
 
 
 async def _has_migrations_table(reader: Reader, engine: str) -> bool:
     return bool(await reader.fetch(_TABLE_EXISTS[engine]))
 
 
-async def _applied(reader: Reader) -> dict[int, tuple[str, str]]:
-    return {row["number"]: (row["name"], row["checksum"]) for row in await reader.fetch(_APPLIED)}
+async def _applied(reader: Reader) -> Applied:
+    return {row["number"]: (row["name"], row["checksum"]) for row in await reader.fetch(APPLIED)}
 
 
-def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration], engine: str) -> list[Migration]:
+def find_pending(applied: Applied, migrations: Sequence[Migration], engine: str) -> list[Migration]:
+    """Return the migrations that are not applied yet. Raises `StartError` if the database and `migrations` disagree."""
     known = {migration.number for migration in migrations}
     if newer := sorted(set(applied) - known):
         raise StartError(

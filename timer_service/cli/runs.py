@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from graphlib import TopologicalSorter
 from typing import Annotated, Any
 
 import typer
@@ -99,15 +100,12 @@ def _job_rows(jobs: Iterable[RunJob]) -> Iterator[tuple[str, ...]]:
 
 def _steps(jobs: Iterable[RunJob]) -> Mapping[str, int]:
     """Return the step of each job: the length of the longest path to it from a job without needs."""
-    needs = {job.name: [need["job"] for need in job.needs if "job" in need] for job in jobs}
+    sorter = TopologicalSorter({job.name: [need["job"] for need in job.needs if "job" in need] for job in jobs})
+    sorter.prepare()
     steps: dict[str, int] = {}
-    left = list(needs)
-    while left:  # once per step; a run that was started has no cycle
-        found = {name: needs[name] for name in left if all(need in steps for need in needs[name])}
-        if not found:
-            return steps | dict.fromkeys(left, 1 + max(steps.values(), default=0))
-        steps |= {name: 1 + max((steps[need] for need in upstream), default=0) for name, upstream in found.items()}
-        left = [name for name in left if name not in found]
+    while ready := sorter.get_ready():
+        steps |= dict.fromkeys(ready, max(steps.values(), default=0) + 1)
+        sorter.done(*ready)
     return steps
 
 

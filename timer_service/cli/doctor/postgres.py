@@ -7,9 +7,10 @@ from typing import Any
 
 import asyncpg
 
+from timer_service.adapters.migrations import APPLIED, Applied
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.app.schema import migrations
-from timer_service.cli.doctor.database import APPLIED, Applied, check_schema
+from timer_service.cli.doctor.database import check_schema
 from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.config import Config
 
@@ -85,7 +86,7 @@ async def _check_all(connection: _Connection, config: Config) -> Sequence[Findin
     applied: Applied = {}
     if _MIGRATIONS in found and _MIGRATIONS not in lacking:
         applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(APPLIED)}
-    schema = check_schema(applied, shipped, automatic=config.auto_migrate, setting="TIMER_DATABASE_URL")
+    schema = check_schema(applied, shipped, "postgres", automatic=config.auto_migrate)
     settings = {row["name"]: row for row in await connection.fetch(_SETTINGS, [*_COSTS, "autovacuum"])}
     connections = await connection.fetchrow(_CONNECTIONS)
     asked_at = datetime.now(UTC)  # the database reads its clock between the request and the reply
