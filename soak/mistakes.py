@@ -89,6 +89,23 @@ def _timer(call: str = "call-NUMBER", due_at: str = LONG_AFTER, **fields: Any) -
     return "ScheduleTimer", {"serviceCallId": call, "dueAt": due_at, **fields}
 
 
+def _strange_replies() -> list[RawMessage]:
+    """Return commands and queries whose outcomes and replies are to go where no reply may go."""
+    wanted = (
+        b"_INBOX.tenant-a..",
+        b"_INBOX.",
+        b"_INBOX.tenant-a.>",
+        b"_INBOX.tenant-a." + b"x" * 3_000,
+        b"_INBOX.\xff",
+        b">",
+    )
+    (message,) = _messages(_timer())
+    return [
+        *(message._replace(headers=header_block(b"Timer-Reply-To: " + each)) for each in wanted),
+        *(_asked("count-timers", {})._replace(reply=each) for each in wanted),
+    ]
+
+
 _STAR = [{"name": "job-0"}, *({"name": f"job-{number}", "needs": ["job-0"]} for number in range(1, 10_000))]
 """As many jobs as a run can have."""
 _READY = b"SUB _INBOX.tenant-a.* 1\r\n"
@@ -114,6 +131,8 @@ MISTAKES: Mapping[str, Flood] = {
         ("StartWorkflow", {"workflowId": "order-NUMBER", "type": "order", "input": LARGE}), size=20
     ),
     "a loop of queries": flood(_asked("count-timers", {}), _asked("get-timer", {"serviceCallId": "call"})),
+    "a loop of large queries": flood(_PAGES._replace(body=b"{}".ljust(60_000)), size=20),
+    "strange reply subjects": flood(*_strange_replies()),
     "a loop of polls": flood(_asked("poll-tasks", {"workerId": "w-NUMBER", "types": ["order"], "slots": 1000}, "wrk")),
     "wrong order": commands(
         ("CancelTimer", {"serviceCallId": "call-NUMBER"}),

@@ -184,12 +184,6 @@ async def find_reader(user: User, instances: Sequence[Service]) -> Service:
     return reader
 
 
-async def kill_and_start(service: Service) -> None:
-    """Kill the service and start it again."""
-    await service.kill()
-    await service.start()
-
-
 @pytest.fixture
 async def database_url(databases: Databases) -> AsyncIterator[str]:
     """Yield the URL of an empty database. The instances create its schema."""

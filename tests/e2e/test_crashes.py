@@ -12,54 +12,41 @@ from tests.harness.processes import NatsServer, Service
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "timers", [pytest.param(2_000, id="short"), pytest.param(20_000, id="full", marks=pytest.mark.full)]
-)
-async def test_killed_service_fires_every_timer(timers: int, user: User, service: Service) -> None:
+async def test_killed_service_fires_every_timer(user: User, service: Service) -> None:
     """A service that is killed five times fires every timer, none early, and duplicates have the same id."""
-    rng = random.Random(timers)
-    span_ms = 60_000 if timers > 10_000 else 5_000
+    rng = random.Random(1)
     start = int(time.time() * 1000) + 2_000
-    due = {f"call-{index}": start + rng.randrange(span_ms) for index in range(timers)}
+    due = {f"call-{index}": start + rng.randrange(5_000) for index in range(2_000)}
     scheduling = asyncio.create_task(user.schedule(due))
     for _ in range(5):
-        await asyncio.sleep(rng.uniform(0, span_ms / 6000))
+        await asyncio.sleep(rng.uniform(0, 0.8))
         await service.kill()
         await service.start()
     await scheduling
-    await user.until_stored("TIMER_EVT", timers, seconds=span_ms / 1000 + 60)
+    await user.until_stored("TIMER_EVT", len(due))
     await user.until_handled()
-    duplicates = check_fired(await user.fired(), due)
-    print(f"{timers} timers, 5 kills: all fired, none early, {duplicates} duplicates")
+    check_fired(await user.fired(), due)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("timers", "outage"),
-    [pytest.param(2_000, 4, id="short"), pytest.param(10_000, 20, id="full", marks=pytest.mark.full)],
-)
 @ON_SQLITE
-async def test_timers_fire_after_a_broker_outage(
-    timers: int, outage: int, user: User, broker: NatsServer, service: Service
-) -> None:
+async def test_timers_fire_after_a_broker_outage(user: User, broker: NatsServer, service: Service) -> None:
     """Timers that become due during a broker outage fire within 2 s after its end, and lose no attempt."""
-    start = int(time.time() * 1000) + timers // 2 + 3_000
-    due = {f"call-{index}": start + index * outage * 500 // timers for index in range(timers)}
+    start = int(time.time() * 1000) + 4_000
+    due = {f"call-{index}": start + index for index in range(2_000)}
     await user.schedule(due)
     await user.until_handled()
     assert time.time() * 1000 < start, "scheduling took too long for this test to show anything"
     await broker.terminate()
-    await asyncio.sleep(max(outage, max(due.values()) / 1000 - time.time()))
+    await asyncio.sleep(max(due.values()) / 1000 - time.time())
     assert (await service.page("/readyz"))[0] == 503
     assert (await service.page("/livez"))[0] == 200
     await broker.start()
     restarted = time.time()
-    await user.until_stored("TIMER_EVT", timers)
+    await user.until_stored("TIMER_EVT", len(due))
     lateness = time.time() - restarted
-    fired = await user.fired()
-    assert check_fired(fired, due) == 0
-    print(f"{timers} timers due in a broker outage of {outage} s: all fired {lateness:.2f} s after its end")
-    assert lateness < 2, f"{timers} timers took {lateness:.2f} s after the outage"
+    assert check_fired(await user.fired(), due) == 0
+    assert lateness < 2
     assert await service.metric('timer_schedules_processed_total{outcome="retried",table="timer_schedules"}') == 0
     assert (await service.page("/readyz"))[0] == 200
 
@@ -73,22 +60,9 @@ async def test_commands_in_flight_at_a_kill_are_handled(user: User, service: Ser
         await user.until_delivered()
         await service.kill()
     await service.start()
-    ready = time.monotonic()
     await user.until_handled(seconds=2)
-    print(f"800 commands in flight at a kill: all handled {time.monotonic() - ready:.2f} s after the restart")
     await user.until_stored("TIMER_EVT", 800)
     assert check_fired(await user.fired(), due) == 0
-
-
-async def test_too_small_max_payload_is_refused(tmp_path: Path) -> None:
-    """If the max_payload of the broker is too small for an event, the service exits with 1 and says what to do."""
-    async with NatsServer(tmp_path / "nats", "max_payload: 1048575") as broker:
-        service = Service(tmp_path / "service", broker.url)
-        service.launch()
-        assert await service.wait() == 1
-    log = service.log.read_text()
-    assert "accepts messages of at most 1048575 bytes" in log
-    assert "set max_payload of the NATS server" in log
 
 
 async def test_second_instance_on_sqlite_is_refused(tmp_path: Path, broker: NatsServer) -> None:

@@ -81,11 +81,10 @@ class Story:
         is_moved = before is not None and before.state == "Scheduled"
         self._expected.append((sent, "rescheduled" if is_moved else "scheduled"))
 
-    def check_replies(self) -> int:
-        """Assert that no command has a second reply, or a wrong one. Return how many have one."""
+    def check_replies(self) -> None:
+        """Assert that no command has a second reply, or a wrong one."""
         wrong = [(sent, outcome) for sent, outcome in self._expected if sent.replies and sent.outcomes != [outcome]]
         assert wrong == []
-        return sum(bool(sent.replies) for sent, _ in self._expected)
 
 
 async def list_timers(user: User, tenant: str) -> dict[str, Timer]:
@@ -113,41 +112,21 @@ async def running(folder: Path, broker: NatsServer, stored: Mapping[str, str]) -
         ]
 
 
-async def kill_and_start(process: NatsServer | Service) -> None:
-    await process.kill()
-    await process.start()
-
-
-@pytest.mark.parametrize(
-    ("commands", "kills", "broker_kills"),
-    [
-        pytest.param(400, 4, 1, id="short", marks=pytest.mark.slow),
-        pytest.param(20_000, 50, 10, id="full", marks=[pytest.mark.full, pytest.mark.timeout(1_800)]),
-    ],
-)
-async def test_commands_under_kills(  # noqa: PLR0917
-    commands: int,
-    kills: int,
-    broker_kills: int,
-    tmp_path: Path,
-    broker: NatsServer,
-    user: User,
-    stored: Mapping[str, str],
-) -> None:
+@pytest.mark.slow
+async def test_commands_under_kills(tmp_path: Path, broker: NatsServer, user: User, stored: Mapping[str, str]) -> None:
     """Timers end in the state of a model, each trigger has one event, and no command has a second or wrong reply."""
-    rng = random.Random(commands)
+    rng = random.Random(1)
     async with running(tmp_path, broker, stored) as instances, AsyncExitStack() as stack:
         users = [await stack.enter_async_context(LoadUser.connect(broker.url, tenant)) for tenant in TENANTS]
         stories = [Story(each, seed) for seed, each in enumerate(users)]
         await asyncio.gather(*(each.put_schedule() for each in stories))
-        victims: list[NatsServer | Service] = [*(rng.choice(instances) for _ in range(kills))]
-        victims += [broker] * broker_kills
+        victims: list[NatsServer | Service] = [broker, *(rng.choice(instances) for _ in range(4))]
         rng.shuffle(victims)
-        part = commands // len(victims) // len(stories)
         for victim in victims:
-            publishing = asyncio.gather(*(each.publish(part) for each in stories))
-            await asyncio.sleep(rng.uniform(0, part / 400))
-            await kill_and_start(victim)
+            publishing = asyncio.gather(*(each.publish(20) for each in stories))
+            await asyncio.sleep(rng.uniform(0, 0.05))
+            await victim.kill()
+            await victim.start()
             await publishing
         for each in users:
             await each.until_handled()
@@ -156,9 +135,8 @@ async def test_commands_under_kills(  # noqa: PLR0917
                 await asyncio.sleep(0.1)
         for story in stories:
             await check_effects(user, story)
-        sent = sum(len(each.sent) for each in users)
-    answered = sum(each.check_replies() for each in stories)
-    print(f"{sent} commands, {kills} kills of the service, {broker_kills} of the broker: {answered} replies")
+    for story in stories:
+        story.check_replies()
 
 
 async def test_command_that_ends_the_process(

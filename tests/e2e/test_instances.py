@@ -1,7 +1,6 @@
 """Several instances on one Postgres share the work. Kills and outages of the database lose nothing."""
 
 import asyncio
-import json
 import signal
 import sys
 import time
@@ -19,6 +18,7 @@ from tests.harness.provision import RestartablePostgres
 HOUR = 3_600
 FAR_MS = 4_102_444_800_000
 SCHEDULED = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
+LOAD = {"TIMER_BATCH_SIZE": "50", "TIMER_VISIBILITY_TIMEOUT": "10000"}
 POLLS = {"TIMER_POLLING_INTERVAL": "200"}
 """So that every instance knows the timers before they are due, and not only the one that has read their commands."""
 SHIFT_CLOCK = """
@@ -36,54 +36,43 @@ def together(count: int, due_at: int) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "timers", [pytest.param(3_000, id="short"), pytest.param(50_000, id="full", marks=pytest.mark.full)]
-)
-async def test_all_timers_fire_when_two_of_four_instances_are_killed(timers: int, user: User, fleet: Fleet) -> None:
+async def test_all_timers_fire_when_two_of_four_instances_are_killed(user: User, fleet: Fleet) -> None:
     """If two of four instances are killed under load, all timers fire and the other instances take part."""
-    settings = {"TIMER_BATCH_SIZE": "1000" if timers > 10_000 else "50", "TIMER_VISIBILITY_TIMEOUT": "10000", **POLLS}
-    async with fleet.running(4, **settings) as instances:
-        due_at = int(time.time() * 1000) + max(4_000, timers // 2)
-        due = together(timers, due_at)
+    async with fleet.running(4, **LOAD, **POLLS) as instances:
+        due_at = int(time.time() * 1000) + 4_000
+        due = together(2_000, due_at)
         await user.schedule(due)
         await user.until_handled()
         assert time.time() * 1000 < due_at, "scheduling took too long for this test to show anything"
-        more = {f"more-{index}": due_at + index for index in range(timers // 10)}
+        more = {f"more-{index}": due_at + index for index in range(200)}
         arriving = asyncio.create_task(user.schedule(more))
-        await user.until_stored("TIMER_EVT", timers // 50)
+        await user.until_stored("TIMER_EVT", 50)
         await asyncio.gather(*(victim.kill() for victim in instances[:2]))
         await asyncio.gather(*(victim.start() for victim in instances[:2]))
         await arriving
-        await user.schedule(late := {f"late-{index}": int(time.time() * 1000) for index in range(timers // 10)})
+        await user.schedule(late := {f"late-{index}": int(time.time() * 1000) for index in range(200)})
         due |= more | late
         await user.until_stored("TIMER_EVT", len(due))
         await user.until_handled()
         shares = await fleet.count_fired()
-    duplicates = check_fired(await user.fired(), due)
+    check_fired(await user.fired(), due)
     assert all(shares[2:]), f"an instance fired nothing: {shares}"
-    again = await fleet.count_reclaimed()
-    print(f"{len(due)} timers, 4 instances, 2 killed: all fired, {again} claimed again, {duplicates} duplicates stored")
-    print(f"fired by each, the killed ones since their restart: {shares}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "timers", [pytest.param(2_000, id="short"), pytest.param(50_000, id="full", marks=pytest.mark.full)]
-)
 async def test_postgres_restart_loses_no_timer(
-    timers: int, tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
+    tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
 ) -> None:
     """An immediate restart of Postgres under load loses no timer, and the instances keep running."""
     fleet = Fleet(tmp_path, broker, postgres_server.url)
-    settings = {"TIMER_BATCH_SIZE": "1000" if timers > 10_000 else "50", "TIMER_VISIBILITY_TIMEOUT": "10000"}
-    async with fleet.running(2, **settings):
-        due_at = int(time.time() * 1000) + max(4_000, timers // 2)
-        due = together(timers, due_at)
+    async with fleet.running(2, **LOAD):
+        due_at = int(time.time() * 1000) + 4_000
+        due = together(2_000, due_at)
         await user.schedule(due)
         await user.until_handled()
-        more = {f"more-{index}": due_at + index for index in range(timers // 10)}
+        more = {f"more-{index}": due_at + index for index in range(200)}
         arriving = asyncio.create_task(user.schedule(more))
-        await user.until_stored("TIMER_EVT", timers // 50)
+        await user.until_stored("TIMER_EVT", 50)
         await postgres_server.restart("immediate")
         await arriving
         due |= more
@@ -91,31 +80,7 @@ async def test_postgres_restart_loses_no_timer(
         await user.until_handled()
         for instance in fleet.instances:
             await instance.until_page("/readyz", 200)
-    duplicates = check_fired(await user.fired(), due)
-    again = await fleet.count_reclaimed()
-    print(f"{len(due)} timers, Postgres restarted: all fired, {again} claimed again, {duplicates} duplicates stored")
-
-
-async def test_commands_wait_during_a_postgres_outage(
-    tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
-) -> None:
-    """During an outage of Postgres, no command has an outcome and readiness fails. Afterwards, all are handled."""
-    fleet = Fleet(tmp_path, broker, postgres_server.url)
-    async with fleet.running(1) as (instance,):
-        await postgres_server.stop("immediate")
-        due = together(500, int(time.time() * 1000))
-        await user.schedule(due)
-        page = json.loads(await instance.until_page("/readyz", 503))
-        handled = await instance.metric(SCHEDULED)
-        alive, _ = await instance.page("/livez")
-        await postgres_server.start()
-        await user.until_stored("TIMER_EVT", len(due))
-        await user.until_handled()
-        assert (handled, alive) == (0, 200)
-        assert await instance.metric(SCHEDULED) == len(due)
-        assert (page["commands"] != "ok", page["events"] != "ok", page["service"]) == (True, True, "ok")
-        await instance.until_page("/readyz", 200)
-        assert check_fired(await user.fired(), due) == 0
+    check_fired(await user.fired(), due)
 
 
 @pytest.mark.slow
@@ -176,7 +141,6 @@ async def test_another_instance_reads_on(user: User, fleet: Fleet) -> None:
         await user.until_replied("acme")
         after_stop = time.monotonic() - began
         last = await find_reader(user, living := [each for each in living if each is not stopped])
-    print(f"another instance reads {after_kill:.2f} s after a kill and {after_stop:.2f} s after a stop")
     assert shares == {each: 500 if each is killed else 0 for each in instances}
     assert living == [last]
     assert after_kill < 5

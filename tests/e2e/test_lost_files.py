@@ -33,12 +33,6 @@ def delete_wal(path: Path) -> None:
     Path(f"{path}-wal").unlink()
 
 
-def delete_old_log(path: Path) -> None:
-    """Delete the files that belong to the file that was replaced."""
-    for each in (Path(f"{path}-wal"), Path(f"{path}-shm")):
-        each.unlink(missing_ok=True)
-
-
 def save_open_files(service: Service, path: Path, saved: Path) -> None:
     """Copy the open files of a service while it is stopped, as docs/operations.md says."""
     folder = Path(f"/proc/{service.running.pid}/fd")
@@ -88,27 +82,3 @@ async def test_lost_file(
     await service.start()
     await user.until_stored("TIMER_EVT", 1 + len(late) + len(waiting))
     check_fired(await user.fired(), {**soon, **late, **waiting})
-
-
-@ON_SQLITE
-async def test_backup_in_the_place_of_the_file(
-    tmp_path: Path, broker: NatsServer, user: User, service: Service
-) -> None:
-    """If nothing is saved, a restart reads the commands again from the cursor of the file that it finds."""
-    path, backup = tmp_path / "service" / "timers.db", tmp_path / "backup.db"
-    due_at = int(time.time() * 1000) + 10_000
-    due = {"before": due_at, "after": due_at, "waiting": due_at}
-    await user.schedule({"before": due_at})
-    await user.until_handled()
-    assert run(tmp_path, "backup", str(backup), db_path=path) == 0
-    await user.schedule({"after": due_at})
-    await user.until_handled()
-    backup.replace(path)
-    await service.until_page("/readyz", 503)
-    await user.schedule({"waiting": due_at})
-    assert await service.terminate() == 0
-    delete_old_log(path)
-    assert await user.stored("TIMER_EVT") == 0, "this took too long to show anything"
-    await service.start()
-    await user.until_stored("TIMER_EVT", len(due))
-    assert check_fired(await user.fired(), due) == 0

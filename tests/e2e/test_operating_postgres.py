@@ -1,7 +1,5 @@
 """`timer-service doctor` and `migrate`, and a restore, on PostgreSQL."""
 
-import os
-import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,12 +12,7 @@ from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.provision import RestartablePostgres
-from tests.harness.stores import MIGRATIONS, bring_to_head
-
-UNREACHABLE = {
-    "postgresql://svc:s3cret@127.0.0.1:1/timers": "cannot be used: ",
-    "postgresql://svc:s3cret@127.0.0.1:1/timers?sslmode=often": "cannot be used: `sslmode` parameter must be one of",
-}
+from tests.harness.stores import MIGRATIONS
 
 
 async def tables(url: str) -> int:
@@ -52,51 +45,13 @@ async def test_doctor_creates_nothing(cli: Cli, databases: Databases) -> None:
         assert (await statuses(cli, 1))["schema"] == "fail"
 
 
-async def test_doctor_sees_the_settings_of_this_database(cli: Cli, databases: Databases) -> None:
-    """Doctor checks the settings of the service's own session, and the remedies take effect there."""
-    async with databases.database(bring_to_head) as url:
-        connection = await asyncpg.connect(url)
-        name = await connection.fetchval("SELECT current_database()")
-        await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
-        output = (await cli.run("doctor", TIMER_DATABASE_URL=url)).stdout
-        assert "warn  database durability: synchronous_commit = off (set by: database): a crash loses" in output
-        for line in output.splitlines():
-            if line.strip().startswith("ALTER "):
-                await connection.execute(line.strip())
-        await connection.close()
-        output = (await cli.run("doctor", TIMER_DATABASE_URL=url)).stdout
-        assert "synchronous_commit" not in output
-
-
-@pytest.mark.parametrize("url", UNREACHABLE)
-async def test_doctor_without_the_database(cli: Cli, url: str) -> None:
+async def test_doctor_without_the_database(cli: Cli) -> None:
     """A database that cannot be used is a failure with the reason. The password is not printed."""
-    done = await cli.run("doctor", TIMER_DATABASE_URL=url)
+    done = await cli.run("doctor", TIMER_DATABASE_URL="postgresql://svc:s3cret@127.0.0.1:1/timers")
     assert done.returncode == 1
-    assert f"fail  database: {UNREACHABLE[url]}" in done.stdout, done.stdout
+    assert "fail  database: cannot be used: " in done.stdout
     assert "ok    broker: " in done.stdout
     assert "s3cret" not in done.stdout + done.stderr
-
-
-async def test_doctor_with_a_refused_login(cli: Cli, databases: Databases) -> None:
-    """The finding says that the login was refused."""
-    async with databases.database() as url:
-        done = await cli.run("doctor", TIMER_DATABASE_URL=url.replace("postgres@", "nobody:s3cret@", 1))
-    assert 'fail  database: refuses the login: role "nobody" does not exist' in done.stdout
-    assert "s3cret" not in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-async def test_without_the_extra(cli: Cli) -> None:
-    """If asyncpg is not installed, `doctor` and `migrate` say how to install it."""
-    (cli.folder / "asyncpg.py").write_text("raise ImportError")
-    cli.program = [sys.executable, "-m", "timer_service"]
-    path = os.pathsep.join([str(cli.folder), os.environ.get("PYTHONPATH", "")])
-    settings = {"TIMER_DATABASE_URL": "postgresql://host/timers", "PYTHONPATH": path}
-    done = await cli.run("doctor", **settings)
-    assert (done.returncode, "needs asyncpg, which is not installed\n      pip install" in done.stdout) == (1, True)
-    done = await cli.run("migrate", "check", **settings)
-    assert (done.returncode, done.stderr[:50]) == (1, "timer-service: TIMER_DATABASE_URL needs asyncpg: p")
 
 
 async def test_backup_names_the_tools_of_postgres(cli: Cli, databases: Databases) -> None:

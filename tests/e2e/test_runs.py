@@ -2,20 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ON_SQLITE, User, kill_and_start
+from tests.e2e.conftest import User
 from tests.harness.processes import Executor, NatsServer, Service, body
-from timer_service.core.values.message import kebab
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PIPELINE: dict[str, Any] = json.loads((EXAMPLES / "checks.json").read_text("utf-8"))
 QUICK = ["python", "-c", "import time; time.sleep(0.1)"]
+SLOW = ["python", "-c", "import time; time.sleep(1)"]
 TESTS = ["tests-postgres", "tests-sqlite"]
+PLAN = [{"name": name, "needs": ["types"], "payload": {"run": QUICK}} for name in TESTS]
 
 
 @pytest.fixture
@@ -24,138 +25,52 @@ async def executor(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Executor
         yield executor
 
 
-def pipeline(**commands: list[str]) -> dict[str, Any]:
-    """Return docs/examples/checks.json with quick commands. `commands` replaces the commands of single jobs."""
-    jobs = [
-        job if job["name"] == "plan" else {**job, "payload": {"run": commands.get(job["name"], QUICK)}}
-        for job in PIPELINE["jobs"]
-    ]
-    plan = [{"name": name, "needs": ["types"], "payload": {"run": commands.get(name, QUICK)}} for name in TESTS]
-    plan_payload = {"resolves": "tests", "run": ["python", "-c", f"print({json.dumps(plan)!r})"]}
-    return {**PIPELINE, "jobs": [{**job, "payload": plan_payload} if job["name"] == "plan" else job for job in jobs]}
+def payload(job: str) -> dict[str, Any]:
+    """Return what a job of docs/examples/checks.json runs in the test: a quick command."""
+    if job == "plan":
+        return {"resolves": "tests", "run": ["python", "-c", f"print({json.dumps(PLAN)!r})"]}
+    return {"run": SLOW if job == "package" else QUICK}
 
 
-async def request(user: User, message_type: str, **payload: Any) -> None:
-    fields = {"tenantId": "acme", "runId": "push-1", **payload}
-    await user.js.publish(f"timer.cmd.v1.acme.{kebab(message_type)}", body(message_type, "acme", fields))
-
-
-async def get_run(user: User, run: str = "push-1") -> Any:
-    request = json.dumps({"runId": run}).encode()
-    reply = await user.connection.request("timer.qry.v1.acme.get-run", request, timeout=10)
+async def get_run(user: User) -> Any:
+    reply = await user.connection.request("timer.qry.v1.acme.get-run", b'{"runId": "push-1"}', timeout=10)
     return json.loads(reply.data)
 
 
-async def get_jobs(user: User) -> list[Any]:
-    return list((await get_run(user)).get("jobs", ()))
-
-
-async def until(user: User, job: str, *statuses: str, seconds: float = 60) -> None:
+async def until(user: User, job: str, *statuses: str) -> None:
     """Wait until a job has one of the statuses."""
-    async with asyncio.timeout(seconds):
-        while not any(each["name"] == job and each["status"] in statuses for each in await get_jobs(user)):
-            await asyncio.sleep(0.02)
-
-
-async def events(user: User, name: str) -> list[Mapping[str, Any]]:
-    return [json.loads(message.data) for message in await user.read("TIMER_EVT", f"timer.evt.v1.acme.{name}")]
-
-
-async def until_published(user: User, name: str) -> None:
-    """Wait until an event of this type is in the stream."""
     async with asyncio.timeout(60):
-        while not await events(user, name):
+        while True:
+            jobs = (await get_run(user)).get("jobs", ())
+            if any(each["name"] == job and each["status"] in statuses for each in jobs):
+                return
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
 async def test_pipeline_with_kills(user: User, service: Service, executor: Executor) -> None:
     """A pipeline with a dynamic group completes although executor and service are killed while it runs."""
-    await request(user, "StartRun", **pipeline(package=["python", "-c", "import time; time.sleep(1)"]))
+    jobs = [{**job, "payload": payload(job["name"])} for job in PIPELINE["jobs"]]
+    start = body("StartRun", "acme", {**PIPELINE, "runId": "push-1", "jobs": jobs})
+    await user.js.publish("timer.cmd.v1.acme.start-run", start)
     executor.launch()
     await until(user, "types", "success", "running")
     await executor.kill()
-    await kill_and_start(service)
+    await service.kill()
+    await service.start()
     executor.launch()
     await until(user, "package", "running")
     await executor.kill()
     executor.launch()
     await until(user, "notify", "success")
     await user.until_handled()
-    await until_published(user, "run-completed")
-    ready = await events(user, "job-ready")
+    async with asyncio.timeout(60):
+        while not (ended := await user.read("TIMER_EVT", "timer.evt.v1.acme.run-completed")):
+            await asyncio.sleep(0.02)
+    ready = [json.loads(each.data) for each in await user.read("TIMER_EVT", "timer.evt.v1.acme.job-ready")]
     run = await get_run(user)
-    assert (run["status"], run["counts"]) == ("success", {"success": 8})
+    assert (run["status"], run["counts"], len(ended)) == ("success", {"success": 8}, 1)
     assert sorted({each["payload"]["jobName"] for each in ready}) == sorted(job["name"] for job in run["jobs"])
     assert len({each["id"] for each in ready}) == len(run["jobs"])
     outputs = {each["payload"]["jobName"]: each["payload"]["upstreamJobOutputs"] for each in ready}
     assert outputs["package"].keys() == {"lint", "types", "plan", *TESTS}
-    assert len({each["id"] for each in await events(user, "run-completed")}) == 1
-
-
-async def test_pipeline_that_fails(user: User, service: Service, executor: Executor) -> None:
-    """If the tests on one engine fail, the jobs package and publish are skipped, and the job notify runs."""
-    await request(user, "StartRun", **pipeline(**{"tests-sqlite": ["python", "-c", "raise SystemExit(3)"]}))
-    executor.launch()
-    await until(user, "notify", "success")
-    await until(user, "tests-postgres", "success")
-    await until_published(user, "run-completed")
-    run = await get_run(user)
-    statuses = {job["name"]: job["status"] for job in run["jobs"]}
-    assert run["status"] == "failed"
-    assert [statuses[name] for name in ("tests-sqlite", "package", "publish")] == ["failed", "skipped", "skipped"]
-    assert {each["payload"]["reason"] for each in await events(user, "job-skipped")} == {
-        "upstream_failed: tests-sqlite",
-        "upstream_failed: package",
-    }
-
-
-@pytest.mark.slow
-@ON_SQLITE
-async def test_example_of_the_readme(user: User, service: Service, executor: Executor) -> None:
-    """The run of build.json completes. One of its jobs resolves its group."""
-    await request(user, "StartRun", **json.loads((EXAMPLES / "build.json").read_text("utf-8")))
-    executor.launch()
-    await until_published(user, "run-completed")
-    assert (await get_run(user))["counts"] == {"success": 7}
-
-
-@ON_SQLITE
-async def test_missing_command(user: User, service: Service, executor: Executor) -> None:
-    """The example executor reports a job as failed if its command does not exist, and still resolves the group."""
-    await request(
-        user, "StartRun", groups=["tests"], jobs=[{"name": "plan", "payload": {"resolves": "tests", "run": ["nil"]}}]
-    )
-    executor.launch()
-    await until_published(user, "run-completed")
-    run = await get_run(user)
-    assert (run["status"], run["groups"]) == ("failed", {"tests": True})
-    assert run["jobs"][0]["outputs"]["exitCode"] == 127
-
-
-async def test_disabled_and_enabled(tmp_path: Path, user: User, broker: NatsServer) -> None:
-    """With TIMER_RUNS_ENABLED=false commands are stored and no job is ready. With true, the jobs become ready."""
-    async with Service(tmp_path / "service", broker.url, TIMER_RUNS_ENABLED="false"):
-        await request(user, "StartRun", jobs=[{"name": "a"}])
-        await user.until_handled()
-        assert await user.stored("TIMER_EVT") == 0
-    async with Service(tmp_path / "service", broker.url):
-        await user.until_stored("TIMER_EVT", 1)
-        assert [each["payload"]["jobName"] for each in await events(user, "job-ready")] == ["a"]
-
-
-@pytest.mark.full
-async def test_own_checks(user: User, service: Service, executor: Executor) -> None:
-    """The run of docs/examples/checks.json succeeds, although its executor is killed while it runs a job."""
-    await request(user, "StartRun", **PIPELINE)
-    executor.launch()
-    await until(user, "tests-postgres", "running", seconds=300)
-    await executor.kill()
-    executor.launch()
-    async with asyncio.timeout(600):
-        while (await get_run(user)).get("status") in {None, "running"}:
-            await asyncio.sleep(0.5)
-    run = await get_run(user)
-    print({job["name"]: (job["status"], job.get("outputs", {}).get("seconds")) for job in run["jobs"]})
-    assert run["status"] == "success"
-    assert len({event["id"] for event in await events(user, "job-ready")}) == len(run["jobs"]) == 8

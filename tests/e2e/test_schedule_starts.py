@@ -1,16 +1,9 @@
 """Schedules that start workflows, with the real broker, the real service and a real worker."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.e2e.conftest import ON_SQLITE
-from tests.harness.cli import Cli
-from tests.harness.fleet import Fleet
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import TimerClient, WorkflowStart
 from timer_service.worker import Context, Worker, workflow
@@ -23,19 +16,8 @@ async def report(ctx: Context, data: Any) -> Any:
     return [await ctx.step("double", _double, data), await ctx.wait_for("approval")]
 
 
-@workflow("double")
-async def double(ctx: Context, data: Any) -> Any:
-    return await ctx.step("double", _double, data)
-
-
 def _double(number: int) -> int:
     return 2 * number
-
-
-@pytest.fixture
-async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:
-    async with Service(tmp_path / "service", broker.url, **stored) as running:
-        yield running
 
 
 async def started_by(client: TimerClient, prefix: str, count: int) -> list[str]:
@@ -56,9 +38,8 @@ async def test_slots_and_a_trigger_start_workflows(broker: NatsServer, service: 
         start = WorkflowStart(workflow_type="report", data=21)
         assert (await client.schedules.put("acme", "tick", every=SECOND, max_count=2, start=start)).name == "created"
         assert (await client.schedules.trigger("acme", "tick", data=4)).name == "triggered"
-        names = await started_by(client, "tick/", 3)
         results = []
-        for name in names:
+        for name in await started_by(client, "tick/", 3):
             await client.workflows.send("acme", name, "approval", data="yes")
             results.append(await client.workflows.result("acme", name))
         assert sorted(results) == [[8, "yes"], [42, "yes"], [42, "yes"]]
@@ -69,40 +50,7 @@ async def test_slots_and_a_trigger_start_workflows(broker: NatsServer, service: 
             if event["type"] == "ScheduleSkipped":
                 break
         assert (event["payload"]["scheduleId"], event["payload"]["reason"]) == ("busy", "busy")
-        shown = await client.schedules.get("acme", "busy")
-        assert shown is not None
-        assert shown.start is not None
-        assert (shown.start.concurrency_key, shown.last_skip_reason) == ("one", "busy")
         assert (await client.schedules.trigger("acme", "busy")).name == "skipped_busy"
         worker.stop()
         await running
     assert await service.metric('timer_slots_not_started_total{reason="busy"}') > 0
-
-
-@ON_SQLITE
-async def test_the_command_line(tmp_path: Path, broker: NatsServer, service: Service) -> None:
-    """`schedules put --start` stores what the slots start, and `get` shows it."""
-    cli = Cli(tmp_path, broker.url)
-    options = ("--start", "report", "--input", "[1]", "--deadline-in", "2h", "--concurrency-key", "one")
-    assert (await cli.lines("schedules", "put", "acme", "daily", "--cron", "@daily", *options))[0].startswith("created")
-    lines = [" ".join(line.split()) for line in await cli.lines("schedules", "get", "acme", "daily")]
-    assert {"workflow report in the queue default", "input [1]", "deadline in 2 h", "concurrency key one"} <= {*lines}
-
-
-async def test_slots_of_a_worker_instance(broker: NatsServer, fleet: Fleet) -> None:
-    """The instance that fires holds no polls. It sends a hint to the one that does."""
-    daily = {"TIMER_POLLING_INTERVAL": "86400000"}
-    worker = Worker(broker.url, tenant="acme", workflows=[double])
-    async with (
-        fleet.instance(TIMER_ROLE="handler", **daily),
-        fleet.instance(TIMER_ROLE="worker", **daily),
-        TimerClient.connect(broker.url) as client,
-        asyncio.timeout(30),
-    ):
-        running = asyncio.create_task(worker.run())
-        start = WorkflowStart(workflow_type="double", data=21)
-        await client.schedules.put("acme", "tick", every=SECOND, max_count=2, start=start)
-        for name in await started_by(client, "tick/", 2):
-            assert await client.workflows.result("acme", name) == 42
-        worker.stop()
-        await running

@@ -2,23 +2,16 @@
 
 import asyncio
 import json
-import os
-import pty
 import signal
-import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.cli import Cli
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 from tests.harness.spawn import spawn
-from timer_service.cli.timer_files import import_timers
-from timer_service.client import NewTimer, NoAnswerError, Outcome, TimerClient
+from timer_service.client import NewTimer, TimerClient
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 
@@ -119,8 +112,8 @@ async def test_lines_that_the_service_refuses(cli: Cli, tmp_path: Path, broker: 
 
 @ON_SQLITE
 async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: Service) -> None:
-    """An import that is killed after a batch, of 8 MiB at most, is repeated: the rest is stored, and nothing twice."""
-    file = write(cli, *(timer(number, data="x" * 60_000) for number in range(200)))
+    """An import that is killed after a batch, of 1,000 timers, is repeated: the rest is stored, and nothing twice."""
+    file = write(cli, *(timer(number) for number in range(1_200)))
     with service.locked_database():
         importing = spawn(
             [*cli.program, "timers", "import", "acme", file],
@@ -128,74 +121,10 @@ async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: S
             environment=cli.settings,
             cwd=cli.folder,
         )
-        await user.until_stored("TIMER_CMD", 139)
+        await user.until_stored("TIMER_CMD", 1_000)
         importing.send_signal(signal.SIGKILL)
         assert await asyncio.to_thread(importing.wait, PATIENCE_SECONDS) != 0
-    assert await user.stored("TIMER_CMD") == 139
+    assert await user.stored("TIMER_CMD") == 1_000
     summary = await cli.json("timers", "import", "acme", file)
-    assert summary["outcomes"] == {"unchanged": 139, "scheduled": 61}
-    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 200
-
-
-async def test_answers_that_did_not_come(tmp_path: Path) -> None:
-    """If some of the answers do not come, the error says how many timers were handled."""
-
-    class Client(TimerClient):
-        def __init__(self) -> None:
-            pass
-
-        async def schedule_many(self, timers: Sequence[NewTimer], **_: Any) -> Sequence[Outcome | NoAnswerError]:
-            stored = [Outcome(command_id="c", name="scheduled") for _ in timers]
-            return [*stored[:-1], NoAnswerError("away")]
-
-    file = tmp_path / "timers.jsonl"
-    file.write_text("".join(f"{json.dumps(timer(number))}\n" for number in range(3)))
-    with pytest.raises(NoAnswerError, match=r"^away; at least 2 of 3 timers of .* were handled\. Import"):
-        await import_timers(Client(), "acme", file)
-
-
-async def test_batches_are_bounded(tmp_path: Path) -> None:
-    """A batch has at most 5,000 timers and 8 MiB."""
-    sizes: list[int] = []
-
-    class Client(TimerClient):
-        def __init__(self) -> None:
-            pass
-
-        async def schedule_many(self, timers: Sequence[NewTimer], **_: Any) -> Sequence[Outcome | NoAnswerError]:
-            sizes.append(len(timers))
-            return [Outcome(command_id="c", name="scheduled") for _ in timers]
-
-    file = tmp_path / "timers.jsonl"
-    small, large = json.dumps(timer(1)), json.dumps(timer(1, data="x" * 60_000))
-    file.write_text(f"{small}\n" * 5_001 + f"{large}\n" * 150)
-    await import_timers(Client(), "acme", file)
-    assert sizes == [5_000, 140, 11]
-
-
-async def test_an_import_without_an_answer(cli: Cli, broker: NatsServer) -> None:
-    """If no stream takes the commands, the import ends with the reason and says that it can be repeated."""
-    done = await cli.run("timers", "import", "acme", write(cli, timer(1)))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "at least 0 of 1 timers of timers.jsonl were handled. Import the file again: " in done.stderr
-
-
-@pytest.mark.slow
-@ON_SQLITE
-async def test_the_bar_is_for_terminals(cli: Cli, service: Service) -> None:
-    """A progress bar is drawn on a terminal, without colours if NO_COLOR is set, and nowhere else."""
-    write(cli, *(timer(number) for number in range(10)))
-    command = [sys.executable, "-m", "timer_service", "timers", "import", "acme", "timers.jsonl"]
-    for settings, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        terminal, stderr = pty.openpty()
-        environment = {**os.environ, **cli.settings, "TERM": "xterm", **settings}
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=cli.folder, env=environment, stdout=asyncio.subprocess.PIPE, stderr=stderr
-        )
-        output, _ = await process.communicate()
-        os.close(stderr)
-        drawn = os.read(terminal, 100_000).decode()
-        os.close(terminal)
-        assert output.startswith(b"10 timers: ")
-        assert "Importing" in drawn
-        assert ("\x1b[3" in drawn) is coloured
+    assert summary["outcomes"] == {"unchanged": 1_000, "scheduled": 200}
+    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 1_200

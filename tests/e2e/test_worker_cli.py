@@ -1,17 +1,15 @@
 """`timer-service worker` and `timer-service workflows`, with the real broker and the real service."""
 
 import asyncio
-import json
 import os
-import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service
 
 ORDERS = """
@@ -22,23 +20,7 @@ from timer_service.worker import workflow
 async def pay(order):
     with open("calls", "a") as file:
         file.write(f"{order}\\n")
-    if order == "kill" and not os.path.exists("killed"):
-        open("killed", "w").close()
-        os.kill(os.getpid(), 9)
     return f"paid {order}"
-
-def slow(seconds):
-    time.sleep(seconds)
-    return "slept"
-
-@workflow("order")
-async def order(ctx, order):
-    charge = await ctx.step("charge", pay, order["id"])
-    return {"charge": charge, "approved": await ctx.wait_for("approval", timeout=timedelta(days=3))}
-
-@workflow("slow")
-async def slow_workflow(ctx, seconds):
-    return [await ctx.step("slow", slow, seconds), await ctx.step("pay", pay, "x")]
 
 def hold():
     open("held", "w").close()
@@ -46,238 +28,139 @@ def hold():
         time.sleep(0.02)
     return "held"
 
+@workflow("order")
+async def order(ctx, order):
+    charge = await ctx.step("charge", pay, order["id"])
+    return {"charge": charge, "approved": await ctx.wait_for("approval", timeout=timedelta(days=3))}
+
 @workflow("held")
 async def held(ctx, _):
     return [await ctx.step("hold", hold), await ctx.step("pay", pay, "x")]
-
-async def count(number):
-    await pay(number)
-    return number
-
-@workflow("long")
-async def long(ctx, _):
-    return sum([await ctx.step("count", count, number) for number in range(50)])
 """
 
 
-class Shell:
-    """A folder with a module of workflows, and the command line in it."""
+class Shell(Cli):
+    """The command line in a folder with a module of workflows."""
 
     def __init__(self, folder: Path, broker: NatsServer) -> None:
-        self.folder = folder
-        self._environment = {**os.environ, "TIMER_BROKER_URL": broker.url}
-        self._started: list[asyncio.subprocess.Process] = []
+        super().__init__(folder, broker.url)
+        self.workers: list[asyncio.subprocess.Process] = []
         (folder / "orders.py").write_text(ORDERS, "utf-8")
 
-    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "timer_service", *arguments),
+    async def start_worker(self, *workflows: str) -> asyncio.subprocess.Process:
+        """Start a worker. Its output has its errors."""
+        worker = await asyncio.create_subprocess_exec(
+            *self.program,
+            *("worker", "acme", *workflows, "--lease", "10s"),
             cwd=self.folder,
-            env=self._environment,
+            env={**os.environ, **self.settings},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        self._started.append(process)
-        return process
-
-    async def kill(self) -> None:
-        """Kill the processes that a failed test has left."""
-        for process in self._started:
-            if process.returncode is None:
-                process.kill()
-                await process.communicate()
-
-    async def run(self, *arguments: str, code: int = 0) -> str:
-        process = await self.start(*arguments)
-        output, _ = await process.communicate()
-        assert process.returncode == code, output.decode()
-        return output.decode()
-
-    async def workflow(self, name: str) -> Any:
-        return json.loads(await self.run("workflows", "get", "acme", name, "--json"))
+        self.workers.append(worker)
+        return worker
 
     async def until_status(self, name: str, status: str) -> Any:
-        while (found := await self.workflow(name))["workflow"]["status"] != status:
+        while (found := await self.json("workflows", "get", "acme", name))["workflow"]["status"] != status:
             await asyncio.sleep(0.1)
         return found
 
-    def calls(self) -> list[str]:
-        path = self.folder / "calls"
-        return path.read_text("utf-8").split() if path.exists() else []
+    async def until_held(self) -> None:
+        """Wait until the step `hold` runs. It ends when the file `go` exists."""
+        while not (self.folder / "held").exists():
+            await asyncio.sleep(0.02)
 
 
 @pytest.fixture
 async def shell(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Shell]:
-    folder = tmp_path / "project"
-    folder.mkdir()
+    shell = Shell(tmp_path, broker)
     async with Service(tmp_path / "service", broker.url), asyncio.timeout(100):
-        shell = Shell(folder, broker)
         try:
             yield shell
         finally:
-            await shell.kill()
+            for each in shell.workers:
+                if each.returncode is None:
+                    each.kill()
+                    await each.communicate()
 
 
-async def end(process: asyncio.subprocess.Process) -> str:
-    """Stop a process with SIGTERM, which it handles, and return its output."""
-    if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
+async def end(worker: asyncio.subprocess.Process) -> str:
+    """Stop a worker with SIGTERM, which it handles, and return its output."""
+    worker.send_signal(signal.SIGTERM)
+    output, _ = await worker.communicate()
+    assert worker.returncode == 0, output.decode()
     return output.decode()
 
 
 @pytest.mark.slow
 async def test_the_order_example_on_the_command_line(shell: Shell) -> None:
     """A worker executes a workflow that was started on the command line, and shows what it did."""
-    worker = await shell.start("worker", "acme", "orders:order", "orders:slow_workflow", "--name", "demo")
-    try:
-        assert await shell.run("workflows", "start", "acme", "o-1", "order", "--input", '{"id": 7}') == (
-            "started: acme/o-1 (waiting)\n"
-        )
-        assert (await shell.run("workflows", "send", "acme", "o-1", "approval", "--data", "true")).startswith("sent")
-        found = await shell.until_status("o-1", "completed")
-        assert found["result"] == {"charge": "paid 7", "approved": True}
-        text = await shell.run("workflows", "get", "acme", "o-1")
-        assert '"charge": "paid 7"' in text
-        assert "approval" in text
-        assert "o-1" in await shell.run("workflows", "list", "acme", "--status", "completed", "--type", "order")
-        assert "completed          1\n" in await shell.run("workflows", "count", "acme")
-        assert "demo" in await shell.run("workflows", "workers", "acme")
-        assert "already_ended" in await shell.run("workflows", "cancel", "acme", "o-1", code=1)
-        assert "already_ended" in await shell.run("workflows", "retry", "acme", "o-1", code=1)
-        waited = await shell.run("workflows", "start", "acme", "s-1", "slow", "--input", "0", "--wait")
-        assert waited.endswith('["slept", "paid x"]\n')
-        assert "not found" in await shell.run("workflows", "get", "acme", "nobody", code=1)
-    finally:
-        output = await end(worker)
-    assert "Executing workflows of tenant acme: order, slow" in output
-
-
-@pytest.mark.slow
-async def test_a_killed_worker(shell: Shell) -> None:
-    """A step that kills its worker runs again with the next worker, after the lease."""
-    worker = await shell.start("worker", "acme", "orders:order", "--lease", "10s")
-    await shell.run("workflows", "start", "acme", "o-1", "order", "--input", '{"id": "kill"}')
-    await worker.communicate()
-    assert worker.returncode == -signal.SIGKILL
-    worker = await shell.start("worker", "acme", "orders:order", "--lease", "10s")
-    try:
-        await shell.run("workflows", "send", "acme", "o-1", "approval")
-        found = await shell.until_status("o-1", "completed")
-    finally:
-        await end(worker)
-    assert found["result"] == {"charge": "paid kill", "approved": None}
-    assert shell.calls() == ["kill", "kill"]
+    worker = await shell.start_worker("orders:order", "orders:held", "--name", "demo")
+    start = ("workflows", "start", "acme", "o-1", "order", "--input", '{"id": 7}')
+    assert await shell.lines(*start) == ["started: acme/o-1 (waiting)"]
+    assert (await shell.lines("workflows", "send", "acme", "o-1", "approval", "--data", "true"))[0].startswith("sent")
+    found = await shell.until_status("o-1", "completed")
+    assert found["result"] == {"charge": "paid 7", "approved": True}
+    assert "approval" in "".join(await shell.lines("workflows", "get", "acme", "o-1"))
+    _, row = await shell.lines("workflows", "list", "acme", "--status", "completed", "--type", "order")
+    assert row.startswith("o-1 ")
+    assert "completed          1" in await shell.lines("workflows", "count", "acme")
+    while not (workers := await shell.json("workflows", "workers", "acme")):  # it is recorded within a second
+        await asyncio.sleep(0.1)
+    assert [each["name"] for each in workers] == ["demo"]
+    for command in ("cancel", "retry"):
+        assert (await shell.json("workflows", command, "acme", "o-1", code=1))["outcome"] == "already_ended"
+    (shell.folder / "go").touch()
+    waited = await shell.run("workflows", "start", "acme", "h-1", "held", "--wait")
+    assert (waited.returncode, waited.stdout) == (0, '["held", "paid x"]\n')
+    assert "Executing workflows of tenant acme: order, held" in await end(worker)
 
 
 @pytest.mark.slow
 async def test_a_stopped_worker_finishes_its_step(shell: Shell) -> None:
     """SIGTERM lets the step in progress finish and releases the workflow; no attempt is lost."""
-    worker = await shell.start("worker", "acme", "orders:slow_workflow")
-    await shell.run("workflows", "start", "acme", "s-1", "slow", "--input", "2")
-    await shell.until_status("s-1", "running")
-    await end(worker)
-    found = await shell.workflow("s-1")
-    assert (found["workflow"]["status"], found["workflow"]["attempt"]) == ("waiting", 0)
-    assert [(each["key"], each["status"]) for each in found["effects"]] == [("slow", "done")]
+    worker = await shell.start_worker("orders:held")
+    await shell.lines("workflows", "start", "acme", "h-1", "held")
+    await shell.until_held()
+    worker.send_signal(signal.SIGTERM)
+    (shell.folder / "go").touch()
+    await worker.communicate()
+    found = await shell.json("workflows", "get", "acme", "h-1")
+    assert (worker.returncode, found["workflow"]["status"], found["workflow"]["attempt"]) == (0, "waiting", 0)
+    assert [(each["key"], each["status"]) for each in found["effects"]] == [("hold", "done")]
     assert not (shell.folder / "calls").exists()
 
 
 @pytest.mark.slow
 async def test_a_second_signal_ends_a_worker(shell: Shell) -> None:
     """A worker that gets a second signal ends before its step has ended, and says so instead of a traceback."""
-    worker = await shell.start("worker", "acme", "orders:slow_workflow")
-    await shell.run("workflows", "start", "acme", "s-1", "slow", "--input", "60")
-    await shell.until_status("s-1", "running")
+    worker = await shell.start_worker("orders:held")
+    await shell.lines("workflows", "start", "acme", "h-1", "held")
+    await shell.until_held()
     for number in (signal.SIGTERM, signal.SIGINT):
         worker.send_signal(number)
     output, _ = await worker.communicate()
     assert "Traceback" not in output.decode()
-    end = "timer-service: ended by a second signal; the workflows in progress continue when their leases end"
-    assert (worker.returncode, output.decode().splitlines()[-1]) == (1, end)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["worker", "acme", "orders"], "must be module:workflow"),
-        (["worker", "acme", "nothing:order"], "there is no module 'nothing'"),
-        (["worker", "acme", "orders:pay"], "is not a function with the decorator @workflow"),
-        (["worker", "acme", "orders:order", "--lease", "1s"], "lease must lie between 10 seconds and 10 minutes"),
-        (["worker", "acme", "orders:order", "orders:order"], "one function for each type"),
-    ],
-)
-async def test_wrong_usage(tmp_path: Path, broker: NatsServer, arguments: list[str], text: str) -> None:
-    """A workflow that does not exist is reported as wrong usage."""
-    output = await Shell(tmp_path, broker).run(*arguments, code=2)
-    assert text in " ".join(output.replace("│", " ").split())
-
-
-async def test_the_example_of_an_order(shell: Shell, broker: NatsServer) -> None:
-    """docs/examples/orders.py runs an order in one process."""
-    example = Path(__file__).parents[2] / "docs" / "examples" / "orders.py"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(example), broker.url, cwd=shell.folder, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    assert output.decode().endswith("{'charge': 'charge-1', 'approved': True, 'parcel': 'ship-1'}\n")
-
-
-@pytest.mark.slow
-async def test_the_tutorial(shell: Shell, broker: NatsServer) -> None:
-    """The workflow and the program of the tutorial run."""
-    tutorial = Path(__file__).parents[2] / "docs" / "workflows-tutorial.md"
-    workflow, program, *_ = re.findall(r"^```python\n(.*?)^```$", tutorial.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    (shell.folder / "orders.py").write_text(workflow, "utf-8")
-    (shell.folder / "program.py").write_text(program.replace("nats://localhost:4222", broker.url), "utf-8")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "program.py", cwd=shell.folder, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    assert output.decode().endswith("{'charge': 'charge-3', 'approved': True}\n")
-
-
-@pytest.mark.slow
-async def test_kills_in_a_long_workflow(shell: Shell) -> None:
-    """Workers are killed again and again in a workflow of 50 steps: each step runs once, plus at most once per kill."""
-    kills = 4
-    await shell.run("workflows", "start", "acme", "l-1", "long")
-    for killed in range(kills):
-        worker = await shell.start("worker", "acme", "orders:long", "--lease", "10s")
-        while len(shell.calls()) < 10 * (killed + 1):
-            await asyncio.sleep(0.02)
-        worker.kill()
-        await worker.communicate()
-    worker = await shell.start("worker", "acme", "orders:long", "--lease", "10s")
-    found = await shell.until_status("l-1", "completed")
-    await end(worker)
-    assert found["result"] == sum(range(50))
-    calls = shell.calls()
-    assert set(calls) == {str(number) for number in range(50)}
-    assert len(calls) <= 50 + kills
+    text = "timer-service: ended by a second signal; the workflows in progress continue when their leases end"
+    assert (worker.returncode, output.decode().splitlines()[-1]) == (1, text)
 
 
 @pytest.mark.slow
 async def test_a_worker_that_was_stopped_for_longer_than_its_lease(shell: Shell) -> None:
     """Another worker takes over. When the first one continues, it stores nothing: the step ran twice at most."""
-    first = await shell.start("worker", "acme", "orders:held", "--lease", "10s")
-    await shell.run("workflows", "start", "acme", "h-1", "held")
-    while not (shell.folder / "held").exists():  # the step waits for the file `go`, however slow this test is
-        await asyncio.sleep(0.02)
+    first = await shell.start_worker("orders:held")
+    await shell.lines("workflows", "start", "acme", "h-1", "held")
+    await shell.until_held()
     first.send_signal(signal.SIGSTOP)
     (shell.folder / "go").touch()
-    second = await shell.start("worker", "acme", "orders:held", "--lease", "10s")
+    second = await shell.start_worker("orders:held")
     found = await shell.until_status("h-1", "completed")
     first.send_signal(signal.SIGCONT)
     assert first.stdout is not None
     while b"the lease of the workflow h-1 has run out" not in (line := await first.stdout.readline()):
         assert line, "the first worker has ended"
-    assert await shell.workflow("h-1") == found
+    assert await shell.json("workflows", "get", "acme", "h-1") == found
     for worker in (first, second):
         await end(worker)
     assert found["result"] == ["held", "paid x"]
-    assert shell.calls() == ["x"]
+    assert (shell.folder / "calls").read_text() == "x\n"

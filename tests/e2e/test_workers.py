@@ -2,10 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,22 +22,17 @@ def no_calls() -> None:
     calls.clear()
 
 
-@pytest.fixture
-async def client(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[TimerClient]:
-    async with Service(tmp_path / "service", broker.url, **stored), TimerClient.connect(broker.url) as connected:
-        yield connected
-
-
 @asynccontextmanager
-async def working(broker: NatsServer, *workflows: WorkflowFunction, **options: Any) -> AsyncIterator[Worker]:
-    """Run a worker, and stop it at the end."""
+async def working(broker: NatsServer, *workflows: WorkflowFunction, **options: Any) -> AsyncIterator[TimerClient]:
+    """Run a worker, and stop it at the end. Yields a client."""
     worker = Worker(broker.url, tenant="acme", workflows=workflows, **options)
-    running = asyncio.create_task(worker.run())
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        await running
+    async with TimerClient.connect(broker.url) as client, asyncio.timeout(100):
+        running = asyncio.create_task(worker.run())
+        try:
+            yield client
+        finally:
+            worker.stop()
+            await running
 
 
 async def pay(order: str) -> str:
@@ -72,39 +66,25 @@ async def wide(ctx: Context, data: Any) -> Any:
     return await asyncio.gather(*(branch(number) for number in range(data)))
 
 
-@pytest.mark.slow
-async def test_a_workflow_from_start_to_end(broker: NatsServer, client: TimerClient) -> None:
+async def test_a_workflow_from_start_to_end(broker: NatsServer, service: Service) -> None:
     """Steps, a retry, a sleep and a message; the result comes to the client."""
-    async with working(broker, order, name="first"), asyncio.timeout(30):
-        for name in ("lucky", "unlucky"):
-            outcome = await client.workflows.start("acme", name, "order", {"id": name})
-            assert outcome.name == "started"
-            assert outcome.workflow is not None
-            assert outcome.workflow.type == "order"
-        for name in ("lucky", "unlucky"):
-            assert (await client.workflows.send("acme", name, "approval", data=True)).name == "sent"
-            expected = {"charge": f"paid {name}", "approved": True}
-            assert await client.workflows.result("acme", name) == expected
-        assert calls == {"lucky": 1, "unlucky": 3}
-        detail = await client.workflows.get("acme", "unlucky")
-        assert detail is not None
-        assert [(each.key, each.kind, each.status, each.seq) for each in detail.effects] == [
-            ("charge", "step", "done", 1),
-            ("sleep", "sleep", "done", 2),
-            ("approval", "message", "done", 3),
-        ]
-        assert (detail.workflow.status, detail.input) == ("completed", {"id": "unlucky"})
-        while not detail.has_workers:  # a worker is recorded within a second
-            detail = await client.workflows.get("acme", "unlucky")
-            assert detail is not None
-        assert [each.name async for each in client.workflows.workers("acme")] == ["first"]
-        assert {each.name async for each in client.workflows.list("acme")} == {"lucky", "unlucky"}
-        assert (await client.workflows.count("acme")).by_status["completed"] == 2
+    async with working(broker, order) as client:
+        assert (await client.workflows.start("acme", "a", "order", {"id": "unlucky"})).name == "started"
+        assert (await client.workflows.send("acme", "a", "approval", data=True)).name in {"sent", "kept"}
+        assert await client.workflows.result("acme", "a") == {"charge": "paid unlucky", "approved": True}
+        detail = await client.workflows.get("acme", "a")
+    assert calls == {"unlucky": 3}
+    assert detail is not None
+    assert [(each.key, each.kind, each.status, each.seq) for each in detail.effects] == [
+        ("charge", "step", "done", 1),
+        ("sleep", "sleep", "done", 2),
+        ("approval", "message", "done", 3),
+    ]
 
 
-async def test_a_failed_workflow(broker: NatsServer, client: TimerClient) -> None:
+async def test_a_failed_workflow(broker: NatsServer, service: Service) -> None:
     """A failure says its code, its step and its error. A cancelled workflow has no result, either."""
-    async with working(broker, deny, order), asyncio.timeout(30):
+    async with working(broker, deny, order) as client:
         await client.workflows.start("acme", "a", "deny")
         with pytest.raises(WorkflowEndedError, match="TypeError") as raised:
             await client.workflows.result("acme", "a")
@@ -116,81 +96,21 @@ async def test_a_failed_workflow(broker: NatsServer, client: TimerClient) -> Non
         with pytest.raises(LookupError):
             await client.workflows.result("acme", "nobody")
         assert (await client.workflows.retry("acme", "a")).name == "retried"
-        with pytest.raises(WorkflowEndedError):
-            await client.workflows.result("acme", "a")
-
-
-async def test_many_branches(broker: NatsServer, client: TimerClient) -> None:
-    """Two workers share workflows whose branches sleep and call steps side by side."""
-    async with working(broker, wide, slots=3), working(broker, wide, slots=3), asyncio.timeout(60):
-        for number in range(10):
-            await client.workflows.start("acme", f"w-{number}", "wide", 8)
-        expected = [f"paid {number}" for number in range(8)]
-        for number in range(10):
-            assert await client.workflows.result("acme", f"w-{number}") == expected
-    assert set(calls.values()) == {10}
-
-
-@pytest.mark.slow
-async def test_a_worker_that_stops_hands_over(broker: NatsServer, client: TimerClient) -> None:
-    """A worker that is stopped releases its workflows, and the next worker continues them at once."""
-    started = asyncio.Event()
-
-    @workflow("hand-over")
-    async def first(ctx: Context, _: Any) -> Any:
-        async def step() -> str:
-            started.set()
-            await asyncio.sleep(0.3)
-            return "first"
-
-        return [await ctx.step("one", step), await ctx.step("two", pay, "two")]
-
-    async with asyncio.timeout(30):
-        async with working(broker, first):
-            await client.workflows.start("acme", "a", "hand-over")
-            await started.wait()
-        detail = await client.workflows.get("acme", "a")
-        assert detail is not None
-        assert (detail.workflow.status, detail.workflow.attempt) == ("waiting", 0)
-        assert [(each.key, each.result) for each in detail.effects] == [("one", "first")]
-        async with working(broker, first):
-            assert await client.workflows.result("acme", "a") == ["first", "paid two"]
-    assert calls == {"two": 1}
 
 
 @pytest.mark.slow
 @ON_SQLITE
-async def test_kills_of_the_service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> None:
-    """The service is killed again and again under workers. Every workflow ends with its result, and no step is lost."""
-    async with (
-        Service(tmp_path / "service", broker.url, **stored) as service,
-        TimerClient.connect(broker.url) as client,
-        working(broker, wide, slots=5),
-        asyncio.timeout(100),
-    ):
+async def test_kills_of_service_and_broker(broker: NatsServer, service: Service) -> None:
+    """Both are killed under workers. Every workflow ends with its result, and no step is lost."""
+    async with working(broker, wide, slots=5) as client, working(broker, wide, slots=5):
         for number in range(12):
             await client.workflows.start("acme", f"w-{number}", "wide", 20)
-        for kills in range(1, 4):
+        victims: list[Service | NatsServer] = [service, broker, service]
+        for kills, victim in enumerate(victims, 1):
             while sum(calls.values()) < 40 * kills:
                 await asyncio.sleep(0.01)
-            await service.kill()
-            await service.start()
-        expected = [f"paid {number}" for number in range(20)]
+            await victim.kill()
+            await victim.start()
         for number in range(12):
-            assert await client.workflows.result("acme", f"w-{number}") == expected
+            assert await client.workflows.result("acme", f"w-{number}") == [f"paid {number}" for number in range(20)]
     assert all(count >= 12 for count in calls.values())
-
-
-@ON_SQLITE
-async def test_the_broker_restarts(broker: NatsServer, client: TimerClient) -> None:
-    """A restart of the broker under a worker costs time only."""
-    async with working(broker, wide, slots=5), asyncio.timeout(100):
-        for number in range(6):
-            await client.workflows.start("acme", f"w-{number}", "wide", 20)
-        while sum(calls.values()) < 20:
-            await asyncio.sleep(0.01)
-        await broker.kill()
-        await broker.start()
-        expected = [f"paid {number}" for number in range(20)]
-        for number in range(6):
-            assert await client.workflows.result("acme", f"w-{number}") == expected

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import asyncpg
-
 from tests.harness.processes import NatsServer, Service
 
 FIRED = 'timer_schedules_processed_total{outcome="fired",table="timer_schedules"}'
@@ -37,15 +35,6 @@ class Fleet:
                 stack.push_async_exit(each)
             await asyncio.gather(*(each.start() for each in instances))
             yield instances
-
-    async def count_reclaimed(self) -> int:
-        """Return the number of timers that were claimed more than once. Their events may have been published twice."""
-        connection = await asyncpg.connect(self._database_url)
-        try:
-            count: int = await connection.fetchval("SELECT count(*) FROM timer_schedules WHERE attempt > 1")
-        finally:
-            await connection.close()
-        return count
 
     async def count_fired(self) -> list[float]:
         """Return the number of timers that each instance fired since its start."""

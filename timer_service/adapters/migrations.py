@@ -7,9 +7,10 @@ A file `NNNN_name.sql` is for both engines. PostgreSQL also reads what is in a c
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from timer_service.core.ports.database import Database, Reader
 from timer_service.core.ports.transactions import retry_on_conflict
@@ -29,7 +30,9 @@ CREATE TABLE schema_migrations (
     checksum TEXT NOT NULL
 )
 """
-_APPLIED = "SELECT number, name, checksum FROM schema_migrations ORDER BY number"
+APPLIED = "SELECT number, name, checksum FROM schema_migrations ORDER BY number"
+Applied: TypeAlias = Mapping[int, tuple[str, str]]
+"""The applied migrations: number -> name and checksum."""
 _RECORD = "INSERT INTO schema_migrations (number, name, checksum) VALUES (:number, :name, :checksum)"
 
 
@@ -64,7 +67,7 @@ async def _migrate(database: Database, migrations: Sequence[Migration]) -> list[
     async with database.migrating() as tx:
         if not await _has_migrations_table(tx, database.engine):
             await tx.execute(_CREATE)
-        pending = _pending(await _applied(tx), migrations)
+        pending = find_pending(await _applied(tx), migrations)
         for migration in pending:
             for statement in _statements(migration.text, database.engine):
                 await tx.execute(statement)
@@ -79,18 +82,19 @@ async def pending_migrations(database: Database, migrations: Sequence[Migration]
     """Return the pending migrations, in order. Raises `StartError` if the database and `migrations` disagree."""
     async with database.migrating() as tx:
         applied = await _applied(tx) if await _has_migrations_table(tx, database.engine) else {}
-    return _pending(applied, migrations)
+    return find_pending(applied, migrations)
 
 
 async def _has_migrations_table(reader: Reader, engine: str) -> bool:
     return bool(await reader.fetch(_TABLE_EXISTS[engine]))
 
 
-async def _applied(reader: Reader) -> dict[int, tuple[str, str]]:
-    return {row["number"]: (row["name"], row["checksum"]) for row in await reader.fetch(_APPLIED)}
+async def _applied(reader: Reader) -> Applied:
+    return {row["number"]: (row["name"], row["checksum"]) for row in await reader.fetch(APPLIED)}
 
 
-def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration]) -> list[Migration]:
+def find_pending(applied: Applied, migrations: Sequence[Migration]) -> list[Migration]:
+    """Return the migrations that are not applied yet. Raises `StartError` if the database and `migrations` disagree."""
     known = {migration.number for migration in migrations}
     if newer := sorted(set(applied) - known):
         raise StartError(

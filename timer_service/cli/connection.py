@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -29,31 +29,62 @@ Server = Annotated[
 _REMEDY = "Check that it runs and accepts this login, or name another one with --server or TIMER_BROKER_URL."
 
 
-def broker_command(
-    app: typer.Typer, name: str | None = None, *, check: Callable[..., None] | None = None
-) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
-    """Return a decorator that registers a coroutine function as a command of `app`.
+Command = Callable[..., Awaitable[None]]
 
-    The function gets a connected `TimerClient` as its first argument. Its other parameters become the arguments and
-    options of the command, which also has the option --server. A ValueError is reported as wrong usage. `check` gets
-    the same options before the connection is made, and raises `BadParameter` for a wrong combination.
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    text: str | None,
+    run: Command,
+    parameters: Mapping[str, Any],
+    *,
+    check: Callable[..., None] | None = None,
+) -> None:
+    """Add a command to `app`, with the option --server. `text` is its help.
+
+    It calls `run` with a connected client and its parameters. `parameters`: the type of each, as typer reads it, or the
+    type and the default. A ValueError is reported as wrong usage. `check` gets the same parameters before the
+    connection is made, and raises `BadParameter` for a wrong combination.
     """
 
-    def register(function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        def command(*, server: str | None, **values: Any) -> None:
-            if check is not None:
-                check(**values)
-            run_async(_call(function, client_config(server), values))
+    def command(*, server: str | None, **values: Any) -> None:
+        if check is not None:
+            check(**values)
+        run_async(_call(run, client_config(server), values))
 
-        _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
-        parameters.append(inspect.Parameter("server", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Server))
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
-        command.__doc__ = function.__doc__
-        app.command(name or function.__name__)(command)
+    types = [_parameter(each, wanted) for each, wanted in {**parameters, "server": Server}.items()]
+    command.__signature__ = inspect.Signature(types)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in types}
+    command.__doc__ = text
+    app.command(name)(command)
+
+
+def broker_command(
+    app: typer.Typer, name: str | None = None, *, check: Callable[..., None] | None = None
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds a function as a command, with the parameters that follow its client."""
+
+    def register(function: Command) -> Command:
+        _, *given = inspect.signature(function, eval_str=True).parameters.values()
+        parameters = {each.name: (each.annotation, each.default) for each in given}
+        add_command(app, name or function.__name__, function.__doc__, function, parameters, check=check)
         return function
 
     return register
+
+
+def _parameter(name: str, wanted: Any) -> inspect.Parameter:
+    annotation, default = wanted if isinstance(wanted, tuple) else (wanted, _default_of(wanted))
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _default_of(annotation: Any) -> Any:
+    """Return False for a flag and None for a type that allows it. Other parameters have no default."""
+    (wanted, *_) = get_args(annotation)
+    if wanted is bool:
+        return False
+    return None if type(None) in get_args(wanted) else inspect.Parameter.empty
 
 
 def client_config(server: str | None) -> Config:
@@ -97,7 +128,7 @@ def _config_for(server: str) -> Config:
         raise
 
 
-async def _call(function: Callable[..., Awaitable[None]], config: Config, values: Mapping[str, Any]) -> None:
+async def _call(function: Command, config: Config, values: Mapping[str, Any]) -> None:
     async with open_client(config) as client:
         try:
             await function(client, **values)

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from timer_service.cli.connection import broker_command
-from timer_service.cli.output import format_count, format_time, one_line, print_fields
-from timer_service.cli.parameters import All, AsJson, Limit, read_tenant
-from timer_service.cli.resources import Rows, get_command, rejection_text
+from timer_service.cli.output import format_time, one_line, print_value
+from timer_service.cli.parameters import AsJson, read_tenant
+from timer_service.cli.resources import Page, Resource, Rows, rejection_text
 from timer_service.client import CommandError, DeadLetter, NoAnswerError, TimerClient
 from timer_service.core.values.dead_letter import UNREADABLE
 
@@ -42,9 +42,17 @@ Before = Annotated[
     int | None, typer.Option("--cursor", min=1, metavar="CURSOR", help="Continue after the last row that was shown.")
 ]
 
-_PAGE_ROWS = 1000
+
+async def _page(client: TimerClient, tenant: str, size: int, cursor: int | str | None) -> Page:
+    before = None if cursor is None else int(cursor)
+    letters = await client.dead_letters.list(tenant, limit=size + 1, before=before)
+    shown = letters[:size]
+    # One more than wanted shows whether there are more.
+    return [each.document() for each in shown], str(shown[-1].sequence) if len(letters) > size else None
+
+
 LETTERS = Rows(
-    query="",  # the client reads the stream
+    query="",
     field="dead letters",
     view=DeadLetter,
     head=("SEQUENCE", "CODE", "STORED", "COMMAND", "REASON"),
@@ -56,54 +64,27 @@ LETTERS = Rows(
         letter.reason,
     ),
     colours={"INTERNAL": "red"},
+    page=_page,
 )
-
-
-@broker_command(app, "list")
-async def list_letters(
-    client: TimerClient,
-    tenant: TenantOrAll = "*",
-    limit: Limit = 50,
-    everything: All = False,
-    cursor: Before = None,
-    as_json: AsJson = False,
-) -> None:
-    """List dead letters, newest first."""
-    found: list[DeadLetter] = []
-    while everything or len(found) <= limit:  # one more than the limit shows whether there are more
-        size = _PAGE_ROWS if everything else min(_PAGE_ROWS, limit + 1 - len(found))
-        page = await client.dead_letters.list(tenant, limit=size, before=cursor)
-        found += page
-        if len(page) < size:
-            break
-        cursor = page[-1].sequence
-    shown = found if everything else found[:limit]
-    more = str(shown[-1].sequence) if len(shown) < len(found) else None
-    LETTERS.print([letter.document() for letter in shown], more, as_json=as_json)
 
 
 def print_letter(letter: DeadLetter) -> None:
     """Print a dead letter: its fields, its headers, and the command."""
-    typer.echo(one_line(f"{letter.tenant}/{letter.sequence}"))
-    print_fields(
-        {
-            "code": letter.code,
-            "reason": letter.reason,
-            "stored at": format_time(letter.stored_at, milliseconds=True),
-            "message": letter.message,
-            "command": f"message {letter.source_sequence} of the stream of commands, "
-            + format_count(letter.size, "byte"),
-        }
-    )
+    print_value(letter, f"{letter.tenant}/{letter.sequence}", leave_out=["sequence", "headers", "body"])
     for name, value in letter.headers.items():
         typer.echo(one_line(f"  {name}: {value}"))
     typer.echo(one_line(letter.body or ""))
 
 
-@get_command(app, print_letter)
-async def show(client: TimerClient, tenant: Tenant, sequence: Number) -> DeadLetter | None:
-    """Show a dead letter: the reason, the headers and the command."""
-    return await client.dead_letters.get(tenant, sequence)
+DEAD_LETTERS = Resource(app, lambda client: client.dead_letters)
+DEAD_LETTERS.list(LETTERS, "List dead letters, newest first.", {"tenant": (TenantOrAll, "*"), "cursor": Before})
+DEAD_LETTERS.get(
+    "Show a dead letter: the reason, the headers and the command.",
+    print_letter,
+    {"tenant": Tenant, "sequence": Number},
+    name="show",
+    call=lambda client, **given: client.dead_letters.get(**given),
+)
 
 
 @broker_command(app)
@@ -115,9 +96,10 @@ async def resubmit(client: TimerClient, tenant: Tenant, sequences: Numbers, as_j
     ended: list[Mapping[str, Any]] = []
     try:
         for sequence in sequences:
-            document, text = await _resubmit(client, tenant, sequence)
+            document = await _resubmit(client, tenant, sequence)
             ended.append({"sequence": sequence, **document})
             if not as_json:
+                text = document["outcome"] if "outcome" in document else "{code}: {message}".format(**document["error"])
                 typer.echo(one_line(f"{tenant}/{sequence}  {text}"))
     finally:  # what was sent must be known, even if the broker is lost or the user stops
         if as_json and ended:
@@ -126,18 +108,15 @@ async def resubmit(client: TimerClient, tenant: Tenant, sequences: Numbers, as_j
         raise typer.Exit(1)
 
 
-async def _resubmit(client: TimerClient, tenant: str, sequence: int) -> tuple[Mapping[str, Any], str]:
-    """Return what became of a command, as JSON and as text."""
-    letter: DeadLetter | None = await client.dead_letters.get(tenant, sequence)
-    if letter is None:
-        return {"error": {"code": "NOT_FOUND", "message": "no such dead letter"}}, "not found"
+async def _resubmit(client: TimerClient, tenant: str, sequence: int) -> Mapping[str, Any]:
+    """Return what became of a command: its outcome, or an error."""
     try:
-        outcome = await client.dead_letters.resubmit(letter)
+        if (letter := await client.dead_letters.get(tenant, sequence)) is None:
+            return {"error": {"code": "NOT_FOUND", "message": "there is no such dead letter"}}
+        return (await client.dead_letters.resubmit(letter)).document()
     except CommandError as error:
-        message = str(error).removeprefix(f"{error.code}: ")
-        return {"error": {"code": error.code, "message": message}}, f"rejected again: {rejection_text(error)}"
+        return {"error": {"code": error.code, "message": rejection_text(error).removeprefix(f"{error.code}: ")}}
     except NoAnswerError as error:
-        return {"error": {"code": "NO_ANSWER", "message": str(error)}}, str(error)
+        return {"error": {"code": "NO_ANSWER", "message": str(error)}}
     except ValueError as error:
-        return {"error": {"code": "INVALID_PAYLOAD", "message": str(error)}}, f"not sent: {error}"
-    return outcome.document(), outcome.name
+        return {"error": {"code": "INVALID_PAYLOAD", "message": str(error)}}

@@ -13,7 +13,7 @@ from timer_service.app.startup import open_dev_app
 from timer_service.cli.connection import open_client
 from timer_service.cli.dev_server import DEFAULT_FOLDER, announce_dev_server, find_dev_server
 from timer_service.cli.process import run_async, serve_until_signalled
-from timer_service.cli.timers import timer_event_line
+from timer_service.cli.resources import event_line
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 from timer_service.logs import configure_logs
@@ -75,7 +75,7 @@ async def _show_a_timer(config: Config) -> None:
         due_at = datetime.now(UTC) + _DEMO_DELAY
         outcome = await client.schedule("demo", f"hello-{due_at:%H%M%S}", due_at, data={"hello": "world"})
         typer.echo(f"\n{outcome.name}: a timer of tenant demo, due in {_DEMO_DELAY.seconds} seconds ...")
-        typer.echo(f"fired:     {timer_event_line(await event)}")
+        typer.echo(f"fired:     {event_line(await event)}")
 
 
 _GUIDE = """

@@ -5,7 +5,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,11 +42,6 @@ class DevServer:
         }
         return config.model_copy(update=update)
 
-    @property
-    def is_running(self) -> bool:
-        """Return whether the process exists and its broker accepts connections."""
-        return _is_local(self.broker_url) and _process_exists(self.pid) and _accepts_connections(self.broker_url)
-
 
 def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
     """Return the `dev` that runs with its files in `folder`. A file that a killed `dev` left behind is ignored."""
@@ -61,10 +56,9 @@ def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
             http_host=str(content["httpHost"]),
             http_port=int(content["httpPort"]),
         )
-        is_running = server.is_running
+        return server if _is_running(server) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
-    return server if is_running else None
 
 
 def database_config() -> Config:
@@ -101,26 +95,14 @@ def _is_ours(file: Path) -> bool:
     return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
 
 
-def _is_local(url: str) -> bool:
-    return urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
-
-
-def _process_exists(pid: int) -> bool:
-    if pid <= 0 or pid == os.getpid():  # in a container, a restarted `dev` often has the same pid as the killed one
+def _is_running(server: DevServer) -> bool:
+    """Return whether the process exists and its broker, on this machine, accepts connections. Raises OSError."""
+    address = urlsplit(server.broker_url)
+    if address.hostname not in {"localhost", "127.0.0.1", "::1"} or server.pid <= 0:
         return False
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
+    if server.pid == os.getpid():  # in a container, a restarted `dev` often has the same pid as the killed one
+        return False
+    with suppress(PermissionError):  # the process of another user
+        os.kill(server.pid, 0)
+    with socket.create_connection((address.hostname, address.port or 0), _CONNECT_SECONDS):
         return True
-    except (OSError, OverflowError):
-        return False
-    return True
-
-
-def _accepts_connections(url: str) -> bool:
-    try:
-        address = urlsplit(url)
-        with socket.create_connection((address.hostname or "", address.port or 0), _CONNECT_SECONDS):
-            return True
-    except (OSError, ValueError):
-        return False

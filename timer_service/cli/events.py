@@ -12,7 +12,7 @@ from timer_service.cli.parameters import (
     Tenant,
     read_identifier,
 )
-from timer_service.cli.resources import Rows, list_command
+from timer_service.cli.resources import Resource, Rows
 from timer_service.client import BuriedEvent, TimerClient
 
 app = typer.Typer(help="Buried events, which could not be published: list them, retry them.", no_args_is_help=True)
@@ -37,7 +37,7 @@ EVENTS = Rows(
         event.last_error,
     ),
 )
-list_command(app, EVENTS, "List buried events, oldest first.")
+Resource(app, lambda client: client.events).list(EVENTS, "List buried events, oldest first.")
 
 
 def _check_ids(*, event_ids: list[str] | None, every: bool, **_: object) -> None:

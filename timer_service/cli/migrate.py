@@ -5,11 +5,10 @@ from collections.abc import Iterable
 
 import typer
 
-from timer_service.adapters.migrations import Migration
+from timer_service.adapters.migrations import Migration, find_pending
 from timer_service.app.schema import apply_migrations, migrations, unapplied_migrations
 from timer_service.cli.dev_server import database_config
-from timer_service.cli.doctor.database import check_schema, read_applied
-from timer_service.cli.doctor.finding import Status
+from timer_service.cli.doctor.database import read_applied
 from timer_service.cli.process import run_async
 from timer_service.config import Config, load_config
 from timer_service.core.values.errors import StartError
@@ -31,10 +30,10 @@ def up() -> None:
 
 @app.command()
 def status() -> None:
-    """List every migration and whether it is applied. Changes nothing; the service may be running."""
+    """List the migrations with their states. Changes nothing; the service may be running."""
     pending = {each.number for each in _read_pending(database_config())}
     for migration in migrations():
-        typer.echo(f"{'pending' if migration.number in pending else 'applied'}  {migration.name}")
+        _print("pending" if migration.number in pending else "applied", [migration])
 
 
 @app.command()
@@ -52,17 +51,11 @@ def _read_pending(config: Config) -> list[Migration]:
     """
     if config.postgres_url is not None:
         return run_async(unapplied_migrations(config))
-    shipped = migrations()
-    if not config.db_path.exists():
-        return shipped
     try:
-        applied = read_applied(config.db_path)
+        applied = read_applied(config.db_path) if config.db_path.exists() else {}
     except sqlite3.Error as error:
         raise StartError(f"cannot read {config.db_path}: {error}. Check TIMER_DB_PATH.") from error
-    finding = check_schema(applied, shipped, automatic=True, setting="TIMER_DB_PATH")
-    if finding.status is Status.FAIL:
-        raise StartError(f"the schema of {config.db_path} {finding.message}. {finding.remedy}")
-    return [migration for migration in shipped if migration.number not in applied]
+    return find_pending(applied, migrations())
 
 
 def _print(state: str, listed: Iterable[Migration]) -> None:

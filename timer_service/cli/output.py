@@ -74,13 +74,18 @@ def fields_of(
     leave_out: Collection[str] = (),
     time_text: Callable[[datetime], str] = lambda at: format_time(at, milliseconds=True),
 ) -> dict[str, str]:
-    """Return the fields of a value that are set, as text, by their names in words."""
-    found = {name: getattr(value, name) for name in type(value).model_fields if name not in {"tenant", *leave_out}}
-    return {
-        name.replace("_", " "): _field_text(name, each, now, time_text)
-        for name, each in found.items()
-        if each is not None and (each != () or name in _JSON_FIELDS)
-    }
+    """Return the fields of a value that are set, as text, by their names in words. Items of a list have numbers."""
+    found: dict[str, str] = {}
+    for field in type(value).model_fields:
+        if field in {"tenant", *leave_out}:
+            continue
+        each, label = getattr(value, field), field.replace("_", " ")
+        if isinstance(each, list | tuple) and field not in _JSON_FIELDS:
+            texts = [_field_text(field, item, now, time_text) for item in each]
+            found |= {f"{label} {number}": text for number, text in enumerate(texts, 1)}
+        elif each is not None:
+            found[label] = _field_text(field, each, now, time_text)
+    return found
 
 
 def _field_text(name: str, value: Any, now: datetime, time_text: Callable[[datetime], str]) -> str:
@@ -91,9 +96,24 @@ def _field_text(name: str, value: Any, now: datetime, time_text: Callable[[datet
             return f"{time_text(value)} ({format_distance(value, now)})"
         case timedelta():
             return format_duration(value)
+        case BaseModel():
+            return ", ".join(" ".join(pair) for pair in fields_of(value, now, time_text=time_text).items())
         case str():
             return value
     return json.dumps(value)
+
+
+def print_value(
+    value: BaseModel,
+    title: str,
+    texts: Mapping[str, str | None] = {},
+    *,
+    leave_out: Collection[str] = (),
+    time_text: Callable[[datetime], str] = lambda at: format_time(at, milliseconds=True),
+) -> None:
+    """Print a title, the `texts` by their names, and a line for each other field of a value."""
+    typer.echo(one_line(title))
+    print_fields({**texts, **fields_of(value, datetime.now(UTC), leave_out=leave_out, time_text=time_text)})
 
 
 def print_fields(fields: Mapping[str, str | None]) -> None:

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,19 +49,7 @@ def read_instant(text: str) -> datetime:
 
 
 def read_duration(text: str) -> timedelta:
-    """Return a duration of at most 366 days, rounded to milliseconds. An ISO 8601 duration is allowed, too."""
-    return timedelta(milliseconds=round(_read_duration(text) / _MILLISECOND))
-
-
-def read_distance(text: str) -> timedelta:
-    """Return a duration that repeats, of whole milliseconds. It is not rounded, because the error would add up."""
-    duration = _read_duration(text)
-    if duration % _MILLISECOND:
-        raise typer.BadParameter(f"{text!r} must be whole milliseconds.")
-    return duration
-
-
-def _read_duration(text: str) -> timedelta:
+    """Return a duration of whole milliseconds and at most 366 days. An ISO 8601 duration is allowed, too."""
     parts = _DURATION.findall(text)
     is_short = "".join(number + unit for number, unit in parts) == text and len(dict(map(reversed, parts))) == len(
         parts
@@ -75,97 +65,96 @@ def _read_duration(text: str) -> timedelta:
         duration = timedelta.max
     if duration > LONGEST:
         raise typer.BadParameter(f"{text!r} is too long: give at most {LONGEST.days} days, or an instant.")
+    if duration % _MILLISECOND:
+        raise typer.BadParameter(f"{text!r} must be whole milliseconds.")
     return duration
 
 
-def check_json(text: str) -> str:
-    """Return a text that is JSON. It stays a text, because a parsed null would look like a missing option."""
-    _parse_json(text)
-    return text
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A JSON value that was given. None would look like a missing option."""
+
+    value: Any
 
 
-def json_argument(text: str | None, name: str = "data") -> dict[str, Any]:
-    """Return the keyword argument of a JSON text, or none if there is no text: None would be null."""
-    return {} if text is None else {name: json.loads(text)}
-
-
-def read_json_object(text: str) -> dict[str, Any]:
-    """Return the object in a JSON text."""
-    value = _parse_json(text)
-    if not isinstance(value, dict):
-        raise typer.BadParameter('must be a JSON object, such as {"key": "value"}.')
-    return value
-
-
-def read_graph_file(path: str) -> dict[str, Any]:
-    """Return the jobs, and the groups if there are some, in a file of a run; `-` is standard input."""
-    return _read_lists(path, "jobs", "groups")
-
-
-def read_jobs_file(path: str) -> dict[str, Any]:
-    """Return the jobs in a file of a group; `-` is standard input."""
-    return _read_lists(path, "jobs")
-
-
-def _read_lists(path: str, *names: str) -> dict[str, Any]:
-    graph = _read_json_file(path)
-    if unknown := sorted(graph.keys() - set(names)):
-        fields = " and ".join(names)
-        raise typer.BadParameter(f"{path!r} has the unknown field {unknown[0]!r}; the fields are: {fields}.")
-    for name in ("jobs", *graph.keys()):
-        if not isinstance(graph.get(name), list):
-            raise typer.BadParameter(f"{path!r} must have a list {name!r}.")
-    return graph
-
-
-def _read_json_file(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file; `-` is standard input."""
+def read_json(text: str) -> Json:
+    """Return the value of a JSON text."""
     try:
-        text = typer.get_text_stream("stdin").read() if path == "-" else Path(path).read_text("utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {path!r}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{path!r} is not text in UTF-8.") from error
-    return read_json_object(text)
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text)
+        return Json(json.loads(text))
     except ValueError as error:
         raise typer.BadParameter(f"must be JSON: {error}.") from error
     except RecursionError as error:
         raise typer.BadParameter("must be JSON with less nesting.") from error
 
 
-def identifier(metavar: str, text: str) -> Any:
-    """Return an argument that is an identifier."""
-    return typer.Argument(parser=read_identifier, metavar=metavar, help=text)
+def read_json_object(text: str) -> dict[str, Any]:
+    """Return the object in a JSON text."""
+    value = read_json(text).value
+    if not isinstance(value, dict):
+        raise typer.BadParameter('must be a JSON object, such as {"key": "value"}.')
+    return value
+
+
+def read_graph_file(path: str) -> dict[str, Any]:
+    """Return the jobs, and the groups if there are some, in a file of a run or group; `-` is standard input."""
+    try:
+        text = typer.get_text_stream("stdin").read() if path == "-" else Path(path).read_text("utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path!r}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path!r} is not text in UTF-8.") from error
+    graph = read_json_object(text)
+    if unknown := sorted(graph.keys() - {"jobs", "groups"}):
+        raise typer.BadParameter(f"{path!r} has the unknown field {unknown[0]!r}; the fields are: jobs and groups.")
+    for name in ("jobs", *graph.keys()):
+        if not isinstance(graph.get(name), list):
+            raise typer.BadParameter(f"{path!r} must have a list {name!r}.")
+    return graph
+
+
+def argument(metavar: str, text: str, wanted: Any = str, *, parser: Callable[[str], Any] | None = None) -> Any:
+    """Return the type of an argument. `wanted`: the type of its value; None is allowed if it may be missing."""
+    return Annotated[wanted, typer.Argument(metavar=metavar, help=text, parser=parser)]
+
+
+def identifier(metavar: str, text: str, wanted: Any = str) -> Any:
+    """Return the type of an argument that is an identifier."""
+    return argument(metavar, text, wanted, parser=read_identifier)
+
+
+def option(metavar: str, text: str, *names: str, parser: Callable[[str], Any] | None = None) -> Any:
+    """Return the type of an option that may be missing. `names`: other than that of its parameter."""
+    return Annotated[str | None, typer.Option(*names, metavar=metavar, help=text, parser=parser)]
 
 
 def identifier_option(metavar: str, text: str, *names: str) -> Any:
-    """Return an option that is an identifier."""
-    return typer.Option(*names, parser=read_identifier, metavar=metavar, help=text)
+    """Return the type of an option that is an identifier."""
+    return option(metavar, text, *names, parser=read_identifier)
 
 
-def instant(text: str, *names: str) -> Any:
-    """Return an option that is an instant."""
-    return typer.Option(*names, parser=read_instant, metavar="TIME", help=text)
+def instant(text: str, *names: str, wanted: Any = str | None) -> Any:
+    """Return the type of an option that is an instant. `wanted`: the type of its value; without None, it is needed."""
+    return Annotated[wanted, typer.Option(*names, metavar="TIME", help=text, parser=read_instant)]
 
 
-def duration(text: str, *names: str, parser: Callable[[str], timedelta] = read_duration) -> Any:
-    """Return an option that is a duration."""
-    return typer.Option(*names, parser=parser, metavar="DURATION", help=text)
+def duration(text: str, *names: str) -> Any:
+    """Return the type of an option that is a duration."""
+    return option("DURATION", text, *names, parser=read_duration)
 
 
-def json_text(text: str, *names: str) -> Any:
-    """Return an option that is JSON."""
-    return typer.Option(*names, parser=check_json, metavar="JSON", help=text)
+def json_option(text: str, *names: str) -> Any:
+    """Return the type of an option that is JSON."""
+    return option("JSON", text, *names, parser=read_json)
 
 
-def choice(text: str, *names: str) -> Any:
-    """Return an option that is one of the values of an enum."""
-    return typer.Option(*names, case_sensitive=False, help=text)
+def number(text: str, *names: str, most: int | None = None) -> Any:
+    """Return the type of an option that is a number, at least 1."""
+    return Annotated[int | None, typer.Option(*names, min=1, max=most, metavar="N", help=text)]
+
+
+def choice(values: type[StrEnum], text: str, *names: str) -> Any:
+    """Return the type of an option that is one of the values of an enum."""
+    return Annotated[values | None, typer.Option(*names, case_sensitive=False, help=text)]
 
 
 Tenant = Annotated[str, typer.Argument(parser=read_tenant, metavar="TENANT", help="The tenant.")]

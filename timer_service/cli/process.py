@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,12 +67,10 @@ class LastResort:
     def __init__(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, _end_process)
         self._timer.daemon = True
-        self._started = False
 
     def start(self) -> None:
         """Start to count the seconds. Later calls do nothing."""
-        if not self._started:
-            self._started = True
+        with suppress(RuntimeError):  # it was started before
             self._timer.start()
 
 

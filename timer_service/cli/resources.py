@@ -1,32 +1,36 @@
 """The commands that all resources have: list, get, watch, and commands with an outcome. A resource describes itself.
 
-Each decorator registers a function that asks the client. It adds the options, and prints the answer as text or JSON.
+Each command calls a method of the client with its parameters, and prints the answer as text or JSON.
 """
 
 import asyncio
-import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from timer_service.cli.connection import broker_command
+from timer_service.cli.connection import add_command
 from timer_service.cli.output import one_line, print_table
-from timer_service.cli.parameters import All, AsJson, Cursor, Limit, Tenant
-from timer_service.client import CommandError, Outcome, QueryError, TimerClient
+from timer_service.cli.parameters import All, AsJson, Cursor, Json, Limit, Tenant, TenantOrAll
+from timer_service.client import CommandError, Counts, Outcome, QueryError, TimerClient, WorkflowCounts
 from timer_service.client.answers import read_cursor, read_rows
 from timer_service.client.view import View
 from timer_service.core.values.codec import plain_words
+from timer_service.core.values.instant import format_instant
 
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
 _PAGE_ROWS = 1000
 """The most that the service returns at once."""
+_PAGING = {"limit": (Limit, 50), "everything": All, "cursor": Cursor, "as_json": AsJson}
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+
+Page = tuple[Sequence[Mapping[str, Any]], str | None]
+"""Rows as the service sends them, and the cursor of the next page; None if there is none."""
 
 
 class Rows(NamedTuple):
@@ -41,6 +45,8 @@ class Rows(NamedTuple):
     """Returns the cells of a view. The second argument is the time now."""
     colours: Mapping[str, str] = {}
     noun: str | None = None
+    page: Callable[[TimerClient, str, int, Any], Awaitable[Page]] | None = None
+    """Returns at most so many rows of a tenant after a cursor, and the next cursor; without it, `query` is sent."""
 
     def print(self, documents: Sequence[Mapping[str, Any]], cursor: str | None, *, as_json: bool) -> None:
         """Print rows as the service sent them. `cursor` is set if there are more."""
@@ -67,93 +73,130 @@ class Outcomes(NamedTuple):
     """A sentence for the outcomes that need one."""
 
 
-def list_command(app: typer.Typer, rows: Rows, text: str, *, name: str = "list", **filters: Any) -> None:
-    """Register a command that prints rows. `filters`: its arguments and options, by their names in the query."""
+class Resource(NamedTuple):
+    """A group of commands. `parameters` of a method: the type of each parameter of the command, as `add_command`."""
 
-    async def command(
-        client: TimerClient,
-        tenant: str,
+    app: typer.Typer
+    calls: Callable[[TimerClient], Any]
+    """Returns the object whose methods the commands call."""
+    outcomes: Outcomes = Outcomes(lambda _: "", (), {})
+
+    def command(
+        self,
+        name: str,
+        text: str,
+        parameters: Mapping[str, Any],
         *,
-        limit: int,
-        everything: bool,
-        cursor: str | None,
-        as_json: bool,
-        **wanted: Any,
+        call: Callable[..., Awaitable[Outcome]] | None = None,
+        check: Callable[..., None] | None = None,
+        explain: Callable[[Outcome], str | None] = lambda _: None,
+        also_effective: Collection[str] = (),
     ) -> None:
-        found: list[Mapping[str, Any]] = []
-        most = None if everything else limit
-        given = {name: _wire(value) for name, value in wanted.items() if value is not None}
-        while True:
-            size = _PAGE_ROWS if most is None else min(_PAGE_ROWS, most - len(found))
-            after = {} if cursor is None else {"cursor": cursor}
-            page = await client.query(tenant, rows.query, {**given, **after, "limit": size})
-            found += read_rows(page, rows.field)
-            cursor = read_cursor(page, cursor)
-            if cursor is None or len(found) == most:
-                break
-        rows.print(found, cursor, as_json=as_json)
+        """Add a command with an outcome. It calls the method of the client with its name, or `call` with the client.
 
-    command.__doc__ = text
-    broker_command(app, name)(_with_parameters(command, {"tenant": Tenant, **filters, **_PAGING}))
+        `explain`: another sentence about an outcome.
+        """
 
+        def show(outcome: Outcome, subject: str) -> None:
+            state = self.outcomes.state(outcome)
+            sentence = explain(outcome) or explain_limit(outcome) or self.outcomes.explanations.get(outcome.name)
+            parts = [f"{outcome.name}: {subject}", state and f" ({state})", f": {sentence}" if sentence else ""]
+            typer.echo(one_line("".join(parts)), err=not has_effect(outcome))
 
-def outcome_command(
-    app: typer.Typer,
-    outcomes: Outcomes,
-    *,
-    name: str | None = None,
-    check: Callable[..., None] | None = None,
-    explain: Callable[[Outcome], str | None] = lambda _: None,
-    also_effective: Collection[str] = (),
-) -> Callable[[_F], _F]:
-    """Return a decorator for a function that sends a command and returns its outcome. `explain`: another sentence."""
+        def has_effect(outcome: Outcome) -> bool:
+            return outcome.name in self.outcomes.with_effect or outcome.name in also_effective
 
-    def show(outcome: Outcome, subject: str) -> None:
-        state = outcomes.state(outcome)
-        sentence = explain(outcome) or explain_limit(outcome) or outcomes.explanations.get(outcome.name)
-        text = f"{outcome.name}: {subject}" + (f" ({state})" if state else "") + (f": {sentence}" if sentence else "")
-        typer.echo(one_line(text), err=not has_effect(outcome))
+        self._add(name, text, call, show, parameters, is_success=has_effect, check=check)
 
-    def has_effect(outcome: Outcome) -> bool:
-        return outcome.name in outcomes.with_effect or outcome.name in also_effective
+    def get(
+        self,
+        text: str,
+        show: Callable[[Any], None],
+        parameters: Mapping[str, Any] = {},
+        *,
+        name: str = "get",
+        call: Callable[..., Awaitable[Any]] | None = None,
+    ) -> None:
+        """Add a command that prints what it got as in `command`. None means that it does not exist."""
+        self._add(name, text, call, lambda found, _: show(found), parameters)
 
-    return _printed(app, name, show, check, is_success=has_effect)
+    def list(self, rows: Rows, text: str, filters: Mapping[str, Any] = {}, *, name: str = "list") -> None:
+        """Add a command that prints rows. `filters`: its parameters, by their names in the query."""
 
+        async def run(client: TimerClient, **values: Any) -> None:
+            wanted = {name: value for name, value in values.items() if value is not None}
+            most, as_json = wanted.pop("limit"), wanted.pop("as_json")
+            most = None if wanted.pop("everything") else most
+            tenant, cursor = wanted.pop("tenant"), wanted.pop("cursor", None)
+            read = rows.page or partial(_page, rows, {name: _wire(value) for name, value in wanted.items()})
+            found: list[Mapping[str, Any]] = []
+            while True:
+                page, cursor = await read(client, tenant, _PAGE_ROWS if most is None else most - len(found), cursor)
+                found += page
+                if cursor is None or len(found) == most:
+                    break
+            rows.print(found, cursor, as_json=as_json)
 
-def get_command(app: typer.Typer, show: Callable[[Any], None], *, name: str | None = None) -> Callable[[_F], _F]:
-    """Return a decorator for a function that reads something, or None if it does not exist. `show` prints it."""
-    return _printed(app, name, lambda found, _: show(found), None, is_success=lambda _: True)
+        add_command(self.app, name, text, run, {"tenant": Tenant, **_PAGING, **filters})
 
+    def watch(self, text: str, filters: Mapping[str, Any] = {}, *, method: str = "watch") -> None:
+        """Add a command that prints the events that a method of the client yields, until Ctrl-C."""
 
-def watch_command(app: typer.Typer, to_line: Callable[[Mapping[str, Any]], str]) -> Callable[[_F], _F]:
-    """Return a decorator for a function that returns the events to print until Ctrl-C."""
-
-    def register(function: _F) -> _F:
-        async def command(client: TimerClient, tenant: str, *, as_json: bool, **more: Any) -> None:
+        async def run(client: TimerClient, *, tenant: str, as_json: bool, **wanted: Any) -> None:
+            given = _given(wanted)
             whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
-            about = "".join(f" and {name} {value}" for name, value in more.items() if value is not None)
+            about = "".join(f" and {name} {value}" for name, value in given.items())
             typer.echo(one_line(f"Waiting for events of {whose}{about}. Stop with Ctrl-C."), err=True)
             with suppress(asyncio.CancelledError):  # Ctrl-C
-                await print_events(function(client, tenant, **more), to_line, as_json=as_json)
+                await print_events(getattr(self.calls(client), method)(tenant, **given), as_json=as_json)
 
-        command.__doc__ = function.__doc__
-        broker_command(app, "watch")(_with_parameters(command, {"as_json": AsJsonLines}, function))
-        return function
+        add_command(self.app, "watch", text, run, {"tenant": (TenantOrAll, "*"), **filters, "as_json": AsJsonLines})
 
-    return register
+    def _add(
+        self,
+        name: str,
+        text: str,
+        call: Callable[..., Awaitable[Any]] | None,
+        show: Callable[[Any, str], None],
+        parameters: Mapping[str, Any],
+        *,
+        is_success: Callable[[Any], bool] = lambda _: True,
+        check: Callable[..., None] | None = None,
+    ) -> None:
+        async def run(client: TimerClient, *, as_json: bool, **values: Any) -> None:
+            given = _given(values)
+            method = getattr(self.calls(client), name) if call is None else call
+            found = await (method(**given) if call is None else method(client, **given))
+            subject = "/".join(map(str, [*given.values()][:2]))
+            if found is None:
+                typer.echo(f"not found: {one_line(subject)}", err=True)
+            elif as_json:
+                typer.echo(json.dumps(found.document()))
+            else:
+                show(found, subject)
+            if found is None or not is_success(found):
+                raise typer.Exit(1)
+
+        add_command(self.app, name, text, run, {"tenant": Tenant, **parameters, "as_json": AsJson}, check=check)
 
 
-async def print_events(
-    events: AsyncIterator[Mapping[str, Any]], to_line: Callable[[Mapping[str, Any]], str], *, as_json: bool
-) -> None:
+async def print_events(events: AsyncIterator[Mapping[str, Any]], *, as_json: bool) -> None:
     """Print events as lines."""
     async for event in events:
         try:
-            line = json.dumps(event) if as_json else to_line(event)
+            line = json.dumps(event) if as_json else event_line(event)
         except Exception:  # noqa: BLE001 - on a broker without accounts, others can publish what is no event
             typer.echo(one_line(f"Cannot be read as an event: {json.dumps(event)}"), err=True)
         else:
             typer.echo(line)
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """Return an event as a line: when it happened, its type, its tenant, and the fields of its payload."""
+    payload = {**event["payload"]}
+    head = [format_instant(event["timestampMs"]), event["type"], payload.pop("tenantId")]
+    fields = (f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in payload.items())
+    return one_line("  ".join([*head, *fields]))
 
 
 def explain_limit(outcome: Outcome) -> str | None:
@@ -171,72 +214,25 @@ def rejection_text(error: CommandError | QueryError) -> str:
     return one_line(f"{error.code}: {'; '.join(faults)}")
 
 
-def print_counts(numbers: Mapping[str, int], *, exact: bool) -> None:
+def print_counts(counts: Counts | WorkflowCounts) -> None:
     """Print numbers with their names."""
+    numbers = {**counts.by_state, "overdue": counts.overdue} if isinstance(counts, Counts) else counts.by_status
     for name, number in numbers.items():
-        typer.echo(f"{name:<10} {number:>9,}{'' if exact else ' or more'}")
+        typer.echo(f"{name:<10} {number:>9,}{'' if counts.exact else ' or more'}")
 
 
-_PAGING = {"limit": (Limit, 50), "everything": (All, False), "cursor": Cursor, "as_json": AsJson}
+async def _page(
+    rows: Rows, filters: Mapping[str, Any], client: TimerClient, tenant: str, size: int, cursor: str | None
+) -> Page:
+    after = {} if cursor is None else {"cursor": cursor}
+    page = await client.query(tenant, rows.query, {**filters, **after, "limit": min(_PAGE_ROWS, size)})
+    return read_rows(page, rows.field), read_cursor(page, cursor)
 
 
-def _printed(
-    app: typer.Typer,
-    name: str | None,
-    show: Callable[[Any, str], None],
-    check: Callable[..., None] | None,
-    *,
-    is_success: Callable[[Any], bool],
-) -> Callable[[_F], _F]:
-    def register(function: _F) -> _F:
-        names = [*inspect.signature(function).parameters][1:]
-
-        async def command(client: TimerClient, *, as_json: bool, **values: Any) -> None:
-            found = await function(client, **values)
-            given = [str(values[name]) for name in names if values[name] is not None]
-            subject = "/".join(given[:2])
-            if found is None:
-                typer.echo(f"not found: {one_line(subject)}", err=True)
-                raise typer.Exit(1)
-            if as_json:
-                typer.echo(json.dumps(found.document()))
-            else:
-                show(found, subject)
-            if not is_success(found):
-                raise typer.Exit(1)
-
-        command.__doc__ = function.__doc__
-        to_register = _with_parameters(command, {"as_json": AsJson}, function)
-        broker_command(app, name or function.__name__, check=check)(to_register)
-        return function
-
-    return register
-
-
-def _with_parameters(
-    command: Callable[..., Awaitable[None]], more: Mapping[str, Any], function: Callable[..., Any] | None = None
-) -> Callable[..., Awaitable[None]]:
-    """Give a command the parameters of a function, and `more`: a type, or a type and a default, by name."""
-    kept = [] if function is None else [*inspect.signature(function, eval_str=True).parameters.values()]
-    first = kept or [inspect.Parameter("client", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    parameters = [each.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in first]
-    parameters += [_parameter(name, each) for name, each in more.items()]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
-
-
-def _parameter(name: str, wanted: Any) -> inspect.Parameter:
-    annotation, default = wanted if isinstance(wanted, tuple) else (wanted, _default_of(wanted))
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, annotation=annotation, default=default)
-
-
-def _default_of(annotation: Any) -> Any:
-    """Return the default of an option: False of a flag, None of a type that allows it; an argument has none."""
-    (wanted, *_) = get_args(annotation)
-    if wanted is bool:
-        return False
-    return None if type(None) in get_args(wanted) else inspect.Parameter.empty
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that were given, as the client takes them."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: value.value if isinstance(value, Json) else value for name, value in given.items()}
 
 
 def _wire(value: Any) -> Any:

@@ -1,45 +1,24 @@
 """`timer-service runs`. These commands use the broker only, never the database."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from graphlib import TopologicalSorter
 from typing import Annotated, Any
 
 import typer
 
 from timer_service.cli.output import format_distance, format_time, one_line, print_table, style
-from timer_service.cli.parameters import (
-    Tenant,
-    TenantOrAll,
-    choice,
-    identifier,
-    read_graph_file,
-    read_jobs_file,
-    read_json_object,
-)
-from timer_service.cli.resources import Outcomes, Rows, get_command, list_command, outcome_command, watch_command
+from timer_service.cli.parameters import argument, choice, identifier, read_graph_file, read_json_object
+from timer_service.cli.resources import Outcomes, Resource, Rows
 from timer_service.client import Outcome, Run, RunGraph, RunJob, RunStatus, TimerClient
-from timer_service.core.values.instant import format_instant
 
 app = typer.Typer(help="Job graphs: start, report, look up, cancel.", no_args_is_help=True)
 
-Name = Annotated[str, identifier("RUN", "The runId.")]
-Group = Annotated[str, identifier("GROUP", "The name of the group.")]
-Job = Annotated[str, identifier("JOB", "The name of the job.")]
-JobStatus = Annotated[
-    str, typer.Argument(metavar="STATUS", help="dispatched, running, success, failed, cancelled, skipped, …")
-]
-GraphFile = Annotated[
-    dict[str, Any],
-    typer.Argument(parser=read_graph_file, metavar="FILE", help='JSON: {"jobs": […], "groups": […]}; - for stdin.'),
-]
-JobsFile = Annotated[
-    dict[str, Any], typer.Argument(parser=read_jobs_file, metavar="FILE", help='JSON: {"jobs": […]}; - for stdin.')
-]
-Outputs = Annotated[
+NAME = identifier("RUN", "The runId.")
+OUTPUTS = Annotated[
     dict[str, Any] | None,
     typer.Option(parser=read_json_object, metavar="JSON", help="A JSON object for the jobs that need this job."),
 ]
-StatusFilter = Annotated[RunStatus | None, choice("Only runs in this status.", "--status")]
 
 _JOBS = ("STEP", "JOB", "STATUS", "NEEDS")
 _COLOURS = {
@@ -65,7 +44,7 @@ def _row(run: Run, now: datetime) -> tuple[str, ...]:
     return run.name, run.status, str(run.open_jobs), *started, _rejection(run)
 
 
-RUNS = Rows(
+LIST = Rows(
     query="list-runs",
     field="runs",
     view=Run,
@@ -73,21 +52,25 @@ RUNS = Rows(
     row=_row,
     colours=_COLOURS,
 )
-_OUTCOMES = Outcomes(
-    lambda outcome: f"{outcome.run.status}, {outcome.run.open_jobs} open" if outcome.run else "",
-    {"started", "recorded", "resolved", "cancelled", "unchanged", "kept"},
-    {
-        "run_rejected": "its graph cannot be run",
-        "exists": "it has another graph or other jobs; it is not changed",
-        "unchanged": "already in that state",
-        "kept": "stored until its run or job is known",
-        "not_kept": "4 MiB of commands are already stored for this run; send it again later",
-        "not_found": "there is no such run",
-        "unknown_job": "the run has no such job",
-        "unknown_group": "the run has no such group",
-        "ignored_not_ready": "the job is not ready",
-        "already_ended": "the run or the job has already ended",
-    },
+RUNS = Resource(
+    app,
+    lambda client: client.runs,
+    Outcomes(
+        lambda outcome: f"{outcome.run.status}, {outcome.run.open_jobs} open" if outcome.run else "",
+        {"started", "recorded", "resolved", "cancelled", "unchanged", "kept"},
+        {
+            "run_rejected": "its graph cannot be run",
+            "exists": "it has another graph or other jobs; it is not changed",
+            "unchanged": "already in that state",
+            "kept": "stored until its run or job is known",
+            "not_kept": "4 MiB of commands are already stored for this run; send it again later",
+            "not_found": "there is no such run",
+            "unknown_job": "the run has no such job",
+            "unknown_group": "the run has no such group",
+            "ignored_not_ready": "the job is not ready",
+            "already_ended": "the run or the job has already ended",
+        },
+    ),
 )
 
 
@@ -117,15 +100,12 @@ def _job_rows(jobs: Iterable[RunJob]) -> Iterator[tuple[str, ...]]:
 
 def _steps(jobs: Iterable[RunJob]) -> Mapping[str, int]:
     """Return the step of each job: the length of the longest path to it from a job without needs."""
-    needs = {job.name: [need["job"] for need in job.needs if "job" in need] for job in jobs}
+    sorter = TopologicalSorter({job.name: [need["job"] for need in job.needs if "job" in need] for job in jobs})
+    sorter.prepare()
     steps: dict[str, int] = {}
-    left = list(needs)
-    while left:  # once per step; a run that was started has no cycle
-        found = {name: needs[name] for name in left if all(need in steps for need in needs[name])}
-        if not found:
-            return steps | dict.fromkeys(left, 1 + max(steps.values(), default=0))
-        steps |= {name: 1 + max((steps[need] for need in upstream), default=0) for name, upstream in found.items()}
-        left = [name for name in left if name not in found]
+    while ready := sorter.get_ready():
+        steps |= dict.fromkeys(ready, max(steps.values(), default=0) + 1)
+        sorter.done(*ready)
     return steps
 
 
@@ -134,62 +114,54 @@ def _need(need: Mapping[str, str]) -> str:
     return f"{upstream} (even if it fails)" if need.get("ifFailed") == "run" else upstream
 
 
-def run_event_line(event: Mapping[str, Any]) -> str:
-    """Return an event of a run or of one of its jobs as a line."""
-    payload = event["payload"]
-    job = f"/{payload['jobName']}" if "jobName" in payload else ""
-    at, name = format_instant(event["timestampMs"]), f"{payload['tenantId']}/{payload['runId']}{job}"
-    match event["type"]:
-        case "JobReady":
-            about = "ready"
-        case "JobSkipped":
-            about = f"skipped: {payload['reason']}"
-        case "RunCompleted":
-            counts = ", ".join(f"{count} {status}" for status, count in payload["counts"].items() if count)
-            about = f"ended: {payload['status']} ({counts})"
-        case "RunRejected":
-            about = f"rejected: {payload['code']} {' '.join(payload['path'])}"
-        case _:
-            about = f"stuck: {' '.join(payload['jobs'])}"
-    return one_line(f"{at}  {name}  {about}".rstrip())
+def _file(text: str) -> Any:
+    return argument("FILE", text, dict[str, Any], parser=read_graph_file)
 
 
-@outcome_command(app, _OUTCOMES)
-async def start(client: TimerClient, tenant: Tenant, run: Name, file: GraphFile) -> Outcome:
-    """Start a run of the jobs in a file."""
-    return await client.runs.start(tenant, run, file["jobs"], groups=file.get("groups", []))
+def _check_group(*, file: Mapping[str, Any], **_: object) -> None:
+    if "groups" in file:
+        raise typer.BadParameter("The jobs of a group have no groups of their own: leave out 'groups'.")
 
 
-@outcome_command(app, _OUTCOMES)
-async def resolve(client: TimerClient, tenant: Tenant, run: Name, group: Group, file: JobsFile) -> Outcome:
-    """Name the jobs of a group."""
+async def _start(client: TimerClient, *, tenant: str, run: str, file: Mapping[str, Any]) -> Outcome:
+    return await client.runs.start(tenant, run, **file)
+
+
+async def _resolve(client: TimerClient, *, tenant: str, run: str, group: str, file: Mapping[str, Any]) -> Outcome:
     return await client.runs.resolve_group(tenant, run, group, file["jobs"])
 
 
-@outcome_command(app, _OUTCOMES)
-async def report(
-    client: TimerClient, tenant: Tenant, run: Name, job: Job, status: JobStatus, outputs: Outputs = None
-) -> Outcome:
-    """Report the status of a job."""
-    return await client.runs.report(tenant, run, job, status, outputs=outputs)
-
-
-@outcome_command(app, _OUTCOMES)
-async def cancel(client: TimerClient, tenant: Tenant, run: Name) -> Outcome:
-    """Cancel every job of a run that has not ended."""
-    return await client.runs.cancel(tenant, run)
-
-
-@get_command(app, print_graph)
-async def get(client: TimerClient, tenant: Tenant, run: Name) -> RunGraph | None:
-    """Show the graph of a run, with the status of each job."""
-    return await client.runs.get(tenant, run)
-
-
-list_command(app, RUNS, "List runs, newest first.", status=StatusFilter)
-
-
-@watch_command(app, run_event_line)
-def watch(client: TimerClient, tenant: TenantOrAll = "*") -> AsyncIterator[Mapping[str, Any]]:
-    """Print the events of runs that are published from now on: ready and skipped jobs, and ends of runs."""
-    return client.runs.watch_all(tenant)
+RUNS.command(
+    "start",
+    "Start a run of the jobs in a file.",
+    {"run": NAME, "file": _file('JSON: {"jobs": […], "groups": […]}; - for stdin.')},
+    call=_start,
+)
+RUNS.command(
+    "resolve",
+    "Name the jobs of a group.",
+    {
+        "run": NAME,
+        "group": identifier("GROUP", "The name of the group."),
+        "file": _file('JSON: {"jobs": […]}; - for stdin.'),
+    },
+    call=_resolve,
+    check=_check_group,
+)
+RUNS.command(
+    "report",
+    "Report the status of a job.",
+    {
+        "run": NAME,
+        "job": identifier("JOB", "The name of the job."),
+        "status": argument("STATUS", "dispatched, running, success, failed, cancelled, skipped, …"),
+        "outputs": OUTPUTS,
+    },
+)
+RUNS.command("cancel", "Cancel every job of a run that has not ended.", {"run": NAME})
+RUNS.get("Show the graph of a run, with the status of each job.", print_graph, {"run": NAME})
+RUNS.list(LIST, "List runs, newest first.", {"status": choice(RunStatus, "Only runs in this status.")})
+RUNS.watch(
+    "Print the events of runs that are published from now on: ready and skipped jobs, and ends of runs.",
+    method="watch_all",
+)

@@ -1,55 +1,88 @@
 """`timer-service schedules`. These commands use the broker only, never the database."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 import typer
 
-from timer_service.cli.connection import broker_command
-from timer_service.cli.output import format_distance, format_time
-from timer_service.cli.parameters import AsJson, Tenant, TenantOrAll, json_argument
-from timer_service.cli.resources import Outcomes, Rows, get_command, list_command, outcome_command, watch_command
-from timer_service.cli.schedule_options import (
-    BackfillFrom,
-    BackfillLimit,
-    BackfillTo,
-    CatchUpLimit,
-    Count,
-    Cron,
-    Data,
-    EndAt,
-    Every,
-    FromTime,
-    Jitter,
-    LateBy,
-    MaxCount,
-    Name,
-    OnlyName,
-    Policy,
-    Start,
-    StartAt,
-    StartDeadline,
-    StartInput,
-    StartKey,
-    StartQueue,
-    StatusFilter,
-    TriggerData,
-    Upcoming,
-    Zone,
-    start_of,
+from timer_service.cli.connection import add_command
+from timer_service.cli.output import format_distance, format_duration, format_time, print_value
+from timer_service.cli.parameters import (
+    DURATION_FORMS,
+    AsJson,
+    Tenant,
+    choice,
+    duration,
+    identifier,
+    identifier_option,
+    instant,
+    json_option,
+    number,
+    option,
 )
-from timer_service.cli.schedule_output import (
-    print_schedule,
-    recurrence_text,
-    schedule_event_line,
-    slot_text,
-    state_text,
-)
-from timer_service.client import Outcome, Schedule, ScheduleStatus, TimerClient
+from timer_service.cli.resources import Outcomes, Resource, Rows
+from timer_service.client import CatchUpPolicy, Outcome, Schedule, ScheduleStatus, TimerClient, WorkflowStart
 
 app = typer.Typer(help="Recurring timers: cron expressions and fixed intervals.", no_args_is_help=True)
+
+NAME = identifier("SCHEDULE", "The scheduleId.")
+RECURRENCE = {
+    "cron": option("EXPR", "A cron expression in quotes: '0 9 * * MON-FRI'."),
+    "every": duration(f"The time between slots: {DURATION_FORMS}."),
+    "zone": option("ZONE", "The time zone of --cron, such as Europe/Berlin. Default: UTC."),
+    "start_at": instant("No slot is earlier: ISO 8601 with an offset."),
+    "end_at": instant("Every slot is earlier: ISO 8601 with an offset."),
+}
+START = {
+    "workflow_type": option("TYPE", "Each slot starts a workflow of this type, and publishes no event.", "--start"),
+    "start_input": json_option("The input of the workflows.", "--input"),
+    "queue": option("QUEUE", "The queue of their workers. Default: default."),
+    "deadline_in": duration("A workflow fails if it is slower."),
+    "concurrency_key": identifier_option("KEY", "Skip a slot if an open workflow has this key."),
+}
+
+
+def slot_text(at: datetime, zone: str | None) -> str:
+    """Return an instant in UTC and in a zone. If the zone is UTC or missing, the second one is this machine's zone."""
+    utc = format_time(at, milliseconds=bool(at.microsecond))
+    try:
+        local = at.astimezone(None if zone in {None, "UTC"} else ZoneInfo(str(zone)))
+    except (KeyError, ValueError, OSError, OverflowError):  # this machine does not know the zone; or the year 10000
+        return utc
+    return f"{utc}  {local:%a} {local.replace(tzinfo=None).isoformat(sep=' ', timespec='seconds')} {local:%Z}"
+
+
+def recurrence_text(schedule: Schedule) -> str:
+    """Return the recurrence of a schedule, such as `0 9 * * MON-FRI in Europe/Berlin`."""
+    if schedule.every is not None:
+        return f"every {format_duration(schedule.every)}"
+    return f"{schedule.cron} in {schedule.zone}"
+
+
+def state_text(schedule: Schedule | None) -> str:
+    """Return the status of a schedule, and its next slot."""
+    if schedule is None:
+        return ""
+    if schedule.next_slot_at is not None:
+        slot = slot_text(schedule.next_slot_at, schedule.zone)
+        return f"{schedule.status}, next slot {slot}  {format_distance(schedule.next_slot_at, datetime.now(UTC))}"
+    if schedule.last_error is not None:
+        return f"{schedule.status}, but its next slot cannot fire: {schedule.last_error}"
+    return f"{schedule.status}: {schedule.end_reason}" if schedule.end_reason else schedule.status
+
+
+def print_schedule(schedule: Schedule) -> None:
+    """Print a line for each field of a schedule, for each backfill, and for each of its next slots."""
+    print_value(
+        schedule,
+        f"{schedule.tenant}/{schedule.name}",
+        {"recurrence": recurrence_text(schedule)},
+        leave_out=["name", "cron", "zone", "every"],
+        time_text=lambda at: slot_text(at, schedule.zone),
+    )
 
 
 def _row(schedule: Schedule, now: datetime) -> tuple[str, ...]:
@@ -59,7 +92,7 @@ def _row(schedule: Schedule, now: datetime) -> tuple[str, ...]:
     return schedule.name, schedule.status, *slot, recurrence_text(schedule) + error
 
 
-SCHEDULES = Rows(
+LIST = Rows(
     query="list-schedules",
     field="schedules",
     view=Schedule,
@@ -67,19 +100,23 @@ SCHEDULES = Rows(
     row=_row,
     colours={"active": "green", "paused": "red"},
 )
-_OUTCOMES = Outcomes(
-    lambda outcome: state_text(outcome.schedule),
-    {"created", "updated", "paused", "resumed", "deleted", "triggered", "backfilling", "unchanged"},
-    {
-        "ended": "no slot is left, so it does not fire; give a later --end-at, or another --cron or --every",
-        "backfilling": "an event ScheduleBackfilled follows",
-        "nothing_due": "--from is in the future",
-        "unchanged": "already in that state",
-        "not_found": "there is no such schedule",
-        "already_ended": "it has ended",
-        "skipped_busy": "another open workflow has its concurrency key",
-        "exists": "there is another workflow with the id of this trigger",
-    },
+SCHEDULES = Resource(
+    app,
+    lambda client: client.schedules,
+    Outcomes(
+        lambda outcome: state_text(outcome.schedule),
+        {"created", "updated", "paused", "resumed", "deleted", "triggered", "backfilling", "unchanged"},
+        {
+            "ended": "no slot is left, so it does not fire; give a later --end-at, or another --cron or --every",
+            "backfilling": "an event ScheduleBackfilled follows",
+            "nothing_due": "--from is in the future",
+            "unchanged": "already in that state",
+            "not_found": "there is no such schedule",
+            "already_ended": "it has ended",
+            "skipped_busy": "another open workflow has its concurrency key",
+            "exists": "there is another workflow with the id of this trigger",
+        },
+    ),
 )
 _AFTER_PUT: Mapping[str | None, str] = {
     ScheduleStatus.PAUSED: "it stays paused; `timer-service schedules resume` ends the pause",
@@ -92,6 +129,10 @@ _AFTER_PAUSE = {
 }
 
 
+def _explain_put(outcome: Outcome) -> str | None:
+    return None if outcome.schedule is None or outcome.name == "ended" else _AFTER_PUT.get(outcome.schedule.status)
+
+
 def _check_recurrence(*, cron: str | None, every: timedelta | None, zone: str | None, **_: object) -> None:
     if (cron is None) == (every is None):
         raise typer.BadParameter("Give either --cron or --every.")
@@ -99,147 +140,109 @@ def _check_recurrence(*, cron: str | None, every: timedelta | None, zone: str | 
         raise typer.BadParameter("--zone needs --cron: --every is elapsed time, which is equal in all zones.")
 
 
-def _check_put(**arguments: Any) -> None:
-    _check_recurrence(**arguments)
-    if arguments["start"] is not None and arguments["data"] is not None:
+def _check_put(**given: Any) -> None:
+    _check_recurrence(**given)
+    if given["workflow_type"] is not None and given["data"] is not None:
         raise typer.BadParameter("--data cannot be combined with --start: use --input.")
-    if arguments["start"] is None and any(arguments[name] is not None for name in _NEED_START):
+    if given["workflow_type"] is None and any(given[name] is not None for name in START):
         raise typer.BadParameter("--input, --queue, --deadline-in and --concurrency-key need --start.")
 
 
-_NEED_START = ("start_input", "queue", "deadline_in", "concurrency_key")
+async def _put(client: TimerClient, **given: Any) -> Outcome:
+    of_start = {name.replace("start_input", "data"): given.pop(name) for name in START if name in given}
+    start = WorkflowStart(**of_start) if of_start else None
+    return await client.schedules.put(**given, start=start)
 
 
-def _explain_put(outcome: Outcome) -> str | None:
-    return None if outcome.schedule is None or outcome.name == "ended" else _AFTER_PUT.get(outcome.schedule.status)
-
-
-@outcome_command(app, _OUTCOMES, check=_check_put, explain=_explain_put)
-async def put(
-    client: TimerClient,
-    tenant: Tenant,
-    schedule: Name,
-    cron: Cron = None,
-    every: Every = None,
-    zone: Zone = None,
-    start_at: StartAt = None,
-    end_at: EndAt = None,
-    max_count: MaxCount = None,
-    jitter: Jitter = None,
-    catch_up: Policy = None,
-    late_by: LateBy = None,
-    catch_up_limit: CatchUpLimit = None,
-    data: Data = None,
-    start: Start = None,
-    start_input: StartInput = None,
-    queue: StartQueue = None,
-    deadline_in: StartDeadline = None,
-    concurrency_key: StartKey = None,
-) -> Outcome:
-    """Create a schedule, or replace its whole definition. A paused schedule stays paused.
-
-    With --start, each slot starts a workflow instead of publishing an event.
-    """
-    wanted = start_of(
-        start, start_input=start_input, queue=queue, deadline_in=deadline_in, concurrency_key=concurrency_key
-    )
-    return await client.schedules.put(
-        tenant,
-        schedule,
-        cron=cron,
-        every=every,
-        zone=zone,
-        start_at=start_at,
-        end_at=end_at,
-        max_count=max_count,
-        jitter=jitter,
-        catch_up=catch_up,
-        late_by=late_by,
-        catch_up_limit=catch_up_limit,
-        **json_argument(data),
-        start=wanted,
-    )
-
-
-def _explain_pause(outcome: Outcome) -> str | None:
-    return _AFTER_PAUSE.get(outcome.name)
-
-
-@outcome_command(app, _OUTCOMES, explain=_explain_pause, also_effective=_AFTER_PAUSE)
-async def pause(client: TimerClient, tenant: Tenant, schedule: Name) -> Outcome:
-    """Pause a schedule: no slot fires until it is resumed."""
-    return await client.schedules.pause(tenant, schedule)
-
-
-@outcome_command(app, _OUTCOMES)
-async def resume(client: TimerClient, tenant: Tenant, schedule: Name) -> Outcome:
-    """Resume a paused schedule. The slots of the pause do not fire."""
-    return await client.schedules.resume(tenant, schedule)
-
-
-@outcome_command(app, _OUTCOMES)
-async def trigger(client: TimerClient, tenant: Tenant, schedule: Name, data: TriggerData = None) -> Outcome:
-    """Fire a schedule once, now, also if it is paused or has ended."""
-    return await client.schedules.trigger(tenant, schedule, **json_argument(data))
-
-
-@outcome_command(app, _OUTCOMES)
-async def backfill(
-    client: TimerClient,
-    tenant: Tenant,
-    schedule: Name,
-    from_: BackfillFrom,
-    to: BackfillTo,
-    limit: BackfillLimit = None,
-) -> Outcome:
-    """Fire past slots of a schedule under their own ids, also if it is paused or has ended."""
-    return await client.schedules.backfill(tenant, schedule, from_at=from_, to_at=to, limit=limit)
-
-
-@outcome_command(app, _OUTCOMES)
-async def delete(client: TimerClient, tenant: Tenant, schedule: Name) -> Outcome:
-    """Delete a schedule, and end its pause."""
-    return await client.schedules.delete(tenant, schedule)
-
-
-@get_command(app, print_schedule)
-async def get(client: TimerClient, tenant: Tenant, schedule: Name, upcoming: Upcoming = 3) -> Schedule | None:
-    """Show one schedule and its next slots."""
-    return await client.schedules.get(tenant, schedule, upcoming=upcoming)
-
-
-list_command(app, SCHEDULES, "List schedules in order of their names.", status=StatusFilter)
-
-
-@broker_command(app, check=_check_recurrence)
-async def preview(
-    client: TimerClient,
-    tenant: Tenant,
-    cron: Cron = None,
-    every: Every = None,
-    zone: Zone = None,
-    start_at: StartAt = None,
-    end_at: EndAt = None,
-    from_: FromTime = None,
-    count: Count = 10,
-    as_json: AsJson = False,
-) -> None:
-    """Show the slots that a schedule would have. Nothing is stored."""
-    slots = await client.schedules.preview(
-        tenant, cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at, from_at=from_, count=count
-    )
+async def _preview(client: TimerClient, *, as_json: bool, **given: Any) -> None:
+    slots = await client.schedules.preview(**given)
     if as_json:
         typer.echo(json.dumps([format_time(slot, milliseconds=True) for slot in slots]))
         return
     for slot in slots:
-        typer.echo(f"{slot_text(slot, zone)}  {format_distance(slot, datetime.now(UTC))}")
+        typer.echo(f"{slot_text(slot, given['zone'])}  {format_distance(slot, datetime.now(UTC))}")
     if not slots:
         typer.echo("no slots", err=True)
 
 
-@watch_command(app, schedule_event_line)
-def watch(
-    client: TimerClient, tenant: TenantOrAll = "*", schedule: OnlyName = None
-) -> AsyncIterator[Mapping[str, Any]]:
-    """Print the events of schedules that are published from now on."""
-    return client.schedules.watch(tenant, schedule=schedule)
+SCHEDULES.command(
+    "put",
+    "Create a schedule, or replace its whole definition. A paused schedule stays paused.\n\n"
+    "With --start, each slot starts a workflow instead of publishing an event.",
+    {
+        "schedule": NAME,
+        **RECURRENCE,
+        "max_count": number("End after N slots."),
+        "jitter": duration("Fire each slot up to so much later. Spreads many schedules."),
+        "catch_up": choice(
+            CatchUpPolicy,
+            "After an outage, of the slots that are later than --late-by: fire the newest if all are that late (last, "
+            "the default), none (skip) or all.",
+        ),
+        "late_by": duration("Slots that are at most so late fire. Default: 1m."),
+        "catch_up_limit": number("Fire at most the newest N late slots. Default: 100.", most=1000),
+        "data": json_option("JSON that the events return. Default: no data."),
+        **START,
+    },
+    call=_put,
+    check=_check_put,
+    explain=_explain_put,
+)
+SCHEDULES.command(
+    "pause",
+    "Pause a schedule: no slot fires until it is resumed.",
+    {"schedule": NAME},
+    explain=lambda outcome: _AFTER_PAUSE.get(outcome.name),
+    also_effective=_AFTER_PAUSE,
+)
+SCHEDULES.command("resume", "Resume a paused schedule. The slots of the pause do not fire.", {"schedule": NAME})
+SCHEDULES.command(
+    "trigger",
+    "Fire a schedule once, now, also if it is paused or has ended.",
+    {"schedule": NAME, "data": json_option("JSON instead of the data of the schedule.")},
+)
+SCHEDULES.command(
+    "backfill",
+    "Fire past slots of a schedule under their own ids, also if it is paused or has ended.",
+    {
+        "schedule": NAME,
+        "from_at": instant("No slot is earlier: ISO 8601 with an offset.", "--from", wanted=str),
+        "to_at": instant("Every slot is earlier. Slots are never later than now.", "--to", wanted=str),
+        "limit": number("Fire at most the oldest N slots. Default: 1000.", most=10_000),
+    },
+)
+SCHEDULES.command("delete", "Delete a schedule, and end its pause.", {"schedule": NAME})
+SCHEDULES.get(
+    "Show one schedule and its next slots.",
+    print_schedule,
+    {
+        "schedule": NAME,
+        "upcoming": (
+            Annotated[int, typer.Option(min=0, max=100, metavar="N", help="How many of the next slots to show.")],
+            3,
+        ),
+    },
+)
+SCHEDULES.list(
+    LIST,
+    "List schedules in order of their names.",
+    {"status": choice(ScheduleStatus, "Only schedules in this status.")},
+)
+add_command(
+    app,
+    "preview",
+    "Show the slots that a schedule would have. Nothing is stored.",
+    _preview,
+    {
+        "tenant": Tenant,
+        **RECURRENCE,
+        "from_at": instant("Show slots from then on. Default: from now on.", "--from"),
+        "count": (Annotated[int, typer.Option(min=1, max=100, metavar="N", help="How many slots to show.")], 10),
+        "as_json": AsJson,
+    },
+    check=_check_recurrence,
+)
+SCHEDULES.watch(
+    "Print the events of schedules that are published from now on.",
+    {"schedule": identifier("SCHEDULE", "Only this scheduleId.", str | None)},
+)

@@ -1,21 +1,28 @@
 """`timer-service tenants`. These commands use the broker only, never the database."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from timer_service.cli.connection import Server, broker_command, client_config
-from timer_service.cli.output import one_line
+from timer_service.cli.output import print_table
 from timer_service.cli.parameters import AsJson, Tenant, read_tenant
 from timer_service.cli.process import run_async
-from timer_service.client import TimerClient, TimerServiceError
+from timer_service.client import TimerClient
 from timer_service.client.answers import read_rows
+from timer_service.client.view import View
 
 Tenants = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT...", help="Every tenant.")]
 Readers = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT...", help="Readers of events.")]
 
 app = typer.Typer(help="Tenants: what they use of their limits, and their streams.", no_args_is_help=True)
+
+
+class _Usage(View):
+    limit: str
+    used: int
+    most: int | None = None
 
 
 @broker_command(app)
@@ -25,10 +32,10 @@ async def usage(client: TimerClient, tenant: Tenant, as_json: AsJson = False) ->
     if as_json:
         typer.echo(json.dumps(found))
         return
-    rows = [_row(each) for each in read_rows(found, "usage")]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    for limit, used, most in rows:
-        typer.echo(f"{limit:<{widths[0]}}  {used:>{widths[1]}} of {most:>{widths[2]}}")
+    rows = [_Usage.read(each) for each in read_rows(found, "usage")]
+    most = ["unlimited" if each.most is None else f"{each.most:,}" for each in rows]
+    cells = [(each.limit, f"{each.used:,}", limit) for each, limit in zip(rows, most, strict=True)]
+    print_table(("LIMIT", "USED", "MOST"), cells, {})
 
 
 @app.command()
@@ -58,14 +65,3 @@ def events(tenants: Readers, server: Server = None) -> None:
     streams = run_async(as_operator(client_config(server), stream_events, tenants))
     for tenant, stream in streams.items():
         typer.echo(f"{tenant}: reads the stream {stream} with the consumer {tenant}")
-
-
-def _row(answer: Any) -> tuple[str, str, str]:
-    try:
-        return one_line(answer["limit"]), f"{answer['used']:,}", _text(answer.get("most"))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TimerServiceError("the service sent an answer that this client cannot read") from error
-
-
-def _text(most: int | None) -> str:
-    return "unlimited" if most is None else f"{most:,}"

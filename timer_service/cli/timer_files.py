@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from pydantic import Field, ValidationError
@@ -30,8 +31,7 @@ app = typer.Typer()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAGE_ROWS = 1000
 _LONGEST_LINE = 1024 * 1024
-_MOST_LINES = 5000
-_BATCH_BYTES = 8 * 1024 * 1024
+_BATCH_LINES = 1000
 _MOST_FAULTS = 20
 _MOST_ERRORS = 1000
 _TIMEOUT_SECONDS = 120
@@ -63,14 +63,6 @@ class _Line(ScheduleTimer):
     correlation_id: Identifier | None = Field(default=None)
 
 
-class _Read(NamedTuple):
-    """A timer of a file, the number of its line, and the bytes of the line."""
-
-    line: int
-    timer: NewTimer
-    size: int
-
-
 @broker_command(app)
 async def export(client: TimerClient, tenant: Tenant) -> None:
     """Print the Scheduled timers of a tenant, a line of JSON for each, in order of due time.
@@ -99,28 +91,26 @@ async def import_timers(client: TimerClient, tenant: Tenant, file: TimersFile, a
     """
     total = _check_file(tenant, file)
     outcomes, errors = Counter[str](), list[Mapping[str, Any]]()
-    failed = done = 0
+    timers, failed = _timers(tenant, file), 0
     with _progress("Importing", total) as advance:
-        for batch in _batches(_timers(tenant, file)):
-            ended = await client.schedule_many([each.timer for each in batch], timeout_seconds=_TIMEOUT_SECONDS)
-            _check_answers(file, done, total, ended)
+        while batch := [*islice(timers, _BATCH_LINES)]:
+            ended = await client.schedule_many([timer for _, timer in batch], timeout_seconds=_TIMEOUT_SECONDS)
+            _check_answers(sum(outcomes.values()), total, ended)
             outcomes.update(map(_name, ended))
-            found = [
-                _error(each.line, end) for each, end in zip(batch, ended, strict=True) if _name(end) not in _STORED
-            ]
-            failed += len(found)
-            errors += found[: _MOST_ERRORS - len(errors)]
-            done += len(batch)
+            refused = [(line, end) for (line, _), end in zip(batch, ended, strict=True) if _name(end) not in _STORED]
+            failed += len(refused)
+            errors += [_error(*each) for each in refused[: _MOST_ERRORS - len(errors)]]
             advance(len(batch))
     if as_json:
-        typer.echo(json.dumps({"timers": done, "outcomes": outcomes, "failed": failed, "errors": errors}))
+        summary = {"timers": total, "outcomes": outcomes, "failed": failed, "errors": errors}
+        typer.echo(json.dumps(summary))
     else:
         for error in errors:
             typer.echo(one_line(f"{file}:{error['line']}: {error['message']}"), err=True)
         if failed > len(errors):
             typer.echo(f"{failed - len(errors):,} more timers are not stored.", err=True)
         counts = ", ".join(f"{count:,} {name}" for name, count in outcomes.items())
-        typer.echo(f"{done:,} timers" + (f": {counts}" if counts else ""))
+        typer.echo(f"{total:,} timers" + (f": {counts}" if counts else ""))
     if failed:
         raise typer.Exit(1)
 
@@ -155,10 +145,11 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _timers(tenant: str, file: Path) -> Iterator[_Read]:
+def _timers(tenant: str, file: Path) -> Iterator[tuple[int, NewTimer]]:
+    """Yield the number of each line, and its timer."""
     for number, line in _lines(file):
         try:
-            yield _Read(number, _read_line(tenant, line), len(line))
+            yield number, _read_line(tenant, line)
         except Rejection as error:
             raise typer.BadParameter(f"The file has changed: line {number}: {error.message}.") from error
 
@@ -200,24 +191,10 @@ def _instant(at: int | None) -> datetime | None:
     return None if at is None else _EPOCH + timedelta(milliseconds=at)
 
 
-def _batches(timers: Iterator[_Read]) -> Iterator[Sequence[_Read]]:
-    """Divide timers into batches, bounded by count and by bytes."""
-    batch: list[_Read] = []
-    size = 0
-    for timer in timers:
-        size += timer.size
-        if batch and (len(batch) >= _MOST_LINES or size > _BATCH_BYTES):
-            yield batch
-            batch, size = [], timer.size
-        batch.append(timer)
-    if batch:
-        yield batch
-
-
-def _check_answers(file: Path, done: int, total: int, ended: Sequence[Ended]) -> None:
+def _check_answers(done: int, total: int, ended: Sequence[Ended]) -> None:
     lost = [each for each in ended if isinstance(each, NoAnswerError)]
     if lost:
-        stored = f"at least {done + len(ended) - len(lost):,} of {total:,} timers of {file} were handled"
+        stored = f"at least {done + len(ended) - len(lost):,} of {total:,} timers were handled"
         remedy = "Import the file again: timers that are stored already are unchanged"
         raise NoAnswerError(f"{lost[0]}; {stored}. {remedy}")
 

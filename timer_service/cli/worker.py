@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import sys
-from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +14,10 @@ from timer_service.app.login import nats_login
 from timer_service.cli.connection import Server, client_config
 from timer_service.cli.parameters import (
     Tenant,
-    duration,
-    identifier_option,
+    read_duration,
+    read_identifier,
 )
 from timer_service.cli.process import run_async
-from timer_service.config import Config
 from timer_service.logs import configure_logs
 from timer_service.worker import Worker, WorkflowFunction
 
@@ -50,10 +48,16 @@ Workflows = Annotated[
 ]
 Queue = Annotated[str, typer.Option(metavar="QUEUE", help="The queue to take workflows from.")]
 Slots = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Execute at most N workflows at a time.")]
-WorkerName = Annotated[str | None, identifier_option("NAME", "The name in `workflows workers`.")]
+WorkerName = Annotated[
+    str | None, typer.Option(metavar="NAME", parser=read_identifier, help="The name in `workflows workers`.")
+]
 Lease = Annotated[
     timedelta | None,
-    duration("If this process dies, its workflows continue elsewhere after so long (10s to 10m). Default: 30s."),
+    typer.Option(
+        metavar="DURATION",
+        parser=read_duration,
+        help="If this process dies, its workflows continue elsewhere after so long (10s to 10m). Default: 30s.",
+    ),
 ]
 
 
@@ -70,7 +74,18 @@ def worker(
     config = client_config(server)
     configure_logs(config)
     try:
-        executor = _worker(config, tenant, workflows, queue=queue, slots=slots, name=name, lease=lease)
+        executor = Worker(
+            config.broker_url,
+            tenant=tenant,
+            workflows=workflows,
+            queue=queue,
+            slots=slots,
+            name=name,
+            **({} if lease is None else {"lease": lease}),
+            subject_prefix=config.subject_prefix,
+            inbox_prefix=config.reply_prefix.removesuffix("."),
+            **nats_login(config).options(),
+        )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     types = ", ".join(each.type for each in workflows)
@@ -81,28 +96,3 @@ def worker(
         run_async(executor.run())
     except asyncio.CancelledError:
         sys.exit(f"timer-service: {_SECOND_SIGNAL}")
-
-
-def _worker(
-    config: Config,
-    tenant: str,
-    workflows: Sequence[WorkflowFunction],
-    *,
-    queue: str,
-    slots: int,
-    name: str | None,
-    lease: timedelta | None,
-) -> Worker:
-    given = {} if lease is None else {"lease": lease}
-    return Worker(
-        config.broker_url,
-        tenant=tenant,
-        workflows=workflows,
-        queue=queue,
-        slots=slots,
-        name=name,
-        **given,
-        subject_prefix=config.subject_prefix,
-        inbox_prefix=config.reply_prefix.removesuffix("."),
-        **nats_login(config).options(),
-    )

@@ -1,8 +1,8 @@
 """`timer-service workflows`. These commands use the broker only, never the database."""
 
 import json
-from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
@@ -14,26 +14,24 @@ from timer_service.cli.output import (
     one_line,
     print_fields,
     print_table,
-    style,
+    print_value,
 )
 from timer_service.cli.parameters import (
-    Tenant,
+    argument,
     choice,
     duration,
     identifier,
     identifier_option,
     instant,
-    json_argument,
-    json_text,
-    read_duration,
+    json_option,
+    option,
 )
-from timer_service.cli.resources import Outcomes, Rows, get_command, list_command, outcome_command, print_counts
+from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
 from timer_service.client import (
     Outcome,
     TimerClient,
     WorkerInfo,
     Workflow,
-    WorkflowCounts,
     WorkflowDetail,
     WorkflowEffect,
     WorkflowEndedError,
@@ -42,24 +40,8 @@ from timer_service.client import (
 
 app = typer.Typer(help="Durable functions: start, send messages, look up, cancel, retry.", no_args_is_help=True)
 
-Name = Annotated[str, identifier("WORKFLOW", "The workflowId.")]
-TypeName = Annotated[str, typer.Argument(metavar="TYPE", help="The type: the name of its function.")]
-Message = Annotated[str, typer.Argument(metavar="MESSAGE", help="The name of the message.")]
-Input = Annotated[str | None, json_text("The input of the function. Default: null.", "--input")]
-Data = Annotated[str | None, json_text("JSON. Default: null.")]
-Queue = Annotated[str | None, typer.Option(metavar="QUEUE", help="The queue of its workers. Default: default.")]
-StartIn = Annotated[
-    timedelta | None, typer.Option("--in", parser=read_duration, metavar="DURATION", help="Begin after: 10s, 5m, 2h.")
-]
-StartAt = Annotated[datetime | None, instant("Begin at: ISO 8601 with an offset.", "--at")]
-Deadline = Annotated[timedelta | None, duration("It fails if it takes longer; 0s: at once.", "--deadline-in")]
-ConcurrencyKey = Annotated[str | None, identifier_option("KEY", "Skip the start if another one with this key is open.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end, and print its result.")]
-MessageId = Annotated[str | None, identifier_option("ID", "A second message with this id has no effect.")]
-Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Why.")]
-StatusFilter = Annotated[WorkflowStatus | None, choice("Only workflows in this status.", "--status")]
-TypeFilter = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only workflows of this type.")]
-
+NAME = identifier("WORKFLOW", "The workflowId.")
+DEADLINE = duration("It fails if it takes longer; 0s: at once.")
 _COLOURS = {
     "completed": "green",
     "done": "green",
@@ -87,7 +69,7 @@ def _row(workflow: Workflow, now: datetime) -> tuple[str, ...]:
     return workflow.name, _status(workflow), workflow.type, *created, _why(workflow)
 
 
-WORKFLOWS = Rows(
+LIST = Rows(
     query="list-workflows",
     field="workflows",
     view=Workflow,
@@ -110,18 +92,22 @@ WORKERS = Rows(
     ),
     colours=_COLOURS,
 )
-_OUTCOMES = Outcomes(
-    lambda outcome: outcome.workflow.status if outcome.workflow else "",
-    {"started", "sent", "kept", "cancelled", "retried", "unchanged"},
-    {
-        "skipped_busy": "another open workflow has its concurrency key",
-        "unchanged": "already in that state",
-        "exists": "it has another type, queue or input; it is not changed",
-        "kept": "stored until the workflow starts",
-        "mailbox_full": "too many messages of this workflow are unread; send it again later",
-        "not_found": "there is no such workflow",
-        "already_ended": "it has ended",
-    },
+WORKFLOWS = Resource(
+    app,
+    lambda client: client.workflows,
+    Outcomes(
+        lambda outcome: outcome.workflow.status if outcome.workflow else "",
+        {"started", "sent", "kept", "cancelled", "retried", "unchanged"},
+        {
+            "skipped_busy": "another open workflow has its concurrency key",
+            "unchanged": "already in that state",
+            "exists": "it has another type, queue or input; it is not changed",
+            "kept": "stored until the workflow starts",
+            "mailbox_full": "too many messages of this workflow are unread; send it again later",
+            "not_found": "there is no such workflow",
+            "already_ended": "it has ended",
+        },
+    ),
 )
 _AFTER_START = {
     "skipped_busy": "another open workflow has its concurrency key; start it again under another id",
@@ -132,27 +118,13 @@ _AFTER_START = {
 def print_workflow(detail: WorkflowDetail) -> None:
     """Print a workflow: its fields, and a row for each effect."""
     workflow, now = detail.workflow, datetime.now(UTC)
-    status = one_line(_status(workflow))
-    title = style(one_line(f"{workflow.tenant}/{workflow.name}"), bold=True)
-    typer.echo(f"{title}  {style(status, colour=_COLOURS.get(status))}")
-    fields = fields_of(workflow, now, leave_out=["name", "status", "code", "step", "reason", "effects", "messages"])
-    if workflow.ended_at is None:
-        fields |= (
-            {} if workflow.worker_id or detail.has_workers else {"worker": "no worker asks for this type and queue"}
-        )
-    else:
-        fields.pop("due at", None)
-    failure = detail.failure
-    about = fields_of(detail, now, leave_out=["workflow", "has_workers", "failure", "effects"])
-    print_fields(
-        {
-            **fields,
-            "why": _why(workflow),
-            "error": None if failure is None else f"{failure.type}: {failure.message}",
-            "unread": format_count(workflow.messages, "message") if workflow.messages else None,
-            **{name: text[:_LONGEST_RESULT] for name, text in about.items()},
-        }
-    )
+    texts = {"status": _status(workflow), "why": _why(workflow)}
+    if workflow.ended_at is None and workflow.worker_id is None and not detail.has_workers:
+        texts["worker"] = "no worker asks for this type and queue"
+    left_out = ["name", "status", "code", "step", "reason", "effects", *(["due_at"] if workflow.ended_at else [])]
+    print_value(workflow, f"{workflow.tenant}/{workflow.name}", texts, leave_out=left_out)
+    about = fields_of(detail, now, leave_out=["workflow", "has_workers", "effects"])
+    print_fields({name: text[:_LONGEST_RESULT] for name, text in about.items()})
     if detail.effects:
         print_table(_EFFECTS, [_effect_row(each, now) for each in detail.effects], _COLOURS)
 
@@ -171,48 +143,17 @@ def _effect_row(effect: WorkflowEffect, now: datetime) -> tuple[str, ...]:
     return number, effect.key, effect.status, effect.kind, "; ".join(parts)
 
 
-def _check_start(*, start_in: timedelta | None, start_at: datetime | None, **_: object) -> None:
+def _check_start(*, start_in: Any, start_at: Any, **_: object) -> None:
     if start_in is not None and start_at is not None:
         raise typer.BadParameter("Give either --in or --at.")
 
 
-def _explain_start(outcome: Outcome) -> str | None:
-    return _AFTER_START.get(outcome.name)
-
-
-@outcome_command(app, _OUTCOMES, check=_check_start, explain=_explain_start)
-async def start(
-    client: TimerClient,
-    tenant: Tenant,
-    workflow: Name,
-    workflow_type: TypeName,
-    data: Input = None,
-    queue: Queue = None,
-    start_in: StartIn = None,
-    start_at: StartAt = None,
-    deadline: Deadline = None,
-    concurrency_key: ConcurrencyKey = None,
-    wait: Wait = False,
-) -> Outcome:
-    """Start a workflow of a type. A worker executes its function."""
-    outcome = await client.workflows.start(
-        tenant,
-        workflow,
-        workflow_type,
-        **json_argument(data),
-        queue=queue,
-        start_in=start_in,
-        start_at=start_at,
-        deadline_in=deadline,
-        concurrency_key=concurrency_key,
-    )
-    if wait and outcome.name in _OUTCOMES.with_effect:
-        await _print_result(client, tenant, workflow, outcome)
-    return outcome
-
-
-async def _print_result(client: TimerClient, tenant: str, workflow: str, outcome: Outcome) -> None:
-    """Print the result of a workflow when it ends, and nothing more."""
+async def start(client: TimerClient, *, wait: bool, **given: Any) -> Outcome:
+    """Start a workflow. If the command is to wait, print its result when it ends, and nothing more."""
+    tenant, workflow = given["tenant"], given["workflow"]
+    outcome = await client.workflows.start(**given)
+    if not wait or outcome.name not in {"started", "unchanged"}:
+        return outcome
     typer.echo(one_line(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end."), err=True)
     try:
         typer.echo(json.dumps(await client.workflows.result(tenant, workflow)))
@@ -222,46 +163,52 @@ async def _print_result(client: TimerClient, tenant: str, workflow: str, outcome
     raise typer.Exit
 
 
-@outcome_command(app, _OUTCOMES)
-async def send(
-    client: TimerClient,
-    tenant: Tenant,
-    workflow: Name,
-    message: Message,
-    data: Data = None,
-    message_id: MessageId = None,
-) -> Outcome:
-    """Send a message to a workflow, also before it starts."""
-    return await client.workflows.send(tenant, workflow, message, **json_argument(data), message_id=message_id)
+WORKFLOWS.command(
+    "start",
+    "Start a workflow of a type. A worker executes its function.",
+    {
+        "workflow": NAME,
+        "workflow_type": argument("TYPE", "The type: the name of its function."),
+        "data": json_option("The input of the function. Default: null.", "--input"),
+        "queue": option("QUEUE", "The queue of its workers. Default: default."),
+        "start_in": duration("Begin after: 10s, 5m, 2h.", "--in"),
+        "start_at": instant("Begin at: ISO 8601 with an offset.", "--at"),
+        "deadline_in": DEADLINE,
+        "concurrency_key": identifier_option("KEY", "Skip the start if another one with this key is open."),
+        "wait": Annotated[bool, typer.Option("--wait", help="Wait for its end, and print its result.")],
+    },
+    call=start,
+    check=_check_start,
+    explain=lambda outcome: _AFTER_START.get(outcome.name),
+)
+WORKFLOWS.command(
+    "send",
+    "Send a message to a workflow, also before it starts.",
+    {
+        "workflow": NAME,
+        "name": argument("MESSAGE", "The name of the message."),
+        "data": json_option("JSON. Default: null."),
+        "message_id": identifier_option("ID", "A second message with this id has no effect."),
+    },
+)
+WORKFLOWS.command(
+    "cancel", "Cancel a workflow that has not ended.", {"workflow": NAME, "reason": option("TEXT", "Why.")}
+)
+WORKFLOWS.command(
+    "retry",
+    "Continue a failed workflow. A step that failed last runs again.",
+    {"workflow": NAME, "deadline_in": DEADLINE},
+)
+WORKFLOWS.get("Show one workflow, with its steps, sleeps and waits.", print_workflow, {"workflow": NAME})
+WORKFLOWS.list(
+    LIST,
+    "List workflows in order of creation.",
+    {
+        "status": choice(WorkflowStatus, "Only workflows in this status."),
+        "type": option("TYPE", "Only workflows of this type."),
+    },
+)
+WORKFLOWS.list(WORKERS, "List the workers that execute workflows.", name="workers")
 
 
-@outcome_command(app, _OUTCOMES)
-async def cancel(client: TimerClient, tenant: Tenant, workflow: Name, reason: Reason = None) -> Outcome:
-    """Cancel a workflow that has not ended."""
-    return await client.workflows.cancel(tenant, workflow, reason=reason)
-
-
-@outcome_command(app, _OUTCOMES)
-async def retry(client: TimerClient, tenant: Tenant, workflow: Name, deadline: Deadline = None) -> Outcome:
-    """Continue a failed workflow. A step that failed last runs again."""
-    return await client.workflows.retry(tenant, workflow, deadline_in=deadline)
-
-
-@get_command(app, print_workflow)
-async def get(client: TimerClient, tenant: Tenant, workflow: Name) -> WorkflowDetail | None:
-    """Show one workflow, with its steps, sleeps and waits."""
-    return await client.workflows.get(tenant, workflow)
-
-
-list_command(app, WORKFLOWS, "List workflows in order of creation.", status=StatusFilter, type=TypeFilter)
-list_command(app, WORKERS, "List the workers that execute workflows.", name="workers")
-
-
-def _print_counts(counts: WorkflowCounts) -> None:
-    print_counts(counts.by_status, exact=counts.exact)
-
-
-@get_command(app, _print_counts)
-async def count(client: TimerClient, tenant: Tenant) -> WorkflowCounts:
-    """Count workflows by status."""
-    return await client.workflows.count(tenant)
+WORKFLOWS.get("Count workflows by status.", print_counts, name="count")

@@ -1,25 +1,20 @@
 """Tests of deploy/: the configuration matches the contracts, prepare.py makes a server that works, and TLS."""
 
 import asyncio
-import json
-import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, Operator, connect
+from tests.harness.cli import Cli, statuses
+from tests.harness.fence import CONFIG, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, connect
 from tests.harness.prepared import Prepared, prepare
 from tests.harness.processes import NatsServer, Service
 from tests.harness.spawn import BIN
 from timer_service.app.slices import QUERIES, SLICES
 from timer_service.core.values.message import kebab
-
-SECURITY = DEPLOY.parent / "docs" / "security.md"
 
 
 @pytest.mark.parametrize("tenant", ["tenant-a", "tenant-b"])
@@ -64,93 +59,16 @@ def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "server").exists()
 
 
-def test_prepare_names_a_tenant_that_looks_like_an_option(tmp_path: Path) -> None:
-    """The command for the streams of the tenants can be run as it is printed."""
-    ran = prepare(tmp_path / "server", "tenant-a", "--", "-x")
-    assert ran.stdout.endswith("timer-service tenants separate -- tenant-a -x\n")
-
-
-def test_prepare_refuses_folders_that_the_configuration_cannot_name(tmp_path: Path) -> None:
-    """A quote in the name of the folder would make a configuration with which the server does not start."""
-    ran = prepare(tmp_path / 'a "server"', "tenant-a")
-    assert (ran.returncode, "has a quote" in ran.stderr) == (1, True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_prepare_names_the_folder_with_a_file_that_is_no_text(tmp_path: Path) -> None:
-    """A damaged file ends in one line."""
-    (tmp_path / "tenants.conf").write_bytes(b"\xff")
-    ran = prepare(tmp_path, "tenant-a")
-    assert (ran.returncode, ran.stderr) == (1, f"prepare.py: a file in {tmp_path} is not text in UTF-8\n")
-
-
-def test_prepare_accepts_no_empty_password(tmp_path: Path) -> None:
-    """A file that lost its password, as on a full disk, gives nobody a login without one."""
-    prepare(tmp_path / "server", "tenant-a")
-    (tmp_path / "server" / "passwords" / "tenant-b").touch()
-    ran = prepare(tmp_path / "server", "tenant-b")
-    assert (ran.returncode, "tenant-b has no password" in ran.stderr) == (1, True)
-    assert "tenant-b {" not in (tmp_path / "server" / "tenants.conf").read_text()
-
-
-def test_prepare_keeps_others_out(tmp_path: Path) -> None:
-    """Whatever the umask and the mode of older files are, others can read no file, and exchange none."""
-    before = os.umask(0)
-    try:
-        prepare(tmp_path / "server", "tenant-a", "tenant-a")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "server").stat().st_mode & 0o777 == 0o700
-    accounts = tmp_path / "server" / "tenants.conf"
-    assert re.findall(r"^(\S+) {$", accounts.read_text(), re.MULTILINE) == ["tenant-a"]
-    accounts.chmod(0o644)
-    prepare(tmp_path / "server", "tenant-b")
-    assert accounts.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
-def test_prepare_keeps_the_owner(tmp_path: Path) -> None:
-    """A server that runs as another user can read its tenants after one is added."""
-    prepare(tmp_path / "server", "tenant-a")
-    accounts = tmp_path / "server" / "tenants.conf"
-    os.chown(accounts, 65534, 65534)
-    prepare(tmp_path / "server", "tenant-b")
-    assert (accounts.stat().st_uid, accounts.stat().st_gid) == (65534, 65534)
-    assert "tenant-b {" in accounts.read_text()
-
-
-def test_prepare_follows_no_link(tmp_path: Path) -> None:
-    """A password is not written to the place that a link names."""
-    (tmp_path / "server" / "passwords").mkdir(parents=True)
-    (tmp_path / "server" / "passwords" / "tenant-a").symlink_to(tmp_path / "elsewhere")
-    prepare(tmp_path / "server", "tenant-a")
-    assert not (tmp_path / "elsewhere").exists()
-    assert not (tmp_path / "server" / "passwords" / "tenant-a").is_symlink()
-
-
-def test_prepare_names_what_it_cannot_write(tmp_path: Path) -> None:
-    """A folder that cannot be made is an error of one line."""
-    (tmp_path / "file").touch()
-    ran = prepare(tmp_path / "file" / "server", "tenant-a")
-    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
-
-
 async def test_service_runs_on_a_prepared_server(tmp_path: Path) -> None:
     """The service logs in with the password file, and `doctor` finds no failure and no missing permission."""
     prepared = await asyncio.to_thread(Prepared, tmp_path / "server", "tenant-a")
-    password = {"TIMER_NATS_PASSWORD_FILE": str(prepared.password_file("timer-service"))}
-    async with (
-        prepared.broker(tmp_path / "nats") as broker,
-        Service(tmp_path / "service", broker.url, TIMER_NATS_USER="timer-service", **password) as service,
-    ):
-        checks = await doctor(service)
-        of_broker = [
-            each for each in checks if each["check"].startswith(("broker", "permissions", "stream", "consumer"))
-        ]
-        assert {each["status"] for each in of_broker} == {"ok", "note"}, of_broker
-        assert {each["check"] for each in checks if "no max_bytes" in each["message"]} == {
-            f"stream TIMER_{kind}" for kind in ("CMD", "EVT", "DLQ")
-        }
+    password = str(prepared.password_file("timer-service"))
+    login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD_FILE": password}
+    async with prepared.broker(tmp_path / "nats") as broker, Service(tmp_path / "service", broker.url, **login):
+        cli = Cli(tmp_path, broker.url)
+        cli.settings |= login
+        found = {name: status for name, status in (await statuses(cli, 0)).items() if status not in {"ok", "note"}}
+    assert found.keys() <= {"sqlite"}  # an old library
 
 
 async def test_tenant_is_added_while_the_server_runs(tmp_path: Path) -> None:
@@ -176,45 +94,3 @@ async def test_tenant_is_added_while_the_server_runs(tmp_path: Path) -> None:
             await peer.connection.close()
         await service.until_page("/readyz", 200)
         assert "unavailable" not in service.log.read_text()
-
-
-@pytest.mark.slow
-async def test_doctor_reports_a_login_with_all_rights(broker: NatsServer, service: Service, operator: Operator) -> None:
-    """`doctor` warns if the service uses a login that could delete the streams."""
-    rights = "this login may read and delete all streams of its account"
-    operators = {"TIMER_NATS_USER": "operator", "TIMER_NATS_PASSWORD": PASSWORDS["OPERATOR_PASSWORD"]}
-    assert rights not in {each["message"] for each in await doctor(service)}
-    assert rights in {each["message"] for each in await doctor(service, **operators)}
-
-
-async def doctor(service: Service, **settings: str) -> list[dict[str, str]]:
-    environment = {**os.environ, **service._environment, **settings}
-    command = [sys.executable, "-m", "timer_service", "doctor", "--json"]
-    ran = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True, check=False)
-    checks: list[dict[str, str]] = json.loads(ran.stdout)["checks"]
-    return checks
-
-
-@pytest.mark.slow
-async def test_connections_are_encrypted(tmp_path: Path) -> None:
-    """The commands of docs/security.md make certificates with which the service connects. Without them it does not."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    section = SECURITY.read_text().partition("## Encrypt the connections")[2]
-    commands = section.partition("```sh\n")[2].partition("```")[0].replace("nats.example.com", "localhost")
-    made = await asyncio.to_thread(
-        subprocess.run, ["sh", "-e"], input=commands, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    line = '# tls { cert_file: "server.crt", key_file: "server.key" }'
-    assert line in CONFIG
-    config = CONFIG.replace(line, f'tls {{ cert_file: "{tmp_path}/server.crt", key_file: "{tmp_path}/server.key" }}')
-    async with NatsServer(tmp_path / "nats", config=config, **PASSWORDS) as broker:
-        url = broker.url.replace("nats://127.0.0.1", "tls://localhost")
-        trusted = {**SERVICE_LOGIN, "TIMER_NATS_TLS_CA": str(tmp_path / "ca.crt")}
-        async with Service(tmp_path / "service", url, **trusted) as service:
-            assert (await service.page("/readyz"))[0] == 200
-        untrusting = Service(tmp_path / "other", url, **SERVICE_LOGIN)
-        untrusting.launch()
-        assert await untrusting.wait() == 1
-        assert "certificate verify failed" in untrusting.log.read_text()

@@ -6,22 +6,16 @@ messages that each connection received. A round trip on the same connection make
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.databases import Databases
 from tests.harness.fence import (
     ACCOUNTS,
-    CONFIG,
     PASSWORDS,
     PATIENCE_SECONDS,
     SERVICE_LOGIN,
@@ -33,6 +27,7 @@ from tests.harness.fence import (
     deny_to_service,
 )
 from tests.harness.processes import NatsServer, Service
+from tests.harness.raw_worker import RawWorker, complete, start_workflows
 from timer_service.client import NewTimer, Outcome, TimerClient
 
 
@@ -80,62 +75,6 @@ async def test_service_has_no_other_permissions(broker: NatsServer, operator: Op
     await peer.connection.close()
 
 
-async def test_who_updates_streams_can_do_more(broker: NatsServer, operator: Operator, service: Service) -> None:
-    """With its right to update streams, the login of the service reads stored events, and sends commands.
-
-    docs/security.md says so, and how to take this right away.
-    """
-    assert await service.terminate() == 0  # it would handle the command
-    peer = await connect(broker, "timer-service")
-
-    async def api(name: str, body: object = None) -> Any:
-        return json.loads((await peer.connection.request(f"$JS.API.{name}", json.dumps(body).encode(), 5)).data)
-
-    events, commands = [(await api(f"STREAM.INFO.TIMER_{kind}", {}))["config"] for kind in ("EVT", "CMD")]
-    sent_on = {"src": "timer.evt.v1.tenant-b.any", "dest": "timer.cmd.v1.tenant-b.schedule-timer"}
-    assert "error" not in await api("STREAM.UPDATE.TIMER_EVT", {**events, "republish": sent_on})
-    await peer.connection.request("timer.evt.v1.tenant-b.any", command("tenant-b", "call-1"), 5)
-    assert "error" not in await api("STREAM.UPDATE.TIMER_CMD", {**commands, "sources": [{"name": "TIMER_EVT"}]})
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        for subject in sent_on.values():
-            while "error" in await api("STREAM.MSG.GET.TIMER_CMD", {"last_by_subj": subject}):
-                await asyncio.sleep(0.05)
-    await peer.connection.close()
-
-
-async def test_reply_subject_of_the_service_deletes_no_stream(
-    broker: NatsServer, operator: Operator, service: Service
-) -> None:
-    """A pull of the service whose reply subject is a request to delete a stream deletes nothing.
-
-    A user of the account of the streams, such as the operator, deletes the stream in this way.
-    """
-    assert await service.terminate() == 0  # its pulls would take the commands
-    peer = await connect(broker, "timer-service")
-    pull = "$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service"
-    streams = operator.connection.jetstream()
-    consumer = await peer.request("$JS.API.CONSUMER.INFO.TIMER_CMD.timer-service")
-    (group,) = consumer["config"]["priority_groups"]
-    none = json.dumps({"batch": 1, "no_wait": True, "group": group}).encode()
-    for stream in STREAMS:
-        (replies,) = await peer.subscribe(f"TIMERS.API.STREAM.DELETE.{stream}")
-        for prefix in ("$JS.API", "TIMERS.API"):
-            await peer.publish(pull, none, f"{prefix}.STREAM.DELETE.{stream}")
-            assert ((await replies.next_msg(PATIENCE_SECONDS)).headers or {})["Status"] == "404"
-    await operator.count_messages()
-    assert {each.config.name for each in await streams.streams_info()} == {
-        *STREAMS,
-        "TIMER_EVT_tenant-a",
-        "TIMER_EVT_tenant-b",
-    }
-    for _ in range(2):  # the first pull gets the marker of `count_messages`
-        await operator.publish(pull, none, "$JS.API.STREAM.DELETE.TIMER_DLQ")
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(await streams.streams_info()) == len(STREAMS):
-            await asyncio.sleep(0.02)
-    await peer.connection.close()
-
-
 async def test_tenants_have_no_access_to_hints(a: Peer, broker: NatsServer, operator: Operator) -> None:
     """Instances exchange wake-up hints. A tenant can neither receive nor send them."""
     one, other = [await connect(broker, "timer-service") for _ in range(2)]
@@ -150,76 +89,18 @@ async def test_tenants_have_no_access_to_hints(a: Peer, broker: NatsServer, oper
     await other.connection.close()
 
 
-async def test_several_instances_work_with_least_privilege(
-    tmp_path: Path, broker: NatsServer, databases: Databases
-) -> None:
-    """A handler and a worker on one Postgres exchange hints without a violation."""
-    async with databases.database() as url, AsyncExitStack() as stack:
-        settings = {**SERVICE_LOGIN, "TIMER_DATABASE_URL": url, "TIMER_LOG_FORMAT": "json"}
-        instances = [
-            Service(tmp_path / role, broker.url, **settings, TIMER_ROLE=role) for role in ("handler", "worker")
-        ]
-        for each in instances:
-            await stack.enter_async_context(each)
-        a = await connect(broker, "tenant-a")
-        (events,) = await a.subscribe("timer.evt.v1.tenant-a.*")
-        assert (await a.schedule("tenant-a", "call-1"))["outcome"] == "scheduled"
-        assert (await events.next_msg(PATIENCE_SECONDS)).data
-        await a.connection.close()
-        for each in instances:
-            assert (await each.page("/readyz"))[0] == 200
-            assert await each.terminate() == 0
-            assert "violation" not in each.log.read_text().lower()
-
-
-async def test_timers_fire_without_permission_for_hints(tmp_path: Path, databases: Databases) -> None:
-    """Without permission for hints, the instances are ready and timers fire. The logs name the subject."""
-    restricted = deny_to_service("timer.wake.>")
-    async with NatsServer(tmp_path / "nats", config=restricted, **PASSWORDS) as broker, databases.database() as url:
-        settings = {
-            **SERVICE_LOGIN,
-            "TIMER_LOG_FORMAT": "json",
-            "TIMER_POLLING_INTERVAL": "500",
-            "TIMER_DATABASE_URL": url,
-        }
-        async with (
-            Service(tmp_path / "handler", broker.url, **settings, TIMER_ROLE="handler") as handler,
-            Service(tmp_path / "worker", broker.url, **settings, TIMER_ROLE="worker") as worker,
-        ):
-            a = await connect(broker, "tenant-a")
-            (events,) = await a.subscribe("timer.evt.v1.tenant-a.*")
-            assert (await a.schedule("tenant-a", "call-1"))["outcome"] == "scheduled"
-            assert (await events.next_msg(PATIENCE_SECONDS)).data
-            await a.connection.close()
-            for instance, verb in ((handler, "publish"), (worker, "subscription")):
-                assert (await instance.page("/readyz"))[0] == 200
-                assert f'violation for {verb} to \\"timer.wake.v1.' in instance.log.read_text()
-
-
-async def test_readiness_names_missing_permissions_after_a_reconnect(tmp_path: Path) -> None:
-    """Readiness reports a missing permission, and reports it again after a reconnect."""
-    restricted = deny_to_service("timer.qry.>")
-    denied = "; `timer-service doctor` names every missing permission"
-    async with NatsServer(tmp_path / "nats", config=restricted, **PASSWORDS) as broker:
+async def test_readiness_names_missing_permissions(tmp_path: Path) -> None:
+    """A service without a permission that it needs is not ready, and says how to find all of them."""
+    async with NatsServer(tmp_path / "nats", config=deny_to_service("timer.qry.>"), **PASSWORDS) as broker:
         service = Service(tmp_path / "service", broker.url, **SERVICE_LOGIN)
         service.launch()
-        await until_readiness_says(service, denied)
-        await broker.terminate()
-        await until_readiness_says(service, "not connected")
-        await broker.start()
-        await until_readiness_says(service, denied)
+        page = ""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while "; `timer-service doctor` names every missing permission" not in page:
+                with suppress(OSError):  # its HTTP server is not up yet
+                    _, page = await service.page("/readyz")
+                await asyncio.sleep(0.02)
         assert await service.terminate() == 0
-
-
-async def until_readiness_says(service: Service, words: str) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            with suppress(OSError):  # its HTTP server is not up yet
-                status, text = await service.page("/readyz")
-                if words in text:
-                    break
-            await asyncio.sleep(0.02)
-    assert status == 503
 
 
 async def test_tenant_uses_the_service(a: Peer, broker: NatsServer, operator: Operator, service: Service) -> None:
@@ -238,26 +119,6 @@ async def test_tenant_uses_the_service(a: Peer, broker: NatsServer, operator: Op
     await pulled.ack_sync()
     assert (await events.next_msg(PATIENCE_SECONDS)).data == pulled.data
     assert await operator.unacknowledged("tenant-a") == 0
-
-
-async def test_command_line_uses_the_login(broker: NatsServer, operator: Operator, tmp_path: Path) -> None:
-    """`timer-service timers` uses the login and the inbox prefix of the settings."""
-    (tmp_path / "password").write_text(PASSWORDS["TENANT_A_PASSWORD"] + "\n")
-    settings = {
-        "TIMER_BROKER_URL": broker.url,
-        "TIMER_NATS_USER": "tenant-a",
-        "TIMER_NATS_PASSWORD_FILE": str(tmp_path / "password"),
-        "TIMER_REPLY_PREFIX": "_INBOX.tenant-a.",
-    }
-    ran = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "timer_service", "timers", "schedule", "tenant-a", "call-1", "--in", "1h"],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert (ran.returncode, ran.stdout[:10]) == (0, "scheduled:"), ran.stderr
 
 
 async def test_tenant_cannot_publish_for_another_tenant(a: Peer, operator: Operator) -> None:
@@ -286,27 +147,6 @@ async def test_tenant_receives_nothing_of_another_tenant(a: Peer, b: Peer) -> No
     assert (await events[0].next_msg(PATIENCE_SECONDS)).data
     assert sum((await b.request("timer.qry.v1.tenant-b.count-timers"))["counts"].values()) == 1
     assert await a.received(*listening) == []
-
-
-async def test_what_the_shared_stream_tells(a: Peer, b: Peer) -> None:
-    """A tenant can learn the sequences and the newest message id of others. docs/security.md lists this."""
-    subject = "timer.cmd.v1.tenant-b.schedule-timer"
-    stored = await b.connection.jetstream().publish(subject, b"no JSON", headers={"Nats-Msg-Id": "id-of-b"})
-
-    async def answer(**headers: str) -> Any:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = a.connection.request("timer.cmd.v1.tenant-a.schedule-timer", b"", headers=named, timeout=5)
-        return json.loads((await request).data)
-
-    last = {"Nats_Expected_Last_Subject_Sequence": "9", "Nats_Expected_Last_Subject_Sequence_Subject": subject}
-    for headers, told in (
-        ({"Nats_Expected_Last_Msg_Id": "x"}, "wrong last msg ID: id-of-b"),
-        ({"Nats_Expected_Last_Sequence": "9"}, f"wrong last sequence: {stored.seq}"),
-        (last, f"wrong last sequence: {stored.seq}"),
-    ):
-        assert (await answer(**headers))["error"]["description"] == told
-    assert await answer(Nats_Msg_Id="id-of-b") == {"stream": "TIMER_CMD", "seq": stored.seq, "duplicate": True}
-    assert (await answer())["seq"] == stored.seq + 1
 
 
 async def test_tenant_cannot_query_another_tenant(a: Peer, b: Peer) -> None:
@@ -404,7 +244,7 @@ FOREIGN_SUBJECTS = [
 
 
 async def test_replies_stay_in_the_account_of_the_request(a: Peer, b: Peer, operator: Operator) -> None:
-    """The reply to a publish, a query or a pull of A stays in the account of A.
+    """The reply to a publish, a request, a query or a pull of A stays in the account of A.
 
     Inside one account, it would reach other users, because the server does not check permissions of reply subjects.
     """
@@ -415,6 +255,8 @@ async def test_replies_stay_in_the_account_of_the_request(a: Peer, b: Peer, oper
         (replies,) = await a.subscribe(subject.replace("$JS.API", "TIMERS.API"))  # the account maps one to the other
         await a.publish("timer.cmd.v1.tenant-a.schedule-timer", b"{}", subject, **wanted)
         assert b"wrong last sequence" in (await replies.next_msg(PATIENCE_SECONDS)).data
+        await a.publish("timer.wrk.v1.tenant-a.poll-tasks", POLL, subject)
+        assert json.loads((await replies.next_msg(PATIENCE_SECONDS)).data) == {"tasks": []}
         await a.publish("timer.qry.v1.tenant-a.count-timers", b"", subject)
         assert b"counts" in (await replies.next_msg(PATIENCE_SECONDS)).data
         await a.publish(
@@ -448,46 +290,21 @@ async def test_outcomes_are_sent_only_to_inboxes(a: Peer, b: Peer, operator: Ope
     assert [subject for subject, _ in await b.received(*everything)] == ["_INBOX.tenant-b.guessed"]
 
 
-async def test_query_replies_are_sent_only_to_inboxes(broker: NatsServer, operator: Operator) -> None:
-    """The service replies to queries of its own account only in inboxes. No client can choose a reply subject `_R_`."""
-    before = await operator.count_messages()
-    peer = await connect(broker, "timer-service")
-    for subject in (*FOREIGN_SUBJECTS[:-1], "_R_.any"):
-        await peer.publish("timer.qry.v1.tenant-a.count-timers", b"", subject)
-    assert (await operator.request("timer.qry.v1.tenant-a.count-timers"))["overdue"] == 0
-    assert await operator.count_messages() == before
-    await peer.connection.close()
+POLL = b'{"workerId": "w", "types": ["order"], "slots": 10, "waitMs": 0}'
 
 
-@pytest.mark.parametrize(
-    ("original", "mistake"),
-    [
-        ('subject: "timer.cmd.v1.tenant-b.start-run"', 'subject: "timer.cmd.v1.tenant-a.start-run"'),
-        ('subject: "timer.qry.v1.tenant-b.get-run"', 'subject: "timer.qry.v1.tenant-a.get-run"'),
-        ('subject: "timer.wrk.v1.tenant-b.poll-tasks"', 'subject: "timer.wrk.v1.tenant-a.poll-tasks"'),
-        ('subject: "timer.evt.v1.tenant-b.*"', 'subject: "timer.evt.v1.*.*"'),
-        ('subject: "_INBOX.tenant-b.>"', 'subject: "_INBOX.tenant-a.>"'),
-        ('NEXT.TIMER_EVT_tenant-b.tenant-b" }\n', 'NEXT.TIMER_EVT_tenant-a.tenant-a" }\n'),
-        ('subject: "$JS.ACK.TIMER_EVT_tenant-b.tenant-b.>"', 'subject: "$JS.ACK.TIMER_EVT_tenant-a.tenant-a.>"'),
-    ],
-)
-async def test_import_of_another_tenants_subject_is_refused(original: str, mistake: str, tmp_path: Path) -> None:
-    """A server does not start if a tenant imports a subject of another tenant."""
-    assert original in CONFIG
-    server = NatsServer(tmp_path, config=CONFIG.replace(original, mistake), **PASSWORDS)
-    with pytest.raises(AssertionError, match="ended with 1"):
-        await server.start()
-
-
-@pytest.mark.parametrize("setting", ["TIMER_NATS_PASSWORD", "TIMER_NATS_TOKEN"])
-async def test_refused_login_ends_the_service(setting: str, broker: NatsServer, tmp_path: Path) -> None:
-    """A service with a refused login exits with 1 within 10 s. Its log names the problem, not the password."""
-    settings = {setting: "wr0ng-s3cret", **({"TIMER_NATS_USER": "timer-service"} if "PASS" in setting else {})}
-    refused = Service(tmp_path / "service", broker.url, **settings)
-    started = time.monotonic()
-    refused.launch()
-    assert await refused.wait() == 1
-    assert time.monotonic() - started < 10, "the service retried the login"
-    log = refused.log.read_text()
-    assert "the broker refuses the login" in log
-    assert "wr0ng" not in log
+async def test_tenant_cannot_execute_workflows_of_another(a: Peer, b: Peer, operator: Operator) -> None:
+    """B executes its workflow across accounts. A reaches no request of B, and changes nothing with B's tokens."""
+    (events,) = await b.subscribe("timer.evt.v1.tenant-b.workflow-completed")
+    await start_workflows(b.connection, ["order-1"], "tenant-b")
+    holder = RawWorker(b.connection, tenant="tenant-b")
+    (task,) = await holder.poll()
+    held = {"workflowId": task["workflowId"], "token": task["token"]}
+    assert await a.request("timer.wrk.v1.tenant-b.poll-tasks", POLL) is None
+    thief = RawWorker(a.connection, tenant="tenant-a")
+    assert await thief.poll(wait_ms=0) == []
+    assert await thief.report(task, complete("stolen")) == "lost"
+    assert (await thief.request("renew-tasks", workerId=thief.id, tasks=[held]))["lost"] == [held]
+    assert (await thief.request("get-effects", **held))["error"]["code"] == "NOT_FOUND"
+    assert await holder.report(task, complete("ok")) == "completed"
+    assert json.loads((await events.next_msg(PATIENCE_SECONDS)).data)["payload"]["result"] == "ok"

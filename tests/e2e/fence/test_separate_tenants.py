@@ -1,25 +1,17 @@
 """Tenants with streams of their own for their commands, behind the fence of deploy/nats.conf."""
 
-import asyncio
-import json
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from nats.js.errors import NoStreamResponseError, NotFoundError
+from nats.js.errors import NoStreamResponseError
 from pydantic import SecretStr
 
-from tests.harness.fence import LONG_AFTER, PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
+from tests.harness.fence import LONG_AFTER, PASSWORDS, Operator, Peer, command, separate_tenants
 from tests.harness.processes import NatsServer, Service
-from tests.harness.raw_nats import RawMessage, RawNats
 from timer_service.cli.tenant_streams import as_operator
 from timer_service.cli.tenant_streams import separate_tenants as set_up
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
-
-FLOOD = 20_000
-A_SUBJECT = "timer.cmd.v1.tenant-a.schedule-timer"
-B_SUBJECT = "timer.cmd.v1.tenant-b.schedule-timer"
 
 
 @pytest.fixture
@@ -34,58 +26,6 @@ def password(tmp_path: Path) -> Path:
 async def separate(broker: NatsServer, operator: Operator, password: Path) -> None:
     """Separate the tenants while the service runs."""
     await separate_tenants(broker, password, "tenant-a", "tenant-b")
-
-
-@pytest.mark.slow
-async def test_command_overtakes_a_flood(separate: None, broker: NatsServer, operator: Operator, b: Peer) -> None:
-    """A command of B is stored and handled before commands that the server had received from A earlier."""
-    message = RawMessage(A_SUBJECT.encode(), command("tenant-a", "call-1", LONG_AFTER))
-    login = {"user": "tenant-a", "pass": PASSWORDS["TENANT_A_PASSWORD"]}
-    async with RawNats.connect(broker.port, **login) as raw:
-        await raw.repeat([message] * 1_000, FLOOD // 1_000)
-        assert (await b.schedule("tenant-b", "call-1", LONG_AFTER))["outcome"] == "scheduled"
-    of_b = await last_sequence(operator, B_SUBJECT)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while await last_sequence(operator, A_SUBJECT) < of_b:
-            await asyncio.sleep(0.05)
-
-
-async def last_sequence(operator: Operator, subject: str) -> int:
-    """Return the sequence of the newest command with a subject, or 0."""
-    with suppress(NotFoundError):
-        return (await operator.connection.jetstream().get_last_msg("TIMER_CMD", subject)).seq or 0
-    return 0
-
-
-async def test_acknowledgement_tells_nothing_about_others(separate: None, operator: Operator, a: Peer, b: Peer) -> None:
-    """No answer to a command depends on the commands of another tenant."""
-    js = b.connection.jetstream()
-    for number in range(3):
-        await js.publish(B_SUBJECT, b"no JSON", headers={"Nats-Msg-Id": f"id-{number}"})
-
-    async def answer(**headers: str) -> object:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = a.connection.request(A_SUBJECT, b"", headers=named, timeout=5)
-        return json.loads((await request).data)
-
-    last = {"Nats_Expected_Last_Subject_Sequence": "0", "Nats_Expected_Last_Subject_Sequence_Subject": B_SUBJECT}
-    own = await operator.find_stream("tenant-a")
-    assert await answer(Nats_Msg_Id="id-2") == {"stream": own, "seq": 1}
-    assert await answer(Nats_Expected_Last_Msg_Id="id-2") == {"stream": own, "seq": 2}
-    assert await answer(**last) == {"stream": own, "seq": 3}
-
-
-async def test_outcomes_tell_the_number_of_a_command(separate: None, a: Peer, b: Peer) -> None:
-    """The id of a command without one, and of its rejection, has its number among the commands of all tenants."""
-    (rejections,) = await a.subscribe("timer.evt.v1.tenant-a.command-rejected")
-    first = (await a.schedule("tenant-a", "call-1", LONG_AFTER))["commandId"]
-    for number in range(3):
-        await b.schedule("tenant-b", f"call-{number}", LONG_AFTER)
-    await a.publish(A_SUBJECT, b"no JSON", Nats_Msg_Id="an-id")
-    event = json.loads((await rejections.next_msg(PATIENCE_SECONDS)).data)
-    epoch, _, sequence = first.partition("-")
-    assert event["payload"]["commandId"] == "an-id"
-    assert event["id"] == f"rejected-{epoch}-{int(sequence) + 4}"
 
 
 async def test_separating_needs_the_operator(broker: NatsServer) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 import typer
@@ -24,6 +24,12 @@ __all__ = ["check_all", "check_clock", "check_page", "doctor", "print_findings"]
 
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _TOLERATED = timedelta(seconds=1)
+_SYNC = Finding(
+    "durability",
+    Status.NOTE,
+    "doctor cannot see whether the broker syncs to disk before it acknowledges",
+    "Run nats-server with jetstream { sync_interval: always }. Otherwise a power cut can lose acknowledged commands.",
+)
 
 
 def doctor(as_json: AsJson = False, server: Server = None) -> None:
@@ -46,21 +52,14 @@ def doctor(as_json: AsJson = False, server: Server = None) -> None:
 
 
 async def check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]:
-    """Run all checks. `dev` is the server of this folder if the settings are those of it."""
-    findings: list[Finding] = []
-    if dev is not None:
-        text = f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
-        findings.append(Finding("target", Status.OK, text))
+    """Run all checks. `dev` is the server of this folder if the settings are those of it. Its broker syncs to disk."""
+    text = "" if dev is None else f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
+    first = _SYNC if dev is None else Finding("target", Status.OK, text)
     page = await asyncio.to_thread(read_readiness, config)
-    findings += check_page(config, page)
-    skews: list[Skew] = []
-    runs = page is not None and "commands" in page
-    async for each in _check_broker_and_database(config, syncs=dev is not None, runs=runs):
-        if isinstance(each, Skew):
-            skews.append(each)
-        else:
-            findings.append(each)
-    return [*findings, *check_clock(skews, on_sqlite=config.postgres_url is None)]
+    found = [*await _check_broker(config), *await _check_database(config)]
+    skews = [each for each in found if isinstance(each, Skew)]
+    findings = [each for each in found if isinstance(each, Finding)]
+    return [first, *check_page(config, page), *findings, *check_clock(skews, on_sqlite=config.postgres_url is None)]
 
 
 def check_page(config: Config, page: Mapping[str, str] | None) -> Iterator[Finding]:
@@ -113,28 +112,24 @@ def print_findings(findings: Sequence[Finding]) -> None:
     typer.echo("\n" + ", ".join([f"{counts[Status.OK]} ok", warnings, failures, *notes]))
 
 
-async def _check_broker_and_database(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding | Skew]:
+async def _check_broker(config: Config) -> Sequence[Finding | Skew]:
     try:
-        async for each in check_broker(config, syncs=syncs, runs=runs):
-            yield each
+        return await check_broker(config)
     except UNREADABLE_ANSWER as error:
         text = f"sent an answer that doctor cannot read ({type(error).__name__})"
-        yield Finding("broker", Status.FAIL, text, "Check that --server or TIMER_BROKER_URL names a nats-server.")
+        remedy = "Check that --server or TIMER_BROKER_URL names a nats-server."
+        return [Finding("broker", Status.FAIL, text, remedy)]
+
+
+async def _check_database(config: Config) -> Sequence[Finding | Skew]:
     if config.postgres_url is None:
-        for finding in check_sqlite(config):
-            yield finding
-        return
+        return list(check_sqlite(config))
     try:
         from timer_service.cli.doctor.postgres import check_postgres  # noqa: PLC0415 - an extra
     except ImportError:
-        text, remedy = (
-            "TIMER_DATABASE_URL needs asyncpg, which is not installed",
-            "pip install 'timer-service[postgres]'",
-        )
-        yield Finding("database", Status.FAIL, text, remedy)
-        return
-    async for each in check_postgres(config, config.postgres_url):
-        yield each
+        text = "TIMER_DATABASE_URL needs asyncpg, which is not installed"
+        return [Finding("database", Status.FAIL, text, "pip install 'timer-service[postgres]'")]
+    return await check_postgres(config, config.postgres_url)
 
 
 def _document(finding: Finding) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
@@ -29,23 +29,11 @@ _KINDS = (Kind.COMMAND, Kind.EVENT, Kind.DEAD_LETTER)
 _NOT_FOUND = 404
 _ATOMIC_SERVER = (2, 12)
 _PAGE = "docs/security.md"
-_FLOW = 'The "flow of commands" above names the reason. If it is ok, run doctor again.'
-_SYNC = Finding(
-    "durability",
-    Status.NOTE,
-    "doctor cannot see whether the broker syncs to disk before it acknowledges",
-    "Run nats-server with jetstream { sync_interval: always }. Otherwise a power cut can lose acknowledged commands.",
-)
-
 Answer = Mapping[str, Any]
 
 
-async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding | Skew]:
-    """Connect, and check the server, the permissions, the streams and the consumer. Yields the skew of its clock, too.
-
-    `syncs`: the server is known to sync to disk before it acknowledges. `runs`: a service that should read commands
-    answers on its own page.
-    """
+async def check_broker(config: Config) -> Sequence[Finding | Skew]:
+    """Connect, and check the server, the permissions, the streams, the consumer and the clock."""
     errors: list[str] = []
 
     async def remember(error: Exception) -> None:
@@ -67,39 +55,30 @@ async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncItera
         reason = errors[-1] if errors else str(error)
         text = f"cannot connect to {url_without_login(config.broker_url)}: {reason}"
         remedy = "Check that the server runs, and check --server or TIMER_BROKER_URL, and TIMER_NATS_*."
-        yield Finding("broker", Status.FAIL, text, remedy)
-        return
-    try:
-        async for finding in _check_connected(client, config, runs=runs):
-            yield finding
-        if not syncs:
-            yield _SYNC
-    finally:
-        await client.close()
+        return [Finding("broker", Status.FAIL, text, remedy)]
+    async with client:
+        return await _check_connected(client, config)
 
 
-async def _check_connected(client: Client, config: Config, *, runs: bool) -> AsyncIterator[Finding | Skew]:
+async def _check_connected(client: Client, config: Config) -> Sequence[Finding | Skew]:
     url, server = client.connected_url, client._server_info  # noqa: SLF001 - the driver has no public access to it
     version = client.connected_server_version
-    yield check_server((version.major, version.minor, version.patch), url.netloc.rpartition("@")[2] if url else "?")
     encrypted = bool(server.get("tls_required")) or (url is not None and url.scheme == "tls")
     shared = bool(server.get("auth_required"))
-    for finding in check_exposure((url.hostname if url else None) or "?", encrypted=encrypted, authenticated=shared):
-        yield finding
-    if shared:
-        for finding in check_rights(await _request(client, "$JS.API.INFO")):
-            yield finding
     subjects = Subjects(config.subject_prefix)
-    for finding in check_permissions(await _request(client, "$SYS.REQ.USER.INFO"), *_needed(config, subjects)):
-        yield finding
+    found: list[Finding | Skew] = [
+        check_server((version.major, version.minor, version.patch), url.netloc.rpartition("@")[2] if url else "?"),
+        *check_exposure((url.hostname if url else None) or "?", encrypted=encrypted, authenticated=shared),
+        *(check_rights(await _request(client, "$JS.API.INFO")) if shared else ()),
+        *check_permissions(await _request(client, "$SYS.REQ.USER.INFO"), *_needed(config, subjects)),
+    ]
     for kind in _KINDS:
         asked_at, info = datetime.now(UTC), await _request(client, f"$JS.API.STREAM.INFO.{subjects.stream(kind)}")
         if kind is Kind.COMMAND and info is not None and "ts" in info:  # read between the request and the reply
             half = (datetime.now(UTC) - asked_at) / 2
-            yield Skew(asked_at + half - datetime.fromisoformat(info["ts"]), half)
-        for finding in _check_stream(kind, info, subjects, managed=config.manage_streams, shared=shared):
-            yield finding
-    yield await _check_consumer(client, subjects, runs=runs)
+            found.append(Skew(asked_at + half - datetime.fromisoformat(info["ts"]), half))
+        found += _check_stream(kind, info, subjects, managed=config.manage_streams, shared=shared)
+    return [*found, await _check_consumer(client, subjects)]
 
 
 def check_server(version: tuple[int, int, int], url: str) -> Finding:
@@ -148,23 +127,19 @@ def check_permissions(user: Answer | None, publishes: Sequence[str], subscribes:
         yield Finding("permissions", Status.OK, "the user may publish and subscribe to all subjects of the service")
 
 
-def check_consumer(info: Answer, *, runs: bool) -> Finding:
-    """Check the consumer, as JetStream describes it. A service that reads always has a pull request open.
-
-    `runs`: a service that should read commands answers on its own page.
-    """
-    check, serve = f"consumer {CONSUMER}", "run `timer-service serve`."
+def check_consumer(info: Answer) -> Finding:
+    """Check the consumer, as JetStream describes it. A service that reads always has a pull request open."""
+    check = f"consumer {CONSUMER}"
+    remedy = "If no service runs, start it: `timer-service serve`. If one runs, its flow of commands above says why."
     if "error" in info:
-        text = "the service that runs did not create it yet" if runs else "no service has run here yet"
-        return Finding(check, Status.WARN, f"does not exist: {text}", _FLOW if runs else f"To create it, {serve}")
+        return Finding(check, Status.WARN, "does not exist: no service has read commands here yet", remedy)
     commands = f"{info['num_pending']} commands are not read yet"
     if info.get("paused"):
         remedy = f"Resume it with `nats consumer resume {info['stream_name']} {CONSUMER}`."
         return Finding(check, Status.FAIL, f"is paused until {info.get('pause_until')}; {commands}", remedy)
     if info["num_waiting"]:
         return Finding(check, Status.OK, f"a service reads the commands; {commands}")
-    text = "the service runs, but reads no commands at the moment" if runs else "no service reads the commands"
-    return Finding(check, Status.WARN, f"{text}; {commands}", _FLOW if runs else f"Start the service: {serve}")
+    return Finding(check, Status.WARN, f"no service reads the commands at the moment; {commands}", remedy)
 
 
 def _check_stream(
@@ -182,7 +157,7 @@ def _check_stream(
     return [Finding(name, Status.FAIL, error.get("description", "unknown error"), "Enable JetStream.")]
 
 
-async def _check_consumer(client: Client, subjects: Subjects, *, runs: bool) -> Finding:
+async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
     """Look several times: between two pull requests, a running service is not visible."""
     subject = f"$JS.API.CONSUMER.INFO.{subjects.stream(Kind.COMMAND)}.{CONSUMER}"
     info = await _request(client, subject)
@@ -194,7 +169,7 @@ async def _check_consumer(client: Client, subjects: Subjects, *, runs: bool) -> 
             break
         await asyncio.sleep(_PAUSE_SECONDS)
         info = await _request(client, subject) or info
-    return check_consumer(info, runs=runs)
+    return check_consumer(info)
 
 
 def _needed(config: Config, subjects: Subjects) -> tuple[list[str], list[str]]:

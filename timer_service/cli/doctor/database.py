@@ -1,19 +1,15 @@
 """The SQLite file that the settings name, and the migrations of a database."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeAlias
 
-from timer_service.adapters.migrations import Migration
+from timer_service.adapters.migrations import APPLIED, Applied, Migration, find_pending
 from timer_service.app.schema import migrations
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.config import Config
-
-Applied: TypeAlias = Mapping[int, tuple[str, str]]
-"""Number -> name and checksum."""
-APPLIED = "SELECT number, name, checksum FROM schema_migrations"
+from timer_service.core.values.errors import StartError
 
 _SAFE_VERSION = (3, 51, 3)
 
@@ -31,7 +27,7 @@ def check_sqlite(config: Config) -> Iterator[Finding]:
     except sqlite3.Error as error:
         yield Finding("database", Status.FAIL, f"cannot read {config.db_path}: {error}", "Check TIMER_DB_PATH.")
     else:
-        yield check_schema(applied, migrations(), automatic=config.auto_migrate, setting="TIMER_DB_PATH")
+        yield check_schema(applied, migrations(), automatic=config.auto_migrate)
 
 
 def check_version(version: tuple[int, ...]) -> Finding:
@@ -64,19 +60,14 @@ def read_applied(path: Path) -> Applied:
             raise
 
 
-def check_schema(applied: Applied, migrations: Sequence[Migration], *, automatic: bool, setting: str) -> Finding:
-    """Check the applied migrations. `setting` is the variable that names the database."""
-    known = {migration.number: migration for migration in migrations}
-    if newer := sorted(applied.keys() - known.keys()):
-        text = f"has migration {applied[newer[0]][0]}, which this version does not know"
-        return Finding("schema", Status.FAIL, text, "Upgrade timer-service.")
-    if changed := [
-        known[number].name for number, (_, checksum) in applied.items() if known[number].checksum != checksum
-    ]:
-        remedy = f"Another build created this database: use that build, or another {setting}."
-        return Finding("schema", Status.FAIL, f"migration {changed[0]} was applied with another text", remedy)
-    if pending := [migration.name for migration in migrations if migration.number not in applied]:
+def check_schema(applied: Applied, migrations: Sequence[Migration], *, automatic: bool) -> Finding:
+    """Check the applied migrations. `automatic`: the service applies those that are pending."""
+    try:
+        pending = find_pending(applied, migrations)
+    except StartError as error:
+        return Finding("schema", Status.FAIL, str(error))
+    if pending:
         status = Status.WARN if automatic else Status.FAIL
         remedy = "The service applies it when it starts." if automatic else "Run `timer-service migrate up`."
-        return Finding("schema", status, f"lacks {', '.join(pending)}", remedy)
+        return Finding("schema", status, f"lacks {', '.join(each.name for each in pending)}", remedy)
     return Finding("schema", Status.OK, f"at head ({migrations[-1].name})")

@@ -1,16 +1,16 @@
 """Checks of PostgreSQL, as the service's role and in a read-only transaction."""
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
+from timer_service.adapters.migrations import APPLIED, Applied
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.app.schema import migrations
-from timer_service.cli.doctor.database import APPLIED, Applied, check_schema
+from timer_service.cli.doctor.database import check_schema
 from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.config import Config
 
@@ -55,38 +55,30 @@ _Connection = Any
 """An asyncpg connection."""
 
 
-async def check_postgres(config: Config, url: str) -> AsyncIterator[Finding | Skew]:
+async def check_postgres(config: Config, url: str) -> Sequence[Finding | Skew]:
     """Log in, and check the server, the schema, the rights, durability, connections, autovacuum and the clock."""
     try:
-        async with _connect(url, config.database_statement_cache) as connection:
-            async for each in _check_all(connection, config):
-                yield each
+        connection: _Connection = await asyncpg.connect(
+            url,
+            timeout=_TIMEOUT_SECONDS,
+            command_timeout=_TIMEOUT_SECONDS,
+            statement_cache_size=config.database_statement_cache,
+        )
+        try:
+            async with connection.transaction(readonly=True):
+                return await _check_all(connection, config)
+        finally:
+            await connection.close(timeout=_TIMEOUT_SECONDS)
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         remedy = "Check the user, the password and the database in TIMER_DATABASE_URL."
-        yield Finding("database", Status.FAIL, f"refuses the login: {error}", remedy)
+        return [Finding("database", Status.FAIL, f"refuses the login: {error}", remedy)]
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         remedy = "Check TIMER_DATABASE_URL, and that the server runs and has a free connection."
-        yield Finding("database", Status.FAIL, f"cannot be used: {str(error) or type(error).__name__}", remedy)
+        return [Finding("database", Status.FAIL, f"cannot be used: {str(error) or type(error).__name__}", remedy)]
 
 
-@asynccontextmanager
-async def _connect(url: str, statement_cache_size: int) -> AsyncIterator[_Connection]:
-    connection = await asyncpg.connect(
-        url,
-        timeout=_TIMEOUT_SECONDS,
-        command_timeout=_TIMEOUT_SECONDS,
-        statement_cache_size=statement_cache_size,
-    )
-    try:
-        async with connection.transaction(readonly=True):
-            yield connection
-    finally:
-        await connection.close(timeout=_TIMEOUT_SECONDS)
-
-
-async def _check_all(connection: _Connection, config: Config) -> AsyncIterator[Finding | Skew]:
+async def _check_all(connection: _Connection, config: Config) -> Sequence[Finding | Skew]:
     server = await connection.fetchrow(_SERVER)
-    yield check_server(server)
     shipped = migrations()
     names = [_MIGRATIONS, *(name for migration in shipped for name in _NAMES.findall(migration.text))]
     found = {row["name"]: row["lacking"] for row in await connection.fetch(_LACKING, names, _PRIVILEGES, _MIGRATIONS)}
@@ -94,17 +86,20 @@ async def _check_all(connection: _Connection, config: Config) -> AsyncIterator[F
     applied: Applied = {}
     if _MIGRATIONS in found and _MIGRATIONS not in lacking:
         applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(APPLIED)}
-    if _MIGRATIONS not in lacking:
-        yield check_schema(applied, shipped, automatic=config.auto_migrate, setting="TIMER_DATABASE_URL")
-    yield check_rights(server, lacking, pending=_MIGRATIONS not in lacking and len(applied) < len(shipped))
+    schema = check_schema(applied, shipped, automatic=config.auto_migrate)
     settings = {row["name"]: row for row in await connection.fetch(_SETTINGS, [*_COSTS, "autovacuum"])}
-    for finding in check_settings(settings, server):
-        yield finding
-    yield check_connections(await connection.fetchrow(_CONNECTIONS))
+    connections = await connection.fetchrow(_CONNECTIONS)
     asked_at = datetime.now(UTC)  # the database reads its clock between the request and the reply
     read: datetime = await connection.fetchval("SELECT clock_timestamp()")
     half = (datetime.now(UTC) - asked_at) / 2
-    yield Skew(asked_at + half - read, half)
+    return [
+        check_server(server),
+        *([] if _MIGRATIONS in lacking else [schema]),
+        check_rights(server, lacking, pending=_MIGRATIONS not in lacking and len(applied) < len(shipped)),
+        *check_settings(settings, server),
+        check_connections(connections),
+        Skew(asked_at + half - read, half),
+    ]
 
 
 def check_server(server: Row) -> Finding:

@@ -21,11 +21,12 @@ _UPDATE = "Start the service once with TIMER_MANAGE_STREAMS=true, or ask the own
 def check_stream(kind: Kind, subject: str, info: Mapping[str, Any], *, shared: bool) -> Iterator[Finding]:
     """Check a stream, as JetStream describes it. `shared`: the server asks for logins, so tenants may share it."""
     config = info["config"]
-    problems = list(_problems(kind, subject, config, clustered=bool(info.get("cluster", {}).get("name"))))
-    problems += _room(config, info["state"])
-    problems += _sources(config, info.get("sources") or ())
-    if shared:
-        problems += _shared(kind, config)
+    problems = [
+        *_problems(kind, subject, config, clustered=bool(info.get("cluster", {}).get("name"))),
+        *_losses(config, info["state"]),
+        *_sources(config, info.get("sources") or ()),
+        *(_shared(kind, config) if shared else ()),
+    ]
     name = f"stream {config['name']}"
     for status, message, remedy in problems:
         yield Finding(name, status, message, remedy)
@@ -57,7 +58,6 @@ def _problems(
     if config["max_msgs"] > 0:
         remedy = "Set max_bytes instead, which keeps room for the other streams."
         yield Status.WARN, f"refuses messages at max_msgs = {config['max_msgs']}", remedy
-    yield from _losses(config)
     repeats = kind is Kind.EVENT or (kind is Kind.COMMAND and not has_tenant_streams(config))
     if repeats and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
         text = f"recognizes repeats for {window} only (duplicate_window)"
@@ -67,16 +67,13 @@ def _problems(
         yield Status.WARN, text, "Set replicas to 3."
 
 
-def _losses(config: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
+def _losses(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
     if config.get("storage") == "memory":
         remedy = "Create the stream again with file storage when all its messages were read."
         yield Status.WARN, "loses its messages when the server ends (storage: memory)", remedy
     for field, needed in settings_that_lose(config).items():
         text = f"loses or refuses messages with {field} = {json.dumps(config[field])}: it needs {json.dumps(needed)}"
         yield Status.WARN, text, _UPDATE
-
-
-def _room(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
     limit: int = config["max_bytes"]
     if 0 < limit * _NEARLY_FULL < state["bytes"]:
         text = f"is nearly full: it has {state['bytes']} of max_bytes = {limit}, and refuses messages when it is full"
@@ -104,9 +101,6 @@ def _shared(kind: Kind, config: Mapping[str, Any]) -> Iterator[tuple[Status, str
     if kind is Kind.COMMAND and not has_tenant_streams(config):
         remedy = f"`timer-service tenants separate TENANT...` as the operator (docs/security.md, {_SEPARATE})"
         yield Status.NOTE, "is shared by all tenants: a flood of commands of one delays the others for seconds", remedy
-    if kind is Kind.COMMAND and config.get("allow_atomic"):
-        text = "takes atomic batches (allow_atomic): one tenant can block the batches of all others"
-        yield Status.NOTE, text, "Set allow_atomic to false, unless you trust all tenants."
 
 
 def _limits(config: Mapping[str, Any]) -> str:

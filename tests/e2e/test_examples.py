@@ -1,0 +1,145 @@
+"""The examples of README.md and of pages in docs/, as a reader runs them."""
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ON_SQLITE
+from tests.harness.processes import NatsServer, Service
+from tests.harness.spawn import BIN
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+DEFAULT_URL = "nats://localhost:4222"
+NATS_CLI = f"""nats() {{ [ "$1" != pub ] || '{sys.executable}' -c '
+import asyncio, os, sys, nats
+async def publish():
+    async with await nats.connect(os.environ["TIMER_BROKER_URL"]) as connection:
+        await connection.jetstream().publish(sys.argv[1], sys.argv[2].encode())
+asyncio.run(publish())' "$2" "$3"; }}
+"""
+"""A stand-in for the `nats` command line: `nats pub` publishes, `nats sub` does nothing."""
+
+
+def block(page: str, language: str, part: str) -> str:
+    """Return the only code block of a page in a language that contains `part`."""
+    text = (ROOT / page).read_text("utf-8")
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (found,) = (each for each in blocks if part in each)
+    return str(found)
+
+
+async def run(broker: NatsServer, *command: str, folder: Path = ROOT) -> list[str]:
+    """Run a command that must succeed, and return the lines of its output."""
+    path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+    environment = {**os.environ, "TIMER_BROKER_URL": broker.url, "PATH": path}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environment, stdout=pipe, stderr=pipe)
+    output, errors = await process.communicate()
+    assert (process.returncode, errors.decode()) == (0, ""), output.decode()
+    return output.decode().splitlines()
+
+
+async def run_python(broker: NatsServer, folder: Path, example: str) -> list[str]:
+    """Run a Python example with the broker of the test."""
+    assert DEFAULT_URL in example
+    (folder / "example.py").write_text(example.replace(DEFAULT_URL, broker.url), "utf-8")
+    return await run(broker, sys.executable, "example.py", folder=folder)
+
+
+@ON_SQLITE
+async def test_python_of_the_readme(tmp_path: Path, broker: NatsServer, service: Service) -> None:
+    """The script schedules a timer and prints its event. It can be run twice."""
+    for _ in range(2):
+        outcome, event = await run_python(broker, tmp_path, block("README.md", "python", "TimerClient"))
+        assert (outcome, "'data': {'any': 'json'}" in event) == ("scheduled", True)
+
+
+@pytest.mark.slow
+@ON_SQLITE
+async def test_python_of_schedules(tmp_path: Path, broker: NatsServer, service: Service) -> None:
+    """The script of docs/schedules.md prints what its comments say. It can be run twice."""
+    for _ in range(2):
+        lines = await run_python(broker, tmp_path, block("docs/schedules.md", "python", "TimerClient"))
+        assert [line.split()[1].partition("+")[0] for line in lines[:3]] == ["09:00:00"] * 3
+        assert lines[3:7] == ["created active", "paused", "resumed", "deleted"]
+        types = [line.split()[0] for line in lines[7:-1]]
+        assert (types[-1], {*types[:-1]}) == ("ScheduleEnded", {"ScheduleFired"})
+        assert lines[-1].startswith("INVALID_CRON [{'path': 'payload.cron', 'reason': \"the field day of week is '?'")
+
+
+SHELL = {
+    "README.md: nats": [("README.md", "nats pub")],
+    "README.md: timers": [("README.md", "timers schedule")],
+    "README.md: schedules": [("README.md", "schedules put")],
+    "docs/schedules.md": [
+        ("docs/schedules.md", part)
+        for part in ("schedules preview", "--catch-up last", "schedules trigger", "schedules get")
+    ],
+    "docs/signals.md": [("docs/signals.md", "signals create")],
+    "docs/runs.md": [("docs/runs.md", "start acme build-1")],
+}
+OUTCOMES = {
+    "README.md: timers": ["scheduled"],
+    "README.md: schedules": ["created", "paused", "triggered"],
+    "docs/schedules.md": ["created", "triggered", "paused", "resumed", "deleted"],
+    "docs/signals.md": ["created", "transitioned", "resolved"],
+    "docs/runs.md": ["started"],
+}
+
+
+@pytest.mark.slow
+@ON_SQLITE
+@pytest.mark.parametrize("example", SHELL)
+async def test_shell(example: str, broker: NatsServer, service: Service) -> None:
+    """The commands succeed in their order. Those that run until Ctrl-C, and `doctor`, are left out."""
+    lines = "".join(block(page, "sh", part) for page, part in SHELL[example]).splitlines()
+    script = "\n".join(line for line in lines if not re.match(r"timer-service (timers watch|doctor)", line))
+    output = await run(broker, "bash", "-e", "-c", NATS_CLI + script)
+    found = [line.partition(":")[0] for line in output if re.match(r"\w+: acme/", line)]
+    assert found == OUTCOMES.get(example, [])
+    if example == "docs/runs.md":
+        assert "\n".join(["```", *output[1:], "```"]) in (ROOT / example).read_text("utf-8")
+
+
+TUTORIAL = "docs/workflows-tutorial.md"
+
+
+def until_ended(order: int) -> str:
+    """Return a command that waits for the end of an order, and prints its result."""
+    return f"timer-service workflows start acme order-{order} order --input '{{\"id\": {order}}}' --wait"
+
+
+@pytest.mark.slow  # the order of a worker that was killed waits for a lease of 10 s
+@ON_SQLITE
+async def test_tutorial(tmp_path: Path, broker: NatsServer, service: Service) -> None:
+    """The orders end as printed. The second one ends although its worker is killed, and is charged once."""
+    (tmp_path / "orders.py").write_text(block(TUTORIAL, "python", "async def pay"), "utf-8")
+    script = f"""
+timer-service worker acme orders:order 2>worker.err >worker.out &
+{block(TUTORIAL, "sh", "order-1").replace("sleep 5", until_ended(1))}
+kill -TERM %1
+wait %1
+{block(TUTORIAL, "sh", "order-2").replace("# the next worker", "&")}
+{until_ended(2)}
+kill -TERM $!
+wait $!
+"""
+    lines = await run(broker, "bash", "-c", f"exec 2>shell.err; {script}", folder=tmp_path)
+    printed = block(TUTORIAL, "", "N  EFFECT").splitlines()
+    assert {printed[0], *printed[-6:]} <= {*lines}, lines
+    assert lines.count('{"charge": "charge-2", "approved": true}') == 1
+    assert len([line for line in lines if line.startswith("charge order 2")]) == 1
+    program = block(TUTORIAL, "python", DEFAULT_URL)
+    assert (await run_python(broker, tmp_path, program))[-1] == "{'charge': 'charge-3', 'approved': True}"
+
+
+@ON_SQLITE
+async def test_order_in_one_process(broker: NatsServer, service: Service) -> None:
+    """docs/examples/orders.py runs an order in one process."""
+    lines = await run(broker, sys.executable, str(EXAMPLES / "orders.py"), broker.url)
+    assert lines[-1] == "{'charge': 'charge-1', 'approved': True, 'parcel': 'ship-1'}"
