@@ -78,28 +78,6 @@ async def test_expired_in_an_outage(timers: Timers) -> None:
     assert [kind for kind, _ in events(timers)] == ["TimerExpired"]
 
 
-async def test_expired_before_it_is_scheduled(timers: Timers) -> None:
-    """A timer whose command is handled after its expiry expires at once."""
-    await timers.schedule(due_at=after(minutes=-2), lateBy="PT1M")
-    await timers.tick()
-    assert [kind for kind, _ in events(timers)] == ["TimerExpired"]
-
-
-async def test_commands_on_an_expired_timer(timers: Timers) -> None:
-    """An expired timer can be scheduled again, but not cancelled or retried."""
-    await timers.schedule(due_at=DUE, lateBy="PT1M")
-    await fire_at(timers, EXPIRY)
-    await timers.cancel()
-    await timers.retry()
-    assert timers.outcomes() == {"scheduled": 1, "unchanged": 1, "already_expired": 1}
-    later = after(hours=1)
-    await timers.schedule(due_at=later)
-    row = await timers.row()
-    assert (row["state"], row["expires_at"], row["expired_at"]) == ("Scheduled", None, None)
-    await fire_at(timers, after(days=1))
-    assert [kind for kind, _ in events(timers)] == ["TimerExpired", "DueTimeReached"]
-
-
 async def test_failed_timer_that_is_retried_after_its_expiry(timers: Timers) -> None:
     """A Failed timer does not expire by itself. If it is retried after its expiry, it expires."""
     await timers.schedule(due_at=NOW, lateBy="PT1M")
@@ -113,21 +91,3 @@ async def test_failed_timer_that_is_retried_after_its_expiry(timers: Timers) -> 
     await timers.tick()
     assert [kind for kind, _ in events(timers)] == ["TimerExpired"]
     assert (await timers.row())["state"] == "Expired"
-
-
-async def test_another_expiry_during_publishing(timers: Timers) -> None:
-    """If the expiry changes while the timer is being published, the new schedule is fired by its own expiry."""
-    await timers.schedule(due_at=DUE, lateBy="PT1M")
-    changed = False
-
-    async def change(_messages: object) -> None:
-        nonlocal changed
-        if not changed:
-            changed = True
-            await timers.schedule(due_at=DUE)
-
-    timers.broker.before_publishing = change
-    await fire_at(timers, EXPIRY)
-    await timers.tick()
-    assert [kind for kind, _ in events(timers)] == ["TimerExpired", "DueTimeReached"]
-    assert ((await timers.row())["state"], timers.outcomes()) == ("Reached", {"scheduled": 1, "updated": 1})
