@@ -13,7 +13,7 @@ from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.service.clock_repair import leased_rows
 from timer_service.signals import firing_store, store
-from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.firing_store import COUNTED, FIRINGS, TIMED
 
 ITEMS = """
 INSERT INTO work_items (tenant_id, work_item_id, created_at)
@@ -74,10 +74,17 @@ def lease_plans(table: LeasedTable) -> dict[str, tuple[str, list[str]]]:
 
 
 STATEMENTS = {
-    **lease_plans(FIRINGS),
     **lease_plans(OUTBOX),
-    "a firing, fail": (firing_store._SQL["fail"], [by_key("work_signal_firings")]),
-    "a firing, still held": (firing_store._SQL["still_held"], ["LockRows", by_key("work_signal_firings")]),
+    "due firings": (FIRINGS.sql("due"), ["LockRows", "Index Scan work_signal_firings_available"]),
+    "due firings of a tenant": (FIRINGS.sql("due_of_tenant"), ["Index Scan work_signal_firings_pending"]),
+    "a due firing": (FIRINGS.sql("due_by_key"), ["LockRows", by_key("work_signal_firings")]),
+    "when the next firing is due": (FIRINGS.sql("next_available"), ["Index Only Scan work_signal_firings_available"]),
+    "overdue firings": (overdue_sql(FIRINGS), ["Index Only Scan work_signal_firings_available"]),
+    "firings to repair": (TIMED.sql("find_wrong"), ["Index Scan work_signal_firings_available"]),
+    **{
+        f"a firing to {name}": (firing_store._SQL[name], [by_key("work_signal_firings")])
+        for name in ("settle", "retry")
+    },
     "firings of a definition": (
         firing_store._SQL["fail_unsettled"],
         ["Index Scan work_signal_firings_of_signal"],
@@ -95,7 +102,7 @@ STATEMENTS = {
     "an item": (store._SQL["find_item"], ["Index Only Scan work_items_pkey"]),
     "an event": (store._SQL["find_event"], ["Index Only Scan work_item_events_pkey"]),
     "an evaluated event": (store._SQL["note_evaluated"], [by_key("work_item_events")]),
-    "events to evaluate": (store._SQL["next_events"], ["LockRows", "Index Scan work_item_events_to_evaluate"]),
+    "events to evaluate": (store.UNEVALUATED.sql("due_of_tenant"), ["Index Scan work_item_events_to_evaluate"]),
     "old events": (
         store._SQL["delete_events"],
         ["CTE Scan", "LockRows", "Index Scan work_item_events_evaluated", by_key("work_item_events")],
@@ -105,7 +112,7 @@ STATEMENTS = {
         store._SQL["delete"],
         ["Index Only Scan work_signal_firings_of_signal", by_key("work_signals")],
     ),
-    "a signal to lock": (store._FIND_LOCKED, ["LockRows", by_key("work_signals")]),
+    "a signal to lock": (store._SQL["lock_free_key"], ["LockRows", by_key("work_signals")]),
     "signals that wait for an item": (store._SQL["waiting"], ["Index Scan work_signals_of_item"]),
     "signals of a status": (
         store._SQL["page"].format(where="trigger_kind <> '' AND status = 'active'"),
@@ -143,7 +150,7 @@ def test_plans(filled: FilledDatabase) -> None:
 
 def test_tenants_with_rows_to_handle(filled: FilledDatabase) -> None:
     """Each tenant with unevaluated transitions, or with rows to fire, is found by one index lookup."""
-    statements = {"work_item_events_to_evaluate": store._SQL["waiting_tenants"]}
+    statements = {"work_item_events_to_evaluate": store.UNEVALUATED.sql("due_tenants")}
     statements |= {PENDING[table.name]: table.sql("due_tenants") for table in (FIRINGS, OUTBOX)}
     for mode, (index, sql) in product(MODES, statements.items()):
         found = filled.plan(sql, mode)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.harness.clock import NOW
 from tests.harness.stores import open_sqlite
+from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.row_counts import overdue_sql
 from timer_service.core.events import outbox
@@ -20,7 +21,7 @@ from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.service.clock_repair import leased_rows
 from timer_service.core.values.message import Event, Position
 from timer_service.signals import firing_store, store
-from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.firing_store import COUNTED, FIRINGS, TIMED
 from timer_service.signals.firings import Firing
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.signal import Definition, ItemKey, Key, Signal, Status, Transition
@@ -89,35 +90,32 @@ async def plan(database: Database, sql: str) -> list[str]:
 
 
 OF_ITEM = "tenant_id=? AND work_item_id=?"
-PLACE_OF_FIRING = "SEARCH work_signal_firings USING INTEGER PRIMARY KEY (rowid=?)"
 PLACE_OF_EVENT = "SEARCH outbox USING INTEGER PRIMARY KEY (rowid=?)"
 KEY_OF_FIRING = "sqlite_autoindex_work_signal_firings_1 (tenant_id=? AND firing_id=?)"
 KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
 KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
 KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
 KEY_OF_OUTBOX = "sqlite_autoindex_outbox_1 (tenant_id=? AND event_id=?)"
-REPAIRED_FIRINGS = leased_rows(FIRINGS, timedelta(seconds=30))
 REPAIRED_EVENTS = leased_rows(OUTBOX, timedelta(seconds=30))
 
 PLANS = {
-    "a claim of firings": (FIRINGS.sql("claim"), [PLACE_OF_FIRING, "work_signal_firings_available (available_at<?)"]),
+    "due firings": (FIRINGS.sql("due"), ["work_signal_firings_available (available_at<?)"]),
     "a tenant's share of firings": (
-        FIRINGS.sql("claim_of_tenant"),
-        [PLACE_OF_FIRING, "work_signal_firings_pending (tenant_id=? AND due_at<?)"],
+        FIRINGS.sql("due_of_tenant"),
+        ["work_signal_firings_pending (tenant_id=? AND due_at<?)"],
     ),
+    "a due firing": (FIRINGS.sql("due_by_key"), [KEY_OF_FIRING]),
     "the next firing": (FIRINGS.sql("next_available"), ["work_signal_firings_available (available_at>?)"]),
     "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
     "the end of a page of firings": (
-        REPAIRED_FIRINGS.sql("page_end"),
+        TIMED.sql("page_end"),
         ["work_signal_firings_available (available_at>?)"],
     ),
     "firings to repair": (
-        REPAIRED_FIRINGS.sql("find_wrong"),
+        TIMED.sql("find_wrong"),
         ["work_signal_firings_available (available_at>? AND available_at<?)"],
     ),
-    "a completed firing": (FIRINGS.sql("complete"), [KEY_OF_FIRING]),
-    "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
-    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail")},
+    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("settle", "retry")},
     "firings of a definition": (
         firing_store._SQL["fail_unsettled"],
         ["work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
@@ -141,7 +139,10 @@ PLANS = {
     "failed firings": (COUNTED[1].sql, ["work_signal_firings_failed"]),
     **{f"an item, {name}": (store._SQL[name], [KEY_OF_ITEM]) for name in ("find_item",)},
     **{f"an event, {name}": (store._SQL[name], [KEY_OF_EVENT]) for name in ("find_event", "note_evaluated")},
-    "events to evaluate": (store._SQL["next_events"], ["work_item_events_to_evaluate (tenant_id=? AND evaluate_at>?)"]),
+    "events to evaluate": (
+        store.UNEVALUATED.sql("due_of_tenant"),
+        ["work_item_events_to_evaluate (tenant_id=? AND evaluate_at>? AND evaluate_at<?)"],
+    ),
     "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
     "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate"]),
     **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "move")},
@@ -196,7 +197,7 @@ async def test_plans(database: Database) -> None:
 
 
 @pytest.mark.parametrize(("table", "index"), [(FIRINGS, "work_signal_firings_pending"), (OUTBOX, "outbox_pending")])
-async def test_pending_tenants(database: Database, table: LeasedTable, index: str) -> None:
+async def test_pending_tenants(database: Database, table: LeasedTable | DueTable, index: str) -> None:
     """Each tenant with rows to fire is found by one index lookup."""
     steps = [step for step in await plan(database, table.sql("due_tenants")) if "outbox" in step or "firings" in step]
     assert steps == [f"{index} ({step})" for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")]

@@ -21,7 +21,6 @@ from timer_service.core.due.loop import Loop, Wakeups
 from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX
 from timer_service.core.limits.quotas import Quotas
 from timer_service.metrics import Metrics
-from timer_service.signals.firing_store import FIRINGS
 from timer_service.timers.store import TIMERS
 
 ALL = {
@@ -40,11 +39,6 @@ WOKEN = {
     "runs": {"sweep", "announcements", "outbox"},
     "events": {"outbox"},
 }
-FIRING = """
-INSERT INTO work_signal_firings (tenant_id, firing_id, signal_id, defined_epoch, defined_sequence, dedupe_key, status,
-    due_at, created_at, position_epoch, position_sequence, available_at)
-VALUES ('acme', 'firing-1', 'signal-1', 1, 1, '1', 'queued', :now, :now, 1, 1, :now)
-"""
 EVENT = """
 INSERT INTO outbox (tenant_id, event_id, message, body, added_at, ordinal, state, available_at)
 VALUES ('acme', 'event-1', 'run-completed', '{}', :now, 0, 'Waiting', :now)
@@ -145,12 +139,11 @@ async def test_health_of_the_workers(workers: Workers, failing: str) -> None:
     assert (before.reason, workers.health.reason) == (None, reason)
 
 
-@pytest.mark.parametrize("table", [TIMERS, FIRINGS, OUTBOX], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [TIMERS, OUTBOX], ids=lambda table: table.name)
 async def test_recovery_at_the_start(workers: Workers, sqlite: SqliteDatabase, table: LeasedTable) -> None:
     """On SQLite, the rows that a dead process had claimed can be claimed at once: its leases end at the start."""
     async with sqlite.transaction() as tx:
         await put_timers(tx, [scheduled("call-1", NOW)])
-        await tx.execute(FIRING, {"now": NOW})
         await tx.execute(EVENT, {"now": NOW})
     lease = Lease(table, VISIBILITY_TIMEOUT)
     claimed: list[int] = []
@@ -164,4 +157,4 @@ async def test_recovery_at_the_start(workers: Workers, sqlite: SqliteDatabase, t
 
 def test_all_leased_tables_are_tested() -> None:
     """The recovery is tested for the tables of all slices."""
-    assert {table for each in SLICES for table in each.leased} == {TIMERS, FIRINGS, OUTBOX, DEAD_LETTERS}
+    assert {table for each in SLICES for table in each.leased} == {TIMERS, OUTBOX, DEAD_LETTERS}

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from timer_service.core.due.due_rows import DueTable
 from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.intake.batch import count_before, load_in_portions
 from timer_service.core.limits.quotas import Usage
@@ -29,11 +30,23 @@ from timer_service.signals.signal import (
 )
 
 _SQL = load_sql("timer_service.signals", "store.sql")
-_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 _AT_ONCE = 32
 """How many signals, or work items with their active signals, are read at once. They have 7 Mi characters at most."""
 _ROW_CHARACTERS = 500
 """What an active signal counts for besides its texts. So the number of rows is bounded too."""
+
+UNEVALUATED = DueTable(
+    name="work_item_events",
+    key=("tenant_id", "work_item_id", "event_id"),
+    order=("evaluate_at",),
+    columns=(
+        *("tenant_id", "work_item_id", "event_id", "from_status", "to_status", "occurred_at", "recorded_at"),
+        *("position_epoch", "position_sequence", "correlation_id", "causation_id", "traceparent", "tracestate"),
+        *("evaluate_at", "evaluated_to"),
+    ),
+    where="evaluate_at IS NOT NULL",
+)
+"""The queue of transitions that wait for the evaluation worker."""
 
 OPEN_SIGNALS = Usage("open_signals", _SQL["count_open"])
 """What limits count: the signals of a tenant that have not ended."""
@@ -133,21 +146,6 @@ async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) ->
     await tx.executemany(_SQL["add_event"], parameters)
 
 
-async def find_waiting_tenants(reader: Reader, after: str, limit: int) -> list[str]:
-    """Return the next tenants after `after` that have unevaluated transitions."""
-    rows = await reader.fetch(_SQL["waiting_tenants"], {"after": after, "limit": limit})
-    return [row["tenant_id"] for row in rows]
-
-
-async def lock_next_transitions(tx: Transaction, tenants: Sequence[str], limit: int) -> list[Transition]:
-    """Lock and return the unevaluated transitions that have waited longest, at most `limit` for each tenant.
-
-    Transitions that another instance has locked are skipped.
-    """
-    shares = [{"tenant_id": tenant, "limit": limit} for tenant in tenants]
-    return [_read_transition(row) for row in await tx.fetch_each(_SQL["next_events"], shares)]
-
-
 async def save_progress(tx: Transaction, transitions: Iterable[Transition]) -> None:
     """Write how far the evaluation of transitions has come."""
     parameters = [
@@ -186,15 +184,31 @@ async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Signal]:
     return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
-async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Signal]:
+async def find_locked(tx: Transaction, keys: Collection[Key], wait: str = "/* for update */") -> dict[Key, Signal]:
     """Like `find`, but lock the rows until the transaction ends, in the order of their keys."""
-    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
+    rows = await tx.fetch_each(f"{_SQL['find']}\n{wait}", [key._asdict() for key in sorted(keys)])
     return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
 async def lock_in_portions(tx: Transaction, keys: Iterable[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
     """Like `find_locked`, but stop if there is much data. Return the signals, and the keys that were not looked for."""
     return await load_in_portions(keys, partial(find_locked, tx), _characters, _AT_ONCE)
+
+
+async def lock_free(tx: Transaction, keys: Iterable[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
+    """Like `lock_in_portions`, but leave out the signals that another session has locked. It never waits."""
+    return await load_in_portions(keys, partial(find_locked, tx, wait="/* skip locked */"), _characters, _AT_ONCE)
+
+
+async def lock_free_keys(tx: Transaction, keys: Collection[Key]) -> set[Key]:
+    """Lock signals that no other session has locked, also if they cannot be read. Return their keys."""
+    rows = await tx.fetch_each(_SQL["lock_free_key"], [key._asdict() for key in sorted(keys)])
+    return {Key(row["tenant_id"], row["signal_id"]) for row in rows}
+
+
+async def pause(tx: Transaction, errors: Mapping[Key, str]) -> None:
+    """Pause the signals of firings that were given up, with the errors, if they are active. They are locked."""
+    await tx.executemany(_SQL["pause"], [{**key._asdict(), "error": error} for key, error in sorted(errors.items())])
 
 
 def _characters(signal: Signal) -> int:
@@ -272,7 +286,8 @@ def _all_columns(signal: Signal) -> Mapping[str, Any]:
     }
 
 
-def _read_transition(row: Row) -> Transition:
+def read_transition(row: Row) -> Transition:
+    """Return the transition in a row."""
     return Transition(
         key=ItemKey(row["tenant_id"], row["work_item_id"]),
         event_id=row["event_id"],

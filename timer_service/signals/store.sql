@@ -24,27 +24,6 @@ INSERT INTO work_item_events (
     :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate, :evaluate_at, ''
 )
 
--- name: waiting_tenants
--- Returns the next tenants that have unevaluated transitions. Each tenant takes one look-up in the index.
-WITH RECURSIVE waiting (tenant_id, number) AS (
-    SELECT MIN(tenant_id), 1 FROM work_item_events WHERE evaluate_at IS NOT NULL AND tenant_id > :after
-    UNION ALL
-    SELECT (SELECT MIN(tenant_id) FROM work_item_events WHERE evaluate_at IS NOT NULL AND tenant_id > waiting.tenant_id),
-        number + 1
-    FROM waiting WHERE tenant_id IS NOT NULL AND number < :limit
-)
-SELECT tenant_id FROM waiting WHERE tenant_id IS NOT NULL
-
--- name: next_events
--- Returns the unevaluated transitions of a tenant that have waited longest, and locks them.
-SELECT tenant_id, work_item_id, event_id, from_status, to_status, occurred_at, recorded_at, position_epoch,
-    position_sequence, correlation_id, causation_id, traceparent, tracestate, evaluate_at, evaluated_to
-FROM work_item_events
-WHERE tenant_id = :tenant_id AND evaluate_at IS NOT NULL
-ORDER BY evaluate_at
-LIMIT :limit
-/* skip locked */
-
 -- name: note_evaluated
 -- Writes how far the evaluation of a transition has come.
 UPDATE work_item_events
@@ -57,6 +36,16 @@ SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, n
     last_error, ended_at, defined_epoch, defined_sequence, since_epoch, since_sequence
 FROM /* each of many */ work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+
+-- name: lock_free_key
+-- Locks a signal and returns its key, unless another transaction has locked it.
+SELECT tenant_id, signal_id FROM work_signals WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+/* skip locked */
+
+-- name: pause
+-- Pauses an active signal, one of whose firings was given up.
+UPDATE work_signals SET status = 'paused', last_error = :error
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status = 'active'
 
 -- name: waiting
 -- Returns the next active signals of a work item after a signal id. A long trigger is NULL.

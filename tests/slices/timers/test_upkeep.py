@@ -1,4 +1,5 @@
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ async def test_retention(timers: Timers) -> None:
 async def test_retention_in_batches(timers: Timers, kind: str) -> None:
     """A pass deletes at most one batch, oldest first, and asks for another pass until no expired row remains."""
     calls = [f"call-{number:04}" for number in range(2 * BATCH + 1)]
-    more = {"lateBy": 1} if kind == "expired" else {}
+    more: dict[str, Any] = {"lateBy": 1} if kind == "expired" else {}
     for half in (calls[BATCH:], calls[:BATCH]):
         timers.clock.advance(seconds=10)
         for call in half:
