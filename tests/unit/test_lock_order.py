@@ -16,7 +16,7 @@ from timer_service.core.events import outbox
 from timer_service.core.events.cause import Cause
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Parameters, Row
-from timer_service.core.values.message import Event, Position
+from timer_service.core.values.message import Command, Event, Position, Trace
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
 from timer_service.schedules.backfill import store as backfills
@@ -30,6 +30,8 @@ from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.firings import FiringStatus
 from timer_service.signals.signal import ItemKey, Key
 from timer_service.timers import store as timers
+from timer_service.timers.messages import PlainTimer
+from timer_service.timers.rules import key_of, requested
 from timer_service.timers.store import TIMERS
 
 HOLD = timedelta(seconds=30)
@@ -120,8 +122,12 @@ async def test_timers_are_saved_in_key_order() -> None:
 async def test_new_timers_are_inserted_in_key_order() -> None:
     """New timers with different columns are inserted by one statement. Two could not have one order."""
     tx = Recorder("tenant_id", "service_call_id")
-    made = [scheduled(name, correlation_id=name if name in "ab" else None) for name in IDS]
-    await timers.insert_new(tx, [timers.new_row(timer) for timer in made])
+    rows = []
+    for name in IDS:
+        payload = PlainTimer("acme", name, NOW, None, None)
+        sent = Command(name, payload, Position(1, 1), name if name in "ab" else None, Trace(), None)
+        rows.append(timers.new_row(key_of(sent), sent, requested(key_of(sent), sent, NOW), NOW))
+    await timers.insert_new(tx, rows)
     assert [[call for _, call, *_ in statement] for statement in tx.statements] == [sorted(IDS)]
 
 
