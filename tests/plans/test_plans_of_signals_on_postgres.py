@@ -107,7 +107,7 @@ STATEMENTS = {
         store._SQL["delete_events"],
         ["CTE Scan", "LockRows", "Index Scan work_item_events_evaluated", by_key("work_item_events")],
     ),
-    **{f"a signal to {name}": (store._SQL[name], [by_key("work_signals")]) for name in ("find", "move")},
+    **{f"a signal to {name}": (store._SQL[name], [by_key("work_signals")]) for name in ("find", "pause")},
     "a signal to delete": (
         store._SQL["delete"],
         ["Index Only Scan work_signal_firings_of_signal", by_key("work_signals")],

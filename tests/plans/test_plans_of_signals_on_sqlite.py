@@ -145,7 +145,7 @@ PLANS = {
     ),
     "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
     "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate"]),
-    **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "move")},
+    **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "pause")},
     "a signal to delete": (
         store._SQL["delete"],
         [KEY_OF_SIGNAL, "work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],

@@ -80,7 +80,7 @@ class FiringWorker:
 
         Those whose signal another session has locked wait.
         """
-        before, left = await store.lock_free(tx, sorted({signal_of(row) for row in rows}))
+        before, left = await store.lock_in_portions(tx, sorted({signal_of(row) for row in rows}), store.SKIP)
         signals = dict(before)
         wanted = [row for row in rows if signal_of(row) not in left]
         locked = await store.find(tx, {signal_of(row) for row in wanted} - signals.keys())

@@ -30,6 +30,30 @@ from timer_service.signals.signal import (
 )
 
 _SQL = load_sql("timer_service.signals", "store.sql")
+_SIGNAL = (
+    *("tenant_id", "signal_id", "status", "work_item_id", "trigger_kind", "trigger_spec", "note", "created_at"),
+    *("last_fired_at", "last_error", "ended_at", "defined_epoch", "defined_sequence", "since_epoch", "since_sequence"),
+)
+_TRANSITION = (
+    *("tenant_id", "work_item_id", "event_id", "from_status", "to_status", "occurred_at", "recorded_at"),
+    *("position_epoch", "position_sequence", "correlation_id", "causation_id", "traceparent", "tracestate"),
+    *("evaluate_at", "evaluated_to"),
+)
+_SHORT_TRIGGER = f"CASE WHEN LENGTH(trigger_spec) <= {MAX_INLINE_TRIGGER} THEN trigger_spec END AS trigger_spec"
+_SQL |= {
+    "find": _SQL["find"].format(columns=", ".join(_SIGNAL)),
+    "page": _SQL["page"].replace("{columns}", ", ".join(_SIGNAL)),
+    "waiting": _SQL["waiting"].format(columns=", ".join(_SIGNAL).replace("trigger_spec", _SHORT_TRIGGER)),
+    "put": _SQL["put"].format(
+        columns=", ".join(_SIGNAL),
+        values=", ".join(f":{name}" for name in _SIGNAL),
+        updates=", ".join(f"{name} = excluded.{name}" for name in _SIGNAL[2:]),
+    ),
+    "add_event": _SQL["add_event"].format(
+        columns=", ".join(_TRANSITION), values=", ".join(f":{name}" for name in _TRANSITION)
+    ),
+}
+WAIT, SKIP = "/* for update */", "/* skip locked */"
 _AT_ONCE = 32
 """How many signals, or work items with their active signals, are read at once. They have 7 Mi characters at most."""
 _ROW_CHARACTERS = 500
@@ -39,11 +63,7 @@ UNEVALUATED = DueTable(
     name="work_item_events",
     key=("tenant_id", "work_item_id", "event_id"),
     order=("evaluate_at",),
-    columns=(
-        *("tenant_id", "work_item_id", "event_id", "from_status", "to_status", "occurred_at", "recorded_at"),
-        *("position_epoch", "position_sequence", "correlation_id", "causation_id", "traceparent", "tracestate"),
-        *("evaluate_at", "evaluated_to"),
-    ),
+    columns=_TRANSITION,
     where="evaluate_at IS NOT NULL",
 )
 """The queue of transitions that wait for the evaluation worker."""
@@ -109,14 +129,7 @@ async def save(tx: Transaction, batch: Batch, now: int) -> int | None:
 async def save_signals(tx: Transaction, before: Mapping[Key, Signal], after: Mapping[Key, Signal]) -> None:
     """Write the signals that differ. The rows of `before` are locked."""
     changed = [signal for key, signal in sorted(after.items()) if before.get(key) != signal]
-    defined = [signal for signal in changed if not _keeps_definition(before.get(signal.key), signal)]
-    moved = [signal for signal in changed if _keeps_definition(before.get(signal.key), signal)]
-    await tx.executemany(_SQL["put"], list(map(_all_columns, defined)))
-    await tx.executemany(_SQL["move"], list(map(_columns_of_state, moved)))
-
-
-def _keeps_definition(before: Signal | None, after: Signal) -> bool:
-    return before is not None and before.defined == after.defined
+    await tx.executemany(_SQL["put"], list(map(_parameters, changed)))
 
 
 async def save_items(tx: Transaction, statuses: Mapping[ItemKey, str | None], now: int) -> None:
@@ -140,6 +153,7 @@ async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) ->
             **position_parameters(transition.position),
             **cause_columns(transition.cause),
             "evaluate_at": transition.evaluate_at,
+            "evaluated_to": transition.evaluated_to,
         }
         for transition in transitions
     ]
@@ -166,9 +180,7 @@ async def find_waiting(reader: Reader, cursors: Collection[tuple[ItemKey, str]],
     A cursor is a work item and a signal id. It leads to at most `limit` signals of the work item after that id. A
     trigger with more than `MAX_INLINE_TRIGGER` characters is not read.
     """
-    parameters = [
-        {**item._asdict(), "after": after, "limit": limit, "longest": MAX_INLINE_TRIGGER} for item, after in cursors
-    ]
+    parameters = [{**item._asdict(), "after": after, "limit": limit} for item, after in cursors]
     return [_read_waiting(row) for row in await reader.fetch_each(_SQL["waiting"], parameters)]
 
 
@@ -184,20 +196,20 @@ async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Signal]:
     return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
-async def find_locked(tx: Transaction, keys: Collection[Key], wait: str = "/* for update */") -> dict[Key, Signal]:
-    """Like `find`, but lock the rows until the transaction ends, in the order of their keys."""
-    rows = await tx.fetch_each(f"{_SQL['find']}\n{wait}", [key._asdict() for key in sorted(keys)])
+async def find_locked(tx: Transaction, keys: Collection[Key], lock: str = WAIT) -> dict[Key, Signal]:
+    """Like `find`, but lock the rows until the transaction ends, in the order of their keys.
+
+    With `SKIP`, it never waits, and leaves out the signals that another session has locked.
+    """
+    rows = await tx.fetch_each(f"{_SQL['find']}\n{lock}", [key._asdict() for key in sorted(keys)])
     return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
-async def lock_in_portions(tx: Transaction, keys: Iterable[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
+async def lock_in_portions(
+    tx: Transaction, keys: Iterable[Key], lock: str = WAIT
+) -> tuple[dict[Key, Signal], frozenset[Key]]:
     """Like `find_locked`, but stop if there is much data. Return the signals, and the keys that were not looked for."""
-    return await load_in_portions(keys, partial(find_locked, tx), _characters, _AT_ONCE)
-
-
-async def lock_free(tx: Transaction, keys: Iterable[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
-    """Like `lock_in_portions`, but leave out the signals that another session has locked. It never waits."""
-    return await load_in_portions(keys, partial(find_locked, tx, wait="/* skip locked */"), _characters, _AT_ONCE)
+    return await load_in_portions(keys, partial(find_locked, tx, lock=lock), _characters, _AT_ONCE)
 
 
 async def lock_free_keys(tx: Transaction, keys: Collection[Key]) -> set[Key]:
@@ -263,26 +275,19 @@ def _read_signal(row: Row) -> Signal:
     )
 
 
-def _columns_of_state(signal: Signal) -> Mapping[str, Any]:
-    """Return the columns that change without a new definition."""
+def _parameters(signal: Signal) -> Mapping[str, Any]:
     return {
         **signal.key._asdict(),
+        **signal.definition._asdict(),
         "status": signal.status,
+        "created_at": signal.created_at,
         "last_fired_at": signal.fired_at,
         "last_error": signal.last_error,
         "ended_at": signal.ended_at,
-        "since_epoch": signal.since.epoch,
-        "since_sequence": signal.since.sequence,
-    }
-
-
-def _all_columns(signal: Signal) -> Mapping[str, Any]:
-    return {
-        **_columns_of_state(signal),
-        **signal.definition._asdict(),
-        "created_at": signal.created_at,
         "defined_epoch": signal.defined.epoch,
         "defined_sequence": signal.defined.sequence,
+        "since_epoch": signal.since.epoch,
+        "since_sequence": signal.since.sequence,
     }
 
 

@@ -241,29 +241,3 @@ async def test_reply_shows_the_signal(signals: SignalConversation) -> None:
         "note": "mind the gap",
     }
     assert [set(each) for each in (moved, unknown)] == [{"commandId", "outcome"}] * 2
-
-
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("CreateWorkItem", {}, "payload.workItemId"),
-    ("CreateWorkItem", {"workItemId": "i", "status": "a\nb"}, "payload.status"),
-    ("TransitionWorkItem", {"workItemId": "i"}, "payload.to"),
-    ("TransitionWorkItem", {"workItemId": "i", "to": ""}, "payload.to"),
-    ("TransitionWorkItem", {"workItemId": "i", "to": "a", "occurredAt": "now"}, "payload.occurredAt"),
-    ("TransitionWorkItem", {"workItemId": "i", "to": "a", "frm": "b"}, "payload.frm"),
-    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "cron", "triggerSpec": {}}, "payload.triggerKind"),
-    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "event", "triggerSpec": []}, "payload.triggerSpec"),
-    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "time", "triggerSpec": {}, "note": "\0"}, "payload.note"),
-    ("PauseWorkSignal", {"signalId": "\x01"}, "payload.signalId"),
-    ("ResolveWorkSignal", {}, "payload.signalId"),
-]
-
-
-async def test_wrong_field(signals: SignalConversation) -> None:
-    """A command with an invalid field is rejected with the name of the field, and becomes a dead letter."""
-    for message_type, fields, _ in WRONG:
-        await signals.request(message_type, **fields)
-    await signals.run()
-    found = [[each["path"] for each in event["payload"]["errors"]] for event in signals.events_of("CommandRejected")]
-    for paths, (_, _, path) in zip(found, WRONG, strict=True):
-        assert path in paths
-    assert len(await signals.dead_letters()) == len(WRONG)

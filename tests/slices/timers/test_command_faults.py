@@ -4,7 +4,6 @@ import asyncio
 import json
 import sqlite3
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -196,19 +195,6 @@ async def test_one_command_fails(timers: Timers) -> None:
     assert timers.reader.health == HEALTHY
 
 
-async def test_a_failure_that_passes(timers: Timers) -> None:
-    """A command that fails once is handled at its second attempt, and so are those behind it."""
-    await refuse_second_timers(timers)
-    send_bad(timers, "a1")
-    send(timers, "a2 a3")
-    await timers.consume()
-    assert timers.outcomes() == {}
-    await timers.sql("DROP INDEX forced")
-    timers.clock.advance(seconds=1)
-    await timers.consume()
-    assert (timers.outcomes(), timers.broker.dead_letters) == ({"scheduled": 3}, [])
-
-
 async def test_what_failed_waits_over_a_restart(timers: Timers) -> None:
     """How often a command has failed, and which ones wait behind it, is kept when the service restarts."""
     await refuse_second_timers(timers)
@@ -300,21 +286,6 @@ async def test_refused_dead_letter(timers: Timers) -> None:
     timers.clock.advance(minutes=10)
     await timers.publish()
     assert timers.broker.dead_letters[-1].body == b"{2"
-
-
-async def test_rejected_commands_use_little_memory(timers: Timers) -> None:
-    """Rejecting a batch of large commands keeps only a part of them in memory, and none of the decoded values."""
-    for _ in range(100):
-        timers.send(json.dumps({"type": "ScheduleTimer", "tenantId": "acme", "payload": {"no": "x" * 60_000}}).encode())
-    tracemalloc.start()
-    try:
-        await catch_up(timers.reader)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    await timers.publish()
-    assert len(timers.broker.dead_letters) == 100
-    assert peak < 3 * 1024 * 1024, f"{peak / 1024 / 1024:.1f} MiB for 5.7 MiB of commands"
 
 
 # Lines of the log
