@@ -56,9 +56,9 @@ class CancellationWorker:
         unfinished: list[Cancellation] = []
         finished: list[Cancellation] = []
         for each in due:
-            page = await cancellations.read_page(tx, each, share)
-            cancelled = await cancellations.cancel_page(tx, each, page.calls, now)
-            (finished if page.is_last else unfinished).append(each.after_page(page, cancelled))
+            calls = await cancellations.read_page(tx, each, share)
+            cancelled = await cancellations.cancel_page(tx, each, calls, now)
+            (finished if len(calls) < share else unfinished).append(each.after_page(calls, cancelled))
         await cancellations.save(tx, unfinished)
         await cancellations.delete(tx, finished)
         await outbox.add(tx, [each.event(now) for each in finished], now)

@@ -60,9 +60,14 @@ async def test_ended_and_created_again_in_one_batch(signals: Signals) -> None:
     signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
     await signals.consume()
     (firing,) = await signals.firings_of()
-    await signals.run()
-    assert (signals.fired(), await signals.status()) == ([], "active")
     assert (firing["status"], firing["lastError"]) == ("failed", "the signal is resolved")
+    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked", eventId="after")
+    signals.send("ResolveWorkSignal", signalId="signal-1")
+    signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
+    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked", eventId="last")
+    await signals.consume()
+    await signals.run()
+    assert [event["payload"]["dedupeKey"] for event in signals.events_of()] == ["last"]
 
 
 # Causes

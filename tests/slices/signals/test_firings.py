@@ -1,4 +1,3 @@
-import asyncio
 import itertools
 from collections import Counter
 from typing import Any
@@ -59,19 +58,11 @@ async def test_wakeups_and_lateness(signals: Signals) -> None:
 
 
 async def test_instant(signals: Signals) -> None:
-    """A signal for an instant fires exactly at that instant. Its event has no work item, and no task is created."""
+    """A signal for an instant fires exactly at that instant, and its loop is woken for it."""
     due = after(minutes=1)
     await signals.remind(iso(due))
-    assert signals.command_wakes == [due]
-    assert await next_at(signals.firings, signals.clock.now()) == due
-    signals.clock.set(due - 1)
-    await signals.run()
-    early = signals.fired()
-    signals.clock.set(due)
-    await signals.run()
-    (event,) = signals.events_of()
-    assert (early, event["payload"]["firedAt"]) == ([], iso(due))
-    assert event["payload"].keys().isdisjoint({"workItemId", "taskId"})
+    assert (signals.command_wakes, await next_at(signals.firings, due - 1)) == ([due], due)
+    assert (signals.fired(), (await signals.firings.tick(due)).done) == ([], 1)
 
 
 async def test_reminder_paused_over_its_instant(signals: Signals) -> None:
@@ -154,19 +145,6 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
     assert nth > 1
 
 
-async def test_two_instances_at_the_same_time(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """Two instances that process the same firings fire each signal once, also after all are fired."""
-    instances = [Signals(store, memory_broker, clock, batch_size=4) for _ in range(2)]
-    for number in range(30):
-        await instances[0].create(f"signal-{number}")
-    await instances[0].transition()
-    for _ in range(2):
-        await asyncio.gather(*(each.run() for each in instances))
-        clock.advance(minutes=10)
-    tasks = [task["signalId"] for task in await instances[0].tasks_of()]
-    assert sorted(instances[0].fired()) == sorted(tasks) == sorted(f"signal-{number}" for number in range(30))
-
-
 # Failures
 
 
@@ -226,15 +204,19 @@ async def test_transition_after_a_failed_firing(signals: Signals) -> None:
 async def test_firing_of_an_unreadable_signal(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """A firing whose signal cannot be read is given up in the end. Passes succeed, and other signals fire."""
+    """A firing whose signal cannot be read is given up in the end, and the signal paused if active. Others fire."""
     signals = Signals(sqlite, memory_broker, clock)
-    await signals.create()
-    await signals.create("signal-2")
+    for name in ("signal-1", "signal-2", "ended"):
+        await signals.create(name)
     await signals.transition()
-    await damage(sqlite, "signal-1")
+    await signals.sql("UPDATE work_signals SET status = 'resolved', ended_at = 1 WHERE signal_id = 'ended'")
+    for name in ("signal-1", "ended"):
+        await damage(sqlite, name)
     for _ in range(MAX_ATTEMPTS):
         await signals.run()
         clock.advance(minutes=10)
     states = {row["signal_id"]: row["status"] for row in await signals.rows("work_signal_firings")}
-    assert states == {"signal-1": "failed", "signal-2": "enqueued"}
-    assert len(signals.events_of("work.signal.failed")) == 1
+    assert states == {"signal-1": "failed", "signal-2": "enqueued", "ended": "failed"}
+    assert len(signals.events_of("work.signal.failed")) == 2
+    statuses = {row["signal_id"]: row["status"] for row in await signals.rows("work_signals")}
+    assert statuses == {"signal-1": "paused", "signal-2": "fired", "ended": "resolved"}

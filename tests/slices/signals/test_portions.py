@@ -95,25 +95,6 @@ async def test_long_triggers(signals: Signals) -> None:
     assert sorted(signals.fired()) == ["long", "short"]
 
 
-async def test_items_with_much_data(signals: Signals) -> None:
-    """Triggers that are not read count as the longest ones, so that a transaction does not look at all of them."""
-    for item in range(70):
-        for number in range(2):
-            signals.send(
-                "CreateWorkSignal",
-                signalId=f"{item:02}-{number}",
-                workItemId=f"{item:02}",
-                triggerKind="event",
-                triggerSpec=long_trigger(5000),
-            )
-    await signals.consume()
-    applied = record(signals)
-    for item in range(70):
-        signals.send("TransitionWorkItem", workItemId=f"{item:02}", to="blocked")
-    await signals.consume()
-    assert [len(payloads) for payloads in applied] == [15, 15, 15, 15, 10]
-
-
 async def test_the_worker_stops_in_time(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """If each signal takes a second, a pass matches one. Tenants take turns, and each signal fires once."""
     monkeypatch.setattr(turns, "TRANSACTION_SECONDS", 0.05)

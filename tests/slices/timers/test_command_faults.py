@@ -4,7 +4,7 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,13 +16,11 @@ from tests.harness.timers import Timers, bodies
 from tests.harness.transactions import recording_route
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import FEATURES, MemoryBroker, never
-from timer_service.adapters.memory.log import MemoryLog
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake.cursor import LostCursorError
 from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.log import LogBatch
 from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError
 from timer_service.core.values.message import Command
@@ -55,13 +53,6 @@ async def states(timers: Timers) -> list[str]:
     """Return the calls whose timers exist, in order."""
     rows = await timers.database.reader.fetch("SELECT service_call_id FROM timer_schedules ORDER BY service_call_id")
     return [row["service_call_id"] for row in rows]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, while other tasks run."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # The environment
@@ -113,27 +104,6 @@ async def test_another_process_has_read_on(timers: Timers, body: bytes) -> None:
     await timers.publish()
     assert sum(timers.outcomes().values()) == 1
     assert len(timers.broker.dead_letters) == (body == b"{")
-
-
-async def test_the_reader_goes_on(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error the reader is not healthy, and begins again after a pause."""
-    read = MemoryLog.read
-    fails = True
-
-    async def fail_once(log: MemoryLog, limit: int, most_bytes: int, wait: float) -> LogBatch:
-        nonlocal fails
-        if fails:
-            fails = False
-            raise RuntimeError("a surprise")
-        return await read(log, limit, most_bytes, wait)
-
-    monkeypatch.setattr(MemoryLog, "read", fail_once)
-    send(timers, "a1")
-    running = asyncio.create_task(timers.reader.run())
-    await until(lambda: timers.reader.health.reason == "commands cannot be applied: RuntimeError: a surprise")
-    await until(lambda: timers.outcomes() == {"scheduled": 1})
-    await timers.reader.stop()
-    await running
 
 
 # An environment that no error names

@@ -8,7 +8,6 @@ from tests.harness.clock import NOW, after, iso
 from tests.harness.timers import Timers, always, bodies
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import never
-from timer_service.core.ports.health import HEALTHY, Health
 
 DUE = after(minutes=1)
 EXPIRY = after(minutes=2)
@@ -66,16 +65,6 @@ async def test_event_ids(timers: Timers) -> None:
     assert (reached[0], expired[0]) == ("DueTimeReached", "TimerExpired")
     assert len({message.id for message in timers.broker.events}) == 2
     assert (await timers.row())["state"] == "Expired"
-
-
-async def test_expired_in_an_outage(timers: Timers) -> None:
-    """A timer whose expiry passes while the broker is away expires when the broker is back."""
-    await timers.schedule(due_at=DUE, lateBy="PT1M")
-    timers.broker.health = Health.down("gone")
-    await fire_at(timers, DUE)
-    timers.broker.health = HEALTHY
-    await fire_at(timers, after(hours=1))
-    assert [kind for kind, _ in events(timers)] == ["TimerExpired"]
 
 
 async def test_failed_timer_that_is_retried_after_its_expiry(timers: Timers) -> None:

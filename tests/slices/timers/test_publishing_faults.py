@@ -1,7 +1,6 @@
 """What becomes of due timers while the broker, the database or the process fails."""
 
 import asyncio
-import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -9,15 +8,13 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import NOW, ManualClock
-from tests.harness.timers import Timers, always, fires, no_hook
+from tests.harness.timers import Timers, fires, no_hook
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.lease import Lease, take_over_claims
-from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Message
 from timer_service.timers.store import TIMERS
 
@@ -51,16 +48,6 @@ async def test_refused_event_is_retried_then_buried(timers: Timers) -> None:
     assert (timers.metrics.given_up, timers.metrics.failures) == ({"timer_schedules": 1}, {"refused": 3})
 
 
-async def test_event_too_large_for_the_broker(store: Database, clock: ManualClock) -> None:
-    """An event that is too large for the broker is one failure. Other events fire."""
-    timers = Timers(store, MemoryBroker(features=BrokerFeatures(deduplicates=True, max_message_bytes=500)), clock)
-    timers.send(schedule_timer("large", data="x" * 500))
-    timers.send(schedule_timer("small"))
-    await timers.consume()
-    await timers.tick()
-    assert (timers.fired(), (await timers.row("large"))["attempt"]) == (["small"], 1)
-
-
 async def test_outage_counts_no_attempts(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """While the broker is down no attempts are counted, and commands are handled. Then all fire, oldest first."""
     timers = Timers(store, memory_broker, clock, batch_size=2)
@@ -75,22 +62,6 @@ async def test_outage_counts_no_attempts(store: Database, memory_broker: MemoryB
     memory_broker.health = HEALTHY
     assert (await timers.tick(), attempts) == (6, [0] * 6)
     assert timers.fired() == [f"call-{number}" for number in range(6)]
-
-
-@pytest.mark.parametrize("deduplicates", [True, False])
-async def test_lost_acknowledgement(store: Database, clock: ManualClock, deduplicates: bool) -> None:  # noqa: FBT001
-    """If the acknowledgement of an event is lost, it is sent again with the same id, so the broker can drop it."""
-    broker = MemoryBroker(features=BrokerFeatures(deduplicates=deduplicates, max_message_bytes=1000))
-    timers = Timers(store, broker, clock)
-    await timers.schedule()
-    broker.loses_acknowledgement_of = always
-    await timers.tick()
-    broker.loses_acknowledgement_of = never
-    clock.advance(seconds=1)
-    await timers.tick()
-    row = await timers.row()
-    assert [event.id for event in broker.events] == [row["event_id"]] * (1 if deduplicates else 2)
-    assert row["state"] == "Reached"
 
 
 # Crashes and corrupt rows
@@ -173,23 +144,3 @@ async def test_corrupt_row(timers: Timers) -> None:
     assert sorted(timers.fired()) == sorted(f"call-{number}" for number in range(20) if number != 7)
     assert (row["state"], row["attempt"]) == ("Failed", MAX_ATTEMPTS)
     assert row["last_error"].startswith("cannot be encoded: ")
-
-
-async def test_database_lost_between_publish_and_settle(
-    sqlite: SqliteDatabase, locker: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """If the database is locked during settling, the tick fails. The next tick settles and fires nothing again."""
-    timers = Timers(sqlite, memory_broker, clock)
-    await timers.schedule()
-
-    async def lock() -> None:
-        locker.execute("BEGIN IMMEDIATE")
-
-    timers.interrupt(lock)
-    with pytest.raises(DatabaseUnavailableError):
-        await timers.tick()
-    locker.execute("ROLLBACK")
-    assert await timers.tick() == 0
-    row = await timers.row()
-    assert (timers.metrics.publishes, row["state"]) == (1, "Reached")
-    assert [event.id for event in timers.broker.events] == [row["event_id"]]
