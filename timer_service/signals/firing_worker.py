@@ -28,6 +28,7 @@ from timer_service.signals.signal import fire
 
 log = logging.getLogger(__name__)
 
+_IS_LOCKED = DatabaseBlockedError("another session has locked the signal")
 _LOCKED_PAUSE_MS = 5
 """How long to wait before the next pass if another instance has locked all due firings."""
 
@@ -84,9 +85,7 @@ class FiringWorker:
         signals = dict(before)
         wanted = [row for row in rows if signal_of(row) not in left]
         locked = await store.find(tx, {signal_of(row) for row in wanted} - signals.keys())
-        blocked = [
-            Failed(key_of(row), DatabaseBlockedError("its signal")) for row in wanted if signal_of(row) in locked
-        ]
+        blocked = [Failed(key_of(row), _IS_LOCKED) for row in wanted if signal_of(row) in locked]
         await firing_store.retry(tx, self._retries.of(blocked, now), counts=False)
         done, refused = _Processed(), dict[FiringKey, str]()
         for row in sorted((row for row in wanted if signal_of(row) not in locked), key=position_of):
@@ -120,11 +119,13 @@ class FiringWorker:
         due = await self._rows.select_keys(tx, [key for key, _ in isolated.failed], now)
         rows = {key_of(row): row for row in due}
         broken = {each.item: each for each in isolated.broken if each.item in rows}
+        for (tenant, firing), error in broken.values():
+            log.error("firing failed", exc_info=error, extra={"tenant": tenant, "firing_id": firing})
         last = {key for key in broken if rows[key]["attempt"] + 1 >= self._max_attempts}
         free = await store.lock_free_keys(tx, {signal_of(rows[key]) for key in last})
         buried = {key: error_text(broken[key].error) for key in last if signal_of(rows[key]) in free}
         waiting = [each for each in isolated.blocked if each.item in rows]
-        waiting += [broken[key] for key in last - buried.keys()]
+        waiting += [Failed(key, _IS_LOCKED) for key in last - buried.keys()]
         retried = {key: self._next_attempt(rows[key], error, now) for key, error in broken.values() if key not in last}
         await firing_store.retry(tx, self._retries.of(waiting, now), counts=False)
         await firing_store.retry(tx, retried, counts=True)
@@ -134,8 +135,6 @@ class FiringWorker:
         return _Processed(retried=len(retried), buried=len(buried))
 
     def _next_attempt(self, row: Row, error: Exception, now: int) -> Retry:
-        about = {"tenant": row["tenant_id"], "firing_id": row["firing_id"]}
-        log.error("firing failed", exc_info=error, extra=about)
         delay = self._backoff.delay(row["attempt"] + 1, self._rng)
         return Retry(now + delay // timedelta(milliseconds=1), error_text(error))
 

@@ -29,10 +29,14 @@ def signals(
     return Signals(store, memory_broker, clock)
 
 
+async def wake_nothing(*_: object) -> None:
+    pass
+
+
 def record(signals: Signals) -> list[list[CommandPayload]]:
     """Return a list that gets the commands of each transaction."""
-    route, applied = recording_route(SLICE, signals._woken)
-    signals.reader = signals.parts.reader([route], signals._wake_outbox)
+    route, applied = recording_route(SLICE, wake_nothing)
+    signals.reader = signals.parts.reader([route], wake_nothing)
     return applied
 
 
