@@ -27,7 +27,7 @@ from tests.harness.tcp_proxy import DRIPPING, GOOD, STALLED, Link, TcpProxy
 
 STALL_SECONDS = 1
 WAITING = 50
-LEASED = {"timer_schedules": "due_at", "work_signal_firings": "due_at", "outbox": "added_at"}
+LEASED = {"timer_schedules": "due_at", "outbox": "added_at"}
 """The leased tables, with the column of the earliest instant at which a row can be available."""
 LEADERS = [("TIMER_CMD", None), ("TIMER_CMD", "timer-service"), ("TIMER_EVT", None)]
 

@@ -31,7 +31,7 @@ epoch         the number of a command log, from its creation time; another log, 
 expire        fire at or after the expiry (`expires_at`) of a timer: its event is TimerExpired
 event         something that happened, published to its tenant
 fire          publish the event of a timer, a firing or a slot
-firing        a record that the trigger of a signal became true once; leased like a timer
+firing        a record that the trigger of a signal became true once
 group         jobs of a run that are named later, by a ResolveGroup
 health        whether the broker or the database can be used, and the reason if not
 hint          a message to other instances: a loop has work at an instant; it may be lost

@@ -75,7 +75,6 @@ async def test_python_of_schedules(tmp_path: Path, broker: NatsServer, service: 
 SHELL = {
     "README.md: nats": [("README.md", "nats pub")],
     "README.md: timers": [("README.md", "timers schedule")],
-    "README.md: schedules": [("README.md", "schedules put")],
     "docs/schedules.md": [
         ("docs/schedules.md", part)
         for part in ("schedules preview", "--catch-up last", "schedules trigger", "schedules get")
@@ -85,7 +84,6 @@ SHELL = {
 }
 OUTCOMES = {
     "README.md: timers": ["scheduled"],
-    "README.md: schedules": ["created", "paused", "triggered"],
     "docs/schedules.md": ["created", "triggered", "paused", "resumed", "deleted"],
     "docs/signals.md": ["created", "transitioned", "resolved"],
     "docs/runs.md": ["started"],

@@ -11,13 +11,10 @@ from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, Options, exhaust
 from tests.harness.live_service import Live
 from tests.harness.timers import bodies
-from tests.harness.wiring import VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.due.lease import Lease
 from timer_service.core.ports.database import Database
 from timer_service.signals import SLICE
 from timer_service.signals.evaluation import Evaluation
-from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.firing_worker import FiringWorker
 
 BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
@@ -91,7 +88,6 @@ class Signals(SignalConversation, InProcess):
         self, database: Database, broker: MemoryBroker, clock: ManualClock, **options: Unpack[Options]
     ) -> None:
         super().__init__(database, broker, clock, SLICE, **options)
-        self.lease = Lease(FIRINGS, VISIBILITY_TIMEOUT)
         self.evaluation = Evaluation(self.parts, monotonic=lambda: 0.0)
         self.firings = FiringWorker(self.parts)
 

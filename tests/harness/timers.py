@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -120,6 +120,15 @@ class Timers:
         await self.consume()
         return position
 
+    def interrupt(self, step: Callable[[], Awaitable[object]]) -> None:
+        """Run `step` once, before the next batch is published."""
+
+        async def take(_: Sequence[Message]) -> None:
+            self.broker.before_publishing = no_hook
+            await step()
+
+        self.broker.before_publishing = take
+
     async def pass_cancellations(self) -> int:
         """Run passes of the worker of cancellations until no page is due. Return how many pages there were."""
         pages = 0
@@ -202,6 +211,10 @@ def fires(call: str) -> Predicate:
         return bool(body["type"] == "DueTimeReached" and body["payload"]["serviceCallId"] == call)
 
     return holds
+
+
+async def no_hook(_: Sequence[Message]) -> None:
+    """Do nothing before messages are published."""
 
 
 def always(_message: Message) -> bool:

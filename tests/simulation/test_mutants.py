@@ -74,10 +74,10 @@ def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """A schedule with the same due time is ignored even if its data differs."""
     schedule = rules._schedule
 
-    def schedule_due_times(timer: rules.Timer | None, wanted: rules.Schedule, *rest: Any) -> Applied:
-        if timer is not None and timer.schedule.due_at == wanted.due_at:
-            wanted = wanted._replace(data=timer.schedule.data)
-        return schedule(timer, wanted, *rest)
+    def schedule_due_times(timer: rules.Timer | None, new: rules.Timer) -> Applied:
+        if timer is not None and timer.schedule.due_at == new.schedule.due_at:
+            new = new._replace(schedule=new.schedule._replace(data=timer.schedule.data))
+        return schedule(timer, new)
 
     patch.setattr(rules, "_schedule", schedule_due_times)
 
@@ -145,10 +145,10 @@ def only_one_page(patch: pytest.MonkeyPatch) -> None:
     """A cancellation of many timers ends after its first page."""
     read_page = cancellations.read_page
 
-    async def read_last(*arguments: Any) -> cancellations.CancelledPage:
-        return (await read_page(*arguments))._replace(is_last=True)
+    async def read_less(*arguments: Any) -> Sequence[str]:
+        return (await read_page(*arguments))[:-1]
 
-    patch.setattr(cancellations, "read_page", read_last)
+    patch.setattr(cancellations, "read_page", read_less)
 
 
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ class TimerSystem(BrokerObserver):
     def __init__(self) -> None:
         self._open = ExitStack()
         self._open.enter_context(sqlite_without_threads())
-        self._open.enter_context(patch.object(cancellation_worker, "_TIMERS", _TIMERS_OF_A_PAGE))
+        self._open.enter_context(patch.object(cancellation_worker, "MOST_TIMERS", _TIMERS_OF_A_PAGE))
         self._open.enter_context(small_intake(lambda: self.clock.now() / 1000, most_bytes=_MOST_WAITING_BYTES))
         self.loop = self._open.enter_context(closing(SteppedLoop()))
         self.loop.set_exception_handler(_ignore_crashes)

@@ -117,17 +117,6 @@ async def test_clock_that_is_set_back_before_an_event_is_refused(
     assert (row["available_at"], row["state"], row["attempt"]) == (NOW, "Scheduled", 1)
 
 
-async def test_clock_that_is_set_back_between_the_claim_and_the_firing_of_a_signal(
-    signals: Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The signal fires at the first attempt, at the instant of the claim."""
-    await signals.remind(iso(NOW))
-    monkeypatch.setattr(signals.metrics, "claimed", lambda _: signals.clock.set(after(seconds=-5)))
-    await signals.firings.tick(NOW)
-    (firing,) = await signals.rows("work_signal_firings")
-    assert (firing["status"], firing["attempt"], firing["settled_at"]) == ("enqueued", 1, NOW)
-
-
 async def test_timers_that_are_due_much_later(timers: Timers) -> None:
     """A timer that was never claimed stays. A timer that was handled before its due time waits for its due time."""
     await timers.schedule("never handled", after(days=300))

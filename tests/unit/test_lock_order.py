@@ -16,7 +16,7 @@ from timer_service.core.events import outbox
 from timer_service.core.events.cause import Cause
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Parameters, Row
-from timer_service.core.values.message import Event, Position
+from timer_service.core.values.message import Command, Event, Position, Trace
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
 from timer_service.schedules.backfill import store as backfills
@@ -27,8 +27,11 @@ from timer_service.schedules.store import SCHEDULES
 from timer_service.signals import firing_store
 from timer_service.signals import store as signals
 from timer_service.signals.firing_store import FIRINGS
+from timer_service.signals.firings import FiringStatus
 from timer_service.signals.signal import ItemKey, Key
 from timer_service.timers import store as timers
+from timer_service.timers.messages import PlainTimer
+from timer_service.timers.rules import key_of, requested
 from timer_service.timers.store import TIMERS
 
 HOLD = timedelta(seconds=30)
@@ -89,7 +92,7 @@ LEASE: dict[str, Write] = {
 }
 
 
-@pytest.mark.parametrize("table", [TIMERS, OUTBOX, FIRINGS], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [TIMERS, OUTBOX], ids=lambda table: table.name)
 @pytest.mark.parametrize("write", LEASE.values(), ids=LEASE)
 async def test_lease(write: Write, table: Any) -> None:
     """Every step on claimed rows is in the order of the keys."""
@@ -119,8 +122,12 @@ async def test_timers_are_saved_in_key_order() -> None:
 async def test_new_timers_are_inserted_in_key_order() -> None:
     """New timers with different columns are inserted by one statement. Two could not have one order."""
     tx = Recorder("tenant_id", "service_call_id")
-    made = [scheduled(name, correlation_id=name if name in "ab" else None) for name in IDS]
-    await timers.insert_new(tx, [timers.new_row(timer) for timer in made])
+    rows = []
+    for name in IDS:
+        payload = PlainTimer("acme", name, NOW, None, None)
+        sent = Command(name, payload, Position(1, 1), name if name in "ab" else None, Trace(), None)
+        rows.append(timers.new_row(key_of(sent), sent, requested(key_of(sent), sent, NOW), NOW))
+    await timers.insert_new(tx, rows)
     assert [[call for _, call, *_ in statement] for statement in tx.statements] == [sorted(IDS)]
 
 
@@ -151,10 +158,11 @@ async def test_signals_and_work_items_are_locked_in_key_order() -> None:
 async def test_firings_are_locked_in_key_order() -> None:
     """Firings are locked and settled in the order of their keys."""
     tx = Recorder("tenant_id", "firing_id")
-    rows = claimed(*FIRINGS.key)
-    await firing_store.lock_held(tx, rows)
-    await firing_store.fail(tx, failures(rows), NOW)
-    assert tx.statements == [sorted(tx.statements[0])] * 2
+    keys = [firing_store.FiringKey("acme", name) for name in IDS]
+    await DueRows(FIRINGS).select_keys(tx, keys, NOW)
+    await firing_store.settle(tx, FiringStatus.ENQUEUED, dict.fromkeys(keys), NOW)
+    await firing_store.retry(tx, dict.fromkeys(keys, Retry(NOW, "an error")), counts=True)
+    assert tx.statements == [sorted(tx.statements[0])] * 3
 
 
 async def test_schedules_are_locked_and_written_in_key_order() -> None:

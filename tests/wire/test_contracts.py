@@ -41,7 +41,6 @@ from tests.harness.workflows import (
 )
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.due.lease import Failure
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.requests.query import Queries, QueryRoute
 from timer_service.core.requests.requests import RequestRoute
@@ -239,7 +238,6 @@ def sent_events() -> dict[str, Message]:
         "dedupe_key": "event-9",
         "work_item_id": None,
         "attempt": 3,
-        "lease_token": "08c1d2e3f4a5b6c7",
         **dict.fromkeys(("correlation_id", "causation_id", "traceparent", "tracestate")),
     }
     cause = {"work_item_id": "ticket-7", "correlation_id": "order-4711", "causation_id": "command-1"}
@@ -251,8 +249,8 @@ def sent_events() -> dict[str, Message]:
         "timer expired, full": timer_event(row | known | {"expires_at": NOW + 1}, NOW + 4),
         "work signal fired, bare": encode(fired_event(firing, NOW)),
         "work signal fired, full": encode(fired_event(firing | cause, NOW)),
-        "work signal failed, bare": encode(failed_event(Failure(firing, "refused", NOW), NOW)),
-        "work signal failed, full": encode(failed_event(Failure(firing | cause, "refused", NOW), NOW)),
+        "work signal failed, bare": encode(failed_event(firing, "refused", NOW)),
+        "work signal failed, full": encode(failed_event(firing | cause, "refused", NOW)),
         "command rejected, bare": rejected_event(b"not JSON"),
         "command rejected, full": rejected_event(
             b'{"id":"command-1","type":"ScheduleTimer","tenantId":"acme","correlationId":"order-4711","payload":{}}'

@@ -22,6 +22,7 @@ from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
 from timer_service.schedules.messages import SkipReason
+from timer_service.signals.firing_store import FIRINGS
 
 _NATS_PORT = 4222
 _CLOSE_SECONDS = 3
@@ -36,8 +37,8 @@ async def open_app(config: Config) -> AsyncIterator[App]:
         commands=[payload.type for each in SLICES for payload in each.commands],
         queries=[query.name for query in QUERIES],
         requests=[request.name for each in SLICES for request in each.requests],
-        leased=[table.name for each in SLICES for table in each.leased],
-        due=[table.name for each in SLICES for table in each.due],
+        leased=[*(table.name for each in SLICES for table in each.leased), FIRINGS.name],
+        due=[table.name for each in SLICES for table in each.due if table is not FIRINGS],
         skips=SkipReason,
     )
     async with open_storage(config, metrics) as storage:

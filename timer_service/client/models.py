@@ -110,7 +110,7 @@ class Firing(View):
     dedupe_key: str
     """It identifies the cause: one cause fires a signal once."""
     status: str
-    """`queued`, `processing`, `enqueued` (the signal has fired) or `failed`; or one that a newer service has added."""
+    """`queued`, `enqueued` (the signal has fired) or `failed`; or one that a newer service has added."""
     due_at: Instant
     created_at: Instant
     attempt: int

@@ -5,7 +5,7 @@ from functools import partial
 from timer_service.core.service.slice import Slice
 from timer_service.signals.batch import COMMANDS
 from timer_service.signals.evaluation import Evaluation
-from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.firing_store import COUNTED, FIRINGS, TIMED
 from timer_service.signals.firing_worker import FiringWorker
 from timer_service.signals.handler import handle
 from timer_service.signals.messages import Outcome, WorkSignalFailed, WorkSignalFired
@@ -21,8 +21,10 @@ SLICE = Slice(
     queries=QUERIES,
     workers={"firings": FiringWorker, "evaluation": Evaluation},
     wakes=("firings", "evaluation"),
-    leased=(FIRINGS,),
+    leased=(),
     counted=COUNTED,
+    due=(FIRINGS,),
+    timed=(TIMED,),
     events=(WorkSignalFired, WorkSignalFailed),
     views={"signal": SignalView},
     usages=(OPEN_SIGNALS,),

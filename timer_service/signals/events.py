@@ -1,8 +1,7 @@
-"""The events that claimed firings publish."""
+"""The events of firings."""
 
 from typing import Any
 
-from timer_service.core.due.lease import Failure
 from timer_service.core.events.cause import read_cause
 from timer_service.core.ports.database import Row
 from timer_service.core.values.instant import format_instant
@@ -18,15 +17,13 @@ def fired_event(row: Row, at: int) -> Event:
     return _event(f"fired-{row['firing_id']}", WorkSignalFired.type, row, payload, at)
 
 
-def failed_event(failure: Failure, at: int) -> Event:
-    """Return the event of a buried firing.
+def failed_event(row: Row, error: str, at: int) -> Event:
+    """Return the event of a firing that is given up.
 
-    Its id contains the lease token, because the firing of a time trigger can be queued again and buried again.
+    Its id contains the instant, because the firing of a time trigger can be queued again and given up again.
     """
-    row = failure.row
-    failed = {"attempt": row["attempt"], "error": failure.error, "failedAt": format_instant(at)}
-    event_id = f"failed-{row['firing_id']}-{row['lease_token']}"
-    return _event(event_id, WorkSignalFailed.type, row, {**_about(row), **failed}, at)
+    failed = {"attempt": row["attempt"] + 1, "error": error, "failedAt": format_instant(at)}
+    return _event(f"failed-{row['firing_id']}-{at}", WorkSignalFailed.type, row, {**_about(row), **failed}, at)
 
 
 def _about(row: Row) -> dict[str, Any]:

@@ -2,46 +2,49 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
-from timer_service.core.due.lease import Failure, LeasedTable
+from timer_service.core.due.due_rows import DueTable
+from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
+from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.values.delays import LONGEST_DELAY
 from timer_service.core.values.message import Position
 from timer_service.signals.firings import Firing, FiringStatus
 from timer_service.signals.signal import ItemKey, Key
 
 _SQL = load_sql("timer_service.signals", "firing_store.sql")
 
-FIRINGS = LeasedTable(
+FIRINGS = DueTable(
     name="work_signal_firings",
     key=("tenant_id", "firing_id"),
-    claimed=(
-        "tenant_id",
-        "firing_id",
-        "signal_id",
-        "dedupe_key",
-        "work_item_id",
-        "due_at",
-        "defined_epoch",
-        "defined_sequence",
-        "position_epoch",
-        "position_sequence",
-        "correlation_id",
-        "causation_id",
-        "traceparent",
-        "tracestate",
+    order=("due_at",),
+    columns=(
+        *("tenant_id", "firing_id", "signal_id", "dedupe_key", "work_item_id", "due_at", "attempt"),
+        *("defined_epoch", "defined_sequence", "position_epoch", "position_sequence"),
+        *("correlation_id", "causation_id", "traceparent", "tracestate"),
     ),
-    oldest_first="due_at",
-    due_at_once="(position_epoch, position_sequence) > (defined_epoch, defined_sequence)",  # the cause is a transition
-    state="status",
-    waiting=FiringStatus.QUEUED,
-    held=FiringStatus.PROCESSING,
-    buried=FiringStatus.FAILED,
-    complete=f"status = '{FiringStatus.ENQUEUED}', settled_at = :at",
+    where="available_at IS NOT NULL",
+    available="available_at",
 )
+
+_LONGEST_MS = LONGEST_DELAY // timedelta(milliseconds=1) + SLACK_MS
+_OF_TRANSITION = "(position_epoch, position_sequence) > (defined_epoch, defined_sequence)"
+"""The firings that were due when they were written, so that they are never due later than now."""
+
+TIMED = TimedRows(
+    table=FIRINGS.name,
+    instant="available_at",
+    is_wrong=f"(available_at - {_LONGEST_MS} > :now AND available_at > due_at)"
+    f" OR ({_OF_TRANSITION} AND due_at - {SLACK_MS} > :now)",
+    repair=f"due_at = CASE WHEN {_OF_TRANSITION} AND due_at > :now THEN :now ELSE due_at END, "
+    f"available_at = CASE WHEN due_at > :now AND NOT {_OF_TRANSITION} THEN due_at ELSE :now END",
+)
+"""The firings that wait for their instant, or for the next attempt."""
 
 COUNTED = (
     CountedRows(FIRINGS.name, "pending", "available_at IS NOT NULL"),
@@ -49,6 +52,13 @@ COUNTED = (
     CountedRows("work_item_events", "unevaluated", "evaluate_at IS NOT NULL"),
 )
 """The rows that the gauges count."""
+
+
+class FiringKey(NamedTuple):
+    """The key of a firing."""
+
+    tenant_id: str
+    firing_id: str
 
 
 class Cursor(NamedTuple):
@@ -78,19 +88,18 @@ async def fail_unsettled(tx: Transaction, reasons: Mapping[tuple[Key, Position],
     await tx.executemany(_SQL["fail_unsettled"], parameters)
 
 
-async def lock_held(tx: Transaction, rows: Collection[Row]) -> list[Row]:
-    """Return the claimed rows whose lease is still held, and lock them until the transaction ends."""
-    keys = [_held(row) for row in sorted(rows, key=lambda row: (row["tenant_id"], row["firing_id"]))]
-    found = await tx.fetch_each(_SQL["still_held"], keys)
-    held = {(row["tenant_id"], row["firing_id"]) for row in found}
-    return [row for row in rows if (row["tenant_id"], row["firing_id"]) in held]
+async def settle(tx: Transaction, status: FiringStatus, firings: Mapping[FiringKey, str | None], at: int) -> None:
+    """Settle due firings that are locked, each with its error."""
+    parameters = [
+        {**key._asdict(), "status": status, "error": error, "at": at} for key, error in sorted(firings.items())
+    ]
+    await tx.executemany(_SQL["settle"], parameters)
 
 
-async def fail(tx: Transaction, failures: Sequence[Failure], at: int) -> int:
-    """Set claimed rows to failed at the instant `at`. Return how many leases were still held."""
-    in_key_order = sorted(failures, key=lambda failure: (failure.row["tenant_id"], failure.row["firing_id"]))
-    parameters = [{**_held(failure.row), "error": failure.error, "at": at} for failure in in_key_order]
-    return await tx.executemany(_SQL["fail"], parameters)
+async def retry(tx: Transaction, retries: Mapping[FiringKey, Retry], *, counts: bool) -> None:
+    """Let due firings that are locked wait for their next attempt. `counts`: this was an attempt."""
+    parameters = [{**key._asdict(), **each._asdict(), "counts": int(counts)} for key, each in sorted(retries.items())]
+    await tx.executemany(_SQL["retry"], parameters)
 
 
 async def page_of_signal(reader: Reader, signal: Key, after: Cursor, limit: int) -> Sequence[Row]:
@@ -116,6 +125,11 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
 
 
+def key_of(row: Row) -> FiringKey:
+    """Return the key of a firing."""
+    return FiringKey(row["tenant_id"], row["firing_id"])
+
+
 def signal_of(row: Row) -> Key:
     """Return the key of the signal of a firing."""
     return Key(row["tenant_id"], row["signal_id"])
@@ -139,10 +153,6 @@ def position_of(row: Row) -> Position:
 def position_parameters(position: Position) -> Mapping[str, int]:
     """Return the columns that `position_of` reads, with their values."""
     return {"position_epoch": position.epoch, "position_sequence": position.sequence}
-
-
-def _held(row: Row) -> Mapping[str, Any]:
-    return {"tenant_id": row["tenant_id"], "firing_id": row["firing_id"], "token": row["lease_token"]}
 
 
 def _key_of(firing: Firing) -> tuple[str, str]:

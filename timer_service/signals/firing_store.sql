@@ -12,23 +12,22 @@ SET status = 'queued', available_at = excluded.available_at, settled_at = NULL, 
 WHERE work_signal_firings.status = 'failed'
 
 -- name: fail_unsettled
--- Sets the unsettled firings of one definition of a signal to failed and ends their claims.
+-- Sets the unsettled firings of one definition of a signal to failed.
 UPDATE work_signal_firings
-SET status = 'failed', settled_at = :now, available_at = NULL, lease_token = NULL, last_error = :error
-WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status IN ('queued', 'processing')
+SET status = 'failed', settled_at = :now, available_at = NULL, last_error = :error
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status = 'queued'
     AND defined_epoch = :defined_epoch AND defined_sequence = :defined_sequence
 
--- name: still_held
--- Returns the key of a firing and locks the row if its lease is still held.
-SELECT tenant_id, firing_id FROM work_signal_firings
-WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
-/* for update */
-
--- name: fail
--- Sets a claimed firing to failed.
+-- name: settle
+-- Settles a due firing.
 UPDATE work_signal_firings
-SET status = 'failed', settled_at = :at, available_at = NULL, lease_token = NULL, last_error = :error
-WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
+SET status = :status, settled_at = :at, available_at = NULL, last_error = :error, attempt = attempt + 1
+WHERE tenant_id = :tenant_id AND firing_id = :firing_id
+
+-- name: retry
+-- Lets a due firing wait until its next attempt.
+UPDATE work_signal_firings SET available_at = :at, last_error = :error, attempt = attempt + :counts
+WHERE tenant_id = :tenant_id AND firing_id = :firing_id
 
 -- name: page_of_signal
 -- Returns the next firings of a signal after a cursor, oldest first.

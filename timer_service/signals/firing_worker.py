@@ -1,16 +1,17 @@
 """The worker that processes due firings.
 
-One transaction marks the signal as fired, completes the firing, which is then the follow-up task, and writes the event.
+One pass is one transaction: it marks the signals as fired, settles the firings, which are then the follow-up tasks, and
+adds the events. It never waits for a lock. If the process dies before the commit, the firings are still due.
 """
 
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
-from timer_service.core.due.isolate import Failed, Retries, isolate_in_transactions
-from timer_service.core.due.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
+from timer_service.core.due.due_rows import DueRows
+from timer_service.core.due.isolate import Failed, Isolated, Retries, Retry, isolate_in_transactions
 from timer_service.core.due.loop import Pass
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Row, Transaction
@@ -18,31 +19,28 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.delays import Backoff
 from timer_service.core.values.error_text import error_text
-from timer_service.core.values.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.signals import firing_store, store
 from timer_service.signals.events import failed_event, fired_event
-from timer_service.signals.firing_store import FIRINGS, defined_of, position_of, signal_of
-from timer_service.signals.firings import refusal
-from timer_service.signals.signal import fire, give_up
+from timer_service.signals.firing_store import FIRINGS, FiringKey, defined_of, key_of, position_of, signal_of
+from timer_service.signals.firings import FiringStatus, refusal
+from timer_service.signals.signal import fire
 
 log = logging.getLogger(__name__)
 
-_RETRY_LOCKED_MS = 5
-"""How long to wait before the next claim if another instance has locked all available firings."""
-
-_Key = tuple[str, str]
+_IS_LOCKED = DatabaseBlockedError("another session has locked the signal")
+_LOCKED_PAUSE_MS = 5
+"""How long to wait before the next pass if another instance has locked all due firings."""
 
 
 @dataclass(slots=True)
 class _Processed:
-    """The result of processing claimed firings."""
+    """The result of processing due firings."""
 
     fired: list[Row] = field(default_factory=list)
-    refused: list[Failure] = field(default_factory=list)
-    left: list[Row] = field(default_factory=list)
-    """The firings of signals that have too much data for the transaction."""
-    lost: int = 0
-    """How many firings another process has claimed."""
+    refused: int = 0
+    retried: int = 0
+    buried: int = 0
 
 
 class FiringWorker:
@@ -50,179 +48,106 @@ class FiringWorker:
 
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
-        self._lease = Lease(FIRINGS, parts.visibility_timeout)
-        self._clock = parts.clock
         self._metrics = parts.metrics
         self._batch_size = parts.batch_size
         self._max_attempts = parts.max_attempts
         self._wake = partial(parts.wake, "outbox")
         self._backoff = Backoff()
         self._rng = parts.rng
-        self._retries = Retries[_Key](FIRINGS.name)
-        self._unprocessed: list[Row] = []
-        """Claimed rows for which the last tick had no time or no database. The next one processes them first."""
-        self._claimed_nothing_at: int | None = None
+        self._rows = DueRows(FIRINGS)
+        self._retries = Retries[FiringKey](FIRINGS.name)
 
     async def tick(self, now: int) -> Pass:
-        """Process at most one batch of the firings available at `now`. The pass counts the claimed firings."""
-        if self._unprocessed:
-            rows, self._unprocessed = self._unprocessed, []
-        else:
-            rows = await self._claim(now)
-        self._claimed_nothing_at = None if rows else now
-        await self._handle(rows)
-        return Pass(len(rows), now if self._unprocessed else await self._next_at())
+        """Process at most one batch of the firings that are due at `now`. The pass counts them."""
+        keys: list[FiringKey] = []
 
-    async def _handle(self, rows: Sequence[Row]) -> None:
-        """Process claimed rows. If the database is unavailable, the next tick processes them."""
+        async def fire_due(tx: Transaction) -> _Processed:
+            rows = await self._rows.select(tx, now, self._batch_size)
+            keys[:] = map(key_of, rows)
+            return await self._fire(tx, rows, now)
+
         try:
-            if rows and rows[0]["attempt"] > self._max_attempts + DEATHS_ALONE:
-                await self._or_postpone(rows[0], self._give_up(Failure(rows[0], GIVEN_UP, self._clock.now())))
-            else:
-                await self._process(rows)
-        except DatabaseUnavailableError:
-            self._unprocessed = list(rows)
-            raise
+            self._record(await in_transaction(self._database, fire_due), now)
+        except Exception as error:
+            if not keys:
+                raise
+            await self._fire_apart(keys, error, now)
+        at = await self._rows.next_available(self._database.reader)
+        is_due = at is not None and at <= now
+        return Pass(len(keys), now + _LOCKED_PAUSE_MS if is_due and not keys else at)
 
-    async def _next_at(self) -> int | None:
-        at = await self._lease.next_available(self._database.reader)
-        if at is not None and self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
-            return self._claimed_nothing_at + _RETRY_LOCKED_MS
-        return at
+    async def _fire(self, tx: Transaction, rows: Sequence[Row], now: int) -> _Processed:
+        """Fire the rows whose signal is active, and refuse the others. Those with too much data stay due.
 
-    async def _claim(self, now: int) -> list[Row]:
-        rows = await in_transaction(self._database, lambda tx: self._claim_in(tx, now))
-        self._metrics.claimed(len(rows))
-        return rows
-
-    async def _claim_in(self, tx: Transaction, now: int) -> list[Row]:
-        """Claim firings. If the process died at each attempt on one, together with others, it is claimed alone.
-
-        So a firing is given up only if it alone ends the process, and not because of a crash loop with another cause.
+        Those whose signal another session has locked wait.
         """
-        rows = await self._lease.claim(tx, now, self._batch_size)
-        if exhausted := [row for row in rows if row["attempt"] > self._max_attempts][:1]:
-            await self._lease.release(tx, [row for row in rows if row not in exhausted])
-        return exhausted or rows
-
-    async def _process(self, rows: Sequence[Row]) -> None:
-        """Process rows together. What fails alone is tried again later. What is left is processed by the next tick.
-
-        If the clock was set back since a claim, they are processed at the instant of the claim: none is due later.
-        """
-        if not rows:
-            return
-        at = max(self._clock.now(), *map(self._lease.claimed_at, rows))
-        left: list[Row] = []
-
-        def record(done: _Processed) -> None:
-            left.extend(done.left)
-            self._record(done, at)
-
-        isolated = await isolate_in_transactions(self._database, rows, partial(self._fire, at=at), record)
-        tried = {id(row) for row in (*isolated.done, *(row for row, _ in isolated.failed))}
-        self._unprocessed += [*left, *(row for row in rows if id(row) not in tried)]
-        await self._postpone(isolated.blocked)
-        for row, error in isolated.broken:
-            about = {"tenant": row["tenant_id"], "firing_id": row["firing_id"]}
-            log.error("firing failed", exc_info=error, extra=about)
-            await self._or_postpone(row, self._fail(row, error_text(error)))
-
-    async def _or_postpone(self, row: Row, work: Awaitable[None]) -> None:
-        """Await work on one firing. If it waits for a lock, postpone the firing, so that it holds up no other."""
-        try:
-            await work
-        except DatabaseBlockedError as error:
-            await self._postpone([Failed(row, error)])
-
-    async def _postpone(self, failed: Sequence[Failed[Row]]) -> None:
-        """Return firings to the queue as if they had not been claimed, but until a later instant."""
-        if failed:
-            await in_transaction(self._database, partial(self._postpone_in, failed=failed))
-
-    async def _postpone_in(self, tx: Transaction, failed: Sequence[Failed[Row]]) -> None:
-        errors = {_key(row): error for row, error in failed}
-        free, _ = await self._lease.find_free(tx, [row for row, _ in failed])
-        retries = self._retries.of([Failed(_key(row), errors[_key(row)]) for row in free], self._clock.now())
-        later = [(row, retries[_key(row)]) for row in free]
-        await self._lease.retry(tx, [Failure(row, retry.error, retry.at, counts=False) for row, retry in later])
-
-    async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Processed:
-        """Fire the rows whose signal is active and fail the others. A row with a lost lease does not change."""
-        before, not_read = await store.lock_in_portions(tx, sorted({signal_of(row) for row in rows}))
+        before, left = await store.lock_in_portions(tx, sorted({signal_of(row) for row in rows}), store.SKIP)
         signals = dict(before)
-        done = _Processed(left=[row for row in rows if signal_of(row) in not_read])
-        wanted = [row for row in rows if signal_of(row) not in not_read]
-        held = await firing_store.lock_held(tx, wanted)
-        done.lost = len(wanted) - len(held)
-        for row in sorted(held, key=position_of):  # the oldest cause fires first
-            signal = signals.get(signal_of(row))
+        wanted = [row for row in rows if signal_of(row) not in left]
+        locked = await store.find(tx, {signal_of(row) for row in wanted} - signals.keys())
+        blocked = [Failed(key_of(row), _IS_LOCKED) for row in wanted if signal_of(row) in locked]
+        await firing_store.retry(tx, self._retries.of(blocked, now), counts=False)
+        done, refused = _Processed(), dict[FiringKey, str]()
+        for row in sorted((row for row in wanted if signal_of(row) not in locked), key=position_of):
+            signal = signals.get(signal_of(row))  # the oldest cause fires first
             reason = refusal(signal, defined_of(row), position_of(row))
             if signal is None or reason is not None:
-                done.refused.append(Failure(row, reason or "", at))
+                refused[key_of(row)] = reason or ""
                 continue
-            signals[signal.key] = fire(signal, at)
+            signals[signal.key] = fire(signal, now)
             done.fired.append(row)
         await store.save_signals(tx, before, signals)
-        await outbox.add(tx, [fired_event(row, at) for row in done.fired], at)
-        await self._lease.complete(tx, done.fired, at)  # the rows are locked, so no lease is lost here
-        await firing_store.fail(tx, done.refused, at)
+        await outbox.add(tx, [fired_event(row, now) for row in done.fired], now)
+        await firing_store.settle(tx, FiringStatus.ENQUEUED, dict.fromkeys(map(key_of, done.fired)), now)
+        await firing_store.settle(tx, FiringStatus.FAILED, refused, now)
+        done.refused = len(refused)
         return done
 
-    async def _fail(self, row: Row, error: str) -> None:
-        attempt: int = row["attempt"]
-        delay = self._backoff.delay(attempt, self._rng)
-        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
-        if attempt >= self._max_attempts:
-            await self._give_up(failure)
-            return
-        retried = await in_transaction(self._database, lambda tx: self._lease.retry(tx, [failure]))
-        self._count_settled("retried", retried, lost=1 - retried)
+    async def _fire_apart(self, keys: Sequence[FiringKey], error: Exception, now: int) -> None:
+        """Process the firings of a pass that failed. Those that fail alone are tried again later, or given up."""
 
-    async def _give_up(self, failure: Failure) -> None:
-        """Bury a firing, pause its signal and publish a WorkSignalFailed."""
-        at = self._clock.now()
-        try:
-            buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at))
-        except (DatabaseUnavailableError, ConflictError):
-            raise
-        except Exception:
-            about = {"tenant": failure.row["tenant_id"], "firing_id": failure.row["firing_id"]}
-            log.exception("signal of a firing cannot be paused; giving the firing up alone", extra=about)
-            buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at, alone=True))
-        self._count_settled("buried", buried, lost=1 - buried)
-        if buried:
-            self._metrics.buried(FIRINGS.name, buried)
-            self._wake(at)
+        async def fire_keys(tx: Transaction, part: Sequence[FiringKey]) -> _Processed:
+            return await self._fire(tx, await self._rows.select_keys(tx, part, now), now)
 
-    async def _bury(self, tx: Transaction, failure: Failure, at: int, *, alone: bool = False) -> int:
-        """Bury a firing. `alone`: do not read the row of its signal, which may be damaged."""
-        before = {} if alone else await store.find_locked(tx, [signal_of(failure.row)])
-        buried = await firing_store.fail(tx, [failure], at)
-        if buried:
-            await store.save_signals(tx, before, {key: give_up(each, failure.error) for key, each in before.items()})
-            await outbox.add(tx, [failed_event(failure, at)], at)
-        return buried
+        record = partial(self._record, now=now)
+        isolated = await isolate_in_transactions(self._database, keys, fire_keys, record, failed=error)
+        if isolated.failed:
+            record(await in_transaction(self._database, partial(self._settle_failed, isolated=isolated, now=now)))
 
-    def _record(self, done: _Processed, at: int) -> None:
-        self._count_settled("refused", len(done.refused), lost=done.lost)
-        self._count_settled("fired", len(done.fired), lost=0)
-        self._retries.forget(map(_key, done.fired))
+    async def _settle_failed(self, tx: Transaction, isolated: Isolated[FiringKey], now: int) -> _Processed:
+        """Count an attempt of the broken firings. Give up those without attempts left: their signals are paused."""
+        due = await self._rows.select_keys(tx, [key for key, _ in isolated.failed], now)
+        rows = {key_of(row): row for row in due}
+        broken = {each.item: each for each in isolated.broken if each.item in rows}
+        for (tenant, firing), error in broken.values():
+            log.error("firing failed", exc_info=error, extra={"tenant": tenant, "firing_id": firing})
+        last = {key for key in broken if rows[key]["attempt"] + 1 >= self._max_attempts}
+        free = await store.lock_free_keys(tx, {signal_of(rows[key]) for key in last})
+        buried = {key: error_text(broken[key].error) for key in last if signal_of(rows[key]) in free}
+        waiting = [each for each in isolated.blocked if each.item in rows]
+        waiting += [Failed(key, _IS_LOCKED) for key in last - buried.keys()]
+        retried = {key: self._next_attempt(rows[key], error, now) for key, error in broken.values() if key not in last}
+        await firing_store.retry(tx, self._retries.of(waiting, now), counts=False)
+        await firing_store.retry(tx, retried, counts=True)
+        await firing_store.settle(tx, FiringStatus.FAILED, buried, now)
+        await store.pause(tx, {signal_of(rows[key]): error for key, error in buried.items()})
+        await outbox.add(tx, [failed_event(rows[key], error, now) for key, error in buried.items()], now)
+        return _Processed(retried=len(retried), buried=len(buried))
+
+    def _next_attempt(self, row: Row, error: Exception, now: int) -> Retry:
+        delay = self._backoff.delay(row["attempt"] + 1, self._rng)
+        return Retry(now + delay // timedelta(milliseconds=1), error_text(error))
+
+    def _record(self, done: _Processed, now: int) -> None:
+        """Count what a transaction has committed, and wake the relay."""
+        self._retries.forget(map(key_of, done.fired))
         for row in done.fired:
-            self._metrics.fired_late(FIRINGS.name, (at - row["due_at"]) / 1000)
-        if done.fired:
-            self._wake(at)
-
-    def _count_settled(self, outcome: str, count: int, *, lost: int) -> None:
-        if count:
-            self._metrics.settled(FIRINGS.name, outcome, count)
-        if lost:
-            self._count_lost(lost)
-
-    def _count_lost(self, count: int) -> None:
-        self._metrics.leases_lost(count)
-        log.warning("leases lost before they were settled", extra={"count": count})
-
-
-def _key(row: Row) -> _Key:
-    return row["tenant_id"], row["firing_id"]
+            self._metrics.fired_late(FIRINGS.name, (now - row["due_at"]) / 1000)
+        counts = {"fired": len(done.fired), "refused": done.refused, "retried": done.retried, "buried": done.buried}
+        for outcome, count in counts.items():
+            if count:
+                self._metrics.settled(FIRINGS.name, outcome, count)
+        if done.buried:
+            self._metrics.buried(FIRINGS.name, done.buried)
+        if done.fired or done.buried:
+            self._wake(now)

@@ -19,7 +19,6 @@ class FiringStatus(StrEnum):
     """The status of a firing."""
 
     QUEUED = "queued"
-    PROCESSING = "processing"
     ENQUEUED = "enqueued"
     FAILED = "failed"
 

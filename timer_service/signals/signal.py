@@ -179,11 +179,6 @@ def fire(signal: Signal, at: int) -> Signal:
     return signal._replace(status=Status.FIRED, fired_at=at, last_error=None)
 
 
-def give_up(signal: Signal, error: str) -> Signal:
-    """Return a signal after one of its firings was given up. An active signal is paused; others do not change."""
-    return signal._replace(status=Status.PAUSED, last_error=error) if signal.is_active else signal
-
-
 def matches(signal: Signal, transition: Transition) -> bool:
     """Return whether a signal fires on a transition.
 

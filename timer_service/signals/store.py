@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from timer_service.core.due.due_rows import DueTable
 from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.intake.batch import count_before, load_in_portions
 from timer_service.core.limits.quotas import Usage
@@ -29,11 +30,43 @@ from timer_service.signals.signal import (
 )
 
 _SQL = load_sql("timer_service.signals", "store.sql")
-_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
+_SIGNAL = (
+    *("tenant_id", "signal_id", "status", "work_item_id", "trigger_kind", "trigger_spec", "note", "created_at"),
+    *("last_fired_at", "last_error", "ended_at", "defined_epoch", "defined_sequence", "since_epoch", "since_sequence"),
+)
+_TRANSITION = (
+    *("tenant_id", "work_item_id", "event_id", "from_status", "to_status", "occurred_at", "recorded_at"),
+    *("position_epoch", "position_sequence", "correlation_id", "causation_id", "traceparent", "tracestate"),
+    *("evaluate_at", "evaluated_to"),
+)
+_SHORT_TRIGGER = f"CASE WHEN LENGTH(trigger_spec) <= {MAX_INLINE_TRIGGER} THEN trigger_spec END AS trigger_spec"
+_SQL |= {
+    "find": _SQL["find"].format(columns=", ".join(_SIGNAL)),
+    "page": _SQL["page"].replace("{columns}", ", ".join(_SIGNAL)),
+    "waiting": _SQL["waiting"].format(columns=", ".join(_SIGNAL).replace("trigger_spec", _SHORT_TRIGGER)),
+    "put": _SQL["put"].format(
+        columns=", ".join(_SIGNAL),
+        values=", ".join(f":{name}" for name in _SIGNAL),
+        updates=", ".join(f"{name} = excluded.{name}" for name in _SIGNAL[2:]),
+    ),
+    "add_event": _SQL["add_event"].format(
+        columns=", ".join(_TRANSITION), values=", ".join(f":{name}" for name in _TRANSITION)
+    ),
+}
+WAIT, SKIP = "/* for update */", "/* skip locked */"
 _AT_ONCE = 32
 """How many signals, or work items with their active signals, are read at once. They have 7 Mi characters at most."""
 _ROW_CHARACTERS = 500
 """What an active signal counts for besides its texts. So the number of rows is bounded too."""
+
+UNEVALUATED = DueTable(
+    name="work_item_events",
+    key=("tenant_id", "work_item_id", "event_id"),
+    order=("evaluate_at",),
+    columns=_TRANSITION,
+    where="evaluate_at IS NOT NULL",
+)
+"""The queue of transitions that wait for the evaluation worker."""
 
 OPEN_SIGNALS = Usage("open_signals", _SQL["count_open"])
 """What limits count: the signals of a tenant that have not ended."""
@@ -96,14 +129,7 @@ async def save(tx: Transaction, batch: Batch, now: int) -> int | None:
 async def save_signals(tx: Transaction, before: Mapping[Key, Signal], after: Mapping[Key, Signal]) -> None:
     """Write the signals that differ. The rows of `before` are locked."""
     changed = [signal for key, signal in sorted(after.items()) if before.get(key) != signal]
-    defined = [signal for signal in changed if not _keeps_definition(before.get(signal.key), signal)]
-    moved = [signal for signal in changed if _keeps_definition(before.get(signal.key), signal)]
-    await tx.executemany(_SQL["put"], list(map(_all_columns, defined)))
-    await tx.executemany(_SQL["move"], list(map(_columns_of_state, moved)))
-
-
-def _keeps_definition(before: Signal | None, after: Signal) -> bool:
-    return before is not None and before.defined == after.defined
+    await tx.executemany(_SQL["put"], list(map(_parameters, changed)))
 
 
 async def save_items(tx: Transaction, statuses: Mapping[ItemKey, str | None], now: int) -> None:
@@ -127,25 +153,11 @@ async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) ->
             **position_parameters(transition.position),
             **cause_columns(transition.cause),
             "evaluate_at": transition.evaluate_at,
+            "evaluated_to": transition.evaluated_to,
         }
         for transition in transitions
     ]
     await tx.executemany(_SQL["add_event"], parameters)
-
-
-async def find_waiting_tenants(reader: Reader, after: str, limit: int) -> list[str]:
-    """Return the next tenants after `after` that have unevaluated transitions."""
-    rows = await reader.fetch(_SQL["waiting_tenants"], {"after": after, "limit": limit})
-    return [row["tenant_id"] for row in rows]
-
-
-async def lock_next_transitions(tx: Transaction, tenants: Sequence[str], limit: int) -> list[Transition]:
-    """Lock and return the unevaluated transitions that have waited longest, at most `limit` for each tenant.
-
-    Transitions that another instance has locked are skipped.
-    """
-    shares = [{"tenant_id": tenant, "limit": limit} for tenant in tenants]
-    return [_read_transition(row) for row in await tx.fetch_each(_SQL["next_events"], shares)]
 
 
 async def save_progress(tx: Transaction, transitions: Iterable[Transition]) -> None:
@@ -168,9 +180,7 @@ async def find_waiting(reader: Reader, cursors: Collection[tuple[ItemKey, str]],
     A cursor is a work item and a signal id. It leads to at most `limit` signals of the work item after that id. A
     trigger with more than `MAX_INLINE_TRIGGER` characters is not read.
     """
-    parameters = [
-        {**item._asdict(), "after": after, "limit": limit, "longest": MAX_INLINE_TRIGGER} for item, after in cursors
-    ]
+    parameters = [{**item._asdict(), "after": after, "limit": limit} for item, after in cursors]
     return [_read_waiting(row) for row in await reader.fetch_each(_SQL["waiting"], parameters)]
 
 
@@ -186,15 +196,31 @@ async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Signal]:
     return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
-async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Signal]:
-    """Like `find`, but lock the rows until the transaction ends, in the order of their keys."""
-    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
+async def find_locked(tx: Transaction, keys: Collection[Key], lock: str = WAIT) -> dict[Key, Signal]:
+    """Like `find`, but lock the rows until the transaction ends, in the order of their keys.
+
+    With `SKIP`, it never waits, and leaves out the signals that another session has locked.
+    """
+    rows = await tx.fetch_each(f"{_SQL['find']}\n{lock}", [key._asdict() for key in sorted(keys)])
     return {signal.key: signal for signal in map(_read_signal, rows)}
 
 
-async def lock_in_portions(tx: Transaction, keys: Iterable[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
+async def lock_in_portions(
+    tx: Transaction, keys: Iterable[Key], lock: str = WAIT
+) -> tuple[dict[Key, Signal], frozenset[Key]]:
     """Like `find_locked`, but stop if there is much data. Return the signals, and the keys that were not looked for."""
-    return await load_in_portions(keys, partial(find_locked, tx), _characters, _AT_ONCE)
+    return await load_in_portions(keys, partial(find_locked, tx, lock=lock), _characters, _AT_ONCE)
+
+
+async def lock_free_keys(tx: Transaction, keys: Collection[Key]) -> set[Key]:
+    """Lock signals that no other session has locked, also if they cannot be read. Return their keys."""
+    rows = await tx.fetch_each(_SQL["lock_free_key"], [key._asdict() for key in sorted(keys)])
+    return {Key(row["tenant_id"], row["signal_id"]) for row in rows}
+
+
+async def pause(tx: Transaction, errors: Mapping[Key, str]) -> None:
+    """Pause the signals of firings that were given up, with the errors, if they are active. They are locked."""
+    await tx.executemany(_SQL["pause"], [{**key._asdict(), "error": error} for key, error in sorted(errors.items())])
 
 
 def _characters(signal: Signal) -> int:
@@ -249,30 +275,24 @@ def _read_signal(row: Row) -> Signal:
     )
 
 
-def _columns_of_state(signal: Signal) -> Mapping[str, Any]:
-    """Return the columns that change without a new definition."""
+def _parameters(signal: Signal) -> Mapping[str, Any]:
     return {
         **signal.key._asdict(),
+        **signal.definition._asdict(),
         "status": signal.status,
+        "created_at": signal.created_at,
         "last_fired_at": signal.fired_at,
         "last_error": signal.last_error,
         "ended_at": signal.ended_at,
+        "defined_epoch": signal.defined.epoch,
+        "defined_sequence": signal.defined.sequence,
         "since_epoch": signal.since.epoch,
         "since_sequence": signal.since.sequence,
     }
 
 
-def _all_columns(signal: Signal) -> Mapping[str, Any]:
-    return {
-        **_columns_of_state(signal),
-        **signal.definition._asdict(),
-        "created_at": signal.created_at,
-        "defined_epoch": signal.defined.epoch,
-        "defined_sequence": signal.defined.sequence,
-    }
-
-
-def _read_transition(row: Row) -> Transition:
+def read_transition(row: Row) -> Transition:
+    """Return the transition in a row."""
     return Transition(
         key=ItemKey(row["tenant_id"], row["work_item_id"]),
         event_id=row["event_id"],

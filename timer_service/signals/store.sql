@@ -16,34 +16,7 @@ WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND event_id = :ev
 
 -- name: add_event
 -- Inserts a transition.
-INSERT INTO work_item_events (
-    tenant_id, work_item_id, event_id, from_status, to_status, occurred_at, recorded_at, position_epoch,
-    position_sequence, correlation_id, causation_id, traceparent, tracestate, evaluate_at, evaluated_to
-) VALUES (
-    :tenant_id, :work_item_id, :event_id, :from_status, :to_status, :occurred_at, :recorded_at,
-    :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate, :evaluate_at, ''
-)
-
--- name: waiting_tenants
--- Returns the next tenants that have unevaluated transitions. Each tenant takes one look-up in the index.
-WITH RECURSIVE waiting (tenant_id, number) AS (
-    SELECT MIN(tenant_id), 1 FROM work_item_events WHERE evaluate_at IS NOT NULL AND tenant_id > :after
-    UNION ALL
-    SELECT (SELECT MIN(tenant_id) FROM work_item_events WHERE evaluate_at IS NOT NULL AND tenant_id > waiting.tenant_id),
-        number + 1
-    FROM waiting WHERE tenant_id IS NOT NULL AND number < :limit
-)
-SELECT tenant_id FROM waiting WHERE tenant_id IS NOT NULL
-
--- name: next_events
--- Returns the unevaluated transitions of a tenant that have waited longest, and locks them.
-SELECT tenant_id, work_item_id, event_id, from_status, to_status, occurred_at, recorded_at, position_epoch,
-    position_sequence, correlation_id, causation_id, traceparent, tracestate, evaluate_at, evaluated_to
-FROM work_item_events
-WHERE tenant_id = :tenant_id AND evaluate_at IS NOT NULL
-ORDER BY evaluate_at
-LIMIT :limit
-/* skip locked */
+INSERT INTO work_item_events ({columns}) VALUES ({values})
 
 -- name: note_evaluated
 -- Writes how far the evaluation of a transition has come.
@@ -53,48 +26,36 @@ WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND event_id = :ev
 
 -- name: find
 -- Returns a signal.
-SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, ended_at, defined_epoch, defined_sequence, since_epoch, since_sequence
+SELECT {columns}
 FROM /* each of many */ work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
+-- name: lock_free_key
+-- Locks a signal and returns its key, unless another transaction has locked it.
+SELECT tenant_id, signal_id FROM work_signals WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+/* skip locked */
+
+-- name: pause
+-- Pauses an active signal, one of whose firings was given up.
+UPDATE work_signals SET status = 'paused', last_error = :error
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status = 'active'
+
 -- name: waiting
 -- Returns the next active signals of a work item after a signal id. A long trigger is NULL.
-SELECT tenant_id, signal_id, status, work_item_id, trigger_kind,
-    CASE WHEN LENGTH(trigger_spec) <= :longest THEN trigger_spec END AS trigger_spec, note, created_at, last_fired_at,
-    last_error, ended_at, defined_epoch, defined_sequence, since_epoch, since_sequence
+SELECT {columns}
 FROM work_signals
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND status = 'active' AND signal_id > :after
 ORDER BY signal_id
 LIMIT :limit
 
 -- name: put
--- Inserts a signal. A signal with this id that has ended is replaced.
-INSERT INTO work_signals (
-    tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, ended_at, defined_epoch, defined_sequence, since_epoch, since_sequence
-) VALUES (
-    :tenant_id, :signal_id, :status, :work_item_id, :trigger_kind, :trigger_spec, :note, :created_at, :last_fired_at,
-    :last_error, :ended_at, :defined_epoch, :defined_sequence, :since_epoch, :since_sequence
-)
-ON CONFLICT (tenant_id, signal_id) DO UPDATE
-SET status = excluded.status, work_item_id = excluded.work_item_id, trigger_kind = excluded.trigger_kind,
-    trigger_spec = excluded.trigger_spec, note = excluded.note, created_at = excluded.created_at,
-    last_fired_at = excluded.last_fired_at, last_error = excluded.last_error, ended_at = excluded.ended_at,
-    defined_epoch = excluded.defined_epoch, defined_sequence = excluded.defined_sequence,
-    since_epoch = excluded.since_epoch, since_sequence = excluded.since_sequence
-
--- name: move
--- Writes the columns of a signal that can change without a new definition.
-UPDATE work_signals
-SET status = :status, last_fired_at = :last_fired_at, last_error = :last_error, ended_at = :ended_at,
-    since_epoch = :since_epoch, since_sequence = :since_sequence
-WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+-- Inserts or replaces a signal.
+INSERT INTO work_signals ({columns}) VALUES ({values})
+ON CONFLICT (tenant_id, signal_id) DO UPDATE SET {updates}
 
 -- name: page
 -- Returns the next signals of a tenant after a signal id.
-SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, ended_at, defined_epoch, defined_sequence, since_epoch, since_sequence
+SELECT {columns}
 FROM work_signals
 WHERE tenant_id = :tenant_id AND {where} AND signal_id > :after
 ORDER BY signal_id

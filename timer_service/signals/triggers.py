@@ -48,24 +48,15 @@ class Invalid(NamedTuple):
 
 Trigger = StatusTransition | TimeAt | Invalid
 
-_MAX_CACHED_SPEC = 1000
-"""The longest trigger spec of which many are cached, in characters."""
-
 _TRIGGERS: dict[TriggerKind, dict[str, type[StatusTransition | TimeAt]]] = {
     TriggerKind.EVENT: {"work_item.status.transition": StatusTransition},
     TriggerKind.TIME: {"time.at": TimeAt},
 }
 
 
+@lru_cache(maxsize=256)  # signals often have the same spec, and a command on a signal reads it several times
 def read_trigger(kind: TriggerKind, spec: str, *, has_work_item: bool) -> Trigger:
     """Return the trigger of a stored `trigger_spec`."""
-    # Thousands of signals on one work item often have the same short spec. Long specs would use too much memory. Some
-    # are kept, because a command on a signal reads its trigger several times.
-    read = _read_cached if len(spec) <= _MAX_CACHED_SPEC else _read_long
-    return read(kind, spec, has_work_item)
-
-
-def _read(kind: TriggerKind, spec: str, has_work_item: bool) -> Trigger:  # noqa: FBT001
     fields = json.loads(spec)
     known = _TRIGGERS[kind]
     model = known.get(fields.get("kind")) if isinstance(fields.get("kind"), str) else None
@@ -80,10 +71,6 @@ def _read(kind: TriggerKind, spec: str, has_work_item: bool) -> Trigger:  # noqa
         return Invalid(
             "; ".join(f"{'.'.join(map(str, each['loc']))}: {plain_words(each['msg'])}" for each in details[:3])
         )
-
-
-_read_cached = lru_cache(maxsize=1024)(_read)
-_read_long = lru_cache(maxsize=16)(_read)
 
 
 def _fold(status: str) -> str:

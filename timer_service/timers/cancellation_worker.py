@@ -13,10 +13,10 @@ from timer_service.core.service.slice import Parts
 from timer_service.timers import cancellations
 from timer_service.timers.cancellations import Cancellation, CancellationKey, read_cancellation
 
-_TIMERS = 1000
+MOST_TIMERS = 1000
 """How many timers one transaction reads, shared equally by the tenants. On SQLite it takes 10 to 20 ms, so
 commands and claims hardly wait."""
-_TENANTS = 20
+MOST_TENANTS = 20
 """How many tenants one transaction serves, with one cancellation of each. So each page has 50 timers or more."""
 _LOCKED_PAUSE_MS = 50
 """How long to wait for cancellations that another instance has locked."""
@@ -40,7 +40,7 @@ class CancellationWorker:
         at = await self._rows.next_available(self._database.reader)
         if at is None or at > now:
             return Pass(0, at)
-        tenants, _ = await self._rows.turns.next_due(self._database.reader, now, _TENANTS)
+        tenants, _ = await self._rows.turns.next_due(self._database.reader, now, MOST_TENANTS)
         counts: list[int] = []
         isolated = await isolate_in_transactions(self._database, tenants, partial(self._handle, now=now), counts.append)
         if isolated.failed:
@@ -52,13 +52,13 @@ class CancellationWorker:
     async def _handle(self, tx: Transaction, tenants: Sequence[str], now: int) -> int:
         """Handle one page of each tenant. Return how many had a page."""
         due = await self._lock_oldest(tx, tenants, now)
-        share = max(_TIMERS // max(len(due), 1), cancellations.LEAST_TIMERS)
+        share = max(MOST_TIMERS // max(len(due), 1), cancellations.LEAST_TIMERS)
         unfinished: list[Cancellation] = []
         finished: list[Cancellation] = []
         for each in due:
-            page = await cancellations.read_page(tx, each, share)
-            cancelled = await cancellations.cancel_page(tx, each, page.calls, now)
-            (finished if page.is_last else unfinished).append(each.after_page(page, cancelled))
+            calls = await cancellations.read_page(tx, each, share)
+            cancelled = await cancellations.cancel_page(tx, each, calls, now)
+            (finished if len(calls) < share else unfinished).append(each.after_page(calls, cancelled))
         await cancellations.save(tx, unfinished)
         await cancellations.delete(tx, finished)
         await outbox.add(tx, [each.event(now) for each in finished], now)

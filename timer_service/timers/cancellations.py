@@ -32,15 +32,6 @@ class CancellationKey(NamedTuple):
     position: Position
 
 
-class CancelledPage(NamedTuple):
-    """Some timers of a cancellation."""
-
-    calls: Sequence[str]
-    """Their ids, in order."""
-    is_last: bool
-    """Whether there are no timers after these."""
-
-
 class Cancellation(NamedTuple):
     """One CancelTimers, and how far its pass over the timers is."""
 
@@ -58,15 +49,10 @@ class Cancellation(NamedTuple):
     last_error: str | None = None
     """Why the last page failed."""
 
-    @property
-    def end(self) -> str:
-        """The smallest text after all ids with the prefix."""
-        return prefix_end(self.prefix)
-
-    def after_page(self, page: CancelledPage, cancelled: int) -> "Cancellation":
+    def after_page(self, calls: Sequence[str], cancelled: int) -> "Cancellation":
         """Return the cancellation after a page of which some timers were cancelled."""
         counted = self._replace(cancelled_count=self.cancelled_count + cancelled, last_error=None)
-        return counted if page.is_last else counted._replace(next_call_id=page.calls[-1])
+        return counted._replace(next_call_id=calls[-1]) if calls else counted
 
     def event(self, now: int) -> Event:
         """Return the event of a finished cancellation. Its id depends on the command, so it is always the same."""
@@ -138,14 +124,14 @@ async def add(tx: Transaction, cancellations: Collection[Cancellation]) -> None:
     await tx.executemany(_SQL["add"], [_parameters(each) for each in cancellations])
 
 
-async def read_page(reader: Reader, cancellation: Cancellation, limit: int) -> CancelledPage:
+async def read_page(reader: Reader, cancellation: Cancellation, limit: int) -> Sequence[str]:
     """Return the ids of the next timers of a cancellation, whatever their state, in order, up to `limit`.
 
     The first timer may be the last one of the page before.
     """
-    bounds = {"from": cancellation.next_call_id, "end": cancellation.end, "limit": limit}
+    bounds = {"from": cancellation.next_call_id, "end": prefix_end(cancellation.prefix), "limit": limit}
     rows = await reader.fetch(_SQL["page"], {"tenant_id": cancellation.key.tenant_id, **bounds})
-    return CancelledPage([row["service_call_id"] for row in rows], is_last=len(rows) < limit)
+    return [row["service_call_id"] for row in rows]
 
 
 async def cancel_page(tx: Transaction, cancellation: Cancellation, calls: Sequence[str], now: int) -> int:

@@ -1,6 +1,6 @@
 """The handler of timer commands: it loads, applies and saves in the transaction that reads the log."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,51 +45,37 @@ async def _add_new(
     """
     rows: dict[int, NewRow] = {}
     results: dict[int, CommandResult] = {}
-    for number in _first_schedules(commands):
-        rows[number], results[number] = _new_timer(commands[number], now)
-    growth = store.growth_by_rows(rows.values(), now) if admission else {}
-    if not rows or (admission and not await admission.may_write(growth)):
+    for key, number in _first_schedules(commands).items():
+        command = commands[number]
+        requested = rules.requested(key, command, now)
+        rows[number] = store.new_row(key, command, requested, now)
+        view = None if command.reply_to is None else partial(_view_of_new, key, command, now)
+        results[number] = CommandResult(Outcome.SCHEDULED, requested[0], view)
+    if not rows or (admission and not await admission.may_write(store.growth_by_rows(rows.values(), now))):
         return {}
     inserted = await store.insert_new(tx, rows.values())
     if len(inserted) < len(rows):
         keys = {tuple(values[:2]) for values in inserted}
-        for number in [number for number, (values, _, _) in rows.items() if values[:2] not in keys]:
-            del rows[number], results[number]
-        growth = store.growth_by_rows(rows.values(), now) if admission else {}
+        rows = {number: row for number, row in rows.items() if row[0][:2] in keys}
+        results = {number: results[number] for number in rows}
     if admission:
-        admission.wrote(growth)
+        admission.wrote(store.growth_by_rows(rows.values(), now))
     return results
 
 
-def _first_schedules(commands: Sequence[Command]) -> Collection[int]:
+def _first_schedules(commands: Sequence[Command]) -> Mapping[Key, int]:
     """Return the numbers of the ScheduleTimers on timers that no earlier command of the batch names."""
-    first: dict[tuple[str, str], int] = {}
-    others: set[tuple[str, str]] = set()
+    first: dict[Key, int] = {}
+    others: set[Key] = set()
     for number, command in enumerate(commands):
         payload = command.payload
-        if isinstance(payload, PlainTimer):
-            key = payload[:2]
-        elif isinstance(payload, ScheduleTimer):
+        if isinstance(payload, PlainTimer) or isinstance(payload, ScheduleTimer):  # noqa: SIM101 - twice as fast
             key = rules.key_of(command)
-        else:
-            if not isinstance(payload, CancelTimers):
-                others.add(rules.key_of(command))
-            continue
-        if key not in others:
-            first.setdefault(key, number)
-    return first.values()
-
-
-def _new_timer(command: Command, now: int) -> tuple[NewRow, CommandResult]:
-    """Return the row of the timer that a ScheduleTimer adds, and the result of the command."""
-    payload = command.payload
-    # Most commands are such. To make a `Timer` first would take as long again.
-    if isinstance(payload, PlainTimer) and command.reply_to is None:
-        due_at = rules.due_time(command, payload, now)
-        event_id = rules.event_id(payload, due_at, command.position)
-        return store.plain_row(command, payload, due_at, event_id, now), CommandResult(Outcome.SCHEDULED, due_at)
-    timer = rules.new_timer(rules.key_of(command), command, now)
-    return store.new_row(timer), _result(None, Applied(timer, Outcome.SCHEDULED), command)
+            if key not in others:
+                first.setdefault(key, number)
+        elif not isinstance(payload, CancelTimers):
+            others.add(rules.key_of(command))
+    return first
 
 
 async def _apply(
@@ -138,12 +124,13 @@ def _result(found: Timer | None, applied: Applied, command: Command) -> CommandR
     if timer is None:
         return CommandResult(applied.outcome)
     is_new_instant = found is None or found.available_at != timer.available_at
-    return CommandResult(
-        applied.outcome,
-        wake_at=timer.available_at if is_new_instant else None,
-        view=partial(_view, timer) if command.reply_to is not None else None,
-    )
+    wake_at = timer.available_at if is_new_instant else None
+    return CommandResult(applied.outcome, wake_at, view=None if command.reply_to is None else partial(_view, timer))
 
 
 def _view(timer: Timer) -> Mapping[str, Any]:
     return {"timer": timer_view(timer)}
+
+
+def _view_of_new(key: Key, command: Command, now: int) -> Mapping[str, Any]:
+    return _view(rules.new_timer(key, command, now))

@@ -10,9 +10,6 @@ from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.timers.messages import CancelTimer, PlainTimer, ScheduleTimer, State, TimerPayload
 
-AnySchedule = PlainTimer | ScheduleTimer
-"""The payload of a ScheduleTimer."""
-
 
 class Outcome(StrEnum):
     """The outcome of a command on a timer."""
@@ -38,6 +35,10 @@ class Key(NamedTuple):
     service_call_id: str
 
 
+Requested = tuple[int, str, str | None, int | None]
+"""The due time, the event id, the data and the expiry of a ScheduleTimer."""
+
+
 class Schedule(NamedTuple):
     """The values of one ScheduleTimer command. Values of two commands are never mixed."""
 
@@ -53,8 +54,8 @@ class Schedule(NamedTuple):
     @property
     def large_data(self) -> int | None:
         """The number of characters of the data, which then count in the limit `stored_data`; None if they are few."""
-        length = len(self.data or "")
-        return length if length > LONGEST_IN_ROW else None
+        data = self.data
+        return len(data) if data is not None and len(data) > LONGEST_IN_ROW else None
 
 
 class Timer(NamedTuple):
@@ -92,15 +93,17 @@ class Applied(NamedTuple):
 def key_of(command: Command) -> Key:
     """Return the key of the timer that a command names."""
     payload = command.payload
-    assert isinstance(payload, PlainTimer | TimerPayload)  # noqa: S101 - the route admits no other payload
+    if isinstance(payload, PlainTimer):  # most are
+        return Key(payload[0], payload[1])
+    assert isinstance(payload, TimerPayload)  # noqa: S101 - the route admits no other payload
     return Key(payload.tenant_id, payload.service_call_id)
 
 
 def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
     """Apply a command to the timer with `key`. docs/guarantees.md has the table of outcomes."""
     match command.payload:
-        case PlainTimer() | ScheduleTimer() as payload:
-            return _schedule(timer, _requested_schedule(key, command, payload, now), key, command.position, now)
+        case PlainTimer() | ScheduleTimer():
+            return _schedule(timer, new_timer(key, command, now))
         case CancelTimer():
             return _cancel(timer, command.position, now)
         case _:
@@ -109,36 +112,30 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
 
 def new_timer(key: Key, command: Command, now: int) -> Timer:
     """Return the timer that a ScheduleTimer adds."""
+    schedule = Schedule(*requested(key, command, now), command.correlation_id, command.id, command.trace)
+    return Timer(key, State.SCHEDULED, command.position, now, schedule, available_at=schedule.due_at)
+
+
+def requested(key: Key, command: Command, now: int) -> Requested:
+    """Return what a ScheduleTimer asks for: the first fields of its `Schedule`."""
     payload = command.payload
-    assert isinstance(payload, AnySchedule)  # noqa: S101 - the caller passes no other command
-    return _scheduled(key, _requested_schedule(key, command, payload, now), command.position, now)
+    if isinstance(payload, PlainTimer):
+        due_at = due_time(command, payload, now)
+        return due_at, event_id(key, due_at, command.position), payload.data, None
+    assert isinstance(payload, ScheduleTimer)  # noqa: S101 - the caller passes no other command
+    due_at = due_time(command, payload, now)
+    data = dump_data(payload.data) if "data" in payload.model_fields_set else None
+    expires_at = payload.expires_at if payload.late_by is None else due_at + payload.late_by
+    return due_at, event_id(key, due_at, command.position), data, expires_at
 
 
-def event_id(key: Key | PlainTimer, due_at: int, position: Position) -> str:
+def event_id(key: Key, due_at: int, position: Position) -> str:
     """Return the event id of a schedule. It depends on the accepted command, so a repeated event has the same id."""
     cause = f"{key.tenant_id}\0{key.service_call_id}\0{due_at}\0{position.epoch}\0{position.sequence}"
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
-def _requested_schedule(key: Key, command: Command, payload: AnySchedule, now: int) -> Schedule:
-    due_at = due_time(command, payload, now)
-    if isinstance(payload, PlainTimer):
-        data, expires_at = payload.data, None
-    else:
-        data = dump_data(payload.data) if "data" in payload.model_fields_set else None
-        expires_at = payload.expires_at if payload.late_by is None else due_at + payload.late_by
-    return Schedule(
-        due_at=due_at,
-        event_id=event_id(key, due_at, command.position),
-        data=data,
-        expires_at=expires_at,
-        correlation_id=command.correlation_id,
-        causation_id=command.id,
-        trace=command.trace,
-    )
-
-
-def due_time(command: Command, payload: AnySchedule, now: int) -> int:
+def due_time(command: Command, payload: PlainTimer | ScheduleTimer, now: int) -> int:
     """Return when a timer is due. `dueIn` counts from the command time.
 
     If the broker does not know this time, `dueIn` counts from `now`, so that the timer is not early.
@@ -149,16 +146,17 @@ def due_time(command: Command, payload: AnySchedule, now: int) -> int:
     return (command.stored_at or now) + payload.due_in
 
 
-def _schedule(timer: Timer | None, requested: Schedule, key: Key, position: Position, now: int) -> Applied:
+def _schedule(timer: Timer | None, new: Timer) -> Applied:
+    """Apply a ScheduleTimer. `new`: the timer that it adds if there is none."""
     if timer is not None and timer.state is State.REACHED:
         return Applied(timer, Outcome.IGNORED_REACHED)
     if timer is None or timer.state is not State.SCHEDULED:
-        return Applied(_scheduled(key, requested, position, now), Outcome.SCHEDULED)
-    if timer.schedule.due_at != requested.due_at:
-        return Applied(_scheduled(key, requested, position, timer.registered_at), Outcome.RESCHEDULED)
-    if _content(timer.schedule) != _content(requested):
-        return Applied(_scheduled(key, requested, position, timer.registered_at), Outcome.UPDATED)
-    return Applied(timer._replace(position=position), Outcome.UNCHANGED)
+        return Applied(new, Outcome.SCHEDULED)
+    if timer.schedule.due_at != new.schedule.due_at:
+        return Applied(new._replace(registered_at=timer.registered_at), Outcome.RESCHEDULED)
+    if _content(timer.schedule) != _content(new.schedule):
+        return Applied(new._replace(registered_at=timer.registered_at), Outcome.UPDATED)
+    return Applied(timer._replace(position=new.position), Outcome.UNCHANGED)
 
 
 def _content(schedule: Schedule) -> tuple[object, ...]:
@@ -197,7 +195,3 @@ def _retry(timer: Timer | None, position: Position, now: int) -> Applied:
         last_error=None,
     )
     return Applied(retried, Outcome.RETRIED)
-
-
-def _scheduled(key: Key, requested: Schedule, position: Position, registered_at: int) -> Timer:
-    return Timer(key, State.SCHEDULED, position, registered_at, requested, available_at=requested.due_at)

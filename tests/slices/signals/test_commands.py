@@ -6,8 +6,6 @@ Each test runs on the slice in this process and on the real service, on every st
 import json
 from typing import Any
 
-import pytest
-
 from tests.harness.clock import iso
 from tests.harness.signals import BLOCKED, SignalConversation
 from timer_service.core.values.message import Address, Kind
@@ -20,24 +18,9 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 # From a transition to its event
 
 
-async def test_fires_when_its_item_is_blocked(signals: SignalConversation) -> None:
-    """When a work item is blocked, its signal fires: one event, one task, and the status `fired`."""
-    await signals.request("CreateWorkItem", workItemId="item-1", status="doing")
-    await signals.create()
-    message_id = f"{signals.tenant}-command-3"
-    await signals.transition("blocked", message_id=message_id)
-    await signals.run()
-    (event,) = signals.events_of()
-    (task,) = await signals.tasks_of()
-    (firing,) = await signals.firings_of()
-    assert (event["payload"]["dedupeKey"], event["payload"]["firingId"]) == (message_id, firing["firingId"])
-    assert (task["taskId"], task["firingId"]) == (event["payload"]["taskId"], firing["firingId"])
-    assert (firing["status"], await signals.status()) == ("enqueued", "fired")
-    assert signals.outcomes() == ["created", "created", "transitioned"]
-
-
 async def test_event(signals: SignalConversation) -> None:
-    """The event has every field of the contract and nothing else, and names its cause."""
+    """A signal fires once: its status, one task, and an event with every field of the contract, and with its cause."""
+    await signals.request("CreateWorkItem", workItemId="item-1", status="doing")
     await signals.create()
     await signals.transition(
         eventId="event-1",
@@ -67,18 +50,12 @@ async def test_event(signals: SignalConversation) -> None:
             "firedAt": iso(body["timestampMs"]),
         },
     }
+    (task,) = await signals.tasks_of()
+    assert (task["taskId"], task["firingId"]) == (body["payload"]["taskId"], firing["firingId"])
+    assert (firing["status"], await signals.status()) == ("enqueued", "fired")
 
 
 # Triggers
-
-
-@pytest.mark.parametrize("status", ["blocked", "  Blocked ", "BLOCKED"])
-async def test_statuses_match_in_any_case(signals: SignalConversation, status: str) -> None:
-    """Case and spaces around a status do not matter, in the transition and in the trigger."""
-    await signals.create("mine", triggerSpec={"kind": "work_item.status.transition", "to": ["done", " bLocked"]})
-    await signals.transition(status)
-    await signals.run()
-    assert signals.fired() == ["mine"]
 
 
 async def test_other_transitions_fire_nothing(signals: SignalConversation) -> None:
@@ -103,34 +80,17 @@ async def test_only_transitions_after_the_creation_count(signals: SignalConversa
     assert [event["payload"]["dedupeKey"] for event in signals.events_of()] == ["after"]
 
 
-async def test_past_instant_fires_at_once(signals: SignalConversation) -> None:
-    """A signal with a past instant fires in the next tick."""
-    await signals.remind(iso(signals.now() - 1))
-    await signals.run()
-    assert signals.fired() == ["signal-1"]
-
-
 async def test_instant(signals: SignalConversation) -> None:
     """A signal that waits for an instant fires at that instant and not before, without a work item or a task."""
     due = signals.now() + 200
+    await signals.remind(iso(due - 1000), "past")  # fires at once
     await signals.remind(iso(due))
     await signals.until(due)
     await signals.run()
-    (event,) = signals.events_of()
+    (_, event) = signals.events_of()
+    assert signals.fired() == ["past", "signal-1"]
     assert iso(due) <= event["payload"]["firedAt"] <= iso(signals.now())
     assert event["payload"].keys().isdisjoint({"workItemId", "taskId"})
-
-
-async def test_many_signals_on_one_work_item(signals: SignalConversation) -> None:
-    """One transition fires all signals that wait for the work item, each once and with its own task."""
-    names = [f"signal-{number:03}" for number in range(200)]
-    for name in names:
-        signals.send("CreateWorkSignal", signalId=name, **WAITING)
-    await signals.consume()
-    await signals.transition()
-    await signals.run()
-    tasks = await signals.ask("list-tasks", workItemId="item-1", limit=1000)
-    assert sorted(signals.fired()) == sorted(task["signalId"] for task in tasks["tasks"]) == names
 
 
 INVALID: list[tuple[str, dict[str, Any], str]] = [
@@ -139,6 +99,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("event", {"kind": "time.at", "at": LONG_AGO}, "kind: must be one of"),
     ("time", BLOCKED, "kind: must be one of time.at where triggerKind is time"),
     ("event", {**BLOCKED, "to": []}, "to: "),
+    ("event", {**BLOCKED, "to": ["x"] * 101}, "to: must have at most 100 items"),
     ("event", {**BLOCKED, "ot": ["blocked"]}, "ot: "),
     ("time", {"kind": "time.at", "at": "tomorrow"}, "at: must be an ISO 8601 instant"),
     ("time", {"kind": "time.at"}, "at: is missing"),
@@ -150,19 +111,15 @@ async def test_invalid_trigger_is_kept_and_never_fires(signals: SignalConversati
     for number, (kind, spec, _) in enumerate(INVALID):
         reply = await signals.create(f"signal-{number}", triggerKind=kind, triggerSpec=spec)
         assert reply["outcome"] == "created_invalid"
+    await signals.create("no item", item=None)
     await signals.transition()
     await signals.run()
     views = [await signals.ask("get-signal", signalId=f"signal-{number}") for number in range(len(INVALID))]
     assert (signals.fired(), [view["triggerSpec"] for view in views]) == ([], [spec for _, spec, _ in INVALID])
     for view, (_, _, reason) in zip(views, INVALID, strict=True):
         assert view["triggerError"].startswith(reason)
-
-
-async def test_transition_trigger_needs_a_work_item(signals: SignalConversation) -> None:
-    """A signal that waits for a transition without a work item has a trigger error."""
-    await signals.create(item=None)
-    view = await signals.ask("get-signal", signalId="signal-1")
-    assert view["triggerError"] == "workItemId: required by this kind of trigger"
+    without = await signals.ask("get-signal", signalId="no item")
+    assert without["triggerError"] == "workItemId: required by this kind of trigger"
 
 
 # Work items
@@ -284,29 +241,3 @@ async def test_reply_shows_the_signal(signals: SignalConversation) -> None:
         "note": "mind the gap",
     }
     assert [set(each) for each in (moved, unknown)] == [{"commandId", "outcome"}] * 2
-
-
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("CreateWorkItem", {}, "payload.workItemId"),
-    ("CreateWorkItem", {"workItemId": "i", "status": "a\nb"}, "payload.status"),
-    ("TransitionWorkItem", {"workItemId": "i"}, "payload.to"),
-    ("TransitionWorkItem", {"workItemId": "i", "to": ""}, "payload.to"),
-    ("TransitionWorkItem", {"workItemId": "i", "to": "a", "occurredAt": "now"}, "payload.occurredAt"),
-    ("TransitionWorkItem", {"workItemId": "i", "to": "a", "frm": "b"}, "payload.frm"),
-    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "cron", "triggerSpec": {}}, "payload.triggerKind"),
-    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "event", "triggerSpec": []}, "payload.triggerSpec"),
-    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "time", "triggerSpec": {}, "note": "\0"}, "payload.note"),
-    ("PauseWorkSignal", {"signalId": "\x01"}, "payload.signalId"),
-    ("ResolveWorkSignal", {}, "payload.signalId"),
-]
-
-
-async def test_wrong_field(signals: SignalConversation) -> None:
-    """A command with an invalid field is rejected with the name of the field, and becomes a dead letter."""
-    for message_type, fields, _ in WRONG:
-        await signals.request(message_type, **fields)
-    await signals.run()
-    found = [[each["path"] for each in event["payload"]["errors"]] for event in signals.events_of("CommandRejected")]
-    for paths, (_, _, path) in zip(found, WRONG, strict=True):
-        assert path in paths
-    assert len(await signals.dead_letters()) == len(WRONG)

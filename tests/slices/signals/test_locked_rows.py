@@ -41,32 +41,6 @@ async def test_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: M
     assert signals.metrics.given_up == {}
 
 
-async def test_a_locked_firing(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:
-    """A firing that is locked is not claimed. The others are processed, and it is processed when it is free."""
-    async with locks.locked(LOCK_FIRING):
-        await signals.run()
-        assert sorted(signals.fired()) == others()
-    clock.advance(minutes=2)
-    await signals.run()
-    assert sorted(signals.fired()) == sorted([*others(), "signal-3"])
-
-
-async def test_a_locked_signal_of_a_firing_that_is_given_up(
-    signals: Signals, locks: LockedPostgres, clock: ManualClock
-) -> None:
-    """A firing that is to be given up waits too if its signal is locked, and holds up no other firing."""
-    await signals.sql("UPDATE work_signal_firings SET attempt = 10 WHERE signal_id = 'signal-3'")
-    async with locks.locked(LOCK_SIGNAL):
-        await signals.run()
-        await signals.create("later", item="later")
-        await signals.transition(item="later")
-        await signals.run()
-        assert sorted(signals.fired()) == sorted([*others(), "later"])
-    clock.advance(minutes=2)
-    await signals.run()
-    assert [each["payload"]["signalId"] for each in signals.events_of("work.signal.failed")] == ["signal-3"]
-
-
 async def test_commands_beside_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:
     """The command on a locked signal waits, and the later ones of its tenant behind it. Other tenants are handled."""
     async with locks.locked(LOCK_SIGNAL):

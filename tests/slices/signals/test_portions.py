@@ -1,22 +1,19 @@
 """A transaction reads a bounded amount of data and makes a bounded number of firings. The rest follows in others."""
 
 import math
-from collections.abc import Collection
-from functools import partial
 from itertools import count
 
 import pytest
 
 from tests.harness.clock import ManualClock, iso
-from tests.harness.in_process import exhaust
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.intake import batch
 from timer_service.core.ports import turns
-from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.ports.database import Database
 from timer_service.core.values.message import CommandPayload
-from timer_service.signals import SLICE, firing_store
+from timer_service.signals import SLICE
 from timer_service.signals.evaluation import Evaluation
 
 WAITING = 30
@@ -32,24 +29,15 @@ def signals(
     return Signals(store, memory_broker, clock)
 
 
+async def wake_nothing(*_: object) -> None:
+    pass
+
+
 def record(signals: Signals) -> list[list[CommandPayload]]:
     """Return a list that gets the commands of each transaction."""
-    route, applied = recording_route(SLICE, signals._woken)
-    signals.reader = signals.parts.reader([route], signals._wake_outbox)
+    route, applied = recording_route(SLICE, wake_nothing)
+    signals.reader = signals.parts.reader([route], wake_nothing)
     return applied
-
-
-def record_locked_firings(patch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets how many firings each transaction of the worker locks."""
-    locked: list[int] = []
-    lock_held = firing_store.lock_held
-
-    async def record_and_lock(tx: Transaction, rows: Collection[Row]) -> list[Row]:
-        locked.append(len(rows))
-        return await lock_held(tx, rows)
-
-    patch.setattr(firing_store, "lock_held", record_and_lock)
-    return locked
 
 
 def long_trigger(characters: int) -> dict[str, object]:
@@ -75,27 +63,15 @@ def send_transitions(signals: Signals, count: int, items: int = 1) -> None:
         signals.send("TransitionWorkItem", workItemId=f"item-{number % items}", to="blocked", eventId=f"event-{number}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("in_one_batch", [False, True])
-async def test_many_signals_of_many_transitions(signals: Signals, *, in_one_batch: bool) -> None:
+async def test_many_signals_of_many_transitions(signals: Signals) -> None:
     """Transitions that meet many signals are applied in several transactions, in their order."""
     applied = record(signals)
     send_signals(signals, 10)
-    if not in_one_batch:
-        await signals.consume()
-    send_transitions(signals, 300, items=10)
+    send_transitions(signals, 100, items=10)
     await signals.consume()
     with_transitions = [sum(each.type == "TransitionWorkItem" for each in payloads) for payloads in applied if payloads]
-    assert [count for count in with_transitions if count] == [67, 67, 67, 67, 32]
-    assert len(await signals.rows("work_signal_firings")) == 300 * WAITING
-
-
-async def test_many_transitions_without_signals(signals: Signals) -> None:
-    """Any number of transitions that no signal waits for are applied in one transaction."""
-    applied = record(signals)
-    send_transitions(signals, 1000, items=10)
-    await signals.consume()
-    assert [len(payloads) for payloads in applied] == [1000]
+    assert [count for count in with_transitions if count] == [67, 33]
+    assert len(await signals.rows("work_signal_firings")) == 100 * WAITING
 
 
 async def test_signals_with_much_data(signals: Signals) -> None:
@@ -110,44 +86,17 @@ async def test_signals_with_much_data(signals: Signals) -> None:
     await signals.consume()
     assert [len(payloads) for payloads in applied] == [34, 34, 32]
     assert {row["status"] for row in await signals.rows("work_signals")} == {"paused"}
-    for number in reversed(range(100)):
-        signals.send("ActivateWorkSignal", signalId=f"{number:02}")
-    await signals.consume()
-    assert {row["status"] for row in await signals.rows("work_signals")} == {"active"}
 
 
-@pytest.mark.parametrize("in_one_batch", [False, True])
-async def test_long_triggers(signals: Signals, *, in_one_batch: bool) -> None:
+async def test_long_triggers(signals: Signals) -> None:
     """The worker matches a signal with a long trigger. The transaction of the transition does not read the trigger."""
     for name, spec in (("short", BLOCKED), ("long", long_trigger(8000)), ("invalid", long_trigger(60_000))):
-        signals.send("CreateWorkSignal", signalId=name, workItemId="item-1", triggerKind="event", triggerSpec=spec)
-    if not in_one_batch:
-        await signals.consume()
-    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
+        signals.send("CreateWorkSignal", signalId=name, workItemId="item-0", triggerKind="event", triggerSpec=spec)
+    send_transitions(signals, 1)
     await signals.consume()
     assert await signals.rows("work_signal_firings") == []
     await signals.run()
     assert sorted(signals.fired()) == ["long", "short"]
-
-
-async def test_items_with_much_data(signals: Signals) -> None:
-    """Triggers that are not read count as the longest ones, so that a transaction does not look at all of them."""
-    for item in range(70):
-        for number in range(2):
-            signals.send(
-                "CreateWorkSignal",
-                signalId=f"{item:02}-{number}",
-                workItemId=f"{item:02}",
-                triggerKind="event",
-                triggerSpec=long_trigger(5000),
-            )
-    await signals.consume()
-    applied = record(signals)
-    send = partial(signals.send, "TransitionWorkItem", to="blocked")
-    for item in range(70):
-        send(workItemId=f"{item:02}")
-    await signals.consume()
-    assert [len(payloads) for payloads in applied] == [15, 15, 15, 15, 10]
 
 
 async def test_the_worker_stops_in_time(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +131,7 @@ async def test_firings_with_much_data(signals: Signals, monkeypatch: pytest.Monk
         signals.send("CreateWorkSignal", signalId=f"{number:02}", triggerKind="time", triggerSpec=spec, note="x" * 2000)
     await signals.consume()
     monkeypatch.setattr(batch, "MOST_DATA", 100_000)
-    locked = record_locked_firings(monkeypatch)
-    await exhaust(signals.firings, signals.clock.now())
-    assert [count for count in locked if count] == [48, 48, 4]
-    assert {row["status"] for row in await signals.rows("work_signals")} == {"fired"}
-    assert signals.metrics.settled_in == {("work_signal_firings", "fired"): 100}
+    fired = []
+    while (await signals.firings.tick(signals.clock.now())).done:
+        fired.append(signals.metrics.settled_in["work_signal_firings", "fired"])
+    assert fired == [48, 96, 100]

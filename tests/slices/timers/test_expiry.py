@@ -8,7 +8,6 @@ from tests.harness.clock import NOW, after, iso
 from tests.harness.timers import Timers, always, bodies
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import never
-from timer_service.core.ports.health import HEALTHY, Health
 
 DUE = after(minutes=1)
 EXPIRY = after(minutes=2)
@@ -68,38 +67,6 @@ async def test_event_ids(timers: Timers) -> None:
     assert (await timers.row())["state"] == "Expired"
 
 
-async def test_expired_in_an_outage(timers: Timers) -> None:
-    """A timer whose expiry passes while the broker is away expires when the broker is back."""
-    await timers.schedule(due_at=DUE, lateBy="PT1M")
-    timers.broker.health = Health.down("gone")
-    await fire_at(timers, DUE)
-    timers.broker.health = HEALTHY
-    await fire_at(timers, after(hours=1))
-    assert [kind for kind, _ in events(timers)] == ["TimerExpired"]
-
-
-async def test_expired_before_it_is_scheduled(timers: Timers) -> None:
-    """A timer whose command is handled after its expiry expires at once."""
-    await timers.schedule(due_at=after(minutes=-2), lateBy="PT1M")
-    await timers.tick()
-    assert [kind for kind, _ in events(timers)] == ["TimerExpired"]
-
-
-async def test_commands_on_an_expired_timer(timers: Timers) -> None:
-    """An expired timer can be scheduled again, but not cancelled or retried."""
-    await timers.schedule(due_at=DUE, lateBy="PT1M")
-    await fire_at(timers, EXPIRY)
-    await timers.cancel()
-    await timers.retry()
-    assert timers.outcomes() == {"scheduled": 1, "unchanged": 1, "already_expired": 1}
-    later = after(hours=1)
-    await timers.schedule(due_at=later)
-    row = await timers.row()
-    assert (row["state"], row["expires_at"], row["expired_at"]) == ("Scheduled", None, None)
-    await fire_at(timers, after(days=1))
-    assert [kind for kind, _ in events(timers)] == ["TimerExpired", "DueTimeReached"]
-
-
 async def test_failed_timer_that_is_retried_after_its_expiry(timers: Timers) -> None:
     """A Failed timer does not expire by itself. If it is retried after its expiry, it expires."""
     await timers.schedule(due_at=NOW, lateBy="PT1M")
@@ -113,21 +80,3 @@ async def test_failed_timer_that_is_retried_after_its_expiry(timers: Timers) -> 
     await timers.tick()
     assert [kind for kind, _ in events(timers)] == ["TimerExpired"]
     assert (await timers.row())["state"] == "Expired"
-
-
-async def test_another_expiry_during_publishing(timers: Timers) -> None:
-    """If the expiry changes while the timer is being published, the new schedule is fired by its own expiry."""
-    await timers.schedule(due_at=DUE, lateBy="PT1M")
-    changed = False
-
-    async def change(_messages: object) -> None:
-        nonlocal changed
-        if not changed:
-            changed = True
-            await timers.schedule(due_at=DUE)
-
-    timers.broker.before_publishing = change
-    await fire_at(timers, EXPIRY)
-    await timers.tick()
-    assert [kind for kind, _ in events(timers)] == ["TimerExpired", "DueTimeReached"]
-    assert ((await timers.row())["state"], timers.outcomes()) == ("Reached", {"scheduled": 1, "updated": 1})

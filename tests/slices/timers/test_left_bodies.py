@@ -43,18 +43,6 @@ async def test_commands_keep_their_order(timers: Timers) -> None:
     assert await data(timers, "other") == {"other": "short"}
 
 
-async def test_a_turn_is_bounded_by_the_bytes_in_the_log(timers: Timers) -> None:
-    """The commands of one transaction have few bytes, also if their bodies were left in the log."""
-    timers.broker.stored.leaves = 500
-    for number in range(20):
-        send(timers, f"call-{number}", HUGE)
-    await timers.reader.begin()
-    found: list[int] = []
-    while await timers.reader.turn():
-        found.append(len(await data(timers)))
-    assert found == [8, 16, 20]
-
-
 async def test_a_command_that_the_broker_has_removed(timers: Timers) -> None:
     """If the body is gone when the turn comes, a dead letter says so. The commands behind it take effect."""
     timers.broker.stored.leaves = 500

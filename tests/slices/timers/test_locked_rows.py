@@ -2,24 +2,19 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
 
 import pytest
 
 from tests.harness.builders import cancel_timer, schedule_timer
-from tests.harness.clock import NOW, ManualClock, after
+from tests.harness.clock import NOW, ManualClock
 from tests.harness.locks import LockedPostgres
 from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import database as database_module
-from timer_service.core.due.loop import Pass
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.ports.database import Transaction
-from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.service.clock_repair import ClockRepair, leased_rows
-from timer_service.core.values.errors import DatabaseBlockedError
+from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.message import Command, Message
-from timer_service.timers.store import TIMERS
 
 LATER = NOW + 60_000
 LOCK_TIMER = "SELECT 1 FROM timer_schedules WHERE service_call_id = '{}' FOR UPDATE"
@@ -93,34 +88,6 @@ async def test_a_lock_that_is_held_for_long(timers: Timers, locks: LockedPostgre
     assert (timers.outcomes(), timers.broker.dead_letters) == ({"scheduled": 1, "cancelled": 1}, [])
 
 
-async def test_the_health_beside_locked_rows(timers: Timers, locks: LockedPostgres) -> None:
-    """Locked rows are no outage: the health of commands and of the database stays good."""
-    calls = ["call-1", "call-2", "call-3"]
-    schedule(timers, *calls)
-    await timers.consume()
-    found: list[Health] = []
-    for call in calls:
-        async with locks.locked(LOCK_TIMER.format(call)):
-            cancel(timers, call)
-            await timers.consume()
-            found += [timers.reader.health, timers.database.health]
-        await try_again(timers)
-    assert timers.outcomes() == {"scheduled": 3, "cancelled": 3}
-    assert found == [HEALTHY] * 6
-
-
-async def test_a_locked_table(timers: Timers, locks: LockedPostgres) -> None:
-    """If every command waits for a lock, all of them are handled when it is released."""
-    async with locks.locked("LOCK TABLE timer_schedules"):
-        for tenant in ("acme", "other"):
-            schedule(timers, "call-1", "call-2", tenant=tenant)
-        await timers.consume()
-        await try_again(timers)
-        assert timers.outcomes() == {}
-    await try_again(timers, 2)
-    assert timers.outcomes() == {"scheduled": 4}
-
-
 async def test_a_slow_statement(
     timers: Timers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,42 +138,5 @@ async def test_settling_beside_a_locked_row(timers: Timers, locks: LockedPostgre
     assert (timers.metrics.lost, timers.metrics.settlements["fired"]) == (0, len(published))
 
 
-async def test_settling_beside_a_locked_table(timers: Timers, locks: LockedPostgres) -> None:
-    """If the whole table is locked after events were published, they are not published again, and none is lost."""
-    schedule(timers, *(f"call-{number}" for number in range(5)), due_at=NOW)
-    await timers.consume()
-
-    async def lock(_messages: Sequence[Message]) -> None:
-        await locks.lock("LOCK TABLE timer_schedules")
-
-    timers.broker.refuses = lambda message: b"call-0" in message.body
-    timers.broker.before_publishing = lock
-    with pytest.raises(DatabaseBlockedError):  # the table cannot be read either
-        await timers.relay.tick(timers.clock.now())
-    await locks.unlock()
-    timers.broker.before_publishing = no_hook
-    await timers.relay.tick(timers.clock.now())
-    assert (len(timers.broker.events), timers.metrics.lost, timers.metrics.settlements["fired"]) == (4, 0, 4)
-    assert (await timers.row("call-0"))["attempt"] == 1
-
-
 async def no_hook(_messages: Sequence[Message]) -> None:
     """Do nothing before messages are published."""
-
-
-async def test_rows_of_a_wrong_clock_beside_a_locked_one(
-    timers: Timers, locks: LockedPostgres, clock: ManualClock
-) -> None:
-    """A row that waits for a wrong time and is locked does not hold up the repair of others. It follows in a minute."""
-    schedule(timers, "call-1", "call-2", "call-3")
-    await timers.consume()
-    async with timers.database.transaction() as tx:
-        await tx.execute("UPDATE timer_schedules SET available_at = :wrong", {"wrong": after(days=365)})
-    repair = ClockRepair(locks.database, clock, [leased_rows(TIMERS, timedelta(seconds=30))])
-    async with locks.locked(LOCK_TIMER.format("call-2")):
-        first = await repair.tick(clock.now())
-    assert (first.done, first.next_at) == (2, clock.now() + 60_000)
-    clock.advance(minutes=1)
-    assert await repair.tick(clock.now()) == Pass(1)
-    rows = await timers.database.reader.fetch("SELECT available_at FROM timer_schedules")
-    assert {row["available_at"] for row in rows} == {LATER}

@@ -39,12 +39,14 @@ class DueTable:
     """The selected columns or expressions. They include the key and `order[0]`."""
     where: str = "TRUE"
     """The predicate of the indexes."""
+    available: str | None = None
+    """The column of the instant from which a row may be taken, if it can be later than `order[0]`."""
 
     def sql(self, name: str) -> str:
         """Return the named statement of `due_rows.sql` for this table."""
         return SQL[name].format(
             table=self.name,
-            available=self.order[0],
+            available=self.available or self.order[0],
             oldest=self.order[0],
             order=", ".join(self.order),
             where=self.where,

@@ -57,7 +57,7 @@ LIMIT :limit
 -- Returns the oldest due rows of one tenant, up to a limit. Only the index of each tenant's rows has this order: planners would
 -- else use the other one, and read the rows of all tenants.
 SELECT {columns} FROM {table}
-WHERE tenant_id = :tenant_id AND {available} <= :now AND {where}
+WHERE tenant_id = :tenant_id AND {oldest} <= :now AND {available} <= :now AND {where}
 ORDER BY {order}
 LIMIT :limit
 
