@@ -49,7 +49,7 @@ def share_tasks(
     counts: Counter[tuple[Poll, Lane]] = Counter()
     turns: OrderedDict[str, deque[_Turn]] = OrderedDict()
     for lane, count in available.items():
-        polls = deque(each for each in polls_of(lane) if not each.taken)
+        polls = deque(polls_of(lane))
         free.update({each: each.wanted.slots for each in polls})
         turns.setdefault(lane[0], deque()).append(_Turn(lane, count, fitting(lane), polls))
     while turns and limit > 0:
@@ -95,6 +95,9 @@ class Claimed(NamedTuple):
     kept: Sequence[int]
     """For each share, how many of them did fit into the reply. The others were released."""
     adds_events: bool
+
+
+NOTHING = Claimed({}, (), (), adds_events=False)
 
 
 class Claims:
@@ -172,27 +175,23 @@ class Claims:
     def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
 
-        Of each poll one row may be larger than its reply, and of all polls one may need more bytes. A row that needs
-        none always has room. Tenants, and lanes of a tenant, come in a random order, so each of them has room in one of
-        the next claims.
+        The first row of a poll may be larger than its reply, and the first row of all may need more bytes. Tenants, and
+        lanes of a tenant, come in a random order, so each of them has room in one of the next claims.
         """
         ranks: defaultdict[str | Lane, float] = defaultdict(self._rng.random)
         order = sorted(range(len(shares)), key=lambda number: _rank(ranks, shares[number].lane))
-        used: dict[Poll, int] = {}
-        total = loaded = 0
+        used: Counter[Poll] = Counter()
+        total = 0
         kept = [0] * len(shares)
         for number in order:
             poll = shares[number].poll
             for row in claimed[number]:
                 size, needed = task_bytes(row), _needed_bytes(row)
-                fits = used.get(poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
-                if not fits and (poll in used or total >= self._claim_bytes):
+                is_too_long = used[poll] and used[poll] + size > REPLY_BYTES
+                if is_too_long or (total and total + size + needed > self._claim_bytes):
                     break
-                if needed and loaded and loaded + needed > self._claim_bytes:
-                    break
-                used[poll] = used.get(poll, 0) + size
-                total += size
-                loaded += needed
+                used[poll] += size
+                total += size + needed
                 kept[number] += 1
         return kept
 
