@@ -76,13 +76,6 @@ class Dispatching:
     async def _ask(self, tenant: str, body: Any) -> Any:
         return json.loads((await self.workflows.broker.request("poll-tasks", tenant, json.dumps(body).encode())).body)
 
-    def end_polls(self) -> None:
-        """Let the time of all held polls be up."""
-        ends = self.dispatcher._ends
-        for end, timer in list(ends._timers.items()):
-            timer.cancel()
-            ends._end(end)
-
     async def tick(self) -> Pass:
         """Take one pass now."""
         return await self.dispatcher.tick(self.workflows.clock.now())

@@ -15,7 +15,6 @@ from timer_service.core.intake.route import Lane
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.data import MAX_DATA_BYTES
-from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows import store
 from timer_service.workflows.protocol import REPLY_BYTES
@@ -143,11 +142,7 @@ class Claims:
                 raise
             done = _add(done, list(counts), claimed)
 
-        try:
-            await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
-        except DatabaseUnavailableError:
-            if not done.tasks:  # otherwise these are to be sent
-                raise
+        await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
         return done
 
     async def _claim(

@@ -190,7 +190,7 @@ class Dispatcher:
 
     def _hold(self, request: Request, wanted: PollTasks) -> Sequence[Reply]:
         """Hold a poll. Return the replies to those that end because of it, perhaps to itself."""
-        poll = Poll(request, wanted, end_of(math.ceil(_monotonic_ms()), wanted.wait_ms))
+        poll = Poll(request, wanted, end_of(int(_monotonic_ms()), wanted.wait_ms))
         ended = self._held.take_of_worker(poll)  # the worker no longer waits for its older poll
         if not wanted.slots:
             return _without_tasks([*ended, poll])
