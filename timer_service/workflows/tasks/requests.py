@@ -13,7 +13,7 @@ from timer_service.core.ports.turns import Turns
 from timer_service.core.requests.requests import Answer, Asked, RequestRoute
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.paging import PAGE_BYTES, write_cursor
+from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.core.values.stored_json import RawJson, write_list, write_object
 from timer_service.workflows import effect_store, protocol, store
 from timer_service.workflows.effect import EffectKey
@@ -128,7 +128,7 @@ class _Batch:
         cls, tx: Transaction, asked: Sequence[Asked], workflows: Mapping[Key, Workflow], rules: Rules
     ) -> "_Batch":
         """Load the tasks of the locked workflows that requests name with their current tokens."""
-        wanted = await _wanted(asked, workflows)
+        wanted = _wanted(asked, workflows)
         tasks = await task_store.load(tx, {key: workflows[key] for key in wanted}, wanted)
         unread = {key: TaskState(each, {}, {}) for key, each in workflows.items() if key not in tasks}
         return cls(tasks, unread, rules)
@@ -193,10 +193,7 @@ class _Batch:
             after = effect_store.parse_cursor(request.cursor)
         except Rejection as rejection:
             return rejection
-        page = await effect_store.page_within(tx, key, after, _MOST_EFFECTS, PAGE_BYTES)
-        views = write_list([task_store.effect_view(each, self._rules.now) for each in page.effects])
-        fields = {} if page.cursor is None else {"cursor": write_cursor(page.cursor)}
-        return write_object(fields, {"effects": views})
+        return await task_store.effects_page(tx, key, after, self._rules.now, limit=_MOST_EFFECTS)
 
 
 def _shown(decisions: Sequence[Decision | None]) -> Shown:
@@ -242,17 +239,15 @@ def _items(asked: Asked) -> Sequence[tuple[Key, _Item]]:
             return [(Key(asked.tenant, request.workflow_id), request)]
 
 
-async def _wanted(asked: Sequence[Asked], workflows: Mapping[Key, Workflow]) -> dict[Key, Wanted]:
+def _wanted(asked: Sequence[Asked], workflows: Mapping[Key, Workflow]) -> dict[Key, Wanted]:
     """Return what to load of each held task: the effects that reports name, and messages for the waits that begin."""
     effects: dict[Key, set[EffectKey]] = {}
     messages: dict[Key, dict[str, int]] = {}
-    turns = Turns(_BYTES_PER_TURN)
     for key, each in (pair for request in asked for pair in _items(request)):
         if isinstance(each, GetEffects) or not is_held(workflows.get(key), each.token):
             continue
         named, names = effects.setdefault(key, set()), messages.setdefault(key, {})
         for text, kind in _named(each):
-            await turns.take(len(text))
             effect = EffectKey.parse(text)
             named.add(effect)
             if kind is EffectKind.MESSAGE:

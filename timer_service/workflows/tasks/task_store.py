@@ -1,22 +1,24 @@
 """Loads the tasks that workers' requests name, and saves what the requests have changed: a few statements for all."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from timer_service.core.events import outbox
-from timer_service.core.ports.database import Transaction
-from timer_service.core.ports.turns import Turns
+from timer_service.core.ports.database import Reader, Transaction
+from timer_service.core.values.paging import PAGE_BYTES, read_page
 from timer_service.core.values.stored_json import RawJson, read_stored, write_object
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect, EffectKey, Effects, message_names
+from timer_service.workflows.effect_store import Cursor
 from timer_service.workflows.events import events_of
+from timer_service.workflows.messages import MAX_EFFECTS
 from timer_service.workflows.protocol import EffectKind, EffectStatus
 from timer_service.workflows.tasks.report import TaskState
 from timer_service.workflows.workflow import Key, Workflow
 
 Tasks = Mapping[Key, TaskState]
 
-_BYTES_PER_TURN = 64 * 1024
 _LOADED_EFFECT_BYTES = 2048
 """About how much memory an effect needs that is loaded, changed and saved. Its texts are not loaded."""
 
@@ -95,6 +97,21 @@ def effect_view(effect: Effect, now: int) -> RawJson:
     return write_object(fields, {"result": read_stored(effect.result), "error": read_stored(effect.error)})
 
 
+async def effects_page(
+    reader: Reader, key: Key, after: Cursor, now: int, *, limit: int = MAX_EFFECTS, most_bytes: int = PAGE_BYTES
+) -> RawJson:
+    """Return a page of the effects of a workflow for a worker, and the cursor of the next one if there is one."""
+    return await read_page(
+        "effects",
+        partial(effect_store.page, reader, key),
+        after=after,
+        limit=limit,
+        view=partial(effect_view, now=now),
+        cursor_of=effect_store.cursor_of,
+        most_bytes=most_bytes,
+    )
+
+
 class Shown(NamedTuple):
     """The tasks whose waits that are over are part of a reply, and how many bytes of them it has room for."""
 
@@ -115,12 +132,10 @@ async def over_views(tx: Transaction, replies: Sequence[Shown], now: int) -> lis
         if effect.size and effect.kind is EffectKind.MESSAGE
     }
     results = await effect_store.find_results(tx, with_results)
-    turns = Turns(_BYTES_PER_TURN)
     found: list[dict[Key, list[RawJson]]] = []
     for each in chosen:
         views: dict[Key, list[RawJson]] = {}
         for key, effect in each:
-            await turns.take(effect.size)
             view = effect_view(effect._replace(result=results.get((key, effect.key))), now)
             views.setdefault(key, []).append(view)
         found.append(views)
