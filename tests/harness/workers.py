@@ -8,8 +8,8 @@ from typing import Any
 from tests.harness.clock import in_virtual_time
 from tests.harness.workflow_service import MemoryService
 from timer_service.worker import WorkflowFunction
+from timer_service.worker.definition import Settings
 from timer_service.worker.process import run_worker
-from timer_service.worker.settings import Settings
 
 
 def virtually(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -13,10 +13,9 @@ from tests.simulation.service import INSTANCES, Service
 from tests.simulation.workflow_programs import TYPES, World, changed_function
 from timer_service.client.errors import NoAnswerError, QueryError
 from timer_service.core.ports.broker import QueryReply, Request
-from timer_service.worker.definition import workflow
+from timer_service.worker.definition import Settings, workflow
 from timer_service.worker.process import run_worker
 from timer_service.worker.service import REPORT
-from timer_service.worker.settings import Settings
 
 TENANT = "acme"
 LEASE_SECONDS = 30

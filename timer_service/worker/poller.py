@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.client.errors import TimerServiceError
+from timer_service.worker.definition import Settings
 from timer_service.worker.report import dump
-from timer_service.worker.service import EFFECTS, POLL, Delays, Service, repeat
-from timer_service.worker.settings import Settings
+from timer_service.worker.service import EFFECTS, POLL, Delays, Service
 from timer_service.worker.task import RunningTask
 from timer_service.worker.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 5
-_SILENT_FAILURES = 5
-"""So many polls in a row may get no answer without a warning: the service restarts in about this time."""
+_FAILURES_OF_A_RESTART = 5
+"""So many polls in a row may fail without a warning: the service restarts in about this time."""
 
 
 class Poller:
@@ -40,17 +40,15 @@ class Poller:
 
     async def run(self) -> None:
         """Poll until stopped."""
-        delays, failures, is_warned = Delays(), 0, False
+        delays, failures = Delays(), 0
         while await self._has_free_slots():
             try:
                 await self._poll()
-                delays, failures, is_warned = Delays(), 0, False
+                delays, failures = Delays(), 0
             except TimerServiceError as error:
                 failures += 1
-                is_brief = isinstance(error, NoAnswerError) and failures <= _SILENT_FAILURES
-                if not is_brief and not is_warned:
+                if failures == _FAILURES_OF_A_RESTART + 1:
                     log.warning("no tasks for the tenant %s: %s", self._settings.tenant, error)
-                    is_warned = True
                 await self._pause(delays.next())
 
     async def _has_free_slots(self) -> bool:
@@ -118,23 +116,19 @@ class Poller:
         self._tasks.handle(task, lambda: task.start(effects, now))
 
     async def _load(self, task: RunningTask, view: Mapping[str, Any]) -> None:
-        """Read the effects that did not fit into the task, and start it."""
-        effects, cursor = [*view["effects"]], view["cursor"]
-        try:
-            while cursor is not None:
-                question = {"workflowId": task.workflow_id, "token": task.token, "cursor": cursor}
-                body, seconds = dump(question).encode(), self._settings.request_seconds
-                page = await repeat(self._service, EFFECTS, body, until=task.lease_until, timeout_seconds=seconds)
+        """Read the effects that did not fit into the task, and start it. If that takes too long, the task ends."""
+        effects, cursor, delays, until = [*view["effects"]], view["cursor"], Delays(), task.lease_until
+        while cursor is not None and not task.is_over:
+            question = {"workflowId": task.workflow_id, "token": task.token, "cursor": cursor}
+            try:
+                page = await self._service.request(EFFECTS, dump(question).encode(), self._settings.request_seconds)
                 effects += page["effects"]
                 cursor = page.get("cursor")
-        except TimerServiceError as error:
-            log.warning("the effects of the workflow %s cannot be read: %s", task.workflow_id, error)
-            self._tasks.end(task)
-            return
-        except Exception:
-            log.exception("the effects of the workflow %s cannot be read", task.workflow_id)
-            self._tasks.end(task)
-            return
+            except Exception as error:  # noqa: BLE001 - a page can also have an unknown form
+                if asyncio.get_running_loop().time() > until:
+                    log.warning("the effects of the workflow %s cannot be read: %r", task.workflow_id, error)
+                    self._tasks.end(task)
+                await asyncio.sleep(delays.next())
         if self._stopped.is_set() or task.is_over:
             self._tasks.update(task)
         else:

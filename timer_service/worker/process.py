@@ -5,14 +5,14 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from timer_service.worker.definition import Settings
 from timer_service.worker.leases import Leases
 from timer_service.worker.poller import Poller
 from timer_service.worker.reporter import Reporter
 from timer_service.worker.service import Service
-from timer_service.worker.settings import Settings
 from timer_service.worker.tasks import Tasks
 from timer_service.worker.threads import Threads
-from timer_service.worker.watchdog import WATCHDOG
+from timer_service.worker.watchdog import watch_loop
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +25,10 @@ async def run_worker(service: Service, settings: Settings, stop: asyncio.Event) 
     After the stop there is no new poll, and no step begins. Steps in progress may finish for `shutdown_seconds`. Their
     results are reported, and the tasks are released. If this function is cancelled, its steps are cancelled.
     """
-    with WATCHDOG.watching():
-        await _run_worker(service, settings, stop)
-
-
-async def _run_worker(service: Service, settings: Settings, stop: asyncio.Event) -> None:
-    threads = Threads(settings.slots)
     reporter = Reporter(service, settings)
-    tasks = Tasks(settings.slots, threads, reporter.notify)
+    tasks = Tasks(settings.slots, Threads(settings.slots), reporter.notify)
     poller, leases = Poller(service, settings, tasks), Leases(service, settings, tasks)
-    background = [_start(each) for each in (reporter.run(tasks), leases.renew(), leases.watch())]
+    background = [_start(each) for each in (reporter.run(tasks), leases.renew(), leases.watch(), watch_loop())]
     polls = _start(poller.run())
     stopped = _start(stop.wait())
     ending = stopped
@@ -50,7 +44,6 @@ async def _run_worker(service: Service, settings: Settings, stop: asyncio.Event)
             each.cancel()
         for task in tasks:
             tasks.end(task)
-        threads.stop()
     for each in (polls, *background):
         if each.done() and not each.cancelled() and (error := each.exception()) is not None:
             raise error

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from timer_service.client.errors import NoAnswerError
+from timer_service.worker.definition import Settings
 from timer_service.worker.report import REPORT_BYTES, Report, dump
 from timer_service.worker.service import REPORT, Delays, Service, send_in_halves
-from timer_service.worker.settings import Settings
 from timer_service.worker.task import RunningTask
 from timer_service.worker.tasks import Tasks
 

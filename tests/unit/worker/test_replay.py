@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.harness.workflow_play import IDENTITY, Play, failed
-from timer_service.worker import Context, Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed, loop
+from timer_service.worker import Context, Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.replay import Replay
-from timer_service.worker.values import Kind, Outcome, StoredEffect
+from timer_service.worker.values import Outcome, StoredEffect
 
 SECOND = timedelta(seconds=1)
 Body = Callable[[Context], Awaitable[Any]]
@@ -48,22 +48,6 @@ def done(key: str, value: Any = None, seq: int | None = None, kind: str = "step"
     return StoredEffect(key, kind, Outcome(value), seq)
 
 
-def test_steps_run_one_after_another() -> None:
-    """A step begins when it is awaited, and after the result of the step before it."""
-
-    async def body(ctx: Context) -> Any:
-        first = await ctx.step("a", work)
-        return [first, await ctx.step("b", work, first)]
-
-    play = plays(body)
-    assert [(each.key, each.after) for each in play.begun.values()] == [("a", 0)]
-    play.give("a", 1)
-    assert [(each.key, each.after) for each in play.begun.values()] == [("a", 0), ("b", 1)]
-    assert play.begun["b"].call is not None
-    assert play.begun["b"].call.args == (1,)
-    assert play.give("b", 2).result == [1, 2]
-
-
 def test_gather_begins_all_steps() -> None:
     """Effects that run side by side begin together, and equal names get an index in the order of their begin."""
 
@@ -86,25 +70,6 @@ def test_a_replay_calls_no_step_and_goes_on() -> None:
     assert play.give("b", 3).result == [1, 2, 3]
 
 
-def test_the_branch_that_was_first_is_first_again() -> None:
-    """Two branches reach effects of one name in the order in which they got their results, also in a replay."""
-
-    async def branch(ctx: Context, name: str) -> Any:
-        await ctx.step(name, work)
-        return await ctx.step("shared", work, name)
-
-    async def body(ctx: Context) -> Any:
-        return await asyncio.gather(branch(ctx, "left"), branch(ctx, "right"))
-
-    play = plays(body).give("right").give("left")
-    assert play.begun["shared"].call is not None
-    assert play.begun["shared"].call.args == ("right",)
-    again = plays(body, play.history)
-    assert again.begun["shared"].call is not None
-    assert again.begun["shared"].call.args == ("right",)
-    assert again.give("shared", "R").give("shared:1", "L").result == ["L", "R"]
-
-
 def test_wait_takes_the_same_branch() -> None:
     """The first of two effects to end decides which branch the function takes, also in a replay."""
 
@@ -117,21 +82,6 @@ def test_wait_takes_the_same_branch() -> None:
     again = plays(body, play.history)
     assert list(again.begun) == ["in-time"]
     assert list(plays(body, [done("sleep", None, 1, "sleep"), done("go", None, 2, "message")]).begun) == ["late"]
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_task_groups(order: tuple[int, ...]) -> None:
-    """A task group waits for all its tasks."""
-
-    async def body(ctx: Context) -> Any:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ctx.step(f"s{number}", work)) for number in range(3)]
-        return [task.result() for task in tasks]
-
-    play = plays(body)
-    for number in order:
-        play.give(f"s{number}", number)
-    assert play.result == [0, 1, 2]
 
 
 def test_a_failed_task_group_drops_the_other_steps() -> None:
@@ -190,31 +140,6 @@ def test_a_failed_step() -> None:
     assert plays(body, play.history).result == expected
 
 
-def test_an_error_that_is_not_caught() -> None:
-    """An error of the function is its end."""
-
-    async def body(ctx: Context) -> Any:
-        await ctx.step("a", work)
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        _ = plays(body).give("a").result
-
-
-def test_a_message_that_does_not_come() -> None:
-    """A wait for a message raises TimeoutError after its timeout."""
-
-    async def body(ctx: Context) -> Any:
-        try:
-            return await ctx.wait_for("go", timeout=SECOND)
-        except TimeoutError as error:
-            return str(error)
-
-    play = plays(body)
-    assert play.begun["go"].ms == 1000
-    assert play.give("go", Outcome(failed=True)).result == "no message go came in time"
-
-
 def test_a_message_of_a_cancelled_wait_is_not_lost() -> None:
     """If the wait that took a message was cancelled, the next wait of this name gets the message."""
 
@@ -248,24 +173,6 @@ def test_a_cancelled_step_is_dropped() -> None:
     assert plays(body, play.history).result == 1
 
 
-def test_refused_clocks_between_steps_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that asks for a clock after each of many steps, and catches the error, runs on, also in a replay."""
-    monkeypatch.setattr(loop, "MOST_REFUSALS", 2)
-
-    async def body(ctx: Context) -> Any:
-        for _ in range(5):
-            await ctx.step("a", work)
-            with suppress(NotInWorkflowError):
-                asyncio.get_running_loop().time()
-        return "done"
-
-    play = plays(body)
-    for key in ("a", "a:1", "a:2", "a:3", "a:4"):
-        play.give(key)
-    assert play.result == "done"
-    assert plays(body, play.history).result == "done"
-
-
 async def _sleep(_: Context) -> None:
     await asyncio.sleep(1)
 
@@ -279,23 +186,11 @@ async def _wait(ctx: Context) -> None:
     await asyncio.wait([asyncio.ensure_future(ctx.sleep(SECOND))], timeout=1)
 
 
-async def _thread(_: Context) -> None:
-    await asyncio.to_thread(work)
-
-
-async def _executor(_: Context) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, work)
-
-
 async def _socket(_: Context) -> None:
     await asyncio.open_connection("localhost", 4222)
 
 
-async def _process(_: Context) -> None:
-    await asyncio.create_subprocess_exec("true")
-
-
-@pytest.mark.parametrize("body", [_sleep, _timeout, _wait, _thread, _executor, _socket, _process])
+@pytest.mark.parametrize("body", [_sleep, _timeout, _wait, _socket])
 def test_clocks_and_sockets_are_refused(body: Body) -> None:
     """A call that a replay cannot repeat raises an error that names what to use instead."""
     with pytest.raises(NotInWorkflowError, match=r"ctx\.sleep .* timeout= .* ctx\.step"):
@@ -462,16 +357,6 @@ def test_results_without_a_number_are_left_to_the_worker() -> None:
     assert (list(play.begun), play.replay.unseen()) == (["a"], [("go", Outcome("hi"))])
 
 
-def test_a_stored_open_step_begins_again() -> None:
-    """A step with a failed attempt is open: it begins again, when the service says so. An open wait has begun."""
-
-    async def body(ctx: Context) -> Any:
-        await asyncio.gather(ctx.step("a", work), ctx.sleep(SECOND))
-
-    play = plays(body, [StoredEffect("a", "step", failures=2, start_in_ms=700), StoredEffect("sleep", "sleep")])
-    assert [(each.key, each.start_in_ms) for each in play.begun.values()] == [("a", 700)]
-
-
 # Interruptions
 
 
@@ -504,21 +389,6 @@ def test_an_interruption_runs_finally_blocks() -> None:
     play.replay.close()
     assert sorted(seen) == ["a ends", "a is interrupted again", "b ends", "b is interrupted again", "end"]
     assert play.replay.is_closed
-
-
-def test_a_function_cannot_refuse_to_end() -> None:
-    """A function that catches every interruption is left behind."""
-
-    async def body(ctx: Context) -> None:
-        while True:
-            try:
-                await ctx.sleep(SECOND)
-            except (Interrupted, asyncio.CancelledError):
-                continue
-
-    play = plays(body)
-    play.replay.close()
-    assert not play.replay.is_closed
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the coroutine ignores its end
@@ -564,19 +434,6 @@ def test_generators_end_with_the_task() -> None:
     assert seen == ["closed"]
 
 
-async def test_a_replay_runs_inside_another_loop() -> None:
-    """The worker's loop and its current task are the same afterwards."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-    async def body(ctx: Context) -> Any:
-        assert asyncio.get_running_loop() is not loop
-        assert asyncio.current_task() is not task
-        return await ctx.step("a", work)
-
-    assert plays(body).give("a", 1).result == 1
-    assert (asyncio.get_running_loop(), asyncio.current_task()) == (loop, task)
-
-
 async def test_a_step_has_no_effects() -> None:
     """An effect inside a step raises an error, because a replay does not run the step again."""
     contexts: list[Context] = []
@@ -598,10 +455,3 @@ def test_ctx_key_belongs_to_steps() -> None:
 
     with pytest.raises(NotInWorkflowError, match=r"ctx\.key"):
         _ = plays(body).result
-
-
-def test_a_result_that_came_twice_is_known() -> None:
-    """A worker can ask whether the function has got a result."""
-    play = plays(two_steps).give("a")
-    assert (play.replay.has_got("a"), play.replay.has_got("b")) == (True, False)
-    assert play.begun["a"].kind is Kind.STEP

@@ -5,7 +5,8 @@ applied in order, so the same report twice in one batch has one effect.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from timer_service.core.intake.route import Lane
 from timer_service.core.ports.database import Transaction
@@ -242,22 +243,13 @@ def _items(asked: Asked) -> Sequence[tuple[Key, _Item]]:
 def _wanted(asked: Sequence[Asked], workflows: Mapping[Key, Workflow]) -> dict[Key, Wanted]:
     """Return what to load of each held task: the effects that reports name, and messages for the waits that begin."""
     effects: dict[Key, set[EffectKey]] = {}
-    messages: dict[Key, dict[str, int]] = {}
+    messages: dict[Key, Counter[str]] = {}
     for key, each in (pair for request in asked for pair in _items(request)):
         if isinstance(each, GetEffects) or not is_held(workflows.get(key), each.token):
             continue
-        named, names = effects.setdefault(key, set()), messages.setdefault(key, {})
-        for text, kind in _named(each):
-            effect = EffectKey.parse(text)
-            named.add(effect)
-            if kind is EffectKind.MESSAGE:
-                names[effect.name] = names.get(effect.name, 0) + 1
+        named, names = effects.setdefault(key, set()), messages.setdefault(key, Counter())
+        if isinstance(each, Report):
+            texts = [item.key for items in (each.steps, each.seen, each.waits) for item in items]
+            named.update(map(EffectKey.parse, texts))
+            names.update(EffectKey.parse(wait.key).name for wait in each.waits if wait.kind is EffectKind.MESSAGE)
     return {key: Wanted(frozenset(named), messages[key]) for key, named in effects.items()}
-
-
-def _named(item: Report | HeldTask) -> Iterator[tuple[str, EffectKind | None]]:
-    """Return the keys of the effects that a report names, each with its kind if it is a wait that begins."""
-    if isinstance(item, Report):
-        yield from ((each.key, None) for each in item.steps)
-        yield from ((each.key, None) for each in item.seen)
-        yield from ((each.key, each.kind) for each in item.waits)
