@@ -85,18 +85,6 @@ async def test_a_workflow_is_sent_once(dispatching: Dispatching) -> None:
     assert [len(each) for each in await ids([again])] == [9]
 
 
-async def test_sleeps_until_the_next_workflow(dispatching: Dispatching) -> None:
-    """The next pass is when the earliest workflow of a lane with a poll becomes available."""
-    await dispatching.start("soon", startIn="PT2S")
-    await dispatching.start("sooner", startIn="PT1S", type="other")
-    poll = await dispatching.poll()
-    now = dispatching.workflows.clock.now()
-    assert (await dispatching.tick()) == (0, now + 2000)
-    dispatching.workflows.clock.advance(seconds=2)
-    await dispatching.tick()
-    assert await ids([poll]) == [["soon"]]
-
-
 async def test_large_tasks(dispatching: Dispatching) -> None:
     """A reply has at most 512 KiB of tasks. The rest is released as if it had not been claimed."""
     large = "x" * 60_000

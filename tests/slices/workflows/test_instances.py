@@ -86,14 +86,6 @@ async def test_cancel_and_completion_at_once(both: list[Workflows]) -> None:
     assert statuses["failed"] == events["workflow-failed"]
 
 
-async def test_one_report_on_two_instances(both: list[Workflows]) -> None:
-    """A report that two instances get at once is applied by one of them."""
-    task = await both[0].begin()
-    ends = [each.report(task, complete(), steps=[done("a", 1)], seen=seen("a")) for each in both]
-    outcomes = [each["outcome"] for each in await asyncio.gather(*ends)]
-    assert sorted(outcomes) == ["completed", "unchanged"]
-
-
 @pytest.mark.parametrize("verb", ["Start", "Retry"])
 async def test_key_that_another_instance_takes_meanwhile(
     both: list[Workflows], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verb: str

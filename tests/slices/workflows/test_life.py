@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import (
-    LEASE_MS,
     MAX_ATTEMPTS,
     PARK,
     Workflows,
@@ -17,8 +16,6 @@ from tests.harness.workflows import (
     sleep,
     wait_for,
 )
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.adapters.sqlite import SqliteDatabase
 
 
 async def test_one_step(workflows: Workflows) -> None:
@@ -66,13 +63,6 @@ async def test_sleep_and_replay(workflows: Workflows) -> None:
     ]
     ended = await workflows.report(task, complete(), seen=seen("nap", after=2))
     assert (ended["outcome"], await workflows.status()) == ("completed", "completed")
-
-
-async def test_sleep_of_0_parks(workflows: Workflows) -> None:
-    """A sleep of 0 ms is over when it is stored: the park goes on at once."""
-    task = await workflows.begin()
-    outcome = await workflows.report(task, PARK, waits=[sleep("nap", 0)])
-    assert (outcome["outcome"], [each["key"] for each in outcome["over"]]) == ("resumed", ["nap"])
 
 
 async def test_task_says_by_relative_times_what_comes(workflows: Workflows) -> None:
@@ -131,19 +121,6 @@ async def test_timeout_of_a_message(workflows: Workflows) -> None:
     }
 
 
-async def test_message_in_time_beats_the_timeout(workflows: Workflows) -> None:
-    """A message that was sent before the timeout wins, also if it is looked at later. One sent later loses."""
-    task = await workflows.begin()
-    await workflows.report(task, PARK, waits=[wait_for("a", 1000), wait_for("b", 1000)])
-    workflows.clock.advance(seconds=1)
-    workflows.send("SendToWorkflow", name="a", data=1)
-    workflows.clock.advance(milliseconds=1)
-    workflows.send("SendToWorkflow", name="b", data=2)
-    await workflows.consume()
-    task = await workflows.take()
-    assert [(each["key"], each["status"]) for each in task["effects"]] == [("a", "done"), ("b", "failed")]
-
-
 async def test_timeouts_wait_for_older_commands(workflows: Workflows) -> None:
     """While older commands may be unhandled, no wait times out: the workflow is available again in 250 ms."""
     task = await workflows.begin()
@@ -176,16 +153,6 @@ async def test_failed_step_is_tried_again(workflows: Workflows) -> None:
         2,
         {"type": "OSError", "message": "no"},
     )
-
-
-async def test_failed_step_parks(workflows: Workflows) -> None:
-    """A workflow that only waits for the next attempt of a step is available at that instant, with the delay named."""
-    task = await workflows.begin()
-    parked = await workflows.report(task, PARK, steps=[failed("pay", afterMs=7000)])
-    assert (parked["outcome"], parked["failedSteps"]) == ("parked", [{"key": "pay", "startInMs": 7000}])
-    workflows.clock.advance(seconds=7)
-    (effect,) = (await workflows.take())["effects"]
-    assert (effect["status"], effect["failures"], effect["startInMs"]) == ("open", 1, 0)
 
 
 async def test_park_goes_on_if_a_step_may_start(workflows: Workflows) -> None:
@@ -287,30 +254,3 @@ async def test_deadline(workflows: Workflows) -> None:
     (event,) = await workflows.events_of("WorkflowFailed")
     assert (event["payload"]["code"], await workflows.status()) == ("DEADLINE", "failed")
     assert (await workflows.report(task, complete()))["outcome"] == "lost"
-
-
-async def test_clock_set_back_during_a_task(workflows: Workflows) -> None:
-    """A worker goes on if the clock is set back by more than its lease: it reports, renews and parks as before."""
-    await workflows.start()
-    workflows.clock.advance(minutes=10)
-    task = await workflows.take()
-    workflows.clock.advance(minutes=-11)
-    assert (await workflows.renew(task))["lost"] == []
-    recorded = await workflows.report(task, steps=[done("pay", 5)], seen=seen("pay"))
-    assert recorded["outcome"] == "recorded"
-    assert (await workflows.row())["available_at"] == workflows.clock.now() + LEASE_MS
-    assert (await workflows.report(task, PARK, waits=[sleep("nap", 1)]))["outcome"] == "parked"
-
-
-async def test_deadline_of_an_id_that_is_not_utf8(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """A workflow whose id is damaged is not ended. Its row cannot be written, so it would end in each pass."""
-    workflows = Workflows(sqlite, memory_broker, clock)
-    for workflow in ("order-1", "o\ufffd", "order-2"):
-        await workflows.start(workflow, deadlineIn="PT1M")
-    await workflows.sql("UPDATE workflows SET workflow_id = CAST(x'6fff6f' AS TEXT) WHERE workflow_id = 'order-1'")
-    clock.advance(minutes=2)
-    assert await workflows.worker.tick(clock.now()) == (2, NOW + 60_000)
-    assert await workflows.worker.tick(clock.now()) == (0, clock.now() + 50)
-    assert [await workflows.status(workflow) for workflow in ("o\ufffd", "order-2")] == ["failed", "failed"]

@@ -1,7 +1,6 @@
 """How a workflow function runs, and how a replay repeats it. No service is needed."""
 
 import asyncio
-import contextvars
 import gc
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -70,20 +69,6 @@ def test_a_replay_calls_no_step_and_goes_on() -> None:
     assert play.give("b", 3).result == [1, 2, 3]
 
 
-def test_wait_takes_the_same_branch() -> None:
-    """The first of two effects to end decides which branch the function takes, also in a replay."""
-
-    async def body(ctx: Context) -> Any:
-        sleep, message = asyncio.ensure_future(ctx.sleep(SECOND)), asyncio.ensure_future(ctx.wait_for("go"))
-        await asyncio.wait({sleep, message}, return_when=asyncio.FIRST_COMPLETED)
-        return await ctx.step("late" if sleep.done() else "in-time", work)
-
-    play = plays(body).give("go", "now").give("sleep")
-    again = plays(body, play.history)
-    assert list(again.begun) == ["in-time"]
-    assert list(plays(body, [done("sleep", None, 1, "sleep"), done("go", None, 2, "message")]).begun) == ["late"]
-
-
 def test_a_failed_task_group_drops_the_other_steps() -> None:
     """A step that fails in a task group cancels the other steps, and the function can compensate."""
 
@@ -97,32 +82,6 @@ def test_a_failed_task_group_drops_the_other_steps() -> None:
 
     play = plays(body).give("a", failed("no"))
     assert (play.dropped, list(play.begun)) == (["b"], ["a", "b", "undo"])
-
-
-def test_locks_queues_and_events() -> None:
-    """The tools of asyncio that need neither clock nor sockets work, and a replay repeats them."""
-
-    async def body(ctx: Context) -> Any:
-        lock, queue, ready = asyncio.Lock(), asyncio.Queue[Any](1), asyncio.Event()
-
-        async def produce(number: int) -> None:
-            async with lock:
-                await queue.put([number, await ctx.step("produce", work, number)])
-                ready.set()
-
-        async def consume() -> Any:
-            await ready.wait()
-            return [await queue.get() for _ in range(3)]
-
-        *_, found = await asyncio.gather(*(produce(number) for number in range(3)), consume())
-        return found
-
-    play = plays(body)
-    for number in range(3):
-        assert play.waiting() == [f"produce:{number}" if number else "produce"]
-        play.give(play.waiting()[0], f"p{number}")
-    assert play.result == [[0, "p0"], [1, "p1"], [2, "p2"]]
-    assert plays(body, play.history).result == play.result
 
 
 def test_a_failed_step() -> None:
@@ -250,24 +209,6 @@ def test_random_numbers_are_repeated() -> None:
     assert random.Random(IDENTITY.derive("random")).random() == play.result[0]
 
 
-def test_context_variables() -> None:
-    """A context variable has the value that was set in its branch."""
-    variable = contextvars.ContextVar("variable", default=0)
-
-    async def branch(ctx: Context, number: int) -> int:
-        variable.set(number)
-        await ctx.step("a", work)
-        return variable.get()
-
-    async def body(ctx: Context) -> Any:
-        return await asyncio.gather(branch(ctx, 1), branch(ctx, 2)), variable.get()
-
-    play = plays(body)
-    assert play.begun["a:1"].call is not None
-    assert play.begun["a:1"].call.variables[variable] == 2
-    assert play.give("a").give("a:1").result == ([1, 2], 0)
-
-
 def test_a_deadlock_fails() -> None:
     """A function that waits for something that is not an effect, and that no branch can cause, fails."""
 
@@ -345,16 +286,6 @@ def test_an_error_of_the_function_does_not_hide_a_mismatch() -> None:
 
     with pytest.raises(NonDeterministicError):
         plays(body, [StoredEffect("sleep", "step")])
-
-
-def test_results_without_a_number_are_left_to_the_worker() -> None:
-    """A result that the function has not got, such as a message that came while it was parked, has no number yet."""
-
-    async def body(ctx: Context) -> Any:
-        return await asyncio.gather(ctx.step("a", work), ctx.wait_for("go"))
-
-    play = plays(body, [done("go", "hi", kind="message")])
-    assert (list(play.begun), play.replay.unseen()) == (["a"], [("go", Outcome("hi"))])
 
 
 # Interruptions

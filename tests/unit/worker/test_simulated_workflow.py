@@ -15,7 +15,6 @@ from timer_service.client import WorkflowEndedError, WorkflowStatus
 from timer_service.worker import (
     Context,
     NonDeterministicError,
-    NotInWorkflowError,
     PermanentError,
     Retry,
     RetryAfter,
@@ -226,21 +225,6 @@ def test_wrong_arguments_of_a_simulation(arguments: dict[str, Any], text: str) -
     """A wrong argument raises a ValueError that begins with its name."""
     with pytest.raises(ValueError, match="^" + re.escape(text)):
         SimulatedWorkflow(**{"workflow": order, **arguments})
-
-
-async def test_wrong_arguments() -> None:
-    """Wrong arguments raise ValueError. `sleep` is for steps."""
-    simulated = SimulatedWorkflow(order, {"id": 1})
-    with pytest.raises(ValueError, match="name"):
-        simulated.send("a:b")
-    with pytest.raises(ValueError, match="after"):
-        simulated.send("a", after=timedelta(-1))
-    with pytest.raises(ValueError, match="the limit is 65536"):
-        simulated.send("a", "x" * 70_000)
-    with pytest.raises(ValueError, match=r"^reason must be text"):
-        simulated.cancel(3)  # type: ignore[arg-type]
-    with pytest.raises(NotInWorkflowError):
-        await simulated.sleep(HOUR)
 
 
 async def test_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,43 +96,6 @@ async def test_many_tasks_in_one_request() -> None:
 
 
 @virtually
-async def test_steps_in_sequence() -> None:
-    """No effect begins before the results that the function got before are stored."""
-    service = MemoryService()
-
-    async def check(expected: list[str]) -> None:
-        assert service.rows["a"].seen == expected
-
-    @workflow("sequence")
-    async def sequence(ctx: Context, _: Any) -> None:
-        await ctx.step("one", check, [])
-        await asyncio.gather(ctx.step("two", check, ["one"]), ctx.step("two", check, ["one"]))
-        await ctx.sleep(SECOND)
-        await ctx.step("three", check, ["one", "two", "two:1", "sleep"])
-
-    service.start("a", "sequence")
-    async with worker(service, sequence):
-        await service.until_ended()
-    assert service.rows["a"].status == "completed", service.rows["a"].end
-
-
-@virtually
-async def test_a_failed_step_is_tried_again() -> None:
-    """The service decides when a failed step is tried again. If nothing else runs, the workflow parks meanwhile."""
-
-    @workflow("retry")
-    async def retry(ctx: Context, _: Any) -> Any:
-        return await ctx.step("pay", fail, "no", 2, retry=Retry(max_attempts=3))
-
-    service = MemoryService(retry_seconds=50)
-    row = service.start("a", "retry")
-    async with worker(service, retry):
-        await service.until_ended()
-        assert 100 <= now() < 101
-    assert (row.end["result"], calls["fail"], service.outcomes.count("parked")) == ("worked", 3, 2)
-
-
-@virtually
 async def test_a_step_out_of_attempts() -> None:
     """A step without attempts left fails the workflow, with its key, unless the function catches the error."""
 
@@ -223,22 +186,6 @@ async def test_values_are_equal_in_a_replay() -> None:
         await service.until_ended()
     assert row.end["result"] == [[1], [1, {"2": "x"}, 3]]
     assert row.effects["pair"]["result"] == [1, {"2": "x"}]
-
-
-@virtually
-async def test_the_timeout_of_a_step() -> None:
-    """An attempt that takes longer than the timeout has failed."""
-
-    @workflow("slow")
-    async def slow(ctx: Context, _: Any) -> None:
-        await ctx.step("slow", work, None, 60, timeout=timedelta(seconds=5), retry=Retry(max_attempts=2))
-
-    service = MemoryService()
-    row = service.start("a", "slow")
-    async with worker(service, slow):
-        await service.until_ended()
-        assert 10 <= now() < 12
-    assert "TimeoutError: no result within 5.0 s" in row.end["error"]["message"]
 
 
 @virtually
