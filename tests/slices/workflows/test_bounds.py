@@ -23,7 +23,6 @@ from timer_service.core.ports.health import OutageLog
 from timer_service.core.requests.requests import HandleRequests, RequestQueue, Requests
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.message import Kind
-from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
 from timer_service.workflows.tasks.claims import Claims, Share
 from timer_service.workflows.tasks.polls import Poll
@@ -111,17 +110,6 @@ async def test_tasks_that_need_too_much_memory_together(workflows: Workflows) ->
     assert [reply.get("error", {}).get("code") for reply in replies] == ["TOO_LARGE", "TOO_LARGE", None]
     assert len(replies[-1]["tasks"][0]["over"]) == 60
     assert workflows.metrics.requests == {("renew-tasks", "TOO_LARGE"): 2, ("renew-tasks", "answered"): 1}
-
-
-async def test_pages_of_effects_are_read_in_portions(workflows: Workflows) -> None:
-    """A transaction reads a few pages of large effects, however many are asked for."""
-    task = await workflows.begin()
-    await workflows.report(task, steps=[done(key, "x" * 60_000) for key in keys("a", 9)])
-    reads = counted(workflows)
-    body = {"workflowId": task["workflowId"], "token": task["token"]}
-    replies = await _apply(workflows, [("acme", ("get-effects", body))] * 6, room=4 * MIB)
-    assert [len(each["effects"]) for each in replies] == [8] * 6
-    assert [round(each.characters / PAGE_BYTES) for each in reads.transactions] == [2, 2, 2]
 
 
 async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> None:

@@ -10,12 +10,11 @@ from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.dispatching import Dispatching, ids
 from tests.harness.locks import open_locked_postgres
-from tests.harness.workflows import LEASE_MS, PARK, Workflows, wait_for
+from tests.harness.workflows import LEASE_MS, Workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import DatabaseUnavailableError
-from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.workflows.protocol import REPLY_BYTES
 
 ORDER = ("acme", "default", "order")
@@ -101,22 +100,6 @@ async def test_large_tasks(dispatching: Dispatching) -> None:
     others = [await dispatching.poll("2"), await dispatching.poll("3")]
     await dispatching.tick()
     assert sum(len(each) for each in await ids(others)) == len(left)
-
-
-async def test_tasks_with_new_messages(dispatching: Dispatching) -> None:
-    """What a task gets by its claim counts, too: the results of waits that are over, with long names."""
-    workflows, name = dispatching.workflows, "\N{GRINNING FACE}" * 100
-    for number in range(40):
-        task = await workflows.begin(f"order-{number:02}")
-        await workflows.report(task, PARK, waits=[wait_for(name), *(wait_for(f"{name}:{n}") for n in range(1, 40))])
-    for number in range(40):
-        workflows.send("SendToWorkflow", workflowId=f"order-{number:02}", name=name, data="x" * 60_000)
-    await workflows.consume()
-    poll = await dispatching.poll("1")
-    await dispatching.tick()
-    reply = await poll
-    assert len(reply["tasks"]) >= 4
-    assert len(json.dumps(reply, ensure_ascii=False).encode()) <= MAX_MESSAGE_BYTES
 
 
 async def test_a_workflow_that_cannot_be_sent_stops_no_other(dispatching: Dispatching) -> None:
@@ -209,18 +192,6 @@ async def test_worker_that_stops(on_sqlite: Dispatching) -> None:
     await on_sqlite.start("order-1")
     await on_sqlite.tick()
     assert await ids([other]) == [["order-1"]]
-
-
-async def test_row_that_was_offered_before_its_poll(on_sqlite: Dispatching) -> None:
-    """A row becomes available soon, while no poll is held. The next poll of its lane wakes the loop at that instant."""
-    await on_sqlite.start("order-1")
-    poll = await on_sqlite.poll()
-    await on_sqlite.tick()
-    assert await ids([poll]) == [["order-1"]]
-    soon = on_sqlite.workflows.clock.now() + 70
-    on_sqlite.dispatcher.offer(ORDER, soon)
-    await on_sqlite.hold()
-    assert on_sqlite.wakes[-1] == soon
 
 
 async def test_broker_away(on_sqlite: Dispatching) -> None:

@@ -1,10 +1,7 @@
 """The life of a workflow: steps, sleeps, messages, parks and its end, by commands and reports."""
 
-import pytest
-
 from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import (
-    MAX_ATTEMPTS,
     PARK,
     Workflows,
     complete,
@@ -191,32 +188,6 @@ async def test_failure_and_retry(workflows: Workflows) -> None:
     events = await workflows.events_of("WorkflowFailed")
     assert [each["payload"]["code"] for each in events] == ["STEP_FAILED", "WORKFLOW_ERROR"]
     assert len({each["id"] for each in events}) == 2
-
-
-@pytest.mark.parametrize("code", ["DEADLINE", "CRASHED"])
-async def test_retry_after_a_failure_that_the_function_did_not_raise(workflows: Workflows, code: str) -> None:
-    """A failed step that the function has caught stays failed: without it, later effects would not match."""
-    task = await workflows.begin(deadlineIn="PT1H")
-    await workflows.report(
-        task, steps=[failed("pay", retryable=False)], seen=seen("pay"), waits=[sleep("nap", 9_000_000)]
-    )
-    if code == "DEADLINE":
-        workflows.clock.advance(hours=1)
-        await workflows.end_overdue()
-    else:
-        await workflows.sql(f"UPDATE workflows SET attempt = {MAX_ATTEMPTS}, renewed = {MAX_ATTEMPTS}")
-        workflows.clock.advance(minutes=1)
-        assert await workflows.poll() == []
-    assert (await workflows.view())["workflow"]["code"] == code
-    workflows.clock.advance(minutes=1)
-    assert await workflows.about("Retry") == "retried"
-    await workflows.end_overdue()
-    task = await workflows.take()
-    assert "deadlineAt" not in task
-    assert [(each["key"], each["status"], each.get("seq")) for each in task["effects"]] == [
-        ("pay", "failed", 1),
-        ("nap", "open", None),
-    ]
 
 
 async def test_shutdown_releases(workflows: Workflows) -> None:

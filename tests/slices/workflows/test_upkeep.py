@@ -68,24 +68,15 @@ async def test_pages_of_effects(workflows: Workflows) -> None:
     task = await workflows.begin()
     steps = [done("b", 1), done("a", 2), done("c", 3)]
     await workflows.report(task, steps=steps, seen=seen("b", "a"), waits=[sleep("nap", 1000), wait_for("go")])
-    found = []
-    cursor = None
-    while True:
-        page = await workflows.view(limit=2, **({} if cursor is None else {"cursor": cursor}))
-        found += page["effects"]
-        if (cursor := page.get("cursor")) is None:
-            break
-    assert [(each["key"], each.get("seq"), each.get("dueAt")) for each in found] == [
-        ("b", 1, None),
-        ("a", 2, None),
-        ("c", None, None),
-        ("go", None, None),
-        ("nap", None, iso(after(seconds=1))),
-    ]
-    hostile: list[list[str | int]] = [[2**40, "a", 0], [0, "a", 2**40], [-(2**40), "", -1], ["a"]]
+    pages = [await workflows.view(limit=2)]
+    while "cursor" in pages[-1]:
+        pages.append(await workflows.view(limit=2, cursor=pages[-1]["cursor"]))
+    shown = [[(each["key"], each.get("seq")) for each in page["effects"]] for page in pages]
+    assert shown == [[("b", 1), ("a", 2)], [("c", None), ("go", None)], [("nap", None)]]
+    assert pages[-1]["effects"][0]["dueAt"] == iso(after(seconds=1))
+    hostile: list[list[str | int]] = [[2**40, "a", 0], [0, "a", 2**40], ["a"]]
     for parts in hostile:
         assert (await workflows.view(cursor=write_cursor(parts)))["error"]["code"] == "INVALID_PAYLOAD"
-        assert await workflows.effects(task, write_cursor(parts)) == {"error": "INVALID_PAYLOAD"}
 
 
 async def test_workers(workflows: Workflows) -> None:

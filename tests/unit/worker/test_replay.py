@@ -69,21 +69,6 @@ def test_a_replay_calls_no_step_and_goes_on() -> None:
     assert play.give("b", 3).result == [1, 2, 3]
 
 
-def test_a_failed_task_group_drops_the_other_steps() -> None:
-    """A step that fails in a task group cancels the other steps, and the function can compensate."""
-
-    async def body(ctx: Context) -> Any:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(ctx.step("a", work))
-                group.create_task(ctx.step("b", work))
-        except* StepFailed:
-            await ctx.step("undo", work)
-
-    play = plays(body).give("a", failed("no"))
-    assert (play.dropped, list(play.begun)) == (["b"], ["a", "b", "undo"])
-
-
 def test_a_failed_step() -> None:
     """A step without attempts left raises StepFailed, with the name of the step and the text of the error."""
 
@@ -261,18 +246,6 @@ def test_a_changed_function_is_found(case: str) -> None:
         plays(two_steps, stored)
     assert (raised.value.expected, raised.value.found) == (expected, found)
     assert str(raised.value).startswith(f"expected {expected}; found {found}. The function has changed")
-
-
-def test_an_end_before_the_last_result() -> None:
-    """A function that ends before it has got all its results does not match them, even if it had asked for them."""
-
-    async def body(ctx: Context) -> None:
-        background = asyncio.ensure_future(ctx.step("b", work))
-        await ctx.step("a", work)
-        del background
-
-    with pytest.raises(NonDeterministicError, match="expected the step b; found the end of the function"):
-        plays(body, [done("a", 1, 1), done("b", 1, 2)])
 
 
 def test_an_error_of_the_function_does_not_hide_a_mismatch() -> None:
