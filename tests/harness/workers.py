@@ -29,7 +29,7 @@ async def worker(
     """Run a worker. It yields a function that stops the worker and waits for its end."""
     stop = asyncio.Event()
     types = {each.type: each for each in workflows}
-    running = asyncio.create_task(run_worker(service, Settings("acme", types, **settings), stop))
+    running = asyncio.create_task(run_worker(service.request, Settings("acme", types, **settings), stop))
 
     async def drain() -> None:
         stop.set()

@@ -115,7 +115,7 @@ class SimulatedWorker:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._task = loop.create_task(run_worker(self._port, self.settings, self._stop))
+        self._task = loop.create_task(run_worker(self._port.request, self.settings, self._stop))
 
     def stop(self) -> None:
         """Stop in order: tasks are finished or released."""

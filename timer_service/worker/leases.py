@@ -7,7 +7,7 @@ from functools import partial
 
 from timer_service.worker.definition import Settings
 from timer_service.worker.report import dump
-from timer_service.worker.service import RENEW, Delays, Service, send_in_halves
+from timer_service.worker.service import RENEW, Send, send_in_halves
 from timer_service.worker.task import RunningTask
 from timer_service.worker.tasks import Tasks
 
@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 _MOST_TASKS = 500
 """The most tasks of a request. With the longest ids they have about 400 KiB."""
+_AGAIN_SECONDS = 1
 _MOST_SECONDS = 25
 """A worker without requests for a minute is shown as offline."""
 
@@ -22,20 +23,25 @@ _MOST_SECONDS = 25
 class Leases:
     """Keeps the leases of a worker's tasks."""
 
-    def __init__(self, service: Service, settings: Settings, tasks: Tasks) -> None:
-        self._service = service
+    def __init__(self, send: Send, settings: Settings, tasks: Tasks) -> None:
+        self._send = send
         self._settings = settings
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
 
     async def renew(self) -> None:
-        """Renew the leases of all tasks every third of their length, or every 25 s, until cancelled."""
+        """Renew the leases of all tasks every third of their length, or every 25 s, until cancelled.
+
+        Those without a reply are tried again after a second.
+        """
         pause = min(self._settings.lease_seconds / 3, _MOST_SECONDS)
-        next_at = self._loop.time() + pause
         while True:
-            await asyncio.sleep(max(next_at - self._loop.time(), 0))
             next_at = self._loop.time() + pause
-            await self._renew_all(until=next_at)
+            left = await self._renew_all(list(self._tasks))
+            while left and self._loop.time() + _AGAIN_SECONDS < next_at:
+                await asyncio.sleep(_AGAIN_SECONDS)
+                left = await self._renew_all([each for each in left if not each.is_over])
+            await asyncio.sleep(max(next_at - self._loop.time(), 0))
 
     async def watch(self) -> None:
         """End each task whose lease has run out by the clock of this process."""
@@ -46,14 +52,7 @@ class Leases:
                     log.warning("the lease of the workflow %s has run out", task.workflow_id)
                     self._tasks.end(task)
 
-    async def _renew_all(self, until: float) -> None:
-        """Renew the leases of all tasks. Those without a reply are tried again, until the time of the next renewal."""
-        left, delays = await self._renew_once(list(self._tasks)), Delays()
-        while left and (delay := delays.next()) < until - self._loop.time():
-            await asyncio.sleep(delay)
-            left = await self._renew_once([each for each in left if not each.is_over])
-
-    async def _renew_once(self, tasks: Sequence[RunningTask]) -> Sequence[RunningTask]:
+    async def _renew_all(self, tasks: Sequence[RunningTask]) -> Sequence[RunningTask]:
         """Renew leases, and return the tasks to try again."""
         left: list[RunningTask] = []
         for number in range(0, len(tasks), _MOST_TASKS):
@@ -67,7 +66,7 @@ class Leases:
         held = [{"workflowId": task.workflow_id, "token": task.token} for task in batch]
         body = dump({"workerId": self._settings.worker_id, "tasks": held}).encode()
         sent = self._loop.time()
-        reply = await self._service.request(RENEW, body, self._settings.request_seconds)
+        reply = await self._send(RENEW, body, self._settings.request_seconds)
         lost = {(each["workflowId"], each["token"]) for each in reply.get("lost", ())}
         over = {(each["workflowId"], each["token"]): each.get("over", ()) for each in reply.get("tasks", ())}
         for task in batch:

@@ -9,7 +9,7 @@ from typing import Any
 from timer_service.client.errors import TimerServiceError
 from timer_service.worker.definition import Settings
 from timer_service.worker.report import dump
-from timer_service.worker.service import EFFECTS, POLL, Delays, Service
+from timer_service.worker.service import EFFECTS, POLL, Delays, Send
 from timer_service.worker.task import RunningTask
 from timer_service.worker.tasks import Tasks
 
@@ -21,27 +21,25 @@ _FAILURES_OF_A_RESTART = 5
 
 
 class Poller:
-    """Asks for tasks and starts them, until `stop`."""
+    """Asks for tasks and starts them, until the tasks drain."""
 
-    def __init__(self, service: Service, settings: Settings, tasks: Tasks) -> None:
-        self._service = service
+    def __init__(self, send: Send, settings: Settings, tasks: Tasks) -> None:
+        self._send = send
         self._settings = settings
         self._tasks = tasks
-        self._stopped = asyncio.Event()
         self._is_polling = False
         self._loads: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Poll no more, and end the poll under way. The tasks that it still brings are released."""
-        self._stopped.set()
+        """End the poll under way. The tasks that it still brings are released."""
         if self._is_polling:
             with suppress(TimerServiceError):  # then the poll ends when its time is up
-                await self._service.request(POLL, self._question(slots=0, wait_seconds=0), _PATIENCE_SECONDS)
+                await self._send(POLL, self._question(slots=0, wait_seconds=0), _PATIENCE_SECONDS)
 
     async def run(self) -> None:
-        """Poll until stopped."""
+        """Poll until the tasks drain."""
         delays, failures = Delays(), 0
-        while await self._has_free_slots():
+        while await self._tasks.until_free():
             try:
                 await self._poll()
                 delays, failures = Delays(), 0
@@ -49,32 +47,14 @@ class Poller:
                 failures += 1
                 if failures == _FAILURES_OF_A_RESTART + 1:
                     log.warning("no tasks for the tenant %s: %s", self._settings.tenant, error)
-                await self._pause(delays.next())
-
-    async def _has_free_slots(self) -> bool:
-        """Wait for a free slot. Return False if the poller was stopped."""
-        waits = [asyncio.ensure_future(each) for each in (self._stopped.wait(), self._until_free())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
-        return not self._stopped.is_set()
-
-    async def _until_free(self) -> None:
-        await self._tasks.until_smaller(self._settings.slots)
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
+                await asyncio.sleep(delays.next())
 
     async def _poll(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings
         sent = loop.time()
         question, self._is_polling = self._question(self._tasks.free, settings.wait_seconds), True
         try:
-            reply = await self._service.request(POLL, question, settings.wait_seconds + _PATIENCE_SECONDS)
+            reply = await self._send(POLL, question, settings.wait_seconds + _PATIENCE_SECONDS)
         finally:
             self._is_polling = False
         # The lease counts from the claim: after the poll was sent, and before its reply was received.
@@ -102,7 +82,7 @@ class Poller:
     def _receive(self, view: Mapping[str, Any], lease_until: float) -> None:
         task = RunningTask(view, self._settings.workflows[view["type"]], self._settings.tenant, lease_until)
         self._tasks.add(task)
-        if self._stopped.is_set():
+        if self._tasks.is_draining:
             self._tasks.update(task)
         elif view.get("cursor") is None:
             self._start(task, view.get("effects", ()))
@@ -121,7 +101,7 @@ class Poller:
         while cursor is not None and not task.is_over:
             question = {"workflowId": task.workflow_id, "token": task.token, "cursor": cursor}
             try:
-                page = await self._service.request(EFFECTS, dump(question).encode(), self._settings.request_seconds)
+                page = await self._send(EFFECTS, dump(question).encode(), self._settings.request_seconds)
                 effects += page["effects"]
                 cursor = page.get("cursor")
             except Exception as error:  # noqa: BLE001 - a page can also have an unknown form
@@ -129,7 +109,7 @@ class Poller:
                     log.warning("the effects of the workflow %s cannot be read: %r", task.workflow_id, error)
                     self._tasks.end(task)
                 await asyncio.sleep(delays.next())
-        if self._stopped.is_set() or task.is_over:
+        if self._tasks.is_draining or task.is_over:
             self._tasks.update(task)
         else:
             self._start(task, effects)

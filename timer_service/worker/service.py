@@ -1,9 +1,9 @@
-"""The port of a worker to the service, and how requests are repeated, or divided if the service refuses them."""
+"""How a worker sends requests to the service, repeats them, and divides them if the service refuses them."""
 
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 
@@ -16,11 +16,10 @@ _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 2.0
 
 
-class Service(Protocol):
-    """What a worker needs of the service."""
+Send = Callable[[str, bytes, float], Awaitable[Mapping[str, Any]]]
+"""Sends a request to the service: a name and a body. Returns the reply, within a number of seconds.
 
-    async def request(self, name: str, body: bytes, timeout_seconds: float) -> Mapping[str, Any]:
-        """Return the reply to a request. Raises `NoAnswerError`, or `QueryError` if the reply is an error."""
+Raises `NoAnswerError`, or `QueryError` if the reply is an error."""
 
 
 class Delays:

@@ -21,9 +21,8 @@ class Site:
     async def poll(self, *workers: str, tenant: str = "acme", **fields: Any) -> None:
         """Record polls and write them. The next ones come 10 seconds later."""
         for each in workers:
-            self.registry.record_poll(
-                tenant, PollTasks(**{"worker_id": each, "types": ["order"], "slots": 1, **fields})
-            )
+            poll = PollTasks(**{"worker_id": each, "types": ["order"], "slots": 1, **fields})
+            self.registry.record(tenant, each, poll)
         while (await self.registry.tick(0)).next_at is not None:
             pass
         self.seconds += 10
@@ -38,6 +37,21 @@ class Site:
 def site(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(registry, "MOST_WORKERS", 4)
     return Site(workflows)
+
+
+async def test_workers_are_recorded(site: Site) -> None:
+    """A poll writes what the worker executes. Other requests write when it was seen, at most every 10 s."""
+    await site.poll("w-1", name="host-1", slots=7)
+    (first,) = await site.workflows.all_rows("workflow_workers")
+    assert (first["name"], first["types"], first["slots"]) == ("host-1", '["order"]', 7)
+    site.seconds -= 1
+    for worker, seconds, later in (("unknown", 0, 0), ("w-1", 1, 0), ("w-1", 1, 11_000)):
+        site.registry.record("acme", worker)
+        await site.registry.tick(0)
+        (row,) = await site.workflows.all_rows("workflow_workers")
+        assert (row["first_seen_at"], row["seen_at"]) == (first["seen_at"], first["seen_at"] + later)
+        site.seconds += seconds
+        site.workflows.clock.advance(seconds=seconds)
 
 
 async def test_workers_that_were_seen_last_are_kept(site: Site) -> None:

@@ -44,44 +44,29 @@ def share_tasks(
 
     `fitting` returns how many tasks of a lane fit into a reply. If tasks are few, the polls of a lane share them.
     """
-    free: dict[Poll, int] = {}
+    polls = {lane: deque(polls_of(lane)) for lane in available}
+    free = {poll: poll.wanted.slots for each in polls.values() for poll in each}
+    left = dict(available)
     counts: Counter[tuple[Poll, Lane]] = Counter()
-    turns: OrderedDict[str, deque[_Turn]] = OrderedDict()
-    for lane, count in available.items():
-        polls = deque(polls_of(lane))
-        free.update({each: each.wanted.slots for each in polls})
-        turns.setdefault(lane[0], deque()).append(_Turn(lane, count, fitting(lane), polls))
+    turns: OrderedDict[str, deque[Lane]] = OrderedDict()
+    for lane in available:
+        turns.setdefault(lane[0], deque()).append(lane)
     while turns and limit > 0:
         tenant, lanes = turns.popitem(last=False)
-        turn = lanes.popleft()
-        if (poll := turn.next_poll(free, counts)) is not None:
-            counts[poll, turn.lane] += 1
-            free[poll] -= 1
-            turn.left -= 1
-            limit -= 1
-            lanes.append(turn)
+        lane = lanes.popleft()
+        while left[lane] and polls[lane]:
+            poll = polls[lane].popleft()
+            if free[poll] and counts[poll, lane] < fitting(lane):
+                counts[poll, lane] += 1
+                free[poll] -= 1
+                left[lane] -= 1
+                limit -= 1
+                polls[lane].append(poll)  # the others come before it in the next turn
+                lanes.append(lane)
+                break
         if lanes:
             turns[tenant] = lanes
     return [Share(poll, lane, count) for (poll, lane), count in counts.items()]
-
-
-class _Turn:
-    """The tasks of a lane that are left, and the polls that may get one more."""
-
-    def __init__(self, lane: Lane, left: int, fitting: int, polls: deque[Poll]) -> None:
-        self.lane = lane
-        self.left = left
-        self._fitting = fitting
-        self._polls = polls
-
-    def next_poll(self, free: Mapping[Poll, int], counts: Mapping[tuple[Poll, Lane], int]) -> Poll | None:
-        """Return the poll that gets the next task, or None. The others come before it in the next turn."""
-        while self.left and self._polls:
-            poll = self._polls.popleft()
-            if free[poll] and counts[poll, self.lane] < self._fitting:
-                self._polls.append(poll)
-                return poll
-        return None
 
 
 class Claimed(NamedTuple):

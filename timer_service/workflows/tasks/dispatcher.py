@@ -194,7 +194,7 @@ class Dispatcher:
         ended = self._held.take_of_worker(poll)  # the worker no longer waits for its older poll
         if not wanted.slots:
             return _without_tasks([*ended, poll])
-        self._registry.record_poll(request.tenant, wanted)
+        self._registry.record(request.tenant, wanted.worker_id, wanted)
         refused = self._held.add(poll)
         if poll not in refused:
             now = self._clock.now()

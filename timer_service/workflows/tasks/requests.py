@@ -19,7 +19,6 @@ from timer_service.core.values.stored_json import RawJson, write_list, write_obj
 from timer_service.workflows import effect_store, protocol, store
 from timer_service.workflows.effect import EffectKey
 from timer_service.workflows.protocol import (
-    REPLY_BYTES,
     Complete,
     EffectKind,
     EffectsPage,
@@ -36,7 +35,7 @@ from timer_service.workflows.protocol import (
 )
 from timer_service.workflows.tasks import report, task_store
 from timer_service.workflows.tasks.report import Decision, Rules, TaskState, is_held
-from timer_service.workflows.tasks.task_store import Shown, Wanted
+from timer_service.workflows.tasks.task_store import Wanted
 from timer_service.workflows.workflow import Key, Workflow
 
 _POLL_BYTES = 64 * 1024
@@ -117,22 +116,18 @@ def _weigh(workflow: Workflow | None, item: _Item) -> int:
 class _Batch:
     """The tasks that the requests of one transaction name."""
 
-    def __init__(self, before: dict[Key, TaskState], unread: dict[Key, TaskState], rules: Rules) -> None:
+    def __init__(self, before: Mapping[Key, TaskState], rules: Rules) -> None:
         self.before = before
         self.tasks = dict(before)
-        self._unread = unread
-        """The workflows that no report or renewal holds, without their effects."""
+        """Those that no report or renewal holds are without their effects."""
         self._rules = rules
 
     @classmethod
     async def load(
         cls, tx: Transaction, asked: Sequence[Asked], workflows: Mapping[Key, Workflow], rules: Rules
     ) -> "_Batch":
-        """Load the tasks of the locked workflows that requests name with their current tokens."""
-        wanted = _wanted(asked, workflows)
-        tasks = await task_store.load(tx, {key: workflows[key] for key in wanted}, wanted)
-        unread = {key: TaskState(each, {}, {}) for key, each in workflows.items() if key not in tasks}
-        return cls(tasks, unread, rules)
+        """Load the tasks of the locked workflows, those that requests name with their current tokens."""
+        return cls(await task_store.load(tx, workflows, _wanted(asked, workflows)), rules)
 
     async def decide(self, asked: Asked, turns: Turns) -> list[Decision | None]:
         """Apply a request; return the decision about each of its tasks, None for one that is not found."""
@@ -147,7 +142,7 @@ class _Batch:
         return decisions
 
     def _apply(self, key: Key, asked: Report) -> Decision | None:
-        task = self.tasks.get(key) or self._unread.get(key)
+        task = self.tasks.get(key)
         if task is None:
             return None
         if not is_held(task.workflow, asked.token):
@@ -187,7 +182,7 @@ class _Batch:
     async def _effects_reply(self, tx: Transaction, asked: Asked) -> RawJson | Rejection:
         request: GetEffects = asked.request
         key = Key(asked.tenant, request.workflow_id)
-        task = self.tasks.get(key) or self._unread.get(key)
+        task = self.tasks.get(key)
         if task is None or not is_held(task.workflow, request.token):
             return Rejection(Code.NOT_FOUND, f"no task {request.workflow_id!r} with this token")
         try:
@@ -197,10 +192,9 @@ class _Batch:
         return await task_store.effects_page(tx, key, after, self._rules.now, limit=_MOST_EFFECTS)
 
 
-def _shown(decisions: Sequence[Decision | None]) -> Shown:
+def _shown(decisions: Sequence[Decision | None]) -> dict[Key, TaskState]:
     """Return the tasks whose waits that are over the reply to a request names."""
-    tasks = {each.task.workflow.key: each.task for each in decisions if each is not None and each.shows_waits}
-    return Shown(tasks, REPLY_BYTES)
+    return {each.task.workflow.key: each.task for each in decisions if each is not None and each.shows_waits}
 
 
 def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mapping[Key, Sequence[RawJson]]) -> RawJson:
