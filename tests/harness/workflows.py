@@ -143,13 +143,13 @@ class Workflows(WorkflowConversation, InProcess):
         assert await self.start(workflow, **fields) == "started"
         return await self.take()
 
-    async def ask_all(self, *requests: Payload, tenant: str = "acme") -> list[Any]:
-        """Send the requests of a worker, which are applied in one transaction, and return the replies."""
+    async def ask_all(self, *requests: Payload, tenant: str = "acme", room: int = 1024 * MIB) -> list[Any]:
+        """Send the requests of a worker, and return the replies to those that one transaction has applied."""
         asked = [Asked(tenant, request) for request in requests]
         now = self.clock.now()
         answers = await in_transaction(
             self.database,
-            lambda tx: handle_requests(tx, asked, now, rng=self.rng, may_time_out=self.may_time_out, room=1024 * MIB),
+            lambda tx: handle_requests(tx, asked, now, rng=self.rng, may_time_out=self.may_time_out, room=room),
         )
         self.answers = answers
         return [_decode(answer.reply) for answer in answers]

@@ -1,9 +1,7 @@
 """What the requests of workers read and reply has a limit, however many requests there are and how large rows are."""
 
-import asyncio
 import json
 import random
-from functools import partial
 from typing import Any
 
 from tests.harness.counted_reads import CountedReads
@@ -19,14 +17,9 @@ from tests.harness.workflows import (
     sleep,
 )
 from timer_service.core.ports.broker import Request
-from timer_service.core.ports.health import OutageLog
-from timer_service.core.requests.requests import HandleRequests, RequestQueue, Requests
-from timer_service.core.values.budget import MIB
-from timer_service.core.values.message import Kind
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
 from timer_service.workflows.tasks.claims import Claims, Share
 from timer_service.workflows.tasks.polls import Poll
-from timer_service.workflows.tasks.requests import REQUESTS, handle_requests
 
 
 def counted(workflows: Workflows) -> CountedReads:
@@ -89,27 +82,19 @@ async def test_replies_with_long_names_fit_into_a_message(workflows: Workflows) 
     assert len(json.dumps(reply, ensure_ascii=False).encode()) <= REPLY_BYTES
 
 
-async def test_renewals_are_applied_in_portions(workflows: Workflows) -> None:
-    """A transaction reads the effects of a few large workflows. Renewals of other tenants are among the first ones."""
-    large = await _begin(workflows, 8, waits=60)
-    (small,) = await _begin(workflows, 1, waits=1, tenant="other")
-    reads = counted(workflows)
-    sent = [("acme", [each]) for each in large] + [("other", [small])]
-    replies = await _apply(workflows, [(tenant, _renewal(tasks)) for tenant, tasks in sent], room=600_000)
-    assert [len(reply["tasks"]) for reply in replies] == [1] * 9
-    assert all(len(each["over"]) == 60 for reply in replies[:8] for each in reply["tasks"])
-    assert max(each.rows for each in reads.transactions) <= 4 * 61 + 9
-    assert workflows.metrics.requests == {("renew-tasks", "answered"): 9}
-
-
-async def test_tasks_that_need_too_much_memory_together(workflows: Workflows) -> None:
-    """A renewal of several tasks for which no transaction has room is refused. Its worker sends halves, down to one."""
+async def test_requests_are_applied_in_portions(workflows: Workflows) -> None:
+    """A transaction reads the effects of a few large workflows. One request that needs more is refused, down to one."""
     tasks = await _begin(workflows, 4, waits=60)
-    sent = [("acme", _renewal(each)) for each in (tasks, tasks[:2], tasks[:1])]
-    replies = await _apply(workflows, sent, room=100_000)
-    assert [reply.get("error", {}).get("code") for reply in replies] == ["TOO_LARGE", "TOO_LARGE", None]
-    assert len(replies[-1]["tasks"][0]["over"]) == 60
-    assert workflows.metrics.requests == {("renew-tasks", "TOO_LARGE"): 2, ("renew-tasks", "answered"): 1}
+    single = [_renewal(each) for each in tasks]
+    assert [len(await workflows.ask_all(*single, room=room)) for room in (300_000, 10**9)] == [2, 4]
+    assert await workflows.ask_all(_renewal(*tasks), room=100_000) == [{"error": "TOO_LARGE"}]
+    (reply,) = await workflows.ask_all(single[0], room=100_000)
+    assert len(reply["tasks"][0]["over"]) == 60
+
+
+def _renewal(*tasks: Any) -> RenewTasks:
+    held = [{"workflowId": each["workflowId"], "token": each["token"]} for each in tasks]
+    return RenewTasks.model_validate({"workerId": "w", "tasks": held})
 
 
 async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> None:
@@ -144,40 +129,3 @@ async def _begin(workflows: Workflows, count: int, *, waits: int, tenant: str = 
     began = [sleep(key, 0) for key in keys("a", waits)]
     await workflows.ask_all(*(report(each, CONTINUE, waits=began) for each in tasks), tenant=tenant)
     return tasks
-
-
-def _renewal(tasks: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    held = [{"workflowId": each["workflowId"], "token": each["token"]} for each in tasks]
-    request = RenewTasks.model_validate({"workerId": "w", "tasks": held})
-    return "renew-tasks", request.model_dump(by_alias=True, mode="json")
-
-
-async def _apply(workflows: Workflows, sent: list[tuple[str, tuple[str, Any]]], room: int) -> list[Any]:
-    """Send requests of tenants together, and apply them in portions. Return the replies."""
-    queue = RequestQueue(REQUESTS, workflows.metrics, waiting_bytes=16 * MIB, batch_bytes=MIB)
-    subscription = await workflows.broker.serve(Kind.REQUEST, queue.names, queue.receive)
-
-    async def prepare(_now: int) -> HandleRequests:
-        return partial(handle_requests, rng=random.Random(0), may_time_out=True, room=room)
-
-    async def wake(*_: object) -> None:
-        pass
-
-    requests = Requests(
-        database=workflows.database,
-        clock=workflows.clock,
-        metrics=workflows.metrics,
-        prepare=prepare,
-        wake=wake,
-        offer=lambda *_: None,
-        outages=OutageLog(),
-    )
-    replies = [
-        asyncio.create_task(workflows.broker.request(name, tenant, json.dumps(body).encode()))
-        for tenant, (name, body) in sent
-    ]
-    await asyncio.sleep(0)
-    queue.close()
-    async with asyncio.timeout(30):
-        await requests.run(queue, subscription)
-        return [json.loads((await each).body) for each in replies]

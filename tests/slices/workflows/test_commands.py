@@ -202,7 +202,7 @@ async def test_next_deadline(workflows: Workflows) -> None:
 
 async def test_deadlines_of_one_tenant_delay_no_other(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tenants take turns: a pass ends workflows of each tenant, although one has many that are overdue for longer."""
-    monkeypatch.setattr("timer_service.workflows.deadline_worker._MOST_WORKFLOWS", 2)
+    monkeypatch.setattr("timer_service.workflows.deadline_worker.MOST_WORKFLOWS", 2)
     for number in range(4):
         await workflows.start(f"order-{number}", deadlineIn="PT1M")
     await workflows.start("last", tenant="other", deadlineIn="PT2M")

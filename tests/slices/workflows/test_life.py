@@ -88,36 +88,6 @@ async def test_message_ends_a_park(workflows: Workflows) -> None:
     assert await workflows.status() == "parked"
 
 
-async def test_message_before_the_wait(workflows: Workflows) -> None:
-    """Messages that were sent before the start and before the wait are taken in order."""
-    assert await workflows.send_to(data=1) == "kept"
-    task = await workflows.begin()
-    assert await workflows.send_to(data=2) == "sent"
-    first = await workflows.report(task, PARK, waits=[wait_for("approval"), wait_for("approval:1")])
-    assert (first["outcome"], [each["result"] for each in first["over"]]) == ("resumed", [1, 2])
-    rows = await workflows.all_rows("workflow_messages")
-    assert [(row["data"], row["taken_at"]) for row in rows] == [(None, NOW), (None, NOW)]
-    assert {name: (await workflows.row())[name] for name in ("messages", "message_bytes")} == {
-        "messages": 0,
-        "message_bytes": 0,
-    }
-
-
-async def test_timeout_of_a_message(workflows: Workflows) -> None:
-    """A wait without a message fails at its timeout. A message that comes later does not change that."""
-    task = await workflows.begin()
-    await workflows.report(task, PARK, waits=[wait_for("approval", 1000)])
-    workflows.clock.advance(seconds=2)
-    task = await workflows.take()
-    assert [(each["key"], each["status"]) for each in task["effects"]] == [("approval", "failed")]
-    assert await workflows.send_to(data=1) == "sent"
-    again = await workflows.renew(task)
-    assert again == {
-        "lost": [],
-        "tasks": [{"workflowId": "order-1", "token": task["token"], "over": task["effects"]}],
-    }
-
-
 async def test_timeouts_wait_for_older_commands(workflows: Workflows) -> None:
     """While older commands may be unhandled, no wait times out: the workflow is available again in 250 ms."""
     task = await workflows.begin()
@@ -188,14 +158,6 @@ async def test_failure_and_retry(workflows: Workflows) -> None:
     events = await workflows.events_of("WorkflowFailed")
     assert [each["payload"]["code"] for each in events] == ["STEP_FAILED", "WORKFLOW_ERROR"]
     assert len({each["id"] for each in events}) == 2
-
-
-async def test_shutdown_releases(workflows: Workflows) -> None:
-    """A task that is released at a shutdown is available at once, and the claim does not count."""
-    task = await workflows.begin()
-    assert (await workflows.report(task, release()))["outcome"] == "released"
-    again = await workflows.take(worker_id="worker-2")
-    assert (again["attempt"], again["token"] != task["token"]) == (1, True)
 
 
 async def test_blocked(workflows: Workflows) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.harness.cases import case
-from tests.harness.clock import NOW
 from tests.harness.workflows import (
     CONTINUE,
     LEASE_MS,
@@ -18,7 +17,6 @@ from tests.harness.workflows import (
     fail,
     failed,
     release,
-    report,
     seen,
     sleep,
     wait_for,
@@ -74,24 +72,6 @@ async def test_late_report(workflows: Workflows, then: dict[str, Any]) -> None:
     late = await workflows.report(task, then, number=1, steps=[done("pay")], seen=seen("pay"))
     assert late == {"workflowId": "order-1", "outcome": "unchanged"}
     assert (await workflows.row(), await workflows.all_rows("workflow_effects")) == rows
-
-
-async def test_park_without_an_open_effect(workflows: Workflows) -> None:
-    """A park with nothing to wait for would last for ever. The workflow is available at once instead."""
-    task = await workflows.begin()
-    parked = await workflows.report(task, PARK, steps=[done("pay")], seen=seen("pay"))
-    assert (parked["outcome"], (await workflows.row())["status"]) == ("parked", "waiting")
-    assert [at for _, at in workflows.answers[0].lanes] == [NOW]
-    assert (await workflows.take())["workflowId"] == "order-1"
-
-
-async def test_same_report_twice_in_one_batch(workflows: Workflows) -> None:
-    """Requests of one transaction are applied in order, so a report that comes twice is applied once."""
-    task = await workflows.begin()
-    asked = report(task, complete(), steps=[done("pay")], seen=seen("pay"))
-    first, second = await workflows.ask_all(asked, asked)
-    assert [each["reports"][0]["outcome"] for each in (first, second)] == ["completed", "unchanged"]
-    assert len(await workflows.events_of("WorkflowCompleted")) == 1
 
 
 CONFLICTS: dict[str, dict[str, Any]] = {

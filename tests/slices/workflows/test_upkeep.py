@@ -49,7 +49,7 @@ async def test_lists_look_at_some_workflows(
     workflows: Workflows, filters: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page with a filter that has no index looks at some workflows only. Its cursor leads on, even from no match."""
-    monkeypatch.setattr("timer_service.workflows.queries._LOOKED_AT", 3)
+    monkeypatch.setattr("timer_service.workflows.queries.LOOKED_AT", 3)
     for number in range(7):
         workflows.clock.set(NOW + number)
         await workflows.start(f"w-{number}", type="other" if number in {4, 6} else "order")

@@ -15,9 +15,7 @@ from tests.harness.workflow_service import MemoryService
 from timer_service.worker import (
     Context,
     Interrupted,
-    PermanentError,
     Retry,
-    RetryAfter,
     StepFailed,
     workflow,
 )
@@ -67,21 +65,6 @@ async def long(ctx: Context, _: Any) -> Any:
 
 
 @virtually
-async def test_the_order_example() -> None:
-    """A workflow runs its step once, sleeps, takes a message and completes."""
-    service = MemoryService()
-    row = service.start("order-1", "order", {"id": 7})
-    async with worker(service, order):
-        await service.until(lambda: row.status == "waiting" and "sleep" in row.effects)
-        assert 599 < row.available_at - now() < 601
-        await service.until(lambda: row.status == "waiting" and "approval" in row.effects)
-        service.send("order-1", "approval", data=True)
-        await service.until_ended()
-    assert row.end == {"action": "complete", "result": {"charge": 7, "approved": True}}
-    assert (row.seen, calls["work"]) == (["charge", "sleep", "approval"], 1)
-
-
-@virtually
 async def test_many_tasks_in_one_request() -> None:
     """The reports of many tasks go into a few requests, and no more tasks are held than there are slots."""
     service = MemoryService()
@@ -117,34 +100,6 @@ async def test_a_step_out_of_attempts() -> None:
         await service.until_ended()
     assert rows[0].end["result"] == ["no card", "undone"]
     assert (rows[1].end["action"], rows[1].end["step"]) == ("fail", "pay")
-
-
-@virtually
-async def test_errors_that_choose_their_retry() -> None:
-    """A step can say that it must not be tried again, or when."""
-
-    async def later() -> str:
-        calls["later"] += 1
-        if calls["later"] == 1:
-            raise RetryAfter(timedelta(seconds=77), "busy")
-        return "now"
-
-    async def never() -> None:
-        calls["never"] += 1
-        raise PermanentError("bad input")
-
-    @workflow("choose")
-    async def choose(ctx: Context, _: Any) -> Any:
-        ended = await asyncio.gather(ctx.step("later", later), ctx.step("never", never), return_exceptions=True)
-        return [str(each) for each in ended]
-
-    service = MemoryService()
-    row = service.start("a", "choose")
-    async with worker(service, choose):
-        await service.until_ended()
-        assert 77 <= now() < 78
-    assert row.end["result"] == ["now", "the step never failed: PermanentError: bad input"]
-    assert calls["never"] == 1
 
 
 BAD_RESULTS = {"large": "x" * 70_000, "not JSON": {1, 2}, "nan": float("nan"), "surrogate": "\ud800"}
