@@ -41,16 +41,20 @@ async def test_data_with_nul_is_stored(workflows: Workflows) -> None:
 
 HELD = {"workflowId": "order-1", "token": "0" * 16}
 REPORT = {**HELD, "number": 1, "then": CONTINUE}
+WORKER = {"workerId": "worker-1"}
 NAMED = {"tenantId": "acme", "workflowId": "order-1"}
 REFUSED: dict[str, tuple[type[Payload], dict[str, Any]]] = {
     "workflowId": (RetryWorkflow, {**NAMED, "workflowId": NUL}),
     "type": (StartWorkflow, {**NAMED, "type": NUL}),
     "messageId": (SendToWorkflow, {**NAMED, "name": "approval", "messageId": NUL}),
     "reason": (CancelWorkflow, {**NAMED, "reason": NUL}),
-    "reports.0.steps.0.key": (ReportTasks, {"reports": [{**REPORT, "steps": [{"key": NUL, "attempt": 1}]}]}),
-    "reports.0.then.release.error": (ReportTasks, {"reports": [{**REPORT, "then": release("shutdown", NUL)}]}),
+    "reports.0.steps.0.key": (ReportTasks, {**WORKER, "reports": [{**REPORT, "steps": [{"key": NUL, "attempt": 1}]}]}),
+    "reports.0.then.release.error": (
+        ReportTasks,
+        {**WORKER, "reports": [{**REPORT, "then": release("shutdown", NUL)}]},
+    ),
     "workerId": (RenewTasks, {"workerId": NUL, "tasks": [HELD]}),
-    "name": (PollTasks, {"name": NUL, "types": ["order"], "slots": 1}),
+    "name": (PollTasks, {**WORKER, "name": NUL, "types": ["order"], "slots": 1}),
 }
 
 
@@ -58,5 +62,5 @@ def test_names_with_nul() -> None:
     """U+0000 in a name, an id or a reason is refused with the name of the field: PostgreSQL cannot store it."""
     for field, (model, fields) in REFUSED.items():
         with pytest.raises(ValidationError) as raised:
-            model.model_validate({"workerId": "worker-1", **fields}, by_alias=True, by_name=False)
+            model.model_validate(fields, by_alias=True, by_name=False)
         assert [".".join(map(str, each["loc"])) for each in raised.value.errors()] == [field]
