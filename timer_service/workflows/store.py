@@ -142,24 +142,6 @@ async def save(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[K
     await _save_texts(tx, before, changed)
 
 
-async def insert_free(tx: Transaction, new: Collection[Workflow]) -> list[Workflow]:
-    """Insert workflows whose id and concurrency key are free, with their texts; return those.
-
-    Raises `DatabaseBlockedError` if another transaction has written an id or a key, and does not end in time.
-    """
-    inserted = sorted(new, key=lambda workflow: workflow.key)
-    if await tx.executemany(_SQL["insert"], [_parameters(each) for each in inserted]) < len(inserted):
-        stored = await find(tx, [each.key for each in inserted])
-        inserted = [each for each in inserted if _is_stored(each, stored.get(each.key))]
-    await _save_texts(tx, {}, inserted)
-    return inserted
-
-
-def _is_stored(workflow: Workflow, stored: Workflow | None) -> bool:
-    """Return whether the stored workflow is this one: no other has the position of its start."""
-    return stored is not None and stored.started_by == workflow.started_by
-
-
 async def advance(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[Key, Workflow]) -> None:
     """Write what workers' requests and deadlines have changed. The rows are locked."""
     changed = [after[key] for key in sorted(after) if after[key] != before[key]]
