@@ -1,8 +1,7 @@
 """Makes tasks of claimed workflows, in the transaction of the claim."""
 
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.requests.query import omit_none
@@ -23,13 +22,6 @@ _BYTES_PER_EFFECT = 400
 _DEFAULT_RETRY = DEFAULT_RETRY.model_dump_json()
 
 
-class ReadTasks(NamedTuple):
-    """The tasks of claimed rows, in order. None: the row is not to be sent, and is no longer claimed."""
-
-    tasks: Sequence[RawJson | None]
-    adds_events: bool
-
-
 def task_bytes(row: Row) -> int:
     """Return about how many bytes the task of a claimed row will have, at most. Messages may become results."""
     effects = row["effect_bytes"] + row["message_bytes"] + row["effects"] * _BYTES_PER_EFFECT
@@ -37,9 +29,15 @@ def task_bytes(row: Row) -> int:
 
 
 async def read_tasks(
-    tx: Transaction, rows: Sequence[Row], now: int, *, max_attempts: int, may_time_out: bool
-) -> ReadTasks:
-    """Return the tasks of rows that this transaction has claimed.
+    tx: Transaction,
+    rows: Sequence[Row],
+    now: int,
+    *,
+    max_attempts: int,
+    may_time_out: bool,
+    wake_outbox: Callable[[], None],
+) -> list[RawJson | None]:
+    """Return the tasks of rows that this transaction has claimed. None: the row is not to be sent, nor claimed now.
 
     A workflow that has lost too many leases in a row fails instead. A workflow whose timeout cannot be decided yet is
     not sent: it is available again in 250 ms.
@@ -49,9 +47,10 @@ async def read_tasks(
     before = await task_store.load(tx, workflows, dict.fromkeys(workflows, Wanted()))
     rules = Rules(now, random.Random(0), may_time_out)  # noqa: S311 - nothing of a claim is random
     after = {key: _admit(task, rules, max_attempts) for key, task in before.items()}
-    adds_events = await task_store.save(tx, before, after, now)
+    if await task_store.save(tx, before, after, now):
+        tx.on_commit(wake_outbox)
     views = await _views(tx, [task.workflow for task in after.values() if task.workflow.hold is not None], now)
-    return ReadTasks([views.get(each.key) for each in claimed], adds_events)
+    return [views.get(each.key) for each in claimed]
 
 
 def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:

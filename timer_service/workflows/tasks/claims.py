@@ -20,7 +20,7 @@ from timer_service.workflows import store
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.tasks import lanes
 from timer_service.workflows.tasks.build import read_tasks, task_bytes
-from timer_service.workflows.tasks.lanes import LaneClaim, LaneLook
+from timer_service.workflows.tasks.lanes import LaneClaim
 from timer_service.workflows.tasks.polls import Poll
 from timer_service.workflows.tasks.task_store import loaded_bytes
 from timer_service.workflows.workflow import Key
@@ -78,16 +78,23 @@ class Claimed(NamedTuple):
     """For each share, how many workflows it claimed. The others were locked, or another instance claimed them."""
     kept: Sequence[int]
     """For each share, how many of them did fit into the reply. The others were released."""
-    adds_events: bool
 
 
-NOTHING = Claimed({}, (), (), adds_events=False)
+NOTHING = Claimed({}, (), ())
 
 
 class Claims:
     """Claims workflows. It holds no lock while tasks are sent."""
 
-    def __init__(self, database: Database, *, max_attempts: int, claim_bytes: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_attempts: int,
+        claim_bytes: int,
+        rng: random.Random,
+        wake_outbox: Callable[[], None] = lambda: None,
+    ) -> None:
         """`claim_bytes`: the tasks of all polls of one transaction, and what it needs for the effects that it loads.
 
         These are their memory, and the messages that become their results: each is read and written. A single task may
@@ -97,18 +104,15 @@ class Claims:
         self._max_attempts = max_attempts
         self._claim_bytes = claim_bytes
         self._rng = rng
+        self._wake_outbox = wake_outbox
         self._retries = Retries[Key]("workflows")
-
-    async def look(self, wanted: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
-        """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
-        return await lanes.look(self._database.reader, wanted, now, limit)
 
     async def claim(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
         """Claim the workflows of shares. `may_time_out`: whether waits for messages may reach their timeouts.
 
         A workflow whose task cannot be made waits, and stops no other. Then polls may get fewer tasks.
         """
-        done = Claimed({}, [0] * len(shares), [0] * len(shares), adds_events=False)
+        done = Claimed({}, [0] * len(shares), [0] * len(shares))
 
         async def attempt(units: Sequence[int]) -> None:
             """Claim a task for each unit, which is the number of a share, unless its poll has tasks already."""
@@ -139,13 +143,20 @@ class Claims:
         kept = self._cut(shares, claimed)
         await lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
         rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
-        read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
+        read = await read_tasks(
+            tx,
+            rows,
+            now,
+            max_attempts=self._max_attempts,
+            may_time_out=may_time_out,
+            wake_outbox=self._wake_outbox,
+        )
         polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
         tasks: dict[Poll, list[RawJson]] = {}
-        for poll, task in zip(polls, read.tasks, strict=True):
+        for poll, task in zip(polls, read, strict=True):
             if task is not None:
                 tasks.setdefault(poll, []).append(task)
-        return Claimed(tasks, list(map(len, claimed)), kept, read.adds_events)
+        return Claimed(tasks, list(map(len, claimed)), kept)
 
     async def _postpone(self, key: Key, error: Exception, now: int) -> None:
         """Let a workflow wait whose task cannot be made."""
@@ -181,7 +192,7 @@ def _add(done: Claimed, numbers: Sequence[int], claimed: Claimed) -> Claimed:
     found, kept = list(done.found), list(done.kept)
     for number, *counts in zip(numbers, claimed.found, claimed.kept, strict=True):
         found[number], kept[number] = found[number] + counts[0], kept[number] + counts[1]
-    return Claimed({**done.tasks, **claimed.tasks}, found, kept, done.adds_events or claimed.adds_events)
+    return Claimed({**done.tasks, **claimed.tasks}, found, kept)
 
 
 def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:

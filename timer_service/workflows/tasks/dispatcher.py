@@ -7,7 +7,7 @@ instances by a hint. A lost hint costs at most a poll interval.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from timer_service.core.due.loop import Pass
@@ -23,11 +23,10 @@ from timer_service.core.values.stored_json import write_list, write_object
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
 from timer_service.workflows.tasks.claims import NOTHING, Claimed, Claims, Share, share_tasks
 from timer_service.workflows.tasks.hints import Hints
-from timer_service.workflows.tasks.lanes import LaneLook
+from timer_service.workflows.tasks.lanes import LaneLook, look
 from timer_service.workflows.tasks.polls import HeldPolls, Poll, end_of
 from timer_service.workflows.tasks.registry import WorkerRegistry
 
-WakeLoops = Callable[[Collection[str], int], Awaitable[None]]
 Reply = tuple[Request, QueryReply]
 
 LOOP = "tasks"
@@ -57,15 +56,19 @@ class Dispatcher:
         self._poll_ms = polling_interval // _ROUNDING
         self._wake = wake
         self._gate = BacklogGate(parts.broker, parts.database)
+        self._database = parts.database
         self._claims = Claims(
-            parts.database, max_attempts=parts.max_attempts, claim_bytes=parts.budget.portion, rng=parts.rng
+            parts.database,
+            max_attempts=parts.max_attempts,
+            claim_bytes=parts.budget.portion,
+            rng=parts.rng,
+            wake_outbox=lambda: parts.wake("outbox", parts.clock.now()),
         )
         self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
         self._held = HeldPolls()
         self._registry = WorkerRegistry(parts)
         self._subscription: RequestSubscription
         self._outages = 0
-        self._wake_loops: WakeLoops
         self._lock = asyncio.Lock()
         """Held during a pass, and while polls come."""
         self._stopping = False
@@ -75,10 +78,9 @@ class Dispatcher:
         """The worker that records which processes execute workflows."""
         return self._registry
 
-    def open(self, subscription: RequestSubscription, wake_loops: WakeLoops) -> None:
-        """Set where replies go, and what wakes other loops. Call it before `run` and the first pass."""
+    def open(self, subscription: RequestSubscription) -> None:
+        """Set where replies go. Call it before `run` and the first pass."""
         self._subscription, self._outages = subscription, subscription.outages
-        self._wake_loops = wake_loops
 
     async def run(self, queue: RequestQueue) -> None:
         """Hold the polls of a queue until it is closed. Then answer all of them."""
@@ -145,8 +147,8 @@ class Dispatcher:
 
     async def _dispatch(self, lanes: Sequence[Lane], now: int) -> tuple[int, dict[Lane, int]]:
         """Claim workflows of lanes, and send them. Return how many, and when to look at each lane next."""
-        looks = dict(zip(lanes, await self._claims.look(lanes, now, MAX_SLOTS + 1), strict=True))
-        available = {lane: look.available for lane, look in looks.items() if look.available}
+        looks = dict(zip(lanes, await look(self._database.reader, lanes, now, MAX_SLOTS + 1), strict=True))
+        available = {lane: each.available for lane, each in looks.items() if each.available}
         shares = share_tasks(available, self._held.polls_of, self._held.fitting, _MOST_TASKS)
         claimed = await self._claim(shares, now) if shares else NOTHING
         return sum(map(len, claimed.tasks.values())), self._plan_looks(looks, shares, claimed, now)
@@ -164,8 +166,6 @@ class Dispatcher:
         self._metrics.tasks_sent(sum(map(len, claimed.tasks.values())))
         for each, found, kept in zip(shares, claimed.found, claimed.kept, strict=True):
             self._held.record_fitting(each.lane, kept, found)
-        if claimed.adds_events:
-            await self._wake_loops(("outbox",), self._clock.now())
         return claimed
 
     def _plan_looks(
@@ -177,9 +177,9 @@ class Dispatcher:
             kept[each.lane] += count
             locked = locked or found < each.tasks
         planned = {}
-        for lane, look in looks.items():
-            rest_at = (now + _LOCKED_MS if locked else now) if look.available > kept[lane] else math.inf
-            later_at = math.inf if look.next_at is None else look.next_at
+        for lane, found_there in looks.items():
+            rest_at = (now + _LOCKED_MS if locked else now) if found_there.available > kept[lane] else math.inf
+            later_at = math.inf if found_there.next_at is None else found_there.next_at
             planned[lane] = int(min(rest_at, later_at, now + self._poll_ms))
         return planned
 
