@@ -82,9 +82,7 @@ class Poller:
     def _receive(self, view: Mapping[str, Any], lease_until: float) -> None:
         task = RunningTask(view, self._settings.workflows[view["type"]], self._settings.tenant, lease_until)
         self._tasks.add(task)
-        if self._tasks.is_draining:
-            self._tasks.update(task)
-        elif view.get("cursor") is None:
+        if view.get("cursor") is None:
             self._start(task, view.get("effects", ()))
         else:
             load = asyncio.create_task(self._load(task, view))
@@ -109,7 +107,5 @@ class Poller:
                     log.warning("the effects of the workflow %s cannot be read: %r", task.workflow_id, error)
                     self._tasks.end(task)
                 await asyncio.sleep(delays.next())
-        if self._tasks.is_draining or task.is_over:
-            self._tasks.update(task)
-        else:
+        if not task.is_over:
             self._start(task, effects)

@@ -189,6 +189,25 @@ async def test_a_sleep_beside_a_long_step() -> None:
 
 
 @virtually
+async def test_a_message_beside_a_long_step() -> None:
+    """A message that comes while a step runs is known after the next renewal."""
+
+    @workflow("both")
+    async def both(ctx: Context, _: Any) -> Any:
+        return await asyncio.gather(ctx.step("long", work, "x", 60), ctx.wait_for("go"))
+
+    service = MemoryService()
+    row = service.start("a", "both")
+    async with worker(service, both):
+        await service.until(lambda: "go" in row.effects)
+        service.send("a", "go", 5)
+        await service.until(lambda: row.seen == ["go"])
+        assert now() < 11
+        await service.until_ended()
+    assert row.end["result"] == ["x", 5]
+
+
+@virtually
 async def test_parks_inside_gather() -> None:
     """A workflow whose branches all wait is parked, and its `finally` blocks run at each park."""
     ends: list[str] = []
