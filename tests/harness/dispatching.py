@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Self
@@ -24,7 +24,6 @@ class Dispatching:
         self.workflows = workflows
         self.wakes: list[int] = []
         """The instants at which the loop was woken."""
-        self.outbox_wakes = 0
         self.hints: list[tuple[str, int]] = []
         parts = workflows.parts
         self.dispatcher = Dispatcher(parts, polling_interval=timedelta(seconds=5), wake=self.wakes.append)
@@ -44,13 +43,10 @@ class Dispatching:
         broker = workflows.broker
         await broker.subscribe_hints(lambda *hint: started.hints.append(hint))
         subscription = await broker.serve(Kind.REQUEST, ["poll-tasks"], started.queue.receive)
-        started.dispatcher.open(subscription, started._wake)
+        started.dispatcher.open(subscription)
         started._task = asyncio.create_task(started.dispatcher.run(started.queue))
         yield started
         await started.stop()
-
-    async def _wake(self, _loops: Collection[str], _at: int) -> None:
-        self.outbox_wakes += 1
 
     async def stop(self) -> None:
         """Take no more polls, and answer all."""
@@ -75,13 +71,6 @@ class Dispatching:
 
     async def _ask(self, tenant: str, body: Any) -> Any:
         return json.loads((await self.workflows.broker.request("poll-tasks", tenant, json.dumps(body).encode())).body)
-
-    def end_polls(self) -> None:
-        """Let the time of all held polls be up."""
-        ends = self.dispatcher._ends
-        for end, timer in list(ends._timers.items()):
-            timer.cancel()
-            ends._end(end)
 
     async def tick(self) -> Pass:
         """Take one pass now."""

@@ -8,8 +8,8 @@ from typing import Any
 from tests.harness.clock import in_virtual_time
 from tests.harness.workflow_service import MemoryService
 from timer_service.worker import WorkflowFunction
+from timer_service.worker.definition import Settings
 from timer_service.worker.process import run_worker
-from timer_service.worker.settings import Settings
 
 
 def virtually(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -29,7 +29,7 @@ async def worker(
     """Run a worker. It yields a function that stops the worker and waits for its end."""
     stop = asyncio.Event()
     types = {each.type: each for each in workflows}
-    running = asyncio.create_task(run_worker(service, Settings("acme", types, **settings), stop))
+    running = asyncio.create_task(run_worker(service.request, Settings("acme", types, **settings), stop))
 
     async def drain() -> None:
         stop.set()

@@ -115,8 +115,6 @@ class Workflows(WorkflowConversation, InProcess):
         self.may_time_out = True
         self.rng = random.Random(0)
         self._numbers: Counter[tuple[str, str]] = Counter()
-        self.adds_events = False
-        """Whether the last claim has added events."""
 
     async def poll(
         self, slots: int = 100, *, tenant: str = "acme", worker_id: str = "worker-1", workflow_type: str = "order"
@@ -126,9 +124,15 @@ class Workflows(WorkflowConversation, InProcess):
         claim = LaneClaim((tenant, "default", workflow_type), slots, worker_id, LEASE_MS)
         async with self.database.transaction() as tx:
             (rows,) = await lanes.claim(tx, [claim], now)
-            read = await read_tasks(tx, rows, now, max_attempts=MAX_ATTEMPTS, may_time_out=self.may_time_out)
-        self.adds_events = read.adds_events
-        tasks = [json.loads(task.text) for task in read.tasks if task is not None]
+            read = await read_tasks(
+                tx,
+                rows,
+                now,
+                max_attempts=MAX_ATTEMPTS,
+                may_time_out=self.may_time_out,
+                wake_outbox=lambda: None,
+            )
+        tasks = [json.loads(task.text) for task in read if task is not None]
         for task in tasks:
             TaskModel.model_validate(task, by_alias=True, by_name=False)
         return tasks
@@ -143,13 +147,13 @@ class Workflows(WorkflowConversation, InProcess):
         assert await self.start(workflow, **fields) == "started"
         return await self.take()
 
-    async def ask_all(self, *requests: Payload, tenant: str = "acme") -> list[Any]:
-        """Send the requests of a worker, which are applied in one transaction, and return the replies."""
+    async def ask_all(self, *requests: Payload, tenant: str = "acme", room: int = 1024 * MIB) -> list[Any]:
+        """Send the requests of a worker, and return the replies to those that one transaction has applied."""
         asked = [Asked(tenant, request) for request in requests]
         now = self.clock.now()
         answers = await in_transaction(
             self.database,
-            lambda tx: handle_requests(tx, asked, now, rng=self.rng, may_time_out=self.may_time_out, room=1024 * MIB),
+            lambda tx: handle_requests(tx, asked, now, rng=self.rng, may_time_out=self.may_time_out, room=room),
         )
         self.answers = answers
         return [_decode(answer.reply) for answer in answers]

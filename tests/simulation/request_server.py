@@ -53,7 +53,7 @@ class RequestServer:
         self.look_at = math.inf
         """When the dispatcher wants its next pass."""
         self.dispatcher = Dispatcher(dispatcher_parts, polling_interval=_POLLING_INTERVAL, wake=self._wake)
-        self.dispatcher.open(dispatcher_subscription, _wake_loops)
+        self.dispatcher.open(dispatcher_subscription)
         self._requests = Requests(
             database=parts.database,
             clock=parts.clock,

@@ -13,10 +13,9 @@ from tests.simulation.service import INSTANCES, Service
 from tests.simulation.workflow_programs import TYPES, World, changed_function
 from timer_service.client.errors import NoAnswerError, QueryError
 from timer_service.core.ports.broker import QueryReply, Request
-from timer_service.worker.definition import workflow
+from timer_service.worker.definition import Settings, workflow
 from timer_service.worker.process import run_worker
 from timer_service.worker.service import REPORT
-from timer_service.worker.settings import Settings
 
 TENANT = "acme"
 LEASE_SECONDS = 30
@@ -116,7 +115,7 @@ class SimulatedWorker:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._task = loop.create_task(run_worker(self._port, self.settings, self._stop))
+        self._task = loop.create_task(run_worker(self._port.request, self.settings, self._stop))
 
     def stop(self) -> None:
         """Stop in order: tasks are finished or released."""

@@ -71,7 +71,7 @@ class WorkerRequests:
         )
         names = [*self._polls.names, *self._others.names]
         self._subscription = await broker.serve(Kind.REQUEST, names, self._receive if self._enabled else _refuse)
-        self._dispatcher.open(self._subscription, wakeups.wake)
+        self._dispatcher.open(self._subscription)
 
     @property
     def listeners(self) -> dict[str, Callable[[int], None]]:

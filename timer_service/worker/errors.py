@@ -24,12 +24,9 @@ class ErrorText(NamedTuple):
 def describe_error(error: BaseException) -> ErrorText:
     """Return what is stored of an error. Its text is cut to 4 KiB, and names the errors in an exception group.
 
-    It raises nothing, even if the name or the text of a user's error cannot be read.
+    It raises nothing, even if the text of a user's error cannot be read.
     """
-    try:
-        name = "".join(character for character in type(error).__name__ if character.isprintable())[:_MAX_TYPE]
-    except BaseException:  # noqa: BLE001 - code of the user
-        name = ""
+    name = "".join(character for character in type(error).__name__ if character.isprintable())[:_MAX_TYPE]
     return ErrorText(name or "Exception", _cut(_text_of(error)))
 
 

@@ -14,15 +14,12 @@ from contextvars import Context as ContextVars
 from typing import Any, NoReturn
 
 from timer_service.worker.errors import NotInWorkflowError
-from timer_service.worker.watchdog import WATCHDOG
 
 log = logging.getLogger(__name__)
 
 _FRAMES_OF_AS_COMPLETED = 5
 MOST_CALLBACKS = 1_000_000
 """The most callbacks until the loop is idle. They take about a second, in which the worker does nothing else."""
-MOST_REFUSALS = 1000
-"""How often a function may catch that it asks for a clock or a socket, until the loop is idle."""
 
 
 class EndlessLoopError(BaseException):
@@ -70,8 +67,6 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         self._generators: list[AsyncGenerator[Any, Any]] = []
         self.tasks: list[asyncio.Task[Any]] = []
         """Every task, in the order of creation."""
-        self.refusals = 0
-        """How often the function has asked for what the loop does not have, since the loop was idle."""
         self.is_quiet = False
         """Whether errors that no code catches are dropped without a log line."""
 
@@ -90,7 +85,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         events._set_running_loop(self)  # noqa: SLF001
         sys.set_asyncgen_hooks(firstiter=self._generators.append, finalizer=_ignore)
         try:
-            WATCHDOG.run_turn(self._run_ready)
+            self._run_ready()
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)  # noqa: SLF001
@@ -98,7 +93,6 @@ class ReplayLoop(asyncio.AbstractEventLoop):
                 tasks._enter_task(outer, outer_task)  # noqa: SLF001
 
     def _run_ready(self) -> None:
-        self.refusals = 0
         for _ in range(MOST_CALLBACKS):
             if not self._ready:
                 return
@@ -184,10 +178,7 @@ def _ignore(_: AsyncGenerator[Any, Any]) -> None:
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
-    def refuse(loop: ReplayLoop, *_: Any, **__: Any) -> NoReturn:
-        loop.refusals += 1
-        if loop.refusals > MOST_REFUSALS:
-            raise EndlessLoopError(f"the function goes on after {MOST_REFUSALS} errors because of loop.{name}")
+    def refuse(*_: Any, **__: Any) -> NoReturn:
         raise NotInWorkflowError(
             f"a workflow function has no clock, threads or sockets (loop.{name}), because a replay cannot repeat them: "
             "use ctx.sleep instead of asyncio.sleep, the argument timeout= instead of asyncio.timeout, "

@@ -6,77 +6,55 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.client.errors import TimerServiceError
+from timer_service.worker.definition import Settings
 from timer_service.worker.report import dump
-from timer_service.worker.service import EFFECTS, POLL, Delays, Service, repeat
-from timer_service.worker.settings import Settings
+from timer_service.worker.service import EFFECTS, POLL, Delays, Send
 from timer_service.worker.task import RunningTask
 from timer_service.worker.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 5
-_SILENT_FAILURES = 5
-"""So many polls in a row may get no answer without a warning: the service restarts in about this time."""
+_FAILURES_OF_A_RESTART = 5
+"""So many polls in a row may fail without a warning: the service restarts in about this time."""
 
 
 class Poller:
-    """Asks for tasks and starts them, until `stop`."""
+    """Asks for tasks and starts them, until the tasks drain."""
 
-    def __init__(self, service: Service, settings: Settings, tasks: Tasks) -> None:
-        self._service = service
+    def __init__(self, send: Send, settings: Settings, tasks: Tasks) -> None:
+        self._send = send
         self._settings = settings
         self._tasks = tasks
-        self._stopped = asyncio.Event()
         self._is_polling = False
         self._loads: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Poll no more, and end the poll under way. The tasks that it still brings are released."""
-        self._stopped.set()
+        """End the poll under way. The tasks that it still brings are released."""
         if self._is_polling:
             with suppress(TimerServiceError):  # then the poll ends when its time is up
-                await self._service.request(POLL, self._question(slots=0, wait_seconds=0), _PATIENCE_SECONDS)
+                await self._send(POLL, self._question(slots=0, wait_seconds=0), _PATIENCE_SECONDS)
 
     async def run(self) -> None:
-        """Poll until stopped."""
-        delays, failures, is_warned = Delays(), 0, False
-        while await self._has_free_slots():
+        """Poll until the tasks drain."""
+        delays, failures = Delays(), 0
+        while await self._tasks.until_free():
             try:
                 await self._poll()
-                delays, failures, is_warned = Delays(), 0, False
+                delays, failures = Delays(), 0
             except TimerServiceError as error:
                 failures += 1
-                is_brief = isinstance(error, NoAnswerError) and failures <= _SILENT_FAILURES
-                if not is_brief and not is_warned:
+                if failures == _FAILURES_OF_A_RESTART + 1:
                     log.warning("no tasks for the tenant %s: %s", self._settings.tenant, error)
-                    is_warned = True
-                await self._pause(delays.next())
-
-    async def _has_free_slots(self) -> bool:
-        """Wait for a free slot. Return False if the poller was stopped."""
-        waits = [asyncio.ensure_future(each) for each in (self._stopped.wait(), self._until_free())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
-        return not self._stopped.is_set()
-
-    async def _until_free(self) -> None:
-        await self._tasks.until_smaller(self._settings.slots)
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
+                await asyncio.sleep(delays.next())
 
     async def _poll(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings
         sent = loop.time()
         question, self._is_polling = self._question(self._tasks.free, settings.wait_seconds), True
         try:
-            reply = await self._service.request(POLL, question, settings.wait_seconds + _PATIENCE_SECONDS)
+            reply = await self._send(POLL, question, settings.wait_seconds + _PATIENCE_SECONDS)
         finally:
             self._is_polling = False
         # The lease counts from the claim: after the poll was sent, and before its reply was received.
@@ -104,9 +82,7 @@ class Poller:
     def _receive(self, view: Mapping[str, Any], lease_until: float) -> None:
         task = RunningTask(view, self._settings.workflows[view["type"]], self._settings.tenant, lease_until)
         self._tasks.add(task)
-        if self._stopped.is_set():
-            self._tasks.update(task)
-        elif view.get("cursor") is None:
+        if view.get("cursor") is None:
             self._start(task, view.get("effects", ()))
         else:
             load = asyncio.create_task(self._load(task, view))
@@ -118,24 +94,18 @@ class Poller:
         self._tasks.handle(task, lambda: task.start(effects, now))
 
     async def _load(self, task: RunningTask, view: Mapping[str, Any]) -> None:
-        """Read the effects that did not fit into the task, and start it."""
-        effects, cursor = [*view["effects"]], view["cursor"]
-        try:
-            while cursor is not None:
-                question = {"workflowId": task.workflow_id, "token": task.token, "cursor": cursor}
-                body, seconds = dump(question).encode(), self._settings.request_seconds
-                page = await repeat(self._service, EFFECTS, body, until=task.lease_until, timeout_seconds=seconds)
+        """Read the effects that did not fit into the task, and start it. If that takes too long, the task ends."""
+        effects, cursor, delays, until = [*view["effects"]], view["cursor"], Delays(), task.lease_until
+        while cursor is not None and not task.is_over:
+            question = {"workflowId": task.workflow_id, "token": task.token, "cursor": cursor}
+            try:
+                page = await self._send(EFFECTS, dump(question).encode(), self._settings.request_seconds)
                 effects += page["effects"]
                 cursor = page.get("cursor")
-        except TimerServiceError as error:
-            log.warning("the effects of the workflow %s cannot be read: %s", task.workflow_id, error)
-            self._tasks.end(task)
-            return
-        except Exception:
-            log.exception("the effects of the workflow %s cannot be read", task.workflow_id)
-            self._tasks.end(task)
-            return
-        if self._stopped.is_set() or task.is_over:
-            self._tasks.update(task)
-        else:
+            except Exception as error:  # noqa: BLE001 - a page can also have an unknown form
+                if asyncio.get_running_loop().time() > until:
+                    log.warning("the effects of the workflow %s cannot be read: %r", task.workflow_id, error)
+                    self._tasks.end(task)
+                await asyncio.sleep(delays.next())
+        if not task.is_over:
             self._start(task, effects)

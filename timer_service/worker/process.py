@@ -5,44 +5,36 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from timer_service.worker.definition import Settings
 from timer_service.worker.leases import Leases
 from timer_service.worker.poller import Poller
 from timer_service.worker.reporter import Reporter
-from timer_service.worker.service import Service
-from timer_service.worker.settings import Settings
+from timer_service.worker.service import Send
 from timer_service.worker.tasks import Tasks
 from timer_service.worker.threads import Threads
-from timer_service.worker.watchdog import WATCHDOG
+from timer_service.worker.watchdog import watch_loop
 
 log = logging.getLogger(__name__)
 
 _RELEASE_SECONDS = 2
 
 
-async def run_worker(service: Service, settings: Settings, stop: asyncio.Event) -> None:
+async def run_worker(send: Send, settings: Settings, stop: asyncio.Event) -> None:
     """Execute workflows until `stop` is set, then finish or release every task.
 
     After the stop there is no new poll, and no step begins. Steps in progress may finish for `shutdown_seconds`. Their
     results are reported, and the tasks are released. If this function is cancelled, its steps are cancelled.
     """
-    with WATCHDOG.watching():
-        await _run_worker(service, settings, stop)
-
-
-async def _run_worker(service: Service, settings: Settings, stop: asyncio.Event) -> None:
-    threads = Threads(settings.slots)
-    reporter = Reporter(service, settings)
-    tasks = Tasks(settings.slots, threads, reporter.notify)
-    poller, leases = Poller(service, settings, tasks), Leases(service, settings, tasks)
-    background = [_start(each) for each in (reporter.run(tasks), leases.renew(), leases.watch())]
+    tasks = Tasks(settings.slots, Threads(settings.slots))
+    about = send, settings, tasks
+    reporter, poller, leases = Reporter(*about), Poller(*about), Leases(*about)
+    background = [_start(each) for each in (reporter.run(), leases.renew(), leases.watch(), watch_loop())]
     polls = _start(poller.run())
     stopped = _start(stop.wait())
     ending = stopped
     try:
         await asyncio.wait([stopped, polls, *background], return_when=asyncio.FIRST_COMPLETED)
-        tasks.is_draining = True
-        for task in tasks:
-            tasks.update(task)
+        tasks.drain()
         ending = _start(poller.stop())
         await _drain(polls, tasks, settings.shutdown_seconds)
     finally:
@@ -50,7 +42,6 @@ async def _run_worker(service: Service, settings: Settings, stop: asyncio.Event)
             each.cancel()
         for task in tasks:
             tasks.end(task)
-        threads.stop()
     for each in (polls, *background):
         if each.done() and not each.cancelled() and (error := each.exception()) is not None:
             raise error
@@ -61,7 +52,7 @@ async def _drain(polls: "asyncio.Task[None]", tasks: Tasks, seconds: float) -> N
     try:
         async with asyncio.timeout(seconds):
             await asyncio.shield(polls)
-            await tasks.until_smaller(1)
+            await tasks.until_empty()
     except TimeoutError:
         log.warning("%d tasks have steps that do not end; the tasks are released", len(tasks))
         for task in tasks:
@@ -69,7 +60,7 @@ async def _drain(polls: "asyncio.Task[None]", tasks: Tasks, seconds: float) -> N
             tasks.update(task)
     try:
         async with asyncio.timeout(_RELEASE_SECONDS):
-            await tasks.until_smaller(1)
+            await tasks.until_empty()
     except TimeoutError:
         log.warning("%d tasks were not released; their leases run out", len(tasks))
 

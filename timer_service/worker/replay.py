@@ -49,6 +49,11 @@ class Replay:
         self._arguments: tuple[Context, Any] | None = (Context(identity, self, workflow.retry), data)
         self._main: asyncio.Task[Any] | None = None
 
+    @property
+    def waiting(self) -> list[str]:
+        """The keys of the effects that the function waits for."""
+        return list(self._waiting)
+
     def advance(self) -> Decision:
         """Run the function with its stored results. Raises `NonDeterministicError` if they do not match.
 

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from timer_service.worker.errors import ErrorText
+from timer_service.worker.errors import ErrorText, StepFailed, describe_error, leaves_of
 from timer_service.worker.steps import Attempt
-from timer_service.worker.values import Effect
+from timer_service.worker.values import Effect, Finished, write_result
 
 REPORT_BYTES = 512 * 1024
 """The most bytes of a request with reports."""
@@ -106,3 +106,22 @@ def write_report(workflow_id: str, token: str, number: int, part: Sequence[Item]
     )
     about = f'"workflowId":{dump(workflow_id)},"token":{dump(token)},"number":{number},'
     return f'{{{about}{"".join(lists)}"then":{then}}}'
+
+
+def end_of_function(finished: Finished) -> str:
+    """Return the `then` of the last report, as JSON."""
+    if finished.error is None:
+        try:
+            return f'{{"action":"complete","result":{write_result(finished.result, "the result of the workflow")}}}'
+        except ValueError as error:
+            return dump({"action": "fail", "error": error_view(describe_error(error))})
+    step = _failed_step(finished.error)
+    named = {} if step is None else {"step": step}
+    return dump({"action": "fail", "error": error_view(describe_error(finished.error)), **named})
+
+
+def _failed_step(error: BaseException) -> str | None:
+    """Return the key of the step whose failure ended the function, also if a task group has wrapped it."""
+    leaves = list(leaves_of(error))
+    failed = [leaf.key for leaf in leaves if isinstance(leaf, StepFailed)]
+    return failed[0] if len(failed) == len(leaves) else None

@@ -1,10 +1,9 @@
-"""The port of a worker to the service, and how requests are repeated, or divided if the service refuses them."""
+"""How a worker sends requests to the service, repeats them, and divides them if the service refuses them."""
 
-import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 
@@ -15,14 +14,12 @@ log = logging.getLogger(__name__)
 POLL, REPORT, RENEW, EFFECTS = "poll-tasks", "report-tasks", "renew-tasks", "get-effects"
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 2.0
-_TRY_AGAIN = {"BUSY", "INTERNAL"}
 
 
-class Service(Protocol):
-    """What a worker needs of the service."""
+Send = Callable[[str, bytes, float], Awaitable[Mapping[str, Any]]]
+"""Sends a request to the service: a name and a body. Returns the reply, within a number of seconds.
 
-    async def request(self, name: str, body: bytes, timeout_seconds: float) -> Mapping[str, Any]:
-        """Return the reply to a request. Raises `NoAnswerError`, or `QueryError` if the reply is an error."""
+Raises `NoAnswerError`, or `QueryError` if the reply is an error."""
 
 
 class Delays:
@@ -35,27 +32,6 @@ class Delays:
         """Return the next delay, in seconds."""
         delay, self._next = self._next, min(2 * self._next, _LONGEST_DELAY)
         return delay * random.uniform(0.5, 1)  # noqa: S311 - not a secret
-
-
-async def repeat(service: Service, name: str, body: bytes, *, until: float, timeout_seconds: float) -> Any:
-    """Send a request, with the same bytes each time, until there is a reply or the time of the loop is `until`.
-
-    Raises `NoAnswerError` at that time, and `QueryError` if the service refuses the request.
-    """
-    delays, loop = Delays(), asyncio.get_running_loop()
-    while True:
-        try:
-            return await service.request(name, body, max(min(timeout_seconds, until - loop.time()), 0.01))
-        except NoAnswerError as error:
-            reason: Exception = error
-        except QueryError as error:
-            if error.code not in _TRY_AGAIN:
-                raise
-            reason = error
-        delay = delays.next()
-        if loop.time() + delay >= until:
-            raise NoAnswerError(f"no reply to {name} before the leases ran out: {reason}")
-        await asyncio.sleep(delay)
 
 
 class Unsent(NamedTuple, Generic[_Item]):

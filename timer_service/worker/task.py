@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from timer_service.worker.definition import WorkflowFunction
-from timer_service.worker.ending import end_of_function
 from timer_service.worker.errors import ErrorText, NonDeterministicError, describe_error, trace_of
 from timer_service.worker.names import Identity
 from timer_service.worker.replay import Replay
@@ -17,6 +16,7 @@ from timer_service.worker.report import (
     Item,
     Report,
     dump,
+    end_of_function,
     take_part,
     write_attempt,
     write_report,

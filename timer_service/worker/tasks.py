@@ -18,19 +18,21 @@ _StepId = tuple[RunningTask, str]
 
 
 class Tasks:
-    """The tasks of a worker. `on_change` is called with each task that may have something to report."""
+    """The tasks of a worker."""
 
-    def __init__(self, slots: int, threads: Threads, on_change: Callable[[RunningTask], None]) -> None:
+    def __init__(self, slots: int, threads: Threads) -> None:
         self.is_draining = False
         """Whether no step begins any more."""
+        self.changed: dict[RunningTask, None] = {}
+        """The tasks that may have something to report. `has_changed` is set if there are any."""
+        self.has_changed = asyncio.Event()
         self._slots = slots
         self._threads = threads
-        self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[RunningTask, asyncio.TimerHandle | None] = {}
         self._by_workflow: dict[str, RunningTask] = {}
         self._steps: dict[_StepId, asyncio.Task[Attempt]] = {}
-        self._changed = asyncio.Event()
+        self._left = asyncio.Event()
 
     def __iter__(self) -> Iterator[RunningTask]:
         return iter(list(self._tasks))
@@ -43,11 +45,26 @@ class Tasks:
         """The number of free slots."""
         return self._slots - len(self._tasks)
 
-    async def until_smaller(self, size: int) -> None:
-        """Wait until there are fewer than `size` tasks."""
-        while len(self._tasks) >= size:
-            self._changed.clear()
-            await self._changed.wait()
+    async def until_free(self) -> bool:
+        """Wait for a free slot. Return False if no step begins any more."""
+        await self._until(lambda: self.is_draining or self.free > 0)
+        return not self.is_draining
+
+    async def until_empty(self) -> None:
+        """Wait until there is no task."""
+        await self._until(lambda: not self._tasks)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._left.clear()
+            await self._left.wait()
+
+    def drain(self) -> None:
+        """Begin no step any more. The tasks are released as soon as their steps in progress have ended."""
+        self.is_draining = True
+        self._left.set()
+        for task in self:
+            self.update(task)
 
     def add(self, task: RunningTask) -> None:
         """Hold a task. An older task of the same workflow ends: the service has given the workflow a new token."""
@@ -79,7 +96,7 @@ class Tasks:
             del self._tasks[task]
             if self._by_workflow[task.workflow_id] is task:
                 del self._by_workflow[task.workflow_id]
-            self._changed.set()
+            self._left.set()
             return
         now = self._loop.time()
         self._tasks[task] = None
@@ -88,7 +105,8 @@ class Tasks:
         wake_at = task.wake_at(now)
         if wake_at is not None:
             self._tasks[task] = self._loop.call_at(max(wake_at, now + _CLOCK_STEP), self.update, task)
-        self._on_change(task)
+        self.changed[task] = None
+        self.has_changed.set()
 
     def end(self, task: RunningTask) -> None:
         """End a task that this worker has lost."""

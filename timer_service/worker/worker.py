@@ -1,17 +1,17 @@
 """The worker of a program: connects to the broker and executes workflows until the process is asked to stop."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from timer_service.client.checks import check_identifier, check_tenant
-from timer_service.client.connection import Connection, open_connection
+from timer_service.client.connection import open_connection
 from timer_service.core.values.message import Kind
-from timer_service.worker.definition import WorkflowFunction
+from timer_service.worker.definition import Settings, WorkflowFunction
 from timer_service.worker.names import check_name
 from timer_service.worker.process import run_worker
-from timer_service.worker.settings import Settings
 from timer_service.worker.sigterm import at_sigterm
 
 _MOST_TYPES = 100
@@ -84,20 +84,9 @@ class Worker:
 
         async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
             with at_sigterm(stop):
-                await run_worker(_NatsService(connection, self._settings.tenant), self._settings, self._stop)
+                send = partial(connection.request, Kind.REQUEST, self._settings.tenant)
+                await run_worker(send, self._settings, self._stop)
 
     def stop(self) -> None:
         """Stop: take no new workflow, let steps in progress finish, and release the workflows."""
         self._stop.set()
-
-
-class _NatsService:
-    """The service over NATS."""
-
-    def __init__(self, connection: Connection, tenant: str) -> None:
-        self._connection = connection
-        self._tenant = tenant
-
-    async def request(self, name: str, body: bytes, timeout_seconds: float) -> Mapping[str, Any]:
-        """Return the reply to a request."""
-        return await self._connection.request(Kind.REQUEST, self._tenant, name, body, timeout_seconds)

@@ -21,7 +21,7 @@ from timer_service.workflows.events import events_of
 from timer_service.workflows.messages import FailureCode
 from timer_service.workflows.workflow import Key
 
-_MOST_WORKFLOWS = 500
+MOST_WORKFLOWS = 500
 """How many workflows one pass ends."""
 _LOCKED_ROWS_PAUSE_MS = 50
 """How long to wait if other transactions have locked all workflows whose deadline has passed."""
@@ -49,8 +49,8 @@ class DeadlineWorker:
             return Pass(0, next_at)
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
-        tenants, _ = await self._rows.turns.next_due(reader, now, _MOST_WORKFLOWS)
-        overdue = await self._rows.find(reader, tenants, now, _MOST_WORKFLOWS // max(len(tenants), 1))
+        tenants, _ = await self._rows.turns.next_due(reader, now, MOST_WORKFLOWS)
+        overdue = await self._rows.find(reader, tenants, now, MOST_WORKFLOWS // max(len(tenants), 1))
         handled = await self._end_each(list(map(store.key_of, overdue)), now)
         return Pass(handled, await self._rows.next_available(reader) if handled else now + _LOCKED_ROWS_PAUSE_MS)
 

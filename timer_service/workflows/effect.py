@@ -2,7 +2,9 @@
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 from timer_service.core.service.workflow_start import RetryPolicy
@@ -188,20 +190,14 @@ def end_waits(effects: Effects, inbox: Inbox, now: int, *, may_time_out: bool) -
 
 def _open_waits(effects: Iterable[Effect]) -> list[Effect]:
     """Return the waits that are not over, those that began first of each name first."""
-    return sorted((each for each in effects if each.is_wait and each.status is EffectStatus.OPEN), key=_key)
+    return sorted(
+        (each for each in effects if each.is_wait and each.status is EffectStatus.OPEN), key=attrgetter("key")
+    )
 
 
-def _key(effect: Effect) -> EffectKey:
-    return effect.key
-
-
-def message_names(effects: Iterable[Effect]) -> dict[str, int]:
+def message_names(effects: Iterable[Effect]) -> Counter[str]:
     """Return how many waits for messages of each name are not over."""
-    names: dict[str, int] = {}
-    for effect in _open_waits(effects):
-        if effect.kind is EffectKind.MESSAGE:
-            names[effect.key.name] = names.get(effect.key.name, 0) + 1
-    return names
+    return Counter(each.key.name for each in _open_waits(effects) if each.kind is EffectKind.MESSAGE)
 
 
 class Due(NamedTuple):

@@ -49,13 +49,6 @@ def parse_cursor(text: str | None) -> Cursor:
     return cursor
 
 
-class Page(NamedTuple):
-    """The effects of a page, and the cursor of the next one. None: this page is the last one."""
-
-    effects: Sequence[Effect]
-    cursor: Cursor | None
-
-
 class StoredMessage(NamedTuple):
     """A message to store, with its data."""
 
@@ -92,45 +85,21 @@ async def find_all(reader: Reader, keys: Collection[Key]) -> dict[Key, list[Effe
 
 
 async def page(reader: Reader, key: Key, after: Cursor, limit: int) -> list[Effect]:
-    """Return the next effects of a workflow after a cursor with their texts, in the order of a task."""
-    rows = await _next(reader, "page", key, after, limit)
+    """Return the next effects of a workflow after a cursor with their texts: those with a number, then the others."""
+    parameters = {**key._asdict(), "limit": limit}
+    rows: list[Row] = []
+    if after.seq < LAST_SEQ:
+        rows += await reader.fetch(_SQL["page_seen"], {**parameters, "seq": after.seq})
+        after = Cursor(LAST_SEQ)
+    if len(rows) < limit:
+        rest = {**parameters, "name": after.name, "n": after.n, "limit": limit - len(rows)}
+        rows += await reader.fetch(_SQL["page_unseen"], rest)
     return [read_effect(row, row["error"], row["result"]) for row in rows]
-
-
-async def page_within(reader: Reader, key: Key, after: Cursor, limit: int, most_bytes: int) -> Page:
-    """Return the next effects of a workflow after a cursor with their texts, and the cursor of the next page, if any.
-
-    Their views have at most `most_bytes`, unless a single one has more. Only the effects of the page are read whole.
-    """
-    limit = min(limit, most_bytes // BYTES_PER_EFFECT + 1)  # more never fit
-    sizes = [read_effect(row) for row in await _next(reader, "sizes", key, after, limit + 1)]
-    count = 0
-    for effect in sizes[:limit]:
-        most_bytes -= view_bytes(effect)
-        if count and most_bytes < 0:
-            break
-        count += 1
-    if not count:
-        return Page([], None)
-    return Page(await page(reader, key, after, count), cursor_of(sizes[count - 1]) if count < len(sizes) else None)
 
 
 def view_bytes(effect: Effect) -> int:
     """Return how many bytes the view of an effect has at most."""
     return BYTES_PER_EFFECT + 2 * len(effect.key.name.encode()) + effect.size
-
-
-async def _next(reader: Reader, statement: str, key: Key, after: Cursor, limit: int) -> list[Row]:
-    """Return the rows of the next effects of a workflow after a cursor: those with a number, then the others."""
-    parameters = {**key._asdict(), "limit": limit}
-    rows: list[Row] = []
-    if after.seq < LAST_SEQ:
-        rows += await reader.fetch(_SQL[f"{statement}_seen"], {**parameters, "seq": after.seq})
-        after = Cursor(LAST_SEQ)
-    if len(rows) < limit:
-        rest = {**parameters, "name": after.name, "n": after.n, "limit": limit - len(rows)}
-        rows += await reader.fetch(_SQL[f"{statement}_unseen"], rest)
-    return rows
 
 
 def cursor_of(effect: Effect) -> Cursor:

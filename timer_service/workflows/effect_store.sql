@@ -28,20 +28,6 @@ SELECT {columns}, result
 FROM /* each of many */ workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 
--- name: sizes_seen
--- Returns the next effects that the function got, in their order, without their texts.
-SELECT {short}
-FROM workflow_effects
-WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq > :seq
-ORDER BY seq LIMIT :limit
-
--- name: sizes_unseen
--- Returns the next effects that the function has not got, in the order of their keys, without their texts.
-SELECT {short}
-FROM workflow_effects
-WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL AND (name, n) > (:name, :n)
-ORDER BY name, n LIMIT :limit
-
 -- name: page_seen
 -- Returns the next effects that the function got, in their order, with their texts.
 SELECT {columns}, result

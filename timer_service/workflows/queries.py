@@ -35,7 +35,7 @@ ONLINE_MS = 60_000
 """A worker counts as offline if it was not seen for so long. One without free slots sends a request each 25 s, and the
 registry can leave out one of two."""
 _MAX_COUNT = 1_000_000
-_LOOKED_AT = 10_000
+LOOKED_AT = 10_000
 """How many workflows of one index a page looks at. No index has the type, or the status of open workflows."""
 _MOST_WORKERS = 1000
 """How many workers of a queue are looked at."""
@@ -154,7 +154,7 @@ def _needs_looking(request: ListWorkflows) -> bool:
 
 async def _find_end(reader: Reader, tenant: str, after: _Place, wheres: Sequence[str]) -> _Place | None:
     """Return up to which place a page looks at workflows, or None if it looks at all."""
-    parameters = {"tenant_id": tenant, **after._asdict(), "skipped": _LOOKED_AT - 1}
+    parameters = {"tenant_id": tenant, **after._asdict(), "skipped": LOOKED_AT - 1}
     rows = [row for where in wheres for row in await reader.fetch(_SQL["page_end"].format(where=where), parameters)]
     return min((_Place(row["created_at"], row["workflow_id"]) for row in rows), default=None)
 

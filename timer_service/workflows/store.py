@@ -1,7 +1,7 @@
 """Reads and writes of workflows: rows of `workflows` and `workflow_data` to `Workflow` values and back."""
 
 from collections.abc import Collection, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from timer_service.core.due.due_rows import DueTable
@@ -32,6 +32,16 @@ _OTHERS = (
     *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
 )
 COLUMNS = (*_KEY, *_FINISHES, *_OTHERS)
+
+_NO_HOLD: Mapping[str, Any] = dict.fromkeys(_HOLD)
+_DEFINITION = ("type", "queue", "digest", "deadline_at", "retry", "concurrency_key")
+_NO_DEFINITION: Mapping[str, Any] = dict.fromkeys(_DEFINITION)
+_SAME = tuple(name for name in COLUMNS if name in Workflow._fields)
+"""The columns with the names of fields."""
+_PLAIN = tuple(name for name in _SAME if name not in {"status", "failure_code", "is_deleting"})
+"""Those whose values are the same, too."""
+_READ_PLAIN, _READ_HOLD, _READ_DEFINITION = itemgetter(*_PLAIN), itemgetter(*_HOLD), itemgetter(*_DEFINITION)
+_WRITE_SAME = attrgetter(*_SAME)
 
 _SQL = load_sql("timer_service.workflows", "store.sql")
 
@@ -132,24 +142,6 @@ async def save(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[K
     await _save_texts(tx, before, changed)
 
 
-async def insert_free(tx: Transaction, new: Collection[Workflow]) -> list[Workflow]:
-    """Insert workflows whose id and concurrency key are free, with their texts; return those.
-
-    Raises `DatabaseBlockedError` if another transaction has written an id or a key, and does not end in time.
-    """
-    inserted = sorted(new, key=lambda workflow: workflow.key)
-    if await tx.executemany(_SQL["insert"], [_parameters(each) for each in inserted]) < len(inserted):
-        stored = await find(tx, [each.key for each in inserted])
-        inserted = [each for each in inserted if _is_stored(each, stored.get(each.key))]
-    await _save_texts(tx, {}, inserted)
-    return inserted
-
-
-def _is_stored(workflow: Workflow, stored: Workflow | None) -> bool:
-    """Return whether the stored workflow is this one: no other has the position of its start."""
-    return stored is not None and stored.started_by == workflow.started_by
-
-
 async def advance(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[Key, Workflow]) -> None:
     """Write what workers' requests and deadlines have changed. The rows are locked."""
     changed = [after[key] for key in sorted(after) if after[key] != before[key]]
@@ -190,60 +182,20 @@ def key_of(row: Row) -> Key:
 
 
 def read_workflow(row: Row) -> Workflow:
-    """Return the workflow in a row of `workflows`.
-
-    The columns are written out: a batch reads 1,000 rows, and loops over the names take longer.
-    """
+    """Return the workflow in a row of `workflows`."""
+    code = row["failure_code"]
     return Workflow(
         key=key_of(row),
-        created_at=row["created_at"],
-        definition=None if row["type"] is None else _definition(row),
+        definition=None if row["type"] is None else Definition(*_READ_DEFINITION(row)),
         cause=read_cause(row),
         started_by=Position(row["started_epoch"], row["started_sequence"]),
         cancelled_by=Position(row["cancelled_epoch"], row["cancelled_sequence"]),
         status=WorkflowStatus(row["status"]),
-        due_at=row["due_at"],
-        available_at=row["available_at"],
-        counted_from=row["counted_from"],
-        hold=None if row["lease_token"] is None else _hold(row),
-        attempt=row["attempt"],
-        renewed=row["renewed"],
-        last_error=row["last_error"],
-        input_bytes=row["input_bytes"],
-        effects=row["effects"],
-        effect_bytes=row["effect_bytes"],
-        seen=row["seen"],
-        messages=row["messages"],
-        message_bytes=row["message_bytes"],
-        blocks=row["blocks"],
-        times_blocked=row["times_blocked"],
-        retries=row["retries"],
-        settled_by=row["settled_by"],
-        failure_code=None if row["failure_code"] is None else FailureCode(row["failure_code"]),
-        failed_step=row["failed_step"],
-        reason=row["reason"],
-        ended_at=row["ended_at"],
+        hold=None if row["lease_token"] is None else Hold(*_READ_HOLD(row)),
+        failure_code=None if code is None else FailureCode(code),
         is_deleting=bool(row["is_deleting"]),
+        **dict(zip(_PLAIN, _READ_PLAIN(row), strict=True)),
     )
-
-
-def _hold(row: Row) -> Hold:
-    return Hold(row["lease_token"], row["worker_id"], row["claimed_at"], row["lease_ms"], row["report_number"])
-
-
-def _definition(row: Row) -> Definition:
-    return Definition(
-        row["type"], row["queue"], row["digest"], row["deadline_at"], row["retry"], row["concurrency_key"]
-    )
-
-
-_NO_HOLD: Mapping[str, Any] = dict.fromkeys(_HOLD)
-_NO_DEFINITION: Mapping[str, Any] = dict.fromkeys(
-    ("type", "queue", "digest", "deadline_at", "retry", "concurrency_key")  # in the order of `Definition`
-)
-_SAME = tuple(name for name in COLUMNS if name in Workflow._fields)
-"""The columns with the names of fields."""
-_READ_SAME = attrgetter(*_SAME)
 
 
 def _parameters(workflow: Workflow) -> Mapping[str, Any]:
@@ -251,9 +203,9 @@ def _parameters(workflow: Workflow) -> Mapping[str, Any]:
     return {
         "tenant_id": workflow.key.tenant_id,
         "workflow_id": workflow.key.workflow_id,
-        **dict(zip(_SAME, _READ_SAME(workflow), strict=True)),
+        **dict(zip(_SAME, _WRITE_SAME(workflow), strict=True)),
         **(_NO_HOLD if hold is None else dict(zip(_HOLD, hold, strict=True))),
-        **(_NO_DEFINITION if definition is None else dict(zip(_NO_DEFINITION, definition, strict=True))),
+        **(_NO_DEFINITION if definition is None else dict(zip(_DEFINITION, definition, strict=True))),
         "overdue_at": None if definition is None else definition.deadline_at,
         **cause_columns(workflow.cause),
         "started_epoch": workflow.started_by.epoch,

@@ -172,16 +172,12 @@ class Workflow(NamedTuple):
             counted_from=None,
             hold=None,
             ended_at=now,
-            texts=_merge(self.texts, texts),
+            texts=texts._replace(input=self.texts.input),
         )
 
     def fail(self, code: FailureCode, now: int, *, step: str | None = None, error: str | None = None) -> "Workflow":
         """Return the workflow after a failure. `error` is the JSON of an `ErrorView`."""
         return self.end(WorkflowStatus.FAILED, now, Texts(error=error))._replace(failure_code=code, failed_step=step)
-
-
-def _merge(before: Texts, after: Texts) -> Texts:
-    return after._replace(input=before.input)
 
 
 def delay_after(attempt: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import next_at
-from tests.harness.workflows import PARK, Workflows, complete, done, fail, seen, sleep, wait_for
+from tests.harness.workflows import Workflows, done, fail, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
@@ -70,22 +70,6 @@ async def test_outcomes_of_a_life(workflows: Workflows) -> None:
     assert await workflows.status() == "cancelled"
 
 
-async def test_cancel_stops_a_running_workflow(workflows: Workflows) -> None:
-    """A cancelled workflow has ended at once, with its reason. Nothing of its worker is stored any more."""
-    task = await workflows.begin()
-    assert await workflows.about("Cancel", reason="not needed") == "cancelled"
-    (event,) = await workflows.events_of("WorkflowCancelled")
-    assert event["payload"]["reason"] == "not needed"
-    assert (await workflows.renew(task))["lost"] == [{"workflowId": "order-1", "token": task["token"]}]
-    assert await workflows.poll() == []
-
-
-async def test_retry_of_an_unknown_workflow_leaves_no_row(workflows: Workflows) -> None:
-    """A command that changes nothing of an unknown workflow stores nothing."""
-    assert await workflows.about("Retry") == "not_found"
-    assert await workflows.all_rows() == []
-
-
 async def test_concurrency_key(workflows: Workflows) -> None:
     """Of the workflows with one key, one is open. A skipped one stays cancelled, without an event."""
     assert await workflows.start("a", concurrencyKey="kim") == "started"
@@ -145,29 +129,6 @@ async def test_early_messages_are_bounded(workflows: Workflows) -> None:
     assert [each["result"] for each in outcome["over"]] == [0, 1]
 
 
-async def test_message_for_a_workflow_that_starts_later(workflows: Workflows) -> None:
-    """A message does not start a workflow before its time."""
-    await workflows.start(startIn="PT1H")
-    assert await workflows.send_to() == "sent"
-    assert await workflows.poll() == []
-
-
-async def test_messages_of_other_names_wait(workflows: Workflows) -> None:
-    """A message that the workflow does not wait for leaves a sleeping workflow alone, and another one wakes it."""
-    task = await workflows.begin()
-    await workflows.report(task, PARK, waits=[wait_for("a"), sleep("nap", 60_000)])
-    await workflows.send_to(name="b")
-    assert await workflows.poll() == []
-    await workflows.send_to(name="a")
-    assert len(await workflows.poll()) == 1
-
-
-async def test_disabled_slice(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """While workflows are disabled, commands are stored."""
-    off = Workflows(store, memory_broker, clock, enabled=False)
-    assert [await off.start(), await off.send_to(), await off.about("Cancel")] == ["started", "sent", "cancelled"]
-
-
 async def test_limits(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """A tenant has at most so many open workflows, and so many bytes of large ones."""
     limits = TenantLimits(default=Limits(open_workflows=2, workflow_data=5000))
@@ -198,17 +159,6 @@ async def test_results_over_the_limit(store: Database, memory_broker: MemoryBrok
     assert await restarted.about("Cancel", "open") == "cancelled"
 
 
-async def test_the_result_of_a_workflow_takes_room(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """The result with which a workflow ends counts like those of its steps."""
-    limits = TenantLimits(default=Limits(workflow_data=5000))
-    workflows = Workflows(store, memory_broker, clock, limits=limits)
-    task = await workflows.begin("ended")
-    assert (await workflows.report(task, complete("x" * 6000)))["outcome"] == "completed"
-    assert await Workflows(store, memory_broker, clock, limits=limits).start("new") == "over_quota"
-
-
 async def test_many_effects_take_room(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """Each effect of a workflow after the tenth counts as 1,000 bytes, also without a result."""
     limits = TenantLimits(default=Limits(workflow_data=5000))
@@ -220,25 +170,6 @@ async def test_many_effects_take_room(store: Database, memory_broker: MemoryBrok
     assert (await workflows.report(task, steps=steps[14:]))["outcome"] == "recorded"
     assert await STORED.amount_of(store.reader, "acme", NOW, 10**9) == 5000
     assert await Workflows(store, memory_broker, clock, limits=limits).start("third") == "over_quota"
-
-
-async def test_hostile_commands_are_rejected(workflows: Workflows) -> None:
-    """Commands that no workflow can have become dead letters with the reason."""
-    bad: list[dict[str, Any]] = [
-        {"type": "a:b"},
-        {"type": "order", "queue": ""},
-        {"type": "order", "input": "x" * 65_536},
-        {"type": "order", "startAt": iso(NOW), "startIn": "PT1S"},
-        {"type": "order", "retry": {"maxAttempts": 0}},
-        {"type": "order", "retry": {"factor": 0.5}},
-        {"type": "order", "deadlineIn": "P400D"},
-        {},
-    ]
-    for fields in bad:
-        workflows.send("StartWorkflow", **fields)
-    await workflows.consume()
-    assert len(await workflows.dead_letters()) == len(bad)
-    assert await workflows.all_rows() == []
 
 
 # Deadlines
@@ -258,35 +189,6 @@ async def test_deadline_waits_for_older_commands(workflows: Workflows) -> None:
     assert await workflows.status() == "cancelled"
 
 
-async def test_deadline_that_has_passed(workflows: Workflows) -> None:
-    """A deadline of 0, or in the past, fails the workflow at once."""
-    await workflows.start("none", deadlineIn="PT0S")
-    await workflows.start("past", deadlineAt=iso(after(days=-1)))
-    await workflows.end_overdue()
-    for workflow in ("none", "past"):
-        assert (await workflows.view(workflow))["workflow"]["code"] == "DEADLINE"
-
-
-async def test_deadline_before_the_start(workflows: Workflows) -> None:
-    """The loop of deadlines is woken at the deadline, also if the workflow begins only after it."""
-    await workflows.start(startIn="PT1H", deadlineIn="PT1M")
-    assert workflows.command_wakes == [after(minutes=1)]
-    assert await next_at(workflows.worker, workflows.clock.now()) == after(minutes=1)
-
-
-async def test_deadline_of_a_stuck_command(workflows: Workflows) -> None:
-    """A command that is never handled delays deadlines by a minute at most."""
-    await workflows.start(deadlineIn="PT1M")
-    workflows.send("CancelWorkflow", workflowId="other")
-    workflows.clock.advance(minutes=1)
-    for _ in range(240):
-        await workflows.end_overdue()
-        workflows.clock.advance(milliseconds=RECHECK_MS)
-    assert await workflows.status() == "waiting"
-    await workflows.end_overdue()
-    assert await workflows.status() == "failed"
-
-
 async def test_next_deadline(workflows: Workflows) -> None:
     """The worker sleeps until the next deadline, and wakes the relay for the events of those that passed."""
     assert await next_at(workflows.worker, NOW) is None
@@ -300,7 +202,7 @@ async def test_next_deadline(workflows: Workflows) -> None:
 
 async def test_deadlines_of_one_tenant_delay_no_other(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tenants take turns: a pass ends workflows of each tenant, although one has many that are overdue for longer."""
-    monkeypatch.setattr("timer_service.workflows.deadline_worker._MOST_WORKFLOWS", 2)
+    monkeypatch.setattr("timer_service.workflows.deadline_worker.MOST_WORKFLOWS", 2)
     for number in range(4):
         await workflows.start(f"order-{number}", deadlineIn="PT1M")
     await workflows.start("last", tenant="other", deadlineIn="PT2M")
@@ -330,16 +232,3 @@ async def test_a_workflow_that_cannot_be_ended_stops_no_other(workflows: Workflo
     await workflows.sql(f"UPDATE workflows SET created_at = {created_at} WHERE workflow_id = 'broken'")
     await workflows.worker.tick(now + 3000)
     assert await workflows.status("broken") == "failed"
-
-
-@pytest.mark.parametrize("end", ["complete", "cancel"])
-async def test_no_deadline_after_the_end(workflows: Workflows, end: str) -> None:
-    """The deadline of a workflow that has ended does nothing."""
-    task = await workflows.begin(deadlineIn="PT1M")
-    if end == "complete":
-        await workflows.report(task, complete(), steps=[done("a")], seen=seen("a"))
-    else:
-        await workflows.about("Cancel")
-    workflows.clock.advance(minutes=2)
-    await workflows.end_overdue()
-    assert await workflows.events_of("WorkflowFailed") == []

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -10,16 +10,12 @@ from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.dispatching import Dispatching, ids
 from tests.harness.locks import open_locked_postgres
-from tests.harness.workflows import LEASE_MS, PARK, Workflows, wait_for
+from tests.harness.workflows import LEASE_MS, Workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.ports.broker import QueryReply, Request
-from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.errors import Code, DatabaseUnavailableError
-from timer_service.core.values.message import MAX_MESSAGE_BYTES
-from timer_service.workflows.protocol import REPLY_BYTES, PollTasks
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.workflows.protocol import REPLY_BYTES
 
 ORDER = ("acme", "default", "order")
 
@@ -65,7 +61,7 @@ async def test_each_lane_has_its_own_tasks(dispatching: Dispatching) -> None:
         await dispatching.poll("2", tenant="other"),
         await dispatching.poll("3", "ship", "pack"),
         await dispatching.poll("4", queue="slow"),
-        await dispatching.poll("5", "pack", wait_ms=100),
+        await dispatching.poll("5", "pack", wait_ms=0),
     ]
     await dispatching.tick()
     assert await ids(polls) == [["a"], ["b"], ["c"], ["d"], []]
@@ -80,50 +76,12 @@ async def test_a_workflow_is_sent_once(dispatching: Dispatching) -> None:
     assert [len(each) for each in sent] == [3, 3, 3]
     assert len({each for one in sent for each in one}) == 9
     late = await dispatching.poll("late", wait_ms=0)
-    assert (await dispatching.tick()).next_at == dispatching.workflows.clock.now() + 5000
+    await dispatching.tick()
     assert await ids([late]) == [[]]
     dispatching.workflows.clock.advance(milliseconds=LEASE_MS)
     again = await dispatching.poll("again")
     await dispatching.tick()
     assert [len(each) for each in await ids([again])] == [9]
-
-
-async def test_sleeps_until_the_next_workflow(dispatching: Dispatching) -> None:
-    """The next pass is when the earliest workflow of a lane with a poll becomes available."""
-    await dispatching.start("soon", startIn="PT2S")
-    await dispatching.start("sooner", startIn="PT1S", type="other")
-    poll = await dispatching.poll()
-    now = dispatching.workflows.clock.now()
-    assert (await dispatching.tick()) == (0, now + 2000)
-    dispatching.workflows.clock.advance(seconds=2)
-    await dispatching.tick()
-    assert await ids([poll]) == [["soon"]]
-
-
-async def test_no_look_without_polls(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a held poll, a pass asks the database nothing, however many workflows wait."""
-    await on_sqlite.start("order-1")
-    on_sqlite.dispatcher.offer(ORDER, 0)
-    monkeypatch.setattr(on_sqlite.database, "reader", None)  # a read would fail
-    assert await on_sqlite.tick() == (0, None)
-    assert on_sqlite.wakes == []
-
-
-async def test_sleeping_workflows_cost_no_query(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many workflows sleep, a pass asks the database nothing before the first of them is due."""
-    await on_sqlite.start(*(f"order-{number}" for number in range(20)), startIn="PT4S")
-    first = on_sqlite.workflows.clock.now() + 4000
-    poll = await on_sqlite.poll()
-    assert await on_sqlite.tick() == (0, first)
-    with monkeypatch.context() as away:
-        away.setattr(on_sqlite.database, "reader", None)  # a read would fail
-        for _ in range(3):
-            on_sqlite.workflows.clock.advance(seconds=1)
-            await on_sqlite.hold("other")
-            assert await on_sqlite.tick() == (0, first)
-    on_sqlite.workflows.clock.advance(seconds=1)
-    assert (await on_sqlite.tick()).done == 20
-    assert len((await poll)["tasks"]) >= 1
 
 
 async def test_large_tasks(dispatching: Dispatching) -> None:
@@ -142,58 +100,6 @@ async def test_large_tasks(dispatching: Dispatching) -> None:
     others = [await dispatching.poll("2"), await dispatching.poll("3")]
     await dispatching.tick()
     assert sum(len(each) for each in await ids(others)) == len(left)
-
-
-async def test_tasks_with_new_messages(dispatching: Dispatching) -> None:
-    """What a task gets by its claim counts, too: the results of waits that are over, with long names."""
-    workflows, name = dispatching.workflows, "\N{GRINNING FACE}" * 100
-    for number in range(40):
-        task = await workflows.begin(f"order-{number:02}")
-        await workflows.report(task, PARK, waits=[wait_for(name), *(wait_for(f"{name}:{n}") for n in range(1, 40))])
-    for number in range(40):
-        workflows.send("SendToWorkflow", workflowId=f"order-{number:02}", name=name, data="x" * 60_000)
-    await workflows.consume()
-    poll = await dispatching.poll("1")
-    await dispatching.tick()
-    reply = await poll
-    assert len(reply["tasks"]) >= 4
-    assert len(json.dumps(reply, ensure_ascii=False).encode()) <= MAX_MESSAGE_BYTES
-
-
-@pytest.mark.parametrize("wait_ms", [0, 50])
-async def test_poll_without_a_task(on_sqlite: Dispatching, wait_ms: int) -> None:
-    """A poll without a task is answered when its time is up, and no longer held."""
-    poll = await on_sqlite.poll(wait_ms=wait_ms)
-    await on_sqlite.tick()
-    assert await ids([poll]) == [[]]
-    assert on_sqlite.workflows.metrics.held_polls[-1] == 0
-
-
-async def test_polls_end_together(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long polls that end within 100 ms are answered with one write, at the latest when their time is up."""
-    seconds = [50.001]
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: seconds[0])
-    subscription, written = on_sqlite.dispatcher._subscription, []
-    reply = subscription.reply
-
-    async def count(replies: Sequence[tuple[Request, QueryReply]]) -> None:
-        written.append(len(replies))
-        await reply(replies)
-
-    monkeypatch.setattr(subscription, "reply", count)
-    polls = []
-    for number in range(20):
-        polls.append(await on_sqlite.poll(str(number)))
-        await on_sqlite.tick()
-        seconds[0] += 0.004
-    seconds[0] = 50.1
-    later = await on_sqlite.poll("later")
-    seconds[0] = 60
-    for _ in range(20):
-        await asyncio.sleep(0)  # a timeout would never end: the time stands still
-    assert ([each.done() for each in polls], later.done()) == ([True] * 20, False)
-    assert [each for each in written if each] == [20]
-    assert await ids(polls) == [[]] * 20
 
 
 async def test_a_workflow_that_cannot_be_sent_stops_no_other(dispatching: Dispatching) -> None:
@@ -226,19 +132,34 @@ async def test_a_workflow_that_cannot_be_sent_stops_no_other(dispatching: Dispat
     assert await ids([last]) == [["broken"]]
 
 
-async def test_poll_with_wait_0_is_looked_at(on_sqlite: Dispatching) -> None:
-    """A poll that does not wait gets the workflows that are there."""
+async def test_poll_without_a_task(on_sqlite: Dispatching) -> None:
+    """A poll that does not wait is looked at, then answered, and no longer held."""
+    poll = await on_sqlite.poll(wait_ms=0)
+    await on_sqlite.tick()
+    assert (await ids([poll]), on_sqlite.workflows.metrics.held_polls[-1]) == ([[]], 0)
     await on_sqlite.start("order-1")
+    on_sqlite.dispatcher.offer(ORDER, on_sqlite.workflows.clock.now())
     poll = await on_sqlite.poll(wait_ms=0)
     await on_sqlite.tick()
     assert await ids([poll]) == [["order-1"]]
 
 
-@pytest.mark.slow
+async def test_the_time_of_a_poll(on_sqlite: Dispatching) -> None:
+    """The loop is woken when the time of a poll is up, also if its lane has nothing for longer."""
+    now = on_sqlite.workflows.clock.now()
+    await on_sqlite.hold("1")
+    await on_sqlite.tick()
+    await on_sqlite.hold("2", wait_ms=900)
+    assert on_sqlite.wakes[-1] == now + 900
+    next_at = (await on_sqlite.tick()).next_at
+    assert next_at is not None
+    assert next_at <= now + 900
+
+
 async def test_database_away(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the database is away, polls are still answered in time. When it is back, the next ones get the workflows."""
     await on_sqlite.start("order-1")
-    poll = await on_sqlite.poll(wait_ms=50)
+    poll = await on_sqlite.poll(wait_ms=0)
     with monkeypatch.context() as away:
         away.setattr("timer_service.workflows.tasks.claims.in_transaction", _unavailable)
         with pytest.raises(DatabaseUnavailableError):
@@ -251,39 +172,6 @@ async def test_database_away(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyP
 
 async def _unavailable(*_: object) -> None:
     raise DatabaseUnavailableError("away")
-
-
-async def test_tasks_that_were_claimed_before_an_outage_are_sent(
-    on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the database goes away while a failed claim is divided, the tasks of the parts before are sent."""
-    await on_sqlite.start("a")
-    await on_sqlite.start("b", tenant="other")
-    polls = [await on_sqlite.poll("1"), await on_sqlite.poll("2", tenant="other")]
-    errors = iter([ValueError("a bug"), None, DatabaseUnavailableError("away")])
-
-    async def fail_or_run(database: Database, work: Callable[[Transaction], Awaitable[object]]) -> object:
-        if (error := next(errors)) is not None:
-            raise error
-        return await in_transaction(database, work)
-
-    with monkeypatch.context() as failing:
-        failing.setattr("timer_service.workflows.tasks.claims.in_transaction", fail_or_run)
-        assert (await on_sqlite.tick()).done == 1
-    on_sqlite.workflows.clock.advance(milliseconds=5)
-    await on_sqlite.tick()
-    assert await ids(polls) == [["a"], ["b"]]
-
-
-async def test_clock_that_was_set_back(on_sqlite: Dispatching) -> None:
-    """The looks that were planned while the clock was ahead come at once: a hint of another instance may be lost."""
-    on_sqlite.workflows.clock.advance(hours=1)
-    poll = await on_sqlite.poll()
-    await on_sqlite.tick()
-    on_sqlite.workflows.clock.advance(hours=-1)
-    await on_sqlite.start("order-1")
-    assert (await on_sqlite.tick()).done == 1
-    assert await ids([poll]) == [["order-1"]]
 
 
 async def test_newer_poll_of_the_same_worker(on_sqlite: Dispatching) -> None:
@@ -304,88 +192,6 @@ async def test_worker_that_stops(on_sqlite: Dispatching) -> None:
     await on_sqlite.start("order-1")
     await on_sqlite.tick()
     assert await ids([other]) == [["order-1"]]
-
-
-async def test_worker_that_stops_during_the_claim(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a claim for the held poll of a worker that stops is under way, the held poll gets the tasks."""
-    await on_sqlite.start("order-1")
-    held = await on_sqlite.poll("w")
-    claims = on_sqlite.dispatcher._claims
-    claim = claims.claim
-
-    async def claim_late(*args: object, **options: object) -> object:
-        claimed = await claim(*args, **options)  # type: ignore[arg-type]
-        assert await ids([await on_sqlite.poll("w", slots=0)]) == [[]]
-        return claimed
-
-    monkeypatch.setattr(claims, "claim", claim_late)
-    await on_sqlite.tick()
-    assert await ids([held]) == [["order-1"]]
-
-
-async def test_worker_polls_again_during_the_claim(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a worker polls again while a claim for its older poll is under way, the newer poll gets the tasks."""
-    await on_sqlite.start("order-1")
-    await on_sqlite.hold("w")
-    newer: list[asyncio.Task[object]] = []
-    claims = on_sqlite.dispatcher._claims
-    claim = claims.claim
-
-    async def claim_late(*args: object, **options: object) -> object:
-        claimed = await claim(*args, **options)  # type: ignore[arg-type]
-        newer.append(await on_sqlite.poll("w"))
-        return claimed
-
-    monkeypatch.setattr(claims, "claim", claim_late)
-    await on_sqlite.tick()
-    assert await ids(newer) == [["order-1"]]
-
-
-async def test_row_that_was_offered_before_its_poll(on_sqlite: Dispatching) -> None:
-    """A row becomes available soon, while no poll is held. The next poll of its lane wakes the loop at that instant."""
-    await on_sqlite.start("order-1")
-    poll = await on_sqlite.poll()
-    await on_sqlite.tick()
-    assert await ids([poll]) == [["order-1"]]
-    soon = on_sqlite.workflows.clock.now() + 70
-    on_sqlite.dispatcher.offer(ORDER, soon)
-    await on_sqlite.hold()
-    assert on_sqlite.wakes[-1] == soon
-
-
-async def test_poll_that_ends_before_its_claim(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the time of a poll is up while the claim for it waits for the broker, it still gets the workflows."""
-    await on_sqlite.start("order-1")
-    poll = await on_sqlite.poll()
-
-    async def is_open(_now: int) -> bool:
-        for _ in range(2):
-            on_sqlite.end_polls()
-        return True
-
-    monkeypatch.setattr(on_sqlite.dispatcher._gate, "is_open", is_open)
-    await on_sqlite.tick()
-    assert await ids([poll]) == [["order-1"]]
-
-
-async def test_newer_poll_that_ends_during_the_claim(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the newer poll of a worker ends while a claim for the older one is under way, it still gets the tasks."""
-    await on_sqlite.start("order-1")
-    await on_sqlite.hold("w")
-    newer = []
-    claims = on_sqlite.dispatcher._claims
-    claim = claims.claim
-
-    async def claim_late(*args: object, **options: object) -> object:
-        claimed = await claim(*args, **options)  # type: ignore[arg-type]
-        newer.append(await on_sqlite.poll("w"))
-        for _ in range(2):
-            on_sqlite.end_polls()
-        return claimed
-
-    monkeypatch.setattr(claims, "claim", claim_late)
-    await on_sqlite.tick()
-    assert await ids(newer) == [["order-1"]]
 
 
 async def test_broker_away(on_sqlite: Dispatching) -> None:
@@ -417,32 +223,23 @@ async def test_stop_answers_every_poll(on_sqlite: Dispatching) -> None:
     assert await on_sqlite.tick() == (0, None)
 
 
-async def test_too_many_polls(on_sqlite: Dispatching) -> None:
-    """Beyond the limit, the newest poll of the tenant with the most gets BUSY."""
-    on_sqlite.dispatcher._held._most = 2
-    polls = [await on_sqlite.poll(str(number)) for number in range(3)]
-    assert (await polls[2])["error"]["code"] == Code.BUSY
-    other = await on_sqlite.poll("b", tenant="other")
-    assert (await polls[1])["error"]["code"] == Code.BUSY
-    assert (polls[0].done(), other.done()) == (False, False)
-
-
 async def test_hints(dispatching: Dispatching) -> None:
     """Rows that no poll of this instance takes are made known to others, by one hint for many. SQLite has no others."""
     now = dispatching.workflows.clock.now()
-    for number in range(100):
-        dispatching.dispatcher.offer(("acme", "default", f"type-{number}"), now)
-    await dispatching.dispatcher._hints.close()
-    shared = not dispatching.database.exclusive
-    assert dispatching.hints == [("tasks", now)] * shared
-    dispatching.dispatcher.offer(ORDER, now + 60_000)  # the polls of others find it in time
     await dispatching.start("1", "2")
     await dispatching.hold(slots=1)
     dispatching.dispatcher.offer(ORDER, now)
-    assert len(dispatching.hints) == shared
+    dispatching.dispatcher.offer(("acme", "default", "later"), now + 60_000)  # the polls of others find it in time
+    assert dispatching.hints == []
     await dispatching.tick()  # one of the two is left
-    await dispatching.dispatcher._hints.close()
-    assert len(dispatching.hints) == 2 * shared
+    hint = [("tasks", now)] * (not dispatching.database.exclusive)
+    async with asyncio.timeout(10):
+        while dispatching.hints != hint:
+            await asyncio.sleep(0)
+    for number in range(100):
+        dispatching.dispatcher.offer(("acme", "default", f"type-{number}"), now)
+    await dispatching.stop()
+    assert dispatching.hints == 2 * hint
 
 
 async def test_hint_of_another_instance(on_sqlite: Dispatching) -> None:
@@ -470,37 +267,3 @@ async def test_workflow_that_another_transaction_has_locked(
             clock.advance(milliseconds=5)
             await dispatching.tick()
             assert sorted(await ids(polls)) == [["1"], ["2"]]
-
-
-async def test_workers_of_other_tenants_are_recorded(on_sqlite: Dispatching) -> None:
-    """A tenant with ever new workers fills at most one batch. The workers of others are written in the next one."""
-    registry = on_sqlite.dispatcher.registry
-    poll = PollTasks(worker_id="w", types=["order"], slots=1)
-    for number in range(5000):
-        registry.record_poll("acme", poll.model_copy(update={"worker_id": f"w-{number}"}))
-    registry.record_poll("other", poll)
-    now = on_sqlite.workflows.clock.now()
-    assert [(await registry.tick(now)).done for _ in range(3)] == [1000, 1, 0]
-    rows = await on_sqlite.workflows.all_rows("workflow_workers")
-    assert len([row for row in rows if row["tenant_id"] == "other"]) == 1
-
-
-async def test_workers_are_recorded(dispatching: Dispatching) -> None:
-    """A poll writes what the worker executes, a second later and at most every 10 s. Other requests write when."""
-    registry = dispatching.dispatcher.registry
-    clock = dispatching.workflows.clock
-    monotonic = [0.0]
-    registry._monotonic = lambda: monotonic[0]
-    first = clock.now()
-    await dispatching.hold("w-1", "order", "ship", name="host-1", slots=7)
-    registry.record("acme", "unknown")
-    assert (await registry.tick(first)).done == 2
-    (row,) = await dispatching.workflows.all_rows("workflow_workers")
-    assert (row["worker_id"], row["name"], row["types"], row["slots"]) == ("w-1", "host-1", '["order","ship"]', 7)
-    for seconds, written in ((9, first), (2, clock.now() + 11_000)):
-        clock.advance(seconds=seconds)
-        monotonic[0] += seconds
-        registry.record("acme", "w-1")
-        await registry.tick(clock.now())
-        (row,) = await dispatching.workflows.all_rows("workflow_workers")
-        assert (row["first_seen_at"], row["seen_at"]) == (first, written)

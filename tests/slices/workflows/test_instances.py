@@ -22,16 +22,6 @@ def both(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualC
     return [Workflows(postgres, memory_broker, clock, batch_size=size) for size in (BATCH, 1)]
 
 
-async def test_claims_do_not_overlap(both: list[Workflows]) -> None:
-    """Two instances that claim at once share the workflows of a lane."""
-    for number in range(200):
-        both[0].send("StartWorkflow", workflowId=f"w{number}", type="order")
-    await both[0].consume()
-    polls = [each.poll(7) for each in both * 20]
-    tasks = [task["workflowId"] for found in await asyncio.gather(*polls) for task in found]
-    assert len(tasks) == len(set(tasks)) > 0
-
-
 async def test_park_and_message_at_once(both: list[Workflows]) -> None:
     """A workflow that parks while a message for it is handled gets the message: it goes on, or is available."""
     for number in range(40):
@@ -84,14 +74,6 @@ async def test_cancel_and_completion_at_once(both: list[Workflows]) -> None:
     assert statuses["completed"] == events["workflow-completed"]
     assert statuses["cancelled"] == events["workflow-cancelled"]
     assert statuses["failed"] == events["workflow-failed"]
-
-
-async def test_one_report_on_two_instances(both: list[Workflows]) -> None:
-    """A report that two instances get at once is applied by one of them."""
-    task = await both[0].begin()
-    ends = [each.report(task, complete(), steps=[done("a", 1)], seen=seen("a")) for each in both]
-    outcomes = [each["outcome"] for each in await asyncio.gather(*ends)]
-    assert sorted(outcomes) == ["completed", "unchanged"]
 
 
 @pytest.mark.parametrize("verb", ["Start", "Retry"])

@@ -1,11 +1,7 @@
 """The life of a workflow: steps, sleeps, messages, parks and its end, by commands and reports."""
 
-import pytest
-
-from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import (
-    LEASE_MS,
-    MAX_ATTEMPTS,
     PARK,
     Workflows,
     complete,
@@ -17,8 +13,6 @@ from tests.harness.workflows import (
     sleep,
     wait_for,
 )
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.adapters.sqlite import SqliteDatabase
 
 
 async def test_one_step(workflows: Workflows) -> None:
@@ -68,13 +62,6 @@ async def test_sleep_and_replay(workflows: Workflows) -> None:
     assert (ended["outcome"], await workflows.status()) == ("completed", "completed")
 
 
-async def test_sleep_of_0_parks(workflows: Workflows) -> None:
-    """A sleep of 0 ms is over when it is stored: the park goes on at once."""
-    task = await workflows.begin()
-    outcome = await workflows.report(task, PARK, waits=[sleep("nap", 0)])
-    assert (outcome["outcome"], [each["key"] for each in outcome["over"]]) == ("resumed", ["nap"])
-
-
 async def test_task_says_by_relative_times_what_comes(workflows: Workflows) -> None:
     """A task names the time that is left of its open effects. The clock of the worker may be another one."""
     task = await workflows.begin()
@@ -99,49 +86,6 @@ async def test_message_ends_a_park(workflows: Workflows) -> None:
     assert (await workflows.view())["workflow"]["messages"] == 1
     await workflows.report(task, PARK, seen=seen("approval"), waits=[wait_for("approval:1")])
     assert await workflows.status() == "parked"
-
-
-async def test_message_before_the_wait(workflows: Workflows) -> None:
-    """Messages that were sent before the start and before the wait are taken in order."""
-    assert await workflows.send_to(data=1) == "kept"
-    task = await workflows.begin()
-    assert await workflows.send_to(data=2) == "sent"
-    first = await workflows.report(task, PARK, waits=[wait_for("approval"), wait_for("approval:1")])
-    assert (first["outcome"], [each["result"] for each in first["over"]]) == ("resumed", [1, 2])
-    rows = await workflows.all_rows("workflow_messages")
-    assert [(row["data"], row["taken_at"]) for row in rows] == [(None, NOW), (None, NOW)]
-    assert {name: (await workflows.row())[name] for name in ("messages", "message_bytes")} == {
-        "messages": 0,
-        "message_bytes": 0,
-    }
-
-
-async def test_timeout_of_a_message(workflows: Workflows) -> None:
-    """A wait without a message fails at its timeout. A message that comes later does not change that."""
-    task = await workflows.begin()
-    await workflows.report(task, PARK, waits=[wait_for("approval", 1000)])
-    workflows.clock.advance(seconds=2)
-    task = await workflows.take()
-    assert [(each["key"], each["status"]) for each in task["effects"]] == [("approval", "failed")]
-    assert await workflows.send_to(data=1) == "sent"
-    again = await workflows.renew(task)
-    assert again == {
-        "lost": [],
-        "tasks": [{"workflowId": "order-1", "token": task["token"], "over": task["effects"]}],
-    }
-
-
-async def test_message_in_time_beats_the_timeout(workflows: Workflows) -> None:
-    """A message that was sent before the timeout wins, also if it is looked at later. One sent later loses."""
-    task = await workflows.begin()
-    await workflows.report(task, PARK, waits=[wait_for("a", 1000), wait_for("b", 1000)])
-    workflows.clock.advance(seconds=1)
-    workflows.send("SendToWorkflow", name="a", data=1)
-    workflows.clock.advance(milliseconds=1)
-    workflows.send("SendToWorkflow", name="b", data=2)
-    await workflows.consume()
-    task = await workflows.take()
-    assert [(each["key"], each["status"]) for each in task["effects"]] == [("a", "done"), ("b", "failed")]
 
 
 async def test_timeouts_wait_for_older_commands(workflows: Workflows) -> None:
@@ -176,16 +120,6 @@ async def test_failed_step_is_tried_again(workflows: Workflows) -> None:
         2,
         {"type": "OSError", "message": "no"},
     )
-
-
-async def test_failed_step_parks(workflows: Workflows) -> None:
-    """A workflow that only waits for the next attempt of a step is available at that instant, with the delay named."""
-    task = await workflows.begin()
-    parked = await workflows.report(task, PARK, steps=[failed("pay", afterMs=7000)])
-    assert (parked["outcome"], parked["failedSteps"]) == ("parked", [{"key": "pay", "startInMs": 7000}])
-    workflows.clock.advance(seconds=7)
-    (effect,) = (await workflows.take())["effects"]
-    assert (effect["status"], effect["failures"], effect["startInMs"]) == ("open", 1, 0)
 
 
 async def test_park_goes_on_if_a_step_may_start(workflows: Workflows) -> None:
@@ -226,40 +160,6 @@ async def test_failure_and_retry(workflows: Workflows) -> None:
     assert len({each["id"] for each in events}) == 2
 
 
-@pytest.mark.parametrize("code", ["DEADLINE", "CRASHED"])
-async def test_retry_after_a_failure_that_the_function_did_not_raise(workflows: Workflows, code: str) -> None:
-    """A failed step that the function has caught stays failed: without it, later effects would not match."""
-    task = await workflows.begin(deadlineIn="PT1H")
-    await workflows.report(
-        task, steps=[failed("pay", retryable=False)], seen=seen("pay"), waits=[sleep("nap", 9_000_000)]
-    )
-    if code == "DEADLINE":
-        workflows.clock.advance(hours=1)
-        await workflows.end_overdue()
-    else:
-        await workflows.sql(f"UPDATE workflows SET attempt = {MAX_ATTEMPTS}, renewed = {MAX_ATTEMPTS}")
-        workflows.clock.advance(minutes=1)
-        assert await workflows.poll() == []
-    assert (await workflows.view())["workflow"]["code"] == code
-    workflows.clock.advance(minutes=1)
-    assert await workflows.about("Retry") == "retried"
-    await workflows.end_overdue()
-    task = await workflows.take()
-    assert "deadlineAt" not in task
-    assert [(each["key"], each["status"], each.get("seq")) for each in task["effects"]] == [
-        ("pay", "failed", 1),
-        ("nap", "open", None),
-    ]
-
-
-async def test_shutdown_releases(workflows: Workflows) -> None:
-    """A task that is released at a shutdown is available at once, and the claim does not count."""
-    task = await workflows.begin()
-    assert (await workflows.report(task, release()))["outcome"] == "released"
-    again = await workflows.take(worker_id="worker-2")
-    assert (again["attempt"], again["token"] != task["token"]) == (1, True)
-
-
 async def test_blocked(workflows: Workflows) -> None:
     """A workflow whose function does not match waits 5 s, then 10 s. From the third time on it is shown as blocked."""
     task = await workflows.begin()
@@ -287,30 +187,3 @@ async def test_deadline(workflows: Workflows) -> None:
     (event,) = await workflows.events_of("WorkflowFailed")
     assert (event["payload"]["code"], await workflows.status()) == ("DEADLINE", "failed")
     assert (await workflows.report(task, complete()))["outcome"] == "lost"
-
-
-async def test_clock_set_back_during_a_task(workflows: Workflows) -> None:
-    """A worker goes on if the clock is set back by more than its lease: it reports, renews and parks as before."""
-    await workflows.start()
-    workflows.clock.advance(minutes=10)
-    task = await workflows.take()
-    workflows.clock.advance(minutes=-11)
-    assert (await workflows.renew(task))["lost"] == []
-    recorded = await workflows.report(task, steps=[done("pay", 5)], seen=seen("pay"))
-    assert recorded["outcome"] == "recorded"
-    assert (await workflows.row())["available_at"] == workflows.clock.now() + LEASE_MS
-    assert (await workflows.report(task, PARK, waits=[sleep("nap", 1)]))["outcome"] == "parked"
-
-
-async def test_deadline_of_an_id_that_is_not_utf8(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """A workflow whose id is damaged is not ended. Its row cannot be written, so it would end in each pass."""
-    workflows = Workflows(sqlite, memory_broker, clock)
-    for workflow in ("order-1", "o\ufffd", "order-2"):
-        await workflows.start(workflow, deadlineIn="PT1M")
-    await workflows.sql("UPDATE workflows SET workflow_id = CAST(x'6fff6f' AS TEXT) WHERE workflow_id = 'order-1'")
-    clock.advance(minutes=2)
-    assert await workflows.worker.tick(clock.now()) == (2, NOW + 60_000)
-    assert await workflows.worker.tick(clock.now()) == (0, clock.now() + 50)
-    assert [await workflows.status(workflow) for workflow in ("o\ufffd", "order-2")] == ["failed", "failed"]

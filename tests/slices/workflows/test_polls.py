@@ -1,22 +1,20 @@
 """Held polls: which lanes to look at and when, which polls leave, and how they share tasks."""
 
-from collections import Counter
-
 import pytest
 
 from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import Request
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
 from timer_service.workflows.tasks.claims import share_tasks
-from timer_service.workflows.tasks.polls import HeldPolls, Poll
+from timer_service.workflows.tasks.polls import HeldPolls, Poll, end_of
 
 ORDER = ("acme", "default", "order")
 SHIP = ("acme", "default", "ship")
 
 
-def poll(worker: str = "w", *types: str, tenant: str = "acme", slots: int = 10) -> Poll:
+def poll(worker: str = "w", *types: str, tenant: str = "acme", slots: int = 10, ends_at: int = 10_000) -> Poll:
     wanted = PollTasks(worker_id=worker, types=list(types or ["order"]), slots=slots)
-    return Poll(Request("poll-tasks", tenant, b"", f"_INBOX.{worker}"), wanted)
+    return Poll(Request("poll-tasks", tenant, b"", f"_INBOX.{worker}"), wanted, ends_at)
 
 
 def held(*polls: Poll, most: int = 100) -> HeldPolls:
@@ -55,17 +53,6 @@ def test_looks_come_in_the_order_in_which_they_became_due() -> None:
     assert looks == ["b", "c", "a", "b", "c", "0"]
 
 
-def test_every_lane_has_its_look() -> None:
-    """While a few lanes are looked at in each pass and are due again at once, all lanes get as many looks."""
-    polls = held(*(poll(f"w{number}", f"type-{number:03}") for number in range(30)))
-    looks: Counter[Lane] = Counter()
-    for _ in range(30):
-        for lane in polls.take_due(5, 10):
-            looks[lane] += 1
-            polls.wake(lane, 5)
-    assert set(looks.values()) == {10}
-
-
 def test_clock_that_is_set_back() -> None:
     """After the clock was set back, every lane is looked at: its row may be due by the new clock."""
     polls = held(poll())
@@ -83,36 +70,27 @@ def test_a_wake_during_a_look_is_kept() -> None:
     assert polls.take_due(5, 10) == [ORDER]
 
 
-def test_a_poll_of_a_known_lane_needs_no_look() -> None:
-    """While a lane is known to have nothing, another poll of it, and the same worker's next one, need no look."""
+def test_lanes_without_polls() -> None:
+    """A lane is known until its next look, so the next poll of a worker needs no look of its own."""
     first = poll("a")
     polls = held(first)
     polls.take_due(5, 10)
     polls.wake(ORDER, 1000)
-    second = poll("b")
-    polls.add(second)
-    assert not polls.must_look(second, 999)
-    polls.remove(first)
-    polls.remove(second)
+    assert polls.take_of_worker(poll("a")) == [first]
+    assert polls.wake(ORDER, 1000) is False
     polls.add(poll("a"))
     assert (polls.take_due(999, 10), polls.take_due(1000, 10)) == ([], [ORDER])
+    polls.wake(ORDER, 2000)
+    polls.take_all()
+    assert (polls.take_due(2000, 10), polls.next_look()) == ([], None)
 
 
-def test_lanes_without_polls_cost_nothing() -> None:
-    """A lane without a poll is forgotten when its look is due. Rows in it wake nobody."""
-    only = poll()
-    polls = held(only)
-    polls.remove(only)
-    assert polls.take_due(5, 10) == []
-    assert (polls.wake(ORDER, 5), polls.next_look(), polls._lanes) == (False, None, {})
-
-
-def test_newer_poll_replaces_the_one_of_the_same_worker() -> None:
-    """A worker has one poll for a queue. Its newer poll replaces the older one, which nobody waits for."""
-    old, new = poll("a"), poll("a")
-    polls = held(old, poll("a", tenant="other"))
-    assert polls.add(new).replaced is old
-    assert (polls.current(old), len(polls), list(polls.polls_of(ORDER))) == (new, 2, [new])
+def test_the_ends_of_polls() -> None:
+    """Polls leave when their time is up. Long ones that end within 100 ms end together, never late."""
+    polls = held(*(poll(str(number), ends_at=end_of(number, 10_000)) for number in (150, 101, 199, 200)))
+    assert (polls.next_end, polls.take_ended(10_099)) == (10_100, [])
+    assert [each.wanted.worker_id for each in polls.take_ended(10_100)] == ["150", "101", "199"]
+    assert (len(polls), polls.next_end, end_of(5, 999), end_of(5, 1000)) == (1, 10_200, 1004, 1000)
 
 
 def test_too_many_polls() -> None:
@@ -120,8 +98,8 @@ def test_too_many_polls() -> None:
     flood = [poll(f"a{number}") for number in range(5)]
     polls = held(*flood, most=5)
     late = poll("a5")
-    assert polls.add(late).refused == [late]
-    assert polls.add(poll("b", tenant="other")).refused == [flood[4]]
+    assert polls.add(late) == [late]
+    assert polls.add(poll("b", tenant="other")) == [flood[4]]
     assert len(polls) == 5
 
 
@@ -129,31 +107,8 @@ def test_polls_with_many_types() -> None:
     """Polls with many types leave earlier, because each type may be a lane to look at."""
     polls = HeldPolls(most_types=300)
     many = [f"type-{number}" for number in range(100)]
-    refused = [len(polls.add(poll(f"a{number}", *many)).refused) for number in range(5)]
+    refused = [len(polls.add(poll(f"a{number}", *many))) for number in range(5)]
     assert refused == [0, 0, 0, 1, 1]
-
-
-def test_lanes_of_refused_polls_are_not_remembered() -> None:
-    """Polls with ever new types do not make the memory grow, whether they are refused, replaced or answered."""
-    polls = HeldPolls(most_types=300)
-    for number in range(1000):
-        added = poll(f"w{number % 4}", *(f"{number}-{each}" for each in range(100)))
-        polls.add(added)
-        for lane in polls.take_due(number, 100):
-            polls.wake(lane, 10**6)
-        if number % 3 == 0 and polls.current(added) is added:
-            polls.remove(added)
-    assert len(polls._lanes) <= 300 + 100
-    assert len(polls._looks) <= 2 * len(polls._lanes) + 1001
-
-
-def test_a_hint_makes_all_lanes_due() -> None:
-    """After a hint of another instance, every lane that has a poll is looked at."""
-    polls = held(poll("a"), poll("b", tenant="other"))
-    for lane in polls.take_due(5, 10):
-        polls.wake(lane, 1000)
-    polls.wake_all(6)
-    assert len(polls.take_due(6, 10)) == 2
 
 
 def test_workers_of_a_lane_share_its_tasks() -> None:
@@ -179,13 +134,6 @@ def test_tenants_share_a_transaction() -> None:
     found = shares(polls, available, limit=100)
     assert sum(count for worker, _, count in found if worker == "b") == 5
     assert sum(count for *_, count in found) == 100
-
-
-def test_polls_that_are_taken_get_nothing() -> None:
-    """A poll for which a claim is under way is not counted on."""
-    one = poll()
-    one.taken = True
-    assert shares(held(one), {ORDER: 5}) == []
 
 
 @pytest.mark.parametrize(("kept", "claimed", "fitting"), [(3, 10, 6), (0, 10, 2), (10, 10, MAX_SLOTS)])

@@ -21,9 +21,8 @@ class Site:
     async def poll(self, *workers: str, tenant: str = "acme", **fields: Any) -> None:
         """Record polls and write them. The next ones come 10 seconds later."""
         for each in workers:
-            self.registry.record_poll(
-                tenant, PollTasks(**{"worker_id": each, "types": ["order"], "slots": 1, **fields})
-            )
+            poll = PollTasks(**{"worker_id": each, "types": ["order"], "slots": 1, **fields})
+            self.registry.record(tenant, each, poll)
         while (await self.registry.tick(0)).next_at is not None:
             pass
         self.seconds += 10
@@ -40,20 +39,34 @@ def site(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(workflows)
 
 
+async def test_workers_are_recorded(site: Site) -> None:
+    """A poll writes what the worker executes. Other requests write when it was seen, at most every 10 s."""
+    await site.poll("w-1", name="host-1", slots=7)
+    (first,) = await site.workflows.all_rows("workflow_workers")
+    assert (first["name"], first["types"], first["slots"]) == ("host-1", '["order"]', 7)
+    site.seconds -= 1
+    for worker, seconds, later in (("unknown", 0, 0), ("w-1", 1, 0), ("w-1", 1, 11_000)):
+        site.registry.record("acme", worker)
+        await site.registry.tick(0)
+        (row,) = await site.workflows.all_rows("workflow_workers")
+        assert (row["first_seen_at"], row["seen_at"]) == (first["seen_at"], first["seen_at"] + later)
+        site.seconds += seconds
+        site.workflows.clock.advance(seconds=seconds)
+
+
 async def test_workers_that_were_seen_last_are_kept(site: Site) -> None:
     """A tenant that invents workers has a limited number of rows. Those of other tenants stay."""
-    await site.poll("x", tenant="other")
+    await site.poll("w0", tenant="other")
     await site.poll("a", "b", "c")
     await site.poll("a")
     await site.poll("d", "e")
     kept = set(await site.stored())
-    assert kept >= {"a", "d", "e", "x"}
+    assert kept >= {"a", "d", "e", "w0"}
     assert len(kept) == 5
     await site.poll(*(f"w{number}" for number in range(20)))
-    await site.poll("b")
-    kept = set(await site.stored())
-    assert len(kept) == 5
-    assert kept >= {"b", "x"}
+    await site.poll(*(f"w{number}" for number in range(20, 30)))
+    assert len(await site.stored()) == 5
+    assert "w0" in await site.stored()
 
 
 async def test_rows_have_a_limited_size(site: Site) -> None:

@@ -78,51 +78,17 @@ STATES: dict[str, Workflow | None] = {
     "cancelled": apply(running(), Sent(11, "cancel"))[0],
 }
 
-OUTCOMES = {
-    "start": {
-        "none": "started",
-        "cancelled before": "started",
-        "mail": "started",
-        "waiting": "unchanged",
-        "running": "unchanged",
-        "parked": "unchanged",
-        "completed": "unchanged",
-        "failed": "unchanged",
-        "cancelled": "unchanged",
-    },
-    "send": {
-        "none": "kept",
-        "cancelled before": "kept",
-        "mail": "kept",
-        "waiting": "sent",
-        "running": "sent",
-        "parked": "sent",
-        "completed": "already_ended",
-        "failed": "already_ended",
-        "cancelled": "already_ended",
-    },
-    "cancel": {
-        "none": "not_found",
-        "cancelled before": "not_found",
-        "mail": "not_found",
-        "waiting": "cancelled",
-        "running": "cancelled",
-        "parked": "cancelled",
-        "completed": "already_ended",
-        "failed": "already_ended",
-        "cancelled": "unchanged",
-    },
-    "retry": {
-        "none": "not_found",
-        "cancelled before": "not_found",
-        "mail": "not_found",
-        "waiting": "unchanged",
-        "running": "unchanged",
-        "parked": "unchanged",
-        "completed": "already_ended",
-        "failed": "retried",
-        "cancelled": "already_ended",
-    },
+ENDED = ("completed", "failed", "cancelled")
+UNKNOWN, OPEN = ("none", "cancelled before", "mail"), ("waiting", "running", "parked")
+OUTCOMES: dict[str, dict[str, str]] = {
+    "start": dict.fromkeys(UNKNOWN, "started") | dict.fromkeys((*OPEN, *ENDED), "unchanged"),
+    "send": dict.fromkeys(UNKNOWN, "kept") | dict.fromkeys(OPEN, "sent") | dict.fromkeys(ENDED, "already_ended"),
+    "cancel": dict.fromkeys(UNKNOWN, "not_found")
+    | dict.fromkeys(OPEN, "cancelled")
+    | {"completed": "already_ended", "failed": "already_ended", "cancelled": "unchanged"},
+    "retry": dict.fromkeys(UNKNOWN, "not_found")
+    | dict.fromkeys(OPEN, "unchanged")
+    | {"completed": "already_ended", "failed": "retried", "cancelled": "already_ended"},
 }
 
 
@@ -135,8 +101,7 @@ def test_outcome() -> None:
 def test_another_start_exists() -> None:
     """A StartWorkflow with another type, queue or input finds that the id exists, whatever its status is."""
     others: list[dict[str, Any]] = [{"type": "other"}, {"queue": "other"}, {"input": 1}]
-    states = ["waiting", "running", "parked", "completed", "failed", "cancelled"]
-    for state, fields in product(states, others):
+    for state, fields in product((*OPEN, *ENDED), others):
         with case(state, fields):
             assert apply(STATES[state], Sent(20, "start", fields))[1] == Outcome.EXISTS
 
@@ -158,20 +123,6 @@ def test_commands_without_effect_change_nothing() -> None:
         assert apply(STATES[state], Sent(20, verb))[0] == STATES[state], (verb, state)
 
 
-def test_what_is_not_started_is_kept_from_its_newest_command_on() -> None:
-    """Retention counts from the newest message or cancel, so a message is kept for the whole time."""
-    for state in ("cancelled before", "mail"):
-        for verb in ("send", "cancel"):
-            assert apply(STATES[state], Sent(20, verb))[0].ended_at == NOW + 20 * MINUTE, (state, verb)
-
-
-def test_known_message() -> None:
-    """A message whose id is known changes nothing, also after the end."""
-    for state in ("waiting", "completed", "mail"):
-        found = STATES[state]
-        assert apply(found, Sent(20, "send"), Facts(is_known=True)) == (found, Outcome.UNCHANGED)
-
-
 @pytest.mark.parametrize(("state", "most"), [("waiting", 1000), ("mail", 100)])
 def test_full_mailbox(state: str, most: int) -> None:
     """1,000 messages may wait, and 100 without a workflow. Both may have 4 MiB of data."""
@@ -185,29 +136,6 @@ def test_full_mailbox(state: str, most: int) -> None:
     assert apply(fits._replace(message_bytes=fits.message_bytes + 1), Sent(20, "send", data))[1] == "mailbox_full"
 
 
-def test_awaited_message_makes_available() -> None:
-    """A message makes a workflow available that waits for it, unless it is available, claimed or blocked."""
-    awaited = Facts(is_awaited=True)
-    now = NOW + 20 * MINUTE
-    parked, later = STATES["parked"], started().wait_until(now + 1, counted_from=None)
-    assert parked is not None
-    assert apply(parked, Sent(20, "send"), awaited)[0].available_at == now
-    assert apply(later, Sent(20, "send"), awaited)[0].available_at == now
-    assert apply(later._replace(blocks=1), Sent(20, "send"), awaited)[0].available_at == now + 1
-    assert apply(later, Sent(20, "send"))[0].available_at == now + 1
-    assert apply(running(), Sent(20, "send"), awaited)[0].status == WorkflowStatus.RUNNING
-
-
-def test_times_of_a_start() -> None:
-    """Durations count from the command time. A start in the past is now."""
-    fields = {"start_in": "PT5M", "deadline_in": "PT1H"}
-    found, _ = apply(None, Sent(1, "start", fields))
-    assert found.definition is not None
-    assert (found.available_at, found.definition.deadline_at) == (NOW + 6 * MINUTE, NOW + 61 * MINUTE)
-    found, _ = apply(None, Sent(1, "start", {"start_at": "2020-01-01T00:00:00Z"}))
-    assert found.available_at == NOW + MINUTE
-
-
 def test_retry_runs_the_last_failed_step_again() -> None:
     """The last result runs again if it is a failed step. A result of another kind stays."""
     failed = running()._replace(seen=3, effects=3, effect_bytes=50).fail(FailureCode.STEP_FAILED, NOW, step="pay")
@@ -218,15 +146,6 @@ def test_retry_runs_the_last_failed_step_again() -> None:
     for kept in (last._replace(status=EffectStatus.DONE), last._replace(kind=EffectKind.MESSAGE)):
         applied = rules.apply(failed, Sent(20, "retry").command, Facts(last=kept), NOW)
         assert (applied.workflow.seen, applied.effect) == (3, None)
-
-
-@pytest.mark.parametrize("code", FailureCode)
-def test_which_failures_run_the_last_failed_step_again(code: FailureCode) -> None:
-    """Only a function that raised an error asked for nothing after its last result, so only then it may run again."""
-    failed = running()._replace(seen=1, effects=1).fail(code, NOW)
-    last = Effect(EffectKey("pay", 0), EffectKind.STEP, EffectStatus.FAILED, seq=1, failures=5)
-    applied = rules.apply(failed, Sent(20, "retry").command, Facts(last=last), NOW)
-    assert (applied.effect is not None) == (code in {FailureCode.STEP_FAILED, FailureCode.WORKFLOW_ERROR})
 
 
 def test_a_start_that_is_applied_again_creates_the_same_workflow() -> None:

@@ -106,4 +106,4 @@ def test_random_functions(block: int) -> None:
 
 def live(play: Play) -> set[str]:
     """Return the keys of the effects that the function waits for."""
-    return set(play.replay._waiting)
+    return set(play.replay.waiting)

@@ -80,39 +80,6 @@ async def test_a_report_that_fails_for_a_while() -> None:
 
 
 @virtually
-async def test_a_busy_service() -> None:
-    """BUSY says nothing about the tasks: the request is repeated as it is."""
-    service = Sick("report-tasks", "BUSY", "w-3", until=20)
-    for number in range(8):
-        service.start(f"w-{number}", "single", number)
-    async with worker(service, single):
-        await service.until_ended()
-    bodies = {body for name, body in service.requests if name == "report-tasks"}
-    assert (len(bodies), len(json.loads(bodies.pop())["reports"])) == (1, 8)
-
-
-@virtually
-async def test_a_late_reply_does_not_shorten_the_lease() -> None:
-    """A report is answered after the lease was renewed several times. The step beside it is not stopped."""
-
-    @workflow("both")
-    async def both(ctx: Context, _: Any) -> Any:
-        return await asyncio.gather(ctx.step("a", asyncio.sleep, 0), ctx.step("b", slow))
-
-    async def slow() -> int:
-        began.append(now())
-        await asyncio.sleep(100)
-        return 1
-
-    began: list[float] = []
-    service = Sick("report-tasks", "INTERNAL", "w", until=60)
-    service.start("w", "both")
-    async with worker(service, both):
-        await service.until_ended()
-    assert len(began) == 1
-
-
-@virtually
 async def test_a_reply_about_an_older_token() -> None:
     """A worker gets a workflow again whose lease ran out at the service. A reply about the old token ends nothing."""
 
@@ -177,20 +144,6 @@ async def test_no_halves_without_an_answer(error: TimerServiceError) -> None:
     answers = Answers(lambda _: error)
     assert await send_in_halves([1, 2, 3], answers.send) == Unsent((), [1, 2, 3], error)
     assert answers.requests == [[1, 2, 3]]
-
-
-async def test_the_service_becomes_busy_while_halves_are_sent() -> None:
-    """What was refused alone stays refused, what was accepted is not sent again, and all others are left."""
-
-    def refuse(items: list[int]) -> TimerServiceError | None:
-        if len(answers.requests) > 15:
-            return NoAnswerError("away")
-        return QueryError("INTERNAL", "no") if 7 in items or 77 in items else None
-
-    answers = Answers(refuse)
-    unsent = await send_in_halves(range(1000), answers.send)
-    assert answers.accepted | set(unsent.left) == set(range(1000))
-    assert not answers.accepted & set(unsent.left)
 
 
 @pytest.mark.parametrize(("polls", "warnings"), [(5, 0), (20, 1)])

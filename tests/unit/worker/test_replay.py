@@ -1,7 +1,6 @@
 """How a workflow function runs, and how a replay repeats it. No service is needed."""
 
 import asyncio
-import contextvars
 import gc
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.harness.workflow_play import IDENTITY, Play, failed
-from timer_service.worker import Context, Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed, loop
+from timer_service.worker import Context, Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.replay import Replay
-from timer_service.worker.values import Kind, Outcome, StoredEffect
+from timer_service.worker.values import Outcome, StoredEffect
 
 SECOND = timedelta(seconds=1)
 Body = Callable[[Context], Awaitable[Any]]
@@ -48,22 +47,6 @@ def done(key: str, value: Any = None, seq: int | None = None, kind: str = "step"
     return StoredEffect(key, kind, Outcome(value), seq)
 
 
-def test_steps_run_one_after_another() -> None:
-    """A step begins when it is awaited, and after the result of the step before it."""
-
-    async def body(ctx: Context) -> Any:
-        first = await ctx.step("a", work)
-        return [first, await ctx.step("b", work, first)]
-
-    play = plays(body)
-    assert [(each.key, each.after) for each in play.begun.values()] == [("a", 0)]
-    play.give("a", 1)
-    assert [(each.key, each.after) for each in play.begun.values()] == [("a", 0), ("b", 1)]
-    assert play.begun["b"].call is not None
-    assert play.begun["b"].call.args == (1,)
-    assert play.give("b", 2).result == [1, 2]
-
-
 def test_gather_begins_all_steps() -> None:
     """Effects that run side by side begin together, and equal names get an index in the order of their begin."""
 
@@ -86,95 +69,6 @@ def test_a_replay_calls_no_step_and_goes_on() -> None:
     assert play.give("b", 3).result == [1, 2, 3]
 
 
-def test_the_branch_that_was_first_is_first_again() -> None:
-    """Two branches reach effects of one name in the order in which they got their results, also in a replay."""
-
-    async def branch(ctx: Context, name: str) -> Any:
-        await ctx.step(name, work)
-        return await ctx.step("shared", work, name)
-
-    async def body(ctx: Context) -> Any:
-        return await asyncio.gather(branch(ctx, "left"), branch(ctx, "right"))
-
-    play = plays(body).give("right").give("left")
-    assert play.begun["shared"].call is not None
-    assert play.begun["shared"].call.args == ("right",)
-    again = plays(body, play.history)
-    assert again.begun["shared"].call is not None
-    assert again.begun["shared"].call.args == ("right",)
-    assert again.give("shared", "R").give("shared:1", "L").result == ["L", "R"]
-
-
-def test_wait_takes_the_same_branch() -> None:
-    """The first of two effects to end decides which branch the function takes, also in a replay."""
-
-    async def body(ctx: Context) -> Any:
-        sleep, message = asyncio.ensure_future(ctx.sleep(SECOND)), asyncio.ensure_future(ctx.wait_for("go"))
-        await asyncio.wait({sleep, message}, return_when=asyncio.FIRST_COMPLETED)
-        return await ctx.step("late" if sleep.done() else "in-time", work)
-
-    play = plays(body).give("go", "now").give("sleep")
-    again = plays(body, play.history)
-    assert list(again.begun) == ["in-time"]
-    assert list(plays(body, [done("sleep", None, 1, "sleep"), done("go", None, 2, "message")]).begun) == ["late"]
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_task_groups(order: tuple[int, ...]) -> None:
-    """A task group waits for all its tasks."""
-
-    async def body(ctx: Context) -> Any:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ctx.step(f"s{number}", work)) for number in range(3)]
-        return [task.result() for task in tasks]
-
-    play = plays(body)
-    for number in order:
-        play.give(f"s{number}", number)
-    assert play.result == [0, 1, 2]
-
-
-def test_a_failed_task_group_drops_the_other_steps() -> None:
-    """A step that fails in a task group cancels the other steps, and the function can compensate."""
-
-    async def body(ctx: Context) -> Any:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(ctx.step("a", work))
-                group.create_task(ctx.step("b", work))
-        except* StepFailed:
-            await ctx.step("undo", work)
-
-    play = plays(body).give("a", failed("no"))
-    assert (play.dropped, list(play.begun)) == (["b"], ["a", "b", "undo"])
-
-
-def test_locks_queues_and_events() -> None:
-    """The tools of asyncio that need neither clock nor sockets work, and a replay repeats them."""
-
-    async def body(ctx: Context) -> Any:
-        lock, queue, ready = asyncio.Lock(), asyncio.Queue[Any](1), asyncio.Event()
-
-        async def produce(number: int) -> None:
-            async with lock:
-                await queue.put([number, await ctx.step("produce", work, number)])
-                ready.set()
-
-        async def consume() -> Any:
-            await ready.wait()
-            return [await queue.get() for _ in range(3)]
-
-        *_, found = await asyncio.gather(*(produce(number) for number in range(3)), consume())
-        return found
-
-    play = plays(body)
-    for number in range(3):
-        assert play.waiting() == [f"produce:{number}" if number else "produce"]
-        play.give(play.waiting()[0], f"p{number}")
-    assert play.result == [[0, "p0"], [1, "p1"], [2, "p2"]]
-    assert plays(body, play.history).result == play.result
-
-
 def test_a_failed_step() -> None:
     """A step without attempts left raises StepFailed, with the name of the step and the text of the error."""
 
@@ -188,31 +82,6 @@ def test_a_failed_step() -> None:
     play = plays(body).give("pay", failed("no card"))
     assert play.result == expected
     assert plays(body, play.history).result == expected
-
-
-def test_an_error_that_is_not_caught() -> None:
-    """An error of the function is its end."""
-
-    async def body(ctx: Context) -> Any:
-        await ctx.step("a", work)
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        _ = plays(body).give("a").result
-
-
-def test_a_message_that_does_not_come() -> None:
-    """A wait for a message raises TimeoutError after its timeout."""
-
-    async def body(ctx: Context) -> Any:
-        try:
-            return await ctx.wait_for("go", timeout=SECOND)
-        except TimeoutError as error:
-            return str(error)
-
-    play = plays(body)
-    assert play.begun["go"].ms == 1000
-    assert play.give("go", Outcome(failed=True)).result == "no message go came in time"
 
 
 def test_a_message_of_a_cancelled_wait_is_not_lost() -> None:
@@ -248,24 +117,6 @@ def test_a_cancelled_step_is_dropped() -> None:
     assert plays(body, play.history).result == 1
 
 
-def test_refused_clocks_between_steps_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that asks for a clock after each of many steps, and catches the error, runs on, also in a replay."""
-    monkeypatch.setattr(loop, "MOST_REFUSALS", 2)
-
-    async def body(ctx: Context) -> Any:
-        for _ in range(5):
-            await ctx.step("a", work)
-            with suppress(NotInWorkflowError):
-                asyncio.get_running_loop().time()
-        return "done"
-
-    play = plays(body)
-    for key in ("a", "a:1", "a:2", "a:3", "a:4"):
-        play.give(key)
-    assert play.result == "done"
-    assert plays(body, play.history).result == "done"
-
-
 async def _sleep(_: Context) -> None:
     await asyncio.sleep(1)
 
@@ -279,23 +130,11 @@ async def _wait(ctx: Context) -> None:
     await asyncio.wait([asyncio.ensure_future(ctx.sleep(SECOND))], timeout=1)
 
 
-async def _thread(_: Context) -> None:
-    await asyncio.to_thread(work)
-
-
-async def _executor(_: Context) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, work)
-
-
 async def _socket(_: Context) -> None:
     await asyncio.open_connection("localhost", 4222)
 
 
-async def _process(_: Context) -> None:
-    await asyncio.create_subprocess_exec("true")
-
-
-@pytest.mark.parametrize("body", [_sleep, _timeout, _wait, _thread, _executor, _socket, _process])
+@pytest.mark.parametrize("body", [_sleep, _timeout, _wait, _socket])
 def test_clocks_and_sockets_are_refused(body: Body) -> None:
     """A call that a replay cannot repeat raises an error that names what to use instead."""
     with pytest.raises(NotInWorkflowError, match=r"ctx\.sleep .* timeout= .* ctx\.step"):
@@ -355,24 +194,6 @@ def test_random_numbers_are_repeated() -> None:
     assert random.Random(IDENTITY.derive("random")).random() == play.result[0]
 
 
-def test_context_variables() -> None:
-    """A context variable has the value that was set in its branch."""
-    variable = contextvars.ContextVar("variable", default=0)
-
-    async def branch(ctx: Context, number: int) -> int:
-        variable.set(number)
-        await ctx.step("a", work)
-        return variable.get()
-
-    async def body(ctx: Context) -> Any:
-        return await asyncio.gather(branch(ctx, 1), branch(ctx, 2)), variable.get()
-
-    play = plays(body)
-    assert play.begun["a:1"].call is not None
-    assert play.begun["a:1"].call.variables[variable] == 2
-    assert play.give("a").give("a:1").result == ([1, 2], 0)
-
-
 def test_a_deadlock_fails() -> None:
     """A function that waits for something that is not an effect, and that no branch can cause, fails."""
 
@@ -427,18 +248,6 @@ def test_a_changed_function_is_found(case: str) -> None:
     assert str(raised.value).startswith(f"expected {expected}; found {found}. The function has changed")
 
 
-def test_an_end_before_the_last_result() -> None:
-    """A function that ends before it has got all its results does not match them, even if it had asked for them."""
-
-    async def body(ctx: Context) -> None:
-        background = asyncio.ensure_future(ctx.step("b", work))
-        await ctx.step("a", work)
-        del background
-
-    with pytest.raises(NonDeterministicError, match="expected the step b; found the end of the function"):
-        plays(body, [done("a", 1, 1), done("b", 1, 2)])
-
-
 def test_an_error_of_the_function_does_not_hide_a_mismatch() -> None:
     """A function that catches every error still does not match."""
 
@@ -450,26 +259,6 @@ def test_an_error_of_the_function_does_not_hide_a_mismatch() -> None:
 
     with pytest.raises(NonDeterministicError):
         plays(body, [StoredEffect("sleep", "step")])
-
-
-def test_results_without_a_number_are_left_to_the_worker() -> None:
-    """A result that the function has not got, such as a message that came while it was parked, has no number yet."""
-
-    async def body(ctx: Context) -> Any:
-        return await asyncio.gather(ctx.step("a", work), ctx.wait_for("go"))
-
-    play = plays(body, [done("go", "hi", kind="message")])
-    assert (list(play.begun), play.replay.unseen()) == (["a"], [("go", Outcome("hi"))])
-
-
-def test_a_stored_open_step_begins_again() -> None:
-    """A step with a failed attempt is open: it begins again, when the service says so. An open wait has begun."""
-
-    async def body(ctx: Context) -> Any:
-        await asyncio.gather(ctx.step("a", work), ctx.sleep(SECOND))
-
-    play = plays(body, [StoredEffect("a", "step", failures=2, start_in_ms=700), StoredEffect("sleep", "sleep")])
-    assert [(each.key, each.start_in_ms) for each in play.begun.values()] == [("a", 700)]
 
 
 # Interruptions
@@ -504,21 +293,6 @@ def test_an_interruption_runs_finally_blocks() -> None:
     play.replay.close()
     assert sorted(seen) == ["a ends", "a is interrupted again", "b ends", "b is interrupted again", "end"]
     assert play.replay.is_closed
-
-
-def test_a_function_cannot_refuse_to_end() -> None:
-    """A function that catches every interruption is left behind."""
-
-    async def body(ctx: Context) -> None:
-        while True:
-            try:
-                await ctx.sleep(SECOND)
-            except (Interrupted, asyncio.CancelledError):
-                continue
-
-    play = plays(body)
-    play.replay.close()
-    assert not play.replay.is_closed
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the coroutine ignores its end
@@ -564,19 +338,6 @@ def test_generators_end_with_the_task() -> None:
     assert seen == ["closed"]
 
 
-async def test_a_replay_runs_inside_another_loop() -> None:
-    """The worker's loop and its current task are the same afterwards."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-    async def body(ctx: Context) -> Any:
-        assert asyncio.get_running_loop() is not loop
-        assert asyncio.current_task() is not task
-        return await ctx.step("a", work)
-
-    assert plays(body).give("a", 1).result == 1
-    assert (asyncio.get_running_loop(), asyncio.current_task()) == (loop, task)
-
-
 async def test_a_step_has_no_effects() -> None:
     """An effect inside a step raises an error, because a replay does not run the step again."""
     contexts: list[Context] = []
@@ -598,10 +359,3 @@ def test_ctx_key_belongs_to_steps() -> None:
 
     with pytest.raises(NotInWorkflowError, match=r"ctx\.key"):
         _ = plays(body).result
-
-
-def test_a_result_that_came_twice_is_known() -> None:
-    """A worker can ask whether the function has got a result."""
-    play = plays(two_steps).give("a")
-    assert (play.replay.has_got("a"), play.replay.has_got("b")) == (True, False)
-    assert play.begun["a"].kind is Kind.STEP

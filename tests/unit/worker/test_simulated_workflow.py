@@ -15,11 +15,9 @@ from timer_service.client import WorkflowEndedError, WorkflowStatus
 from timer_service.worker import (
     Context,
     NonDeterministicError,
-    NotInWorkflowError,
     PermanentError,
     Retry,
     RetryAfter,
-    StepFailed,
     WorkflowFunction,
     workflow,
 )
@@ -60,15 +58,6 @@ async def test_an_order() -> None:
     ]
 
 
-async def test_a_timeout() -> None:
-    """Without the message the wait times out, at its exact instant."""
-    refund = Mock(return_value="refund-1")
-    simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": "charge-1", "refund": refund})
-    assert await simulated.result() == {"refunded": "refund-1"}
-    refund.assert_called_once_with("charge-1")
-    assert simulated.elapsed == 4 * DAY
-
-
 async def test_part_of_the_time() -> None:
     """A test can run the workflow for a while, look at it, and send a message then."""
     simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": 7}, start_at=datetime(2027, 3, 1, tzinfo=UTC))
@@ -103,41 +92,6 @@ async def test_a_step_that_fails(stand_in: Any) -> None:
     with pytest.raises(WorkflowEndedError, match="PermanentError") as raised:
         await simulated.result()
     assert (raised.value.workflow.code, raised.value.workflow.step) == ("STEP_FAILED", "charge")
-
-
-async def test_a_compensation() -> None:
-    """A function that catches the failure of a step goes on."""
-
-    @as_workflow
-    async def book(ctx: Context, _: Any) -> Any:
-        done = []
-        try:
-            for each in ("flight", "hotel", "car"):
-                await ctx.step(each, never)
-                done.append(each)
-        except StepFailed as error:
-            for each in reversed(done):
-                await ctx.step(f"cancel {each}", never)
-            return error.name
-
-    steps = dict.fromkeys(["flight", "hotel", "cancel hotel", "cancel flight"], "ok")
-    simulated = SimulatedWorkflow(book, steps={**steps, "car": ValueError("none left")}, retry=Retry(max_attempts=2))
-    assert await simulated.result() == "car"
-    assert [each.key for each in simulated.detail.effects][-2:] == ["cancel hotel", "cancel flight"]
-
-
-async def test_steps_that_run() -> None:
-    """A step without a stand-in runs: asynchronous ones on the loop of the test, others in a thread."""
-
-    async def double(ctx: Context, value: int) -> list[Any]:
-        await asyncio.sleep(0)
-        return [2 * value, len(ctx.key)]
-
-    @as_workflow
-    async def function(ctx: Context, value: Any) -> Any:
-        return [await ctx.step("double", double, ctx, value), await ctx.step("sum", sum, [1, 2])]
-
-    assert await SimulatedWorkflow(function, 4).result() == [[8, 32], 3]
 
 
 async def test_steps_that_take_time() -> None:
@@ -271,38 +225,6 @@ def test_wrong_arguments_of_a_simulation(arguments: dict[str, Any], text: str) -
     """A wrong argument raises a ValueError that begins with its name."""
     with pytest.raises(ValueError, match="^" + re.escape(text)):
         SimulatedWorkflow(**{"workflow": order, **arguments})
-
-
-async def test_wrong_arguments() -> None:
-    """Wrong arguments raise ValueError. `sleep` is for steps."""
-    simulated = SimulatedWorkflow(order, {"id": 1})
-    with pytest.raises(ValueError, match="name"):
-        simulated.send("a:b")
-    with pytest.raises(ValueError, match="after"):
-        simulated.send("a", after=timedelta(-1))
-    with pytest.raises(ValueError, match="the limit is 65536"):
-        simulated.send("a", "x" * 70_000)
-    with pytest.raises(ValueError, match=r"^reason must be text"):
-        simulated.cancel(3)  # type: ignore[arg-type]
-    with pytest.raises(NotInWorkflowError):
-        await simulated.sleep(HOUR)
-
-
-async def test_many_days() -> None:
-    """A function with a step each day is replayed each day, and each step runs once."""
-
-    @as_workflow
-    async def daily(ctx: Context, _: Any) -> Any:
-        reports = []
-        for _ in range(60):
-            reports.append(await ctx.step("report", never))
-            await ctx.sleep(DAY)
-        return reports
-
-    report = Mock(side_effect=range(1000))
-    simulated = SimulatedWorkflow(daily, steps={"report": report})
-    assert await simulated.result() == list(range(60))
-    assert (simulated.elapsed, report.call_count) == (60 * DAY, 60)
 
 
 async def test_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:

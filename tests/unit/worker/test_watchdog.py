@@ -1,36 +1,37 @@
-"""What the log says about workflow functions that do not await."""
+"""What the log says about code of the user that does not await."""
 
+import asyncio
+import logging
 import threading
-from typing import Any
 
 import pytest
 
-from timer_service.worker import Context, watchdog, workflow
-from timer_service.worker.names import Identity
-from timer_service.worker.replay import Replay
+from timer_service.worker import watchdog
 
 
-def test_a_function_that_blocks_is_logged_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """While a function computes or waits without await, a thread logs where it is, once."""
-    monkeypatch.setattr(watchdog, "_LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(watchdog, "SLOW_SECONDS", -1)
-    looks = threading.Semaphore(0)
+async def test_code_that_blocks_the_loop_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While code computes or waits without await, a thread logs where it is, once."""
+    monkeypatch.setattr(watchdog, "SLOW_SECONDS", 0.05)
+    logged: list[str] = []
+    has_logged = threading.Event()
 
-    def look() -> None:
-        watchdog.Watchdog.look(watchdog.WATCHDOG)
-        looks.release()
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(record.getMessage())
+            has_logged.set()
 
-    monkeypatch.setattr(watchdog.WATCHDOG, "look", look)
+    def block() -> None:
+        assert has_logged.wait(timeout=30)
+        assert not threading.Event().wait(timeout=0.2)  # the thread looks again
 
-    @workflow("order")
-    async def blocks(_ctx: Context, _data: Any) -> None:
-        for _ in range(3):
-            assert looks.acquire(timeout=30)
-
-    replay = Replay(blocks, Identity("acme", "order-1", "2030-01-01T00:00:00Z"), None)
-    with watchdog.WATCHDOG.watching():
-        replay.advance()
-    (record,) = caplog.records
-    assert "in blocks" in record.getMessage()
+    notes = Notes()
+    watchdog.log.addHandler(notes)
+    watching = asyncio.create_task(watchdog.watch_loop())
+    try:
+        await asyncio.sleep(0)
+        block()
+    finally:
+        watchdog.log.removeHandler(notes)
+        watching.cancel()
+    (text,) = logged
+    assert "in block\n" in text

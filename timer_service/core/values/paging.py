@@ -25,13 +25,13 @@ _INTEGER_LIMIT = 2**63  # the integers of both databases are smaller
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
 
 
-def next_step(shown: int, used: int) -> int:
+def next_step(shown: int, used: int, most_bytes: int = PAGE_BYTES) -> int:
     """Return how many rows to read next, for a page with `shown` rows of `used` bytes in total.
 
     As many as fit on the page if they are as large as the rows before them, and one more. So a list of large rows reads
     hardly more rows than it shows.
     """
-    return _FIRST_STEP if not shown else min(_LARGEST_STEP, max(PAGE_BYTES - used, 0) * shown // used + 1)
+    return _FIRST_STEP if not shown else min(_LARGEST_STEP, max(most_bytes - used, 0) * shown // used + 1)
 
 
 async def read_page(
@@ -43,8 +43,9 @@ async def read_page(
     view: Callable[[_T], Mapping[str, Any] | RawJson],
     cursor_of: Callable[[_T], _Cursor],
     end: _Cursor | None = None,
+    most_bytes: int = PAGE_BYTES,
 ) -> RawJson:
-    """Return a page: the views of up to `limit` items after a cursor, as many as fit into one reply, at least one.
+    """Return a page: the views of up to `limit` items after a cursor, as many as fit into its bytes, at least one.
 
     The views are in the field `name`. `read` returns items after a cursor, in order, up to a limit. `cursor_of` returns
     the cursor of an item. The field `cursor` is set if there are more pages. If `read` stops at the cursor `end`, there
@@ -53,12 +54,12 @@ async def read_page(
     views: list[RawJson] = []
     used = in_turn = 0
     while True:
-        wanted = min(next_step(len(views), used), limit + 1 - len(views))  # never more than one beyond the limit
+        wanted = min(next_step(len(views), used, most_bytes), limit + 1 - len(views))  # at most one beyond the limit
         found = await read(after, wanted)
         for each in found:
             shown = write(view(each)) if len(views) < limit else None
             size = 0 if shown is None else len(shown.encode()) + 1  # plus a comma
-            if shown is None or (views and used + size > PAGE_BYTES):
+            if shown is None or (views and used + size > most_bytes):
                 return write_object({"cursor": write_cursor(after)}, {name: write_list(views)})
             views.append(shown)
             after = cursor_of(each)

@@ -14,10 +14,10 @@ from timer_service.client.retry import Retry, wire_retry
 from timer_service.client.workflow_models import WorkflowDetail, WorkflowStatus
 from timer_service.core.values.instant import format_instant, parse_instant
 from timer_service.worker.definition import WorkflowFunction
-from timer_service.worker.ending import end_of_function
 from timer_service.worker.errors import NonDeterministicError
 from timer_service.worker.names import Identity, check_name
 from timer_service.worker.replay import Replay
+from timer_service.worker.report import end_of_function
 from timer_service.worker.task import RunningTask
 from timer_service.worker.testing.steps import SimulatedSteps
 from timer_service.worker.testing.stored import StoredWorkflow
@@ -123,14 +123,10 @@ class SimulatedWorkflow:
         Return its status. Raises `NonDeterministicError` if a replay does not repeat what the function did.
         """
         until = None if duration is None else self._now + to_milliseconds("duration", duration)
-        self._steps.open()
-        try:
+        await self._settle()
+        while (at := self._next_at()) is not None and (until is None or at <= until):
+            self._now = at
             await self._settle()
-            while (at := self._next_at()) is not None and (until is None or at <= until):
-                self._now = at
-                await self._settle()
-        finally:
-            self._steps.close()
         if until is not None and self._stored.workflow.is_open:
             self._now = until
         return self.status

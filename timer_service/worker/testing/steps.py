@@ -34,22 +34,11 @@ class SimulatedSteps:
         self._running: dict[str, _Running] = {}
         self._sleepers: list[_Sleeper] = []
         self._changed = asyncio.Event()
-        self._threads: Threads | None = None
-
-    def open(self) -> None:
-        """Allow steps to begin, on the running event loop."""
         self._threads = Threads(_MOST_THREADS)
-
-    def close(self) -> None:
-        """End the threads."""
-        if self._threads is not None:
-            self._threads.stop()
-        self._threads = None
 
     def begin(self, effect: Effect, now: int) -> None:
         """Begin an attempt of a step, or of its stand-in."""
         assert effect.call is not None  # noqa: S101 - only a step has a call
-        assert self._threads is not None  # noqa: S101 - the workflow runs
         call = self._stand_in(effect.key, effect.call)
         variables = variables_of_step(effect.key, call.variables)
         attempt = asyncio.get_running_loop().create_task(run_attempt(call, self._threads), context=variables)

@@ -1,17 +1,16 @@
 """Starts the workflows of schedules, in the transaction that fires their slots. See docs/decisions/0035.
 
 The workflows and the holders of concurrency keys are looked up without locks. So only the insert, and workflows that
-are not started or were skipped, can wait for another transaction. What another instance inserts in between is found
-after the insert.
+are not started or were skipped, can wait for another transaction. If another instance inserts one of them in between,
+the transaction runs again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from timer_service.core.limits.quotas import Admission, Excess, Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, StartResult, WorkflowStart
-from timer_service.core.values.errors import ConflictError
 from timer_service.workflows import store
 from timer_service.workflows.commands.handler import LOOP
 from timer_service.workflows.effect import digest_of, size_of
@@ -57,7 +56,7 @@ async def start_workflows(
         if decision.result is StartResult.STARTED and (name := _concurrency(start)) is not None:
             taken.add(name)
         decisions[key] = decision
-    decisions |= await _save(tx, found, decisions, once, now)
+    await store.save(tx, found, {key: each.workflow for key, each in decisions.items() if each.is_stored})
     return [_started(decisions[_key(start)]) for start in starts]
 
 
@@ -104,27 +103,6 @@ async def _admit(
         return decision
     excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow))
     return decision if excess is None else Decision(StartResult.OVER_QUOTA, decision.workflow, excess)
-
-
-async def _save(
-    tx: Transaction,
-    found: Mapping[Key, Workflow],
-    decisions: Mapping[Key, Decision],
-    starts: Mapping[Key, WorkflowStart],
-    now: int,
-) -> dict[Key, Decision]:
-    """Write the workflows. Return new decisions on those whose id or concurrency key was taken meanwhile."""
-    after = {key: each.workflow for key, each in decisions.items() if each.is_stored}
-    await store.save(tx, found, {key: workflow for key, workflow in after.items() if key in found})
-    new = [workflow for key, workflow in after.items() if key not in found]
-    inserted = {workflow.key for workflow in await store.insert_free(tx, new)}
-    lost = [workflow.key for workflow in new if workflow.is_open and workflow.key not in inserted]
-    stored = await store.find(tx, lost)
-    if any(workflow.definition is None for workflow in stored.values()):
-        raise ConflictError("another instance named some of the same workflows")
-    again = {key: decide(stored.get(key), starts[key], now, is_busy=True) for key in lost}
-    await store.insert_free(tx, [each.workflow for key, each in again.items() if key not in stored])
-    return again
 
 
 def _started(decision: Decision) -> Started:

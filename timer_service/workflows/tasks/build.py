@@ -1,18 +1,15 @@
 """Makes tasks of claimed workflows, in the transaction of the claim."""
 
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.requests.query import omit_none
 from timer_service.core.values.instant import format_instant, format_optional
-from timer_service.core.values.paging import write_cursor
 from timer_service.core.values.stored_json import RawJson, check_stored, read_stored, write_list, write_object
 from timer_service.workflows import effect_store, store
-from timer_service.workflows.effect import Effect
 from timer_service.workflows.effect_store import BYTES_PER_EFFECT, Cursor
-from timer_service.workflows.messages import MAX_EFFECTS, FailureCode
+from timer_service.workflows.messages import FailureCode
 from timer_service.workflows.protocol import INLINE_EFFECTS_BYTES
 from timer_service.workflows.tasks import report, task_store
 from timer_service.workflows.tasks.report import UNDECIDED_MS, Rules, TaskState, is_undecided
@@ -25,13 +22,6 @@ _BYTES_PER_EFFECT = 400
 _DEFAULT_RETRY = DEFAULT_RETRY.model_dump_json()
 
 
-class ReadTasks(NamedTuple):
-    """The tasks of claimed rows, in order. None: the row is not to be sent, and is no longer claimed."""
-
-    tasks: Sequence[RawJson | None]
-    adds_events: bool
-
-
 def task_bytes(row: Row) -> int:
     """Return about how many bytes the task of a claimed row will have, at most. Messages may become results."""
     effects = row["effect_bytes"] + row["message_bytes"] + row["effects"] * _BYTES_PER_EFFECT
@@ -39,9 +29,15 @@ def task_bytes(row: Row) -> int:
 
 
 async def read_tasks(
-    tx: Transaction, rows: Sequence[Row], now: int, *, max_attempts: int, may_time_out: bool
-) -> ReadTasks:
-    """Return the tasks of rows that this transaction has claimed.
+    tx: Transaction,
+    rows: Sequence[Row],
+    now: int,
+    *,
+    max_attempts: int,
+    may_time_out: bool,
+    wake_outbox: Callable[[], None],
+) -> list[RawJson | None]:
+    """Return the tasks of rows that this transaction has claimed. None: the row is not to be sent, nor claimed now.
 
     A workflow that has lost too many leases in a row fails instead. A workflow whose timeout cannot be decided yet is
     not sent: it is available again in 250 ms.
@@ -51,9 +47,10 @@ async def read_tasks(
     before = await task_store.load(tx, workflows, dict.fromkeys(workflows, Wanted()))
     rules = Rules(now, random.Random(0), may_time_out)  # noqa: S311 - nothing of a claim is random
     after = {key: _admit(task, rules, max_attempts) for key, task in before.items()}
-    adds_events = await task_store.save(tx, before, after, now)
+    if await task_store.save(tx, before, after, now):
+        tx.on_commit(wake_outbox)
     views = await _views(tx, [task.workflow for task in after.values() if task.workflow.hold is not None], now)
-    return ReadTasks([views.get(each.key) for each in claimed], adds_events)
+    return [views.get(each.key) for each in claimed]
 
 
 def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
@@ -74,15 +71,16 @@ def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
 async def _views(tx: Transaction, workflows: Sequence[Workflow], now: int) -> dict[Key, RawJson]:
     texts = await store.find_texts(tx, [each.key for each in workflows if each.input_bytes])
     small = [each.key for each in workflows if each.effects and not _is_large(each)]
-    effects = await effect_store.find_all(tx, small)
+    found = await effect_store.find_all(tx, small)
     views = {}
     for workflow in workflows:
-        found: Sequence[Effect] = effects.get(workflow.key, [])
-        cursor = None
         if _is_large(workflow):
-            found, cursor = await _first_effects(tx, workflow.key)
+            effects = await task_store.effects_page(tx, workflow.key, Cursor(), now, most_bytes=INLINE_EFFECTS_BYTES)
+        else:
+            shown = [task_store.effect_view(each, now) for each in found.get(workflow.key, ())]
+            effects = write_object({}, {"effects": write_list(shown)})
         stored = texts[workflow.key].input if workflow.key in texts else None
-        views[workflow.key] = _view(workflow, stored, found, cursor, now)
+        views[workflow.key] = _view(workflow, stored, effects)
     return views
 
 
@@ -91,15 +89,7 @@ def _is_large(workflow: Workflow) -> bool:
     return workflow.effect_bytes + workflow.effects * BYTES_PER_EFFECT > INLINE_EFFECTS_BYTES
 
 
-async def _first_effects(tx: Transaction, key: Key) -> tuple[Sequence[Effect], str | None]:
-    """Return the first effects of a workflow that fit into a task, and the cursor for the others."""
-    page = await effect_store.page_within(tx, key, Cursor(), MAX_EFFECTS, INLINE_EFFECTS_BYTES)
-    return page.effects, None if page.cursor is None else write_cursor(page.cursor)
-
-
-def _view(
-    workflow: Workflow, stored_input: str | None, effects: Sequence[Effect], cursor: str | None, now: int
-) -> RawJson:
+def _view(workflow: Workflow, stored_input: str | None, effects: RawJson) -> RawJson:
     definition, hold = workflow.definition, workflow.hold
     assert definition is not None  # noqa: S101 - only started ones are claimed
     assert hold is not None  # noqa: S101 - the row is claimed
@@ -110,11 +100,6 @@ def _view(
         attempt=workflow.attempt,
         startedAt=format_instant(workflow.created_at),
         deadlineAt=format_optional(definition.deadline_at),
-        cursor=cursor,
     )
-    raw = {
-        "input": read_stored(stored_input),
-        "retry": RawJson(check_stored(definition.retry or _DEFAULT_RETRY)),
-        "effects": write_list([task_store.effect_view(each, now) for each in effects]),
-    }
-    return write_object(fields, raw)
+    raw = {"input": read_stored(stored_input), "retry": RawJson(check_stored(definition.retry or _DEFAULT_RETRY))}
+    return RawJson(f"{write_object(fields, raw).text[:-1]},{effects.text[1:]}")

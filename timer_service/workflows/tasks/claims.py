@@ -15,13 +15,12 @@ from timer_service.core.intake.route import Lane
 from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.data import MAX_DATA_BYTES
-from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows import store
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.tasks import lanes
 from timer_service.workflows.tasks.build import read_tasks, task_bytes
-from timer_service.workflows.tasks.lanes import LaneClaim, LaneLook
+from timer_service.workflows.tasks.lanes import LaneClaim
 from timer_service.workflows.tasks.polls import Poll
 from timer_service.workflows.tasks.task_store import loaded_bytes
 from timer_service.workflows.workflow import Key
@@ -45,44 +44,29 @@ def share_tasks(
 
     `fitting` returns how many tasks of a lane fit into a reply. If tasks are few, the polls of a lane share them.
     """
-    free: dict[Poll, int] = {}
+    polls = {lane: deque(polls_of(lane)) for lane in available}
+    free = {poll: poll.wanted.slots for each in polls.values() for poll in each}
+    left = dict(available)
     counts: Counter[tuple[Poll, Lane]] = Counter()
-    turns: OrderedDict[str, deque[_Turn]] = OrderedDict()
-    for lane, count in available.items():
-        polls = deque(each for each in polls_of(lane) if not each.taken)
-        free.update({each: each.wanted.slots for each in polls})
-        turns.setdefault(lane[0], deque()).append(_Turn(lane, count, fitting(lane), polls))
+    turns: OrderedDict[str, deque[Lane]] = OrderedDict()
+    for lane in available:
+        turns.setdefault(lane[0], deque()).append(lane)
     while turns and limit > 0:
         tenant, lanes = turns.popitem(last=False)
-        turn = lanes.popleft()
-        if (poll := turn.next_poll(free, counts)) is not None:
-            counts[poll, turn.lane] += 1
-            free[poll] -= 1
-            turn.left -= 1
-            limit -= 1
-            lanes.append(turn)
+        lane = lanes.popleft()
+        while left[lane] and polls[lane]:
+            poll = polls[lane].popleft()
+            if free[poll] and counts[poll, lane] < fitting(lane):
+                counts[poll, lane] += 1
+                free[poll] -= 1
+                left[lane] -= 1
+                limit -= 1
+                polls[lane].append(poll)  # the others come before it in the next turn
+                lanes.append(lane)
+                break
         if lanes:
             turns[tenant] = lanes
     return [Share(poll, lane, count) for (poll, lane), count in counts.items()]
-
-
-class _Turn:
-    """The tasks of a lane that are left, and the polls that may get one more."""
-
-    def __init__(self, lane: Lane, left: int, fitting: int, polls: deque[Poll]) -> None:
-        self.lane = lane
-        self.left = left
-        self._fitting = fitting
-        self._polls = polls
-
-    def next_poll(self, free: Mapping[Poll, int], counts: Mapping[tuple[Poll, Lane], int]) -> Poll | None:
-        """Return the poll that gets the next task, or None. The others come before it in the next turn."""
-        while self.left and self._polls:
-            poll = self._polls.popleft()
-            if free[poll] and counts[poll, self.lane] < self._fitting:
-                self._polls.append(poll)
-                return poll
-        return None
 
 
 class Claimed(NamedTuple):
@@ -94,13 +78,23 @@ class Claimed(NamedTuple):
     """For each share, how many workflows it claimed. The others were locked, or another instance claimed them."""
     kept: Sequence[int]
     """For each share, how many of them did fit into the reply. The others were released."""
-    adds_events: bool
+
+
+NOTHING = Claimed({}, (), ())
 
 
 class Claims:
     """Claims workflows. It holds no lock while tasks are sent."""
 
-    def __init__(self, database: Database, *, max_attempts: int, claim_bytes: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_attempts: int,
+        claim_bytes: int,
+        rng: random.Random,
+        wake_outbox: Callable[[], None] = lambda: None,
+    ) -> None:
         """`claim_bytes`: the tasks of all polls of one transaction, and what it needs for the effects that it loads.
 
         These are their memory, and the messages that become their results: each is read and written. A single task may
@@ -110,18 +104,15 @@ class Claims:
         self._max_attempts = max_attempts
         self._claim_bytes = claim_bytes
         self._rng = rng
+        self._wake_outbox = wake_outbox
         self._retries = Retries[Key]("workflows")
-
-    async def look(self, wanted: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
-        """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
-        return await lanes.look(self._database.reader, wanted, now, limit)
 
     async def claim(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
         """Claim the workflows of shares. `may_time_out`: whether waits for messages may reach their timeouts.
 
         A workflow whose task cannot be made waits, and stops no other. Then polls may get fewer tasks.
         """
-        done = Claimed({}, [0] * len(shares), [0] * len(shares), adds_events=False)
+        done = Claimed({}, [0] * len(shares), [0] * len(shares))
 
         async def attempt(units: Sequence[int]) -> None:
             """Claim a task for each unit, which is the number of a share, unless its poll has tasks already."""
@@ -140,11 +131,7 @@ class Claims:
                 raise
             done = _add(done, list(counts), claimed)
 
-        try:
-            await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
-        except DatabaseUnavailableError:
-            if not done.tasks:  # otherwise these are to be sent
-                raise
+        await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
         return done
 
     async def _claim(
@@ -156,13 +143,20 @@ class Claims:
         kept = self._cut(shares, claimed)
         await lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
         rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
-        read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
+        read = await read_tasks(
+            tx,
+            rows,
+            now,
+            max_attempts=self._max_attempts,
+            may_time_out=may_time_out,
+            wake_outbox=self._wake_outbox,
+        )
         polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
         tasks: dict[Poll, list[RawJson]] = {}
-        for poll, task in zip(polls, read.tasks, strict=True):
+        for poll, task in zip(polls, read, strict=True):
             if task is not None:
                 tasks.setdefault(poll, []).append(task)
-        return Claimed(tasks, list(map(len, claimed)), kept, read.adds_events)
+        return Claimed(tasks, list(map(len, claimed)), kept)
 
     async def _postpone(self, key: Key, error: Exception, now: int) -> None:
         """Let a workflow wait whose task cannot be made."""
@@ -172,27 +166,23 @@ class Claims:
     def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
 
-        Of each poll one row may be larger than its reply, and of all polls one may need more bytes. A row that needs
-        none always has room. Tenants, and lanes of a tenant, come in a random order, so each of them has room in one of
-        the next claims.
+        The first row of a poll may be larger than its reply, and the first row of all may need more bytes. Tenants, and
+        lanes of a tenant, come in a random order, so each of them has room in one of the next claims.
         """
         ranks: defaultdict[str | Lane, float] = defaultdict(self._rng.random)
         order = sorted(range(len(shares)), key=lambda number: _rank(ranks, shares[number].lane))
-        used: dict[Poll, int] = {}
-        total = loaded = 0
+        used: Counter[Poll] = Counter()
+        total = 0
         kept = [0] * len(shares)
         for number in order:
             poll = shares[number].poll
             for row in claimed[number]:
                 size, needed = task_bytes(row), _needed_bytes(row)
-                fits = used.get(poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
-                if not fits and (poll in used or total >= self._claim_bytes):
+                is_too_long = used[poll] and used[poll] + size > REPLY_BYTES
+                if is_too_long or (total and total + size + needed > self._claim_bytes):
                     break
-                if needed and loaded and loaded + needed > self._claim_bytes:
-                    break
-                used[poll] = used.get(poll, 0) + size
-                total += size
-                loaded += needed
+                used[poll] += size
+                total += size + needed
                 kept[number] += 1
         return kept
 
@@ -202,7 +192,7 @@ def _add(done: Claimed, numbers: Sequence[int], claimed: Claimed) -> Claimed:
     found, kept = list(done.found), list(done.kept)
     for number, *counts in zip(numbers, claimed.found, claimed.kept, strict=True):
         found[number], kept[number] = found[number] + counts[0], kept[number] + counts[1]
-    return Claimed({**done.tasks, **claimed.tasks}, found, kept, done.adds_events or claimed.adds_events)
+    return Claimed({**done.tasks, **claimed.tasks}, found, kept)
 
 
 def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:

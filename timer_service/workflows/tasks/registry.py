@@ -6,6 +6,7 @@ Anyone may invent workers, so a tenant has a limited number of rows, and a row a
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from pydantic_core import to_json
@@ -73,24 +74,18 @@ class WorkerRegistry:
         self._pending_bytes: Counter[str] = Counter()
         """How many bytes of them each tenant has. A tenant with ever new workers must not delay the others."""
 
-    def record_poll(self, tenant: str, poll: PollTasks) -> None:
-        """Record a poll."""
-        self._record((tenant, poll.worker_id), poll)
-
-    def record(self, tenant: str, worker_id: str) -> None:
-        """Record another request."""
-        self._record((tenant, worker_id), None)
-
-    def _record(self, key: _Key, poll: PollTasks | None) -> None:
+    def record(self, tenant: str, worker_id: str, poll: PollTasks | None = None) -> None:
+        """Record a request of a worker, perhaps its poll."""
+        key = tenant, worker_id
         written = self._written.get(key)
         recent = written is not None and self._monotonic() - written < _SECONDS
-        if recent or key in self._pending or self._pending_bytes[key[0]] >= _PENDING_BYTES:
+        if recent or key in self._pending or self._pending_bytes[tenant] >= _PENDING_BYTES:
             return
         now = self._clock.now()
         if not self._pending:
             self._wake(LOOP, now + _PAUSE_MS)
         seen = self._pending[key] = _Seen(now, None if poll is None else _shown(poll))
-        self._pending_bytes[key[0]] += seen.size
+        self._pending_bytes[tenant] += seen.size
 
     async def tick(self, now: int) -> Pass:
         """Write the rows of up to 1,000 workers that were seen, and delete those of tenants with too many."""
@@ -112,7 +107,7 @@ class WorkerRegistry:
 
 
 async def _write(tx: Transaction, batch: Sequence[tuple[_Key, _Seen]]) -> None:
-    rows = sorted(batch, key=_key)
+    rows = sorted(batch, key=itemgetter(0))
     await tx.insert(
         _SQL["poll"], [(*key, *seen.shown, seen.at, seen.at) for key, seen in rows if seen.shown is not None]
     )
@@ -121,10 +116,6 @@ async def _write(tx: Transaction, batch: Sequence[tuple[_Key, _Seen]]) -> None:
     limits = {"most": MOST_WORKERS, "limit": _FORGOTTEN}
     tenants = sorted({key[0] for key, seen in batch if seen.shown is not None})
     await tx.executemany(_SQL["forget"], [{"tenant_id": each, **limits} for each in tenants])
-
-
-def _key(seen: tuple[_Key, _Seen]) -> _Key:
-    return seen[0]
 
 
 def _shown(poll: PollTasks) -> _Shown:

@@ -5,7 +5,8 @@ applied in order, so the same report twice in one batch has one effect.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from timer_service.core.intake.route import Lane
 from timer_service.core.ports.database import Transaction
@@ -13,12 +14,11 @@ from timer_service.core.ports.turns import Turns
 from timer_service.core.requests.requests import Answer, Asked, RequestRoute
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.paging import PAGE_BYTES, write_cursor
+from timer_service.core.values.paging import PAGE_BYTES
 from timer_service.core.values.stored_json import RawJson, write_list, write_object
 from timer_service.workflows import effect_store, protocol, store
 from timer_service.workflows.effect import EffectKey
 from timer_service.workflows.protocol import (
-    REPLY_BYTES,
     Complete,
     EffectKind,
     EffectsPage,
@@ -35,7 +35,7 @@ from timer_service.workflows.protocol import (
 )
 from timer_service.workflows.tasks import report, task_store
 from timer_service.workflows.tasks.report import Decision, Rules, TaskState, is_held
-from timer_service.workflows.tasks.task_store import Shown, Wanted
+from timer_service.workflows.tasks.task_store import Wanted
 from timer_service.workflows.workflow import Key, Workflow
 
 _POLL_BYTES = 64 * 1024
@@ -116,22 +116,18 @@ def _weigh(workflow: Workflow | None, item: _Item) -> int:
 class _Batch:
     """The tasks that the requests of one transaction name."""
 
-    def __init__(self, before: dict[Key, TaskState], unread: dict[Key, TaskState], rules: Rules) -> None:
+    def __init__(self, before: Mapping[Key, TaskState], rules: Rules) -> None:
         self.before = before
         self.tasks = dict(before)
-        self._unread = unread
-        """The workflows that no report or renewal holds, without their effects."""
+        """Those that no report or renewal holds are without their effects."""
         self._rules = rules
 
     @classmethod
     async def load(
         cls, tx: Transaction, asked: Sequence[Asked], workflows: Mapping[Key, Workflow], rules: Rules
     ) -> "_Batch":
-        """Load the tasks of the locked workflows that requests name with their current tokens."""
-        wanted = await _wanted(asked, workflows)
-        tasks = await task_store.load(tx, {key: workflows[key] for key in wanted}, wanted)
-        unread = {key: TaskState(each, {}, {}) for key, each in workflows.items() if key not in tasks}
-        return cls(tasks, unread, rules)
+        """Load the tasks of the locked workflows, those that requests name with their current tokens."""
+        return cls(await task_store.load(tx, workflows, _wanted(asked, workflows)), rules)
 
     async def decide(self, asked: Asked, turns: Turns) -> list[Decision | None]:
         """Apply a request; return the decision about each of its tasks, None for one that is not found."""
@@ -146,7 +142,7 @@ class _Batch:
         return decisions
 
     def _apply(self, key: Key, asked: Report) -> Decision | None:
-        task = self.tasks.get(key) or self._unread.get(key)
+        task = self.tasks.get(key)
         if task is None:
             return None
         if not is_held(task.workflow, asked.token):
@@ -186,23 +182,19 @@ class _Batch:
     async def _effects_reply(self, tx: Transaction, asked: Asked) -> RawJson | Rejection:
         request: GetEffects = asked.request
         key = Key(asked.tenant, request.workflow_id)
-        task = self.tasks.get(key) or self._unread.get(key)
+        task = self.tasks.get(key)
         if task is None or not is_held(task.workflow, request.token):
             return Rejection(Code.NOT_FOUND, f"no task {request.workflow_id!r} with this token")
         try:
             after = effect_store.parse_cursor(request.cursor)
         except Rejection as rejection:
             return rejection
-        page = await effect_store.page_within(tx, key, after, _MOST_EFFECTS, PAGE_BYTES)
-        views = write_list([task_store.effect_view(each, self._rules.now) for each in page.effects])
-        fields = {} if page.cursor is None else {"cursor": write_cursor(page.cursor)}
-        return write_object(fields, {"effects": views})
+        return await task_store.effects_page(tx, key, after, self._rules.now, limit=_MOST_EFFECTS)
 
 
-def _shown(decisions: Sequence[Decision | None]) -> Shown:
+def _shown(decisions: Sequence[Decision | None]) -> dict[Key, TaskState]:
     """Return the tasks whose waits that are over the reply to a request names."""
-    tasks = {each.task.workflow.key: each.task for each in decisions if each is not None and each.shows_waits}
-    return Shown(tasks, REPLY_BYTES)
+    return {each.task.workflow.key: each.task for each in decisions if each is not None and each.shows_waits}
 
 
 def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mapping[Key, Sequence[RawJson]]) -> RawJson:
@@ -242,27 +234,16 @@ def _items(asked: Asked) -> Sequence[tuple[Key, _Item]]:
             return [(Key(asked.tenant, request.workflow_id), request)]
 
 
-async def _wanted(asked: Sequence[Asked], workflows: Mapping[Key, Workflow]) -> dict[Key, Wanted]:
+def _wanted(asked: Sequence[Asked], workflows: Mapping[Key, Workflow]) -> dict[Key, Wanted]:
     """Return what to load of each held task: the effects that reports name, and messages for the waits that begin."""
     effects: dict[Key, set[EffectKey]] = {}
-    messages: dict[Key, dict[str, int]] = {}
-    turns = Turns(_BYTES_PER_TURN)
+    messages: dict[Key, Counter[str]] = {}
     for key, each in (pair for request in asked for pair in _items(request)):
         if isinstance(each, GetEffects) or not is_held(workflows.get(key), each.token):
             continue
-        named, names = effects.setdefault(key, set()), messages.setdefault(key, {})
-        for text, kind in _named(each):
-            await turns.take(len(text))
-            effect = EffectKey.parse(text)
-            named.add(effect)
-            if kind is EffectKind.MESSAGE:
-                names[effect.name] = names.get(effect.name, 0) + 1
+        named, names = effects.setdefault(key, set()), messages.setdefault(key, Counter())
+        if isinstance(each, Report):
+            texts = [item.key for items in (each.steps, each.seen, each.waits) for item in items]
+            named.update(map(EffectKey.parse, texts))
+            names.update(EffectKey.parse(wait.key).name for wait in each.waits if wait.kind is EffectKind.MESSAGE)
     return {key: Wanted(frozenset(named), messages[key]) for key, named in effects.items()}
-
-
-def _named(item: Report | HeldTask) -> Iterator[tuple[str, EffectKind | None]]:
-    """Return the keys of the effects that a report names, each with its kind if it is a wait that begins."""
-    if isinstance(item, Report):
-        yield from ((each.key, None) for each in item.steps)
-        yield from ((each.key, None) for each in item.seen)
-        yield from ((each.key, each.kind) for each in item.waits)
