@@ -10,8 +10,7 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
 from timer_service.core.values.errors import StartError
-from timer_service.runs.edges import read_needed_by, read_needs
-from timer_service.runs.graph import Edge
+from timer_service.runs.graph import Edge, read_needed_by, read_needs
 from timer_service.runs.messages import IfFailed
 
 # `store` has the bundled schema. The migrations below come after it.

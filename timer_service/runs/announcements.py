@@ -25,12 +25,8 @@ from timer_service.runs.store import JobKey
 
 OUTPUTS_BYTES = 512 * 1024
 """The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
-_RUN_OUTPUTS_BYTES = 16 * 1024 * 1024
-"""The limit for the outputs in all JobReady of one run that a transaction causes.
-
-Those of jobs that need other jobs have equal shares. With 512 KiB in each, one report that makes 10,000 jobs ready
-would cause 5 GB.
-"""
+RUN_OUTPUTS_BYTES = 16 * 1024 * 1024
+"""The limit for the outputs in all JobReady of one run that a transaction causes. Each has an equal share."""
 
 _SQL = load_sql("timer_service.runs", "announcements.sql")
 
@@ -99,16 +95,10 @@ class Announcement(NamedTuple):
 def find(before: States, after: States) -> list[Announcement]:
     """Return what the difference of two states of runs announces: first the ready jobs, then the skipped ones."""
     ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
-    with_outputs = {key: _with_needs(state) for key, state in after.items() if state.run.has_outputs}
-    counts = Counter(run.key for run, job in ready if job.name in with_outputs.get(run.key, ()))
-    shares = {key: min(OUTPUTS_BYTES, _RUN_OUTPUTS_BYTES // max(counts[key], 1)) for key in after}
+    counts = Counter(run.key for run, _ in ready)
+    shares = {key: min(OUTPUTS_BYTES, RUN_OUTPUTS_BYTES // count) for key, count in counts.items()}
     skipped = (Announcement(state.run, job) for key, state in after.items() for job in _skipped(before[key], state))
     return [*(Announcement(run, job, shares[run.key]) for run, job in ready), *skipped]
-
-
-def _with_needs(state: RunState) -> set[str]:
-    """Return the jobs that need others. The state has a need of each job that became ready because of it."""
-    return {edge.job for edges in state.downstream.values() for edge in edges}
 
 
 def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:

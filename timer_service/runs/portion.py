@@ -1,7 +1,6 @@
 """How many commands of a batch one transaction applies. Pure."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from timer_service.core.values.message import Command
 from timer_service.runs.messages import ReportJobStatus, ResolveGroup, StartRun
@@ -14,36 +13,20 @@ _ROWS_PER_END = 1 / 4
 _PENDING_BYTES_PER_ROW = 100
 
 
-GroupNeeds = Mapping[str, int]
-"""How many jobs of a run need each of its groups."""
-
-
-def may_make_many_needs(run: Run, commands: Sequence[Command], most: int) -> bool:
-    """Return whether commands on a run may make more than `most` needs: each member of a group for each job."""
-    resolved = (each.payload for each in commands if isinstance(each.payload, ResolveGroup))
-    return run.is_open and any(len(payload.jobs) * run.row_count > most for payload in resolved)
-
-
-def count_fitting(
-    runs: Mapping[RunKey, Run],
-    commands: Sequence[tuple[RunKey, Command]],
-    most: int,
-    group_needs: Mapping[RunKey, GroupNeeds] = MappingProxyType({}),
-) -> int:
+def count_fitting(runs: Mapping[RunKey, Run], commands: Sequence[tuple[RunKey, Command]], most: int) -> int:
     """Return how many of the first commands fit into a transaction of `most` rows, at least 1.
 
-    `runs` are the runs that exist. For the first run, only the rows that its commands name or make count: it must be
-    read anyway. `group_needs` has the runs whose commands may make many needs.
+    `runs` are the runs that exist. For the first run, only the rows that its commands name count: it must be read
+    anyway.
     """
     loaded: dict[RunKey, int] = {}
     room = most
     for number, (key, command) in enumerate(commands):
         before = loaded.get(key, 0)
-        after = 0 if key == commands[0][0] else max(before, _loaded_rows(runs.get(key), command))
-        room -= after - before + _own_rows(command, group_needs.get(key, {}))
+        loaded[key] = 0 if key == commands[0][0] else max(before, _loaded_rows(runs.get(key), command))
+        room -= loaded[key] - before + _named_rows(command)
         if room < 0 and number:
             return number
-        loaded[key] = after
     return len(commands)
 
 
@@ -56,10 +39,8 @@ def _loaded_rows(run: Run | None, command: Command) -> int:
     return run.pending_bytes // _PENDING_BYTES_PER_ROW + (run.row_count if run.is_open else 0)
 
 
-def _own_rows(command: Command, group_needs: GroupNeeds) -> int:
-    """Return how many rows a command names or makes."""
+def _named_rows(command: Command) -> int:
     payload = command.payload
     if isinstance(payload, StartRun | ResolveGroup):
-        made = len(payload.jobs) * group_needs.get(payload.group_name, 0) if isinstance(payload, ResolveGroup) else 0
-        return 1 + len(payload.jobs) + sum(len(job.needs) for job in payload.jobs) + made
+        return 1 + len(payload.jobs) + sum(len(job.needs) for job in payload.jobs)
     return 1 + len(payload.dropped_jobs or ()) if isinstance(payload, ReportJobStatus) else 1
