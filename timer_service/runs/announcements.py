@@ -18,7 +18,6 @@ from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.values.delays import LONGEST
 from timer_service.runs import loader, store
 from timer_service.runs.draft import RunState
-from timer_service.runs.loader import Loader
 from timer_service.runs.messages import JobStatus
 from timer_service.runs.rules import Job, Run, RunKey
 from timer_service.runs.store import JobKey
@@ -135,21 +134,18 @@ async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]
     A later run with the id of a deleted one has jobs of its own, which the rows do not announce.
     """
     runs = await loader.find_runs(reader, {store.run_key(row) for row in rows})
-    loaded = Loader(reader, runs)
-    await loaded.read_jobs((key, row["job_name"]) for row in rows if (key := store.run_key(row)) in runs)
-    states = loaded.states()
-    return [_announcement(states.get(store.run_key(row)), row) for row in rows]
+    jobs = await loader.find_jobs(reader, {store.job_key(row) for row in rows})
+    return [_announcement(runs.get(store.run_key(row)), jobs.get(store.job_key(row)), row) for row in rows]
 
 
-def _announcement(state: RunState | None, row: Row) -> Announcement | None:
-    job = None if state is None else state.jobs.get(row["job_name"])
-    if state is None or job is None:
+def _announcement(run: Run | None, job: Job | None, row: Row) -> Announcement | None:
+    if run is None or job is None:
         return None
     changed_at = job.settled_at if _is_skipped(job) else None if job.ended else job.ready_at
     if changed_at is None or changed_at > row["deferred_at"]:
         return None
     job = job._replace(ready_by=row["caused_by"], changed_by=row["caused_by"])
-    return Announcement(state.run, job, row["outputs_share"])
+    return Announcement(run, job, row["outputs_share"])
 
 
 async def delete(tx: Transaction, rows: Sequence[Row]) -> int:

@@ -79,7 +79,8 @@ async def add(
     of_jobs = announcements.find(before, after)
     added = await add_of_jobs(tx, of_jobs, now)
     await announcements.defer(tx, of_jobs[added:], now)
-    completed = [key for key, state in after.items() if _has_completed(before[key].run, state.run)]
+    ended = {key: state.run for key, state in after.items() if state.run.ended and not before[key].run.ended}
+    completed = [key for key, run in ended.items() if run.status is not RunStatus.REJECTED]
     counts = await loader.count_by_status(tx, completed)
     of_runs = [
         event
@@ -88,10 +89,6 @@ async def add(
     ]
     await outbox.add(tx, of_runs, now)
     return len(of_jobs) + len(of_runs)
-
-
-def _has_completed(before: Run, after: Run) -> bool:
-    return after.ended and after.status is not RunStatus.REJECTED and not before.ended
 
 
 def _events_of_run(

@@ -33,15 +33,8 @@ class Flaw(NamedTuple):
     path: Sequence[str]
 
 
-class NewEdges(NamedTuple):
-    """The edges that a command adds to a graph."""
-
-    to_jobs: Sequence[Edge]
-    to_groups: Sequence[Edge]
-
-
-def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> NewEdges:
-    """Return the edges of new jobs. `members` holds the jobs of each resolved group.
+def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> tuple[list[Edge], list[Edge]]:
+    """Return the edges of new jobs to jobs and to groups. `members` holds the jobs of each resolved group.
 
     A need for a resolved group becomes one edge for each job in it. There is at most one edge between two jobs. If a
     job needs another one both by name and as a member of a group, `skip` wins over `run`.
@@ -53,7 +46,7 @@ def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) ->
         needed = _with_members(job, members) if job.needed_groups else job.needed_jobs
         to_jobs += [Edge(name, own, if_failed) for name, if_failed in needed]
         to_groups += [Edge(group, own, if_failed) for group, if_failed in job.needed_groups if group not in members]
-    return NewEdges(to_jobs, to_groups)
+    return to_jobs, to_groups
 
 
 def _with_members(job: NewJob, members: Mapping[str, Sequence[str]]) -> Collection[tuple[str, IfFailed]]:

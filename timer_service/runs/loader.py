@@ -58,20 +58,16 @@ async def load(
     await loader.read_jobs_of_runs((of_type[CancelRun] & is_open) - whole, only_open=True)
     await loader.read_groups(of_type[ResolveGroup] - whole)
     await loader.read_pending(of_type[StartRun] | of_type[ResolveGroup] | of_type[CancelRun])
-    reports = [
-        (key, each.payload)
-        for key in of_type[ReportJobStatus] - whole
-        for each in commands[key]
-        if runs[key].started and isinstance(each.payload, ReportJobStatus)
-    ]
-    await loader.read_jobs({(key, name) for key, report in reports for name in report.named_jobs})
-    if evaluating:
-        evaluated = [(key, report) for key, report in reports if runs[key].evaluated]
-        ended = [(key, each) for key, each in evaluated if each.status not in UNFINISHED]
-        succeeded = {(key, each.job_name) for key, each in ended if each.status is JobStatus.SUCCESS}
-        failed = {(key, each.job_name) for key, each in ended if each.status is not JobStatus.SUCCESS}
-        dropped = {(key, name) for key, each in evaluated for name in each.dropped_jobs or ()}
-        await loader.read_affected_jobs(succeeded, failed | dropped)
+    named, succeeded, failed = (defaultdict[RunKey, set[str]](set) for _ in range(3))
+    for key in {key for key in of_type[ReportJobStatus] - whole if runs[key].started}:
+        for report in (each.payload for each in commands[key] if isinstance(each.payload, ReportJobStatus)):
+            named[key].update(report.named_jobs)
+            if evaluating and runs[key].evaluated:
+                failed[key].update(report.dropped_jobs or ())
+                if report.status not in UNFINISHED:
+                    (succeeded if report.status is JobStatus.SUCCESS else failed)[key].add(report.job_name)
+    await loader.read_jobs(named)
+    await loader.read_affected_jobs(succeeded, failed)
     return loader.states()
 
 
@@ -89,6 +85,12 @@ async def find_runs(reader: Reader, keys: Iterable[RunKey]) -> dict[RunKey, Run]
     """Return the runs that exist, without a lock."""
     rows = await reader.fetch_each(_FIND_RUN, [key._asdict() for key in keys])
     return {run.key: run for run in map(store.read_run, rows)}
+
+
+async def find_jobs(reader: Reader, jobs: Iterable[JobKey]) -> dict[JobKey, Job]:
+    """Return the jobs that exist."""
+    rows = await reader.fetch_each(_FIND_JOB, [store.job_parameters(each) for each in jobs])
+    return {(key, job.name): job for key, job in store.read_jobs(rows)}
 
 
 async def find_needs(reader: Reader, jobs: Iterable[JobKey]) -> dict[JobKey, str]:
@@ -161,16 +163,19 @@ class Loader:
             pending = store.read_pending(row)
             self._pending[store.run_key(row)][pending.position] = pending
 
-    async def read_jobs(self, jobs: Iterable[JobKey]) -> None:
-        """Read jobs by key."""
-        await self._read_jobs(_by_run(jobs))
+    async def read_jobs(self, jobs: Names) -> None:
+        """Read jobs that exist. If these are most of a run, read all of its jobs, which is faster."""
+        await self.read_jobs_of_runs([key for key, names in jobs.items() if len(names) > MOST_JOBS])
+        some = {key: names for key, names in jobs.items() if len(names) <= MOST_JOBS}
+        self._add_jobs(await self._reader.fetch_each(_FIND_JOB, _parameters(some)))
 
-    async def read_affected_jobs(self, succeeded: Collection[JobKey], failed: Collection[JobKey]) -> None:
+    async def read_affected_jobs(self, succeeded: Names, failed: Names) -> None:
         """Read the jobs that need the ended jobs, and the jobs that a failure skips, directly or not."""
-        seen = _by_run(each for each in (*succeeded, *failed) if each[1] in self._jobs[each[0]])
+        ended = {key: {*succeeded.get(key, ()), *failed.get(key, ())} for key in {*succeeded, *failed}}
+        seen = {key: names & self._jobs[key].keys() for key, names in ended.items()}
         await self._read_downstream(seen)
         failing: Names = {
-            key: [name for name in names if (key, name) in failed or self._jobs[key][name].is_waiting]
+            key: [name for name in names if name in failed.get(key, ()) or self._jobs[key][name].is_waiting]
             for key, names in seen.items()
         }
         for _ in range(_MAX_LEVELS):
@@ -194,24 +199,12 @@ class Loader:
 
         The two reads are not joined: without statistics, PostgreSQL would start the join with all jobs of a run.
         """
-        named = [store.job_parameters((key, name)) for key, names in jobs.items() for name in names]
-        self._add_edges(await self._reader.fetch_each(_SQL["downstream"], named))
+        self._add_edges(await self._reader.fetch_each(_SQL["downstream"], _parameters(jobs)))
         needing = {key: {edge.job for edge in self._edges_from(key, names)} for key, names in jobs.items()}
-        await self._read_jobs({key: names.difference(self._jobs[key]) for key, names in needing.items()})
+        await self.read_jobs({key: names.difference(self._jobs[key]) for key, names in needing.items()})
 
     def _edges_from(self, key: RunKey, names: Collection[str]) -> Iterator[Edge]:
         return chain.from_iterable(self._downstream[key].get(name, ()) for name in names)
-
-    async def _read_jobs(self, jobs: Names) -> None:
-        whole = [key for key, names in jobs.items() if len(names) > MOST_JOBS]
-        some = [
-            store.job_parameters((key, name))
-            for key, names in jobs.items()
-            if len(names) <= MOST_JOBS
-            for name in names
-        ]
-        await self.read_jobs_of_runs(whole)
-        self._add_jobs(await self._reader.fetch_each(_FIND_JOB, some))
 
     async def _fetch(self, statement: str, keys: Iterable[RunKey]) -> Sequence[Row]:
         return await self._reader.fetch_each(_SQL[statement], [key._asdict() for key in keys])
@@ -226,8 +219,5 @@ class Loader:
             self._downstream[RunKey(tenant_id, run_id)][upstream] = read_needed_by(upstream, needed_by)
 
 
-def _by_run(jobs: Iterable[JobKey]) -> dict[RunKey, set[str]]:
-    names = defaultdict[RunKey, set[str]](set)
-    for key, name in jobs:
-        names[key].add(name)
-    return names
+def _parameters(jobs: Names) -> list[dict[str, str]]:
+    return [store.job_parameters((key, name)) for key, names in jobs.items() for name in names]

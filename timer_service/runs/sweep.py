@@ -172,9 +172,8 @@ async def _sweep_run(tx: Transaction, *, key: RunKey, stale: Collection[str], no
     if is_whole:
         await loaded.read_whole_runs([key])
     else:
-        overdue = [(key, name) for name in stale]
-        await loaded.read_jobs(overdue)
-        await loaded.read_affected_jobs((), overdue)
+        await loaded.read_jobs({key: stale})
+        await loaded.read_affected_jobs({}, {key: stale})
     before = loaded.states()
     draft = Draft(before[key], now, evaluating=True)
     repaired = draft.repair() if is_whole else []

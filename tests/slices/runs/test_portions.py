@@ -13,8 +13,8 @@ from timer_service.core.ports import turns
 from timer_service.core.ports.database import Database
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.runs import SLICE
+from timer_service.runs.handler import MOST_ROWS, count_fitting
 from timer_service.runs.messages import CancelRun, JobStatus, NewJob, ReportJobStatus, RunStatus, StartRun
-from timer_service.runs.portion import MOST_ROWS, count_fitting
 from timer_service.runs.rules import NO_POSITION, Run, RunKey
 
 
