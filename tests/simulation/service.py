@@ -585,7 +585,7 @@ def small_passes() -> Iterator[None]:
         patch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", math.inf)
         patch.setattr(backfill_pass, "MOST_SLOTS", 3)
         patch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", math.inf)
-        patch.setattr(run_events, "_MOST_BYTES", 3_000)  # one or two of them
+        patch.setattr(run_events, "MOST_BYTES", 3_000)  # one or two of them
         yield
 
 

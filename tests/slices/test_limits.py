@@ -13,7 +13,7 @@ from timer_service.app.usage import GetUsage, usage_query
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.service.slice import Slice
-from timer_service.runs.edges import read_needs
+from timer_service.runs.graph import read_needs
 
 SLICES = (timers.SLICE, signals.SLICE, SCHEDULES, workflows.SLICE, runs.SLICE, events.SLICE)
 LATER = iso(after(hours=1))

@@ -7,7 +7,7 @@ import pytest
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
 from tests.harness.transactions import recording_route
-from timer_service import signals, timers
+from timer_service import runs, signals, timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
 from timer_service.core.ports import turns
@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[Slice, str, dict[str, Any]]] = {
         "CreateWorkSignal",
         {"signalId": "{}", "triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": iso(after(hours=1))}},
     ),
+    "runs": (runs.SLICE, "CancelRun", {"runId": "{}"}),
     "transitions": (signals.SLICE, "TransitionWorkItem", {"workItemId": "{}", "to": "blocked"}),
 }
 

@@ -5,8 +5,7 @@ from functools import partial
 from timer_service.core.service.slice import Slice
 from timer_service.runs import announcements, store
 from timer_service.runs.announcer import LOOP, Announcer
-from timer_service.runs.applier import USAGES
-from timer_service.runs.handler import handle
+from timer_service.runs.handler import USAGES, handle
 from timer_service.runs.messages import (
     CancelRun,
     JobReady,

@@ -18,19 +18,14 @@ from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.values.delays import LONGEST
 from timer_service.runs import loader, store
 from timer_service.runs.draft import RunState
-from timer_service.runs.loader import Loader
 from timer_service.runs.messages import JobStatus
 from timer_service.runs.rules import Job, Run, RunKey
 from timer_service.runs.store import JobKey
 
 OUTPUTS_BYTES = 512 * 1024
 """The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
-_RUN_OUTPUTS_BYTES = 16 * 1024 * 1024
-"""The limit for the outputs in all JobReady of one run that a transaction causes.
-
-Those of jobs that need other jobs have equal shares. With 512 KiB in each, one report that makes 10,000 jobs ready
-would cause 5 GB.
-"""
+RUN_OUTPUTS_BYTES = 16 * 1024 * 1024
+"""The limit for the outputs in all JobReady of one run that a transaction causes. Each has an equal share."""
 
 _SQL = load_sql("timer_service.runs", "announcements.sql")
 
@@ -99,16 +94,10 @@ class Announcement(NamedTuple):
 def find(before: States, after: States) -> list[Announcement]:
     """Return what the difference of two states of runs announces: first the ready jobs, then the skipped ones."""
     ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
-    with_outputs = {key: _with_needs(state) for key, state in after.items() if state.run.has_outputs}
-    counts = Counter(run.key for run, job in ready if job.name in with_outputs.get(run.key, ()))
-    shares = {key: min(OUTPUTS_BYTES, _RUN_OUTPUTS_BYTES // max(counts[key], 1)) for key in after}
+    counts = Counter(run.key for run, _ in ready)
+    shares = {key: min(OUTPUTS_BYTES, RUN_OUTPUTS_BYTES // count) for key, count in counts.items()}
     skipped = (Announcement(state.run, job) for key, state in after.items() for job in _skipped(before[key], state))
     return [*(Announcement(run, job, shares[run.key]) for run, job in ready), *skipped]
-
-
-def _with_needs(state: RunState) -> set[str]:
-    """Return the jobs that need others. The state has a need of each job that became ready because of it."""
-    return {edge.job for edges in state.downstream.values() for edge in edges}
 
 
 def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
@@ -145,21 +134,18 @@ async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]
     A later run with the id of a deleted one has jobs of its own, which the rows do not announce.
     """
     runs = await loader.find_runs(reader, {store.run_key(row) for row in rows})
-    loaded = Loader(reader, runs)
-    await loaded.read_jobs((key, row["job_name"]) for row in rows if (key := store.run_key(row)) in runs)
-    states = loaded.states()
-    return [_announcement(states.get(store.run_key(row)), row) for row in rows]
+    jobs = await loader.find_jobs(reader, {store.job_key(row) for row in rows})
+    return [_announcement(runs.get(store.run_key(row)), jobs.get(store.job_key(row)), row) for row in rows]
 
 
-def _announcement(state: RunState | None, row: Row) -> Announcement | None:
-    job = None if state is None else state.jobs.get(row["job_name"])
-    if state is None or job is None:
+def _announcement(run: Run | None, job: Job | None, row: Row) -> Announcement | None:
+    if run is None or job is None:
         return None
     changed_at = job.settled_at if _is_skipped(job) else None if job.ended else job.ready_at
     if changed_at is None or changed_at > row["deferred_at"]:
         return None
     job = job._replace(ready_by=row["caused_by"], changed_by=row["caused_by"])
-    return Announcement(state.run, job, row["outputs_share"])
+    return Announcement(run, job, row["outputs_share"])
 
 
 async def delete(tx: Transaction, rows: Sequence[Row]) -> int:

@@ -7,77 +7,18 @@ A draft evaluates each change immediately. When a job ends, each job that needs 
 open need less. The cost is the number of edges of the ended jobs. It does not depend on the size of the run.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import Command, Position, TenantPayload
+from timer_service.core.values.message import Command, Position
 from timer_service.runs import rules
-from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges
-from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, WaitingGroup
+from timer_service.runs.graph import Edge, Edges, Flaw
+from timer_service.runs.messages import JobStatus, NewJob, RunStatus
+from timer_service.runs.pending import MAX_PENDING_BYTES, Pending
 from timer_service.runs.rules import Group, Job, Run
-
-MAX_PENDING_BYTES = 4 * 1024 * 1024
-"""The limit for the pending commands of one run."""
-_WAITING: Mapping[str, type[WaitingGroup | ReportJobStatus]] = {
-    each.type: each for each in (WaitingGroup, ReportJobStatus)
-}
-_PENDING_ROW_BYTES = 2000
-"""What each one counts besides its payload. With 10,000 reports that wait for it, a StartRun took half a second."""
-_DROPPED_JOB_BYTES = 100
-"""What a name in `droppedJobs` takes in memory. The groups of a run look for their jobs among all these names."""
-
-
-def read_waiting(command_type: str, payload: str) -> WaitingGroup | ReportJobStatus:
-    """Return the payload of a command that waits, as it is held in memory."""
-    return _WAITING[command_type].model_validate_json(payload)
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A command that comes before its run or its job is known."""
-
-    command: Command
-    """A ResolveGroup is a `WaitingGroup` here."""
-    payload: str
-    """The payload of the command as JSON."""
-
-    @classmethod
-    def of(cls, command: Command) -> "Pending":
-        """Return a command as it is kept."""
-        payload = command.payload
-        assert isinstance(payload, TenantPayload)  # noqa: S101 - the commands of runs have no other decoder
-        text = payload.model_dump_json(exclude_unset=True)
-        return cls(command._replace(payload=read_waiting(payload.type, text)), text)
-
-    @property
-    def resolved_group(self) -> str | None:
-        """The group that the command resolves, if it is a ResolveGroup."""
-        payload = self.command.payload
-        return payload.group_name if isinstance(payload, WaitingGroup) else None
-
-    @cached_property
-    def places(self) -> Mapping[str, int]:
-        """The jobs that a report names, each once, with their places in it. A ResolveGroup names none."""
-        payload = self.command.payload
-        named = payload.named_jobs if isinstance(payload, ReportJobStatus) else ()
-        return {name: place for place, name in enumerate(named)}
-
-    def whole_command(self) -> Command:
-        """Return the command with all that was sent. For 10,000 jobs this takes 60 ms."""
-        if self.resolved_group is None:
-            return self.command
-        return self.command._replace(payload=ResolveGroup.model_validate_json(self.payload))
-
-    @property
-    def size(self) -> int:
-        """The bytes that count towards the limit."""
-        payload = self.command.payload
-        dropped = len(payload.dropped_jobs or ()) if isinstance(payload, ReportJobStatus) else 0
-        return len(self.payload.encode()) + _PENDING_ROW_BYTES + _DROPPED_JOB_BYTES * dropped
 
 
 class RunState(NamedTuple):
@@ -85,10 +26,10 @@ class RunState(NamedTuple):
 
     run: Run
     jobs: Mapping[str, Job]
-    downstream: Mapping[str, Sequence[Edge]]
+    downstream: Edges
     """The edges from each job to the jobs that need it."""
     groups: Mapping[str, Group]
-    downstream_of_groups: Mapping[str, Sequence[Edge]]
+    downstream_of_groups: Edges
     """The edges from each group to the jobs that need it. They stay after the group is resolved."""
     pending: Mapping[Position, Pending]
     """In the order of the log."""
@@ -102,12 +43,10 @@ class Draft:
         self.now = now
         self.run = before.run
         self.jobs = dict(before.jobs)
-        self.added_edges: list[AddedEdges] = []
-        """The edges that commands added. They are checked for cycles at the end of the batch."""
         self.groups = dict(before.groups)
         self.pending = dict(before.pending)
         self.downstream_of_groups = dict(before.downstream_of_groups)
-        self._downstream = dict(before.downstream)
+        self.downstream = dict(before.downstream)
         self._evaluating = evaluating
 
     def finish(self) -> RunState:
@@ -118,7 +57,7 @@ class Draft:
         if run.ended:
             settled_at = self.now if run.settled_at is None else run.settled_at
             run, pending = run._replace(settled_at=settled_at, sweep_at=None, pending_bytes=0), {}
-        return RunState(run, self.jobs, self._downstream, self.groups, self.downstream_of_groups, pending)
+        return RunState(run, self.jobs, self.downstream, self.groups, self.downstream_of_groups, pending)
 
     # Pending commands
 
@@ -150,8 +89,9 @@ class Draft:
         names = set(new)
         reports: list[tuple[Command, Sequence[str]]] = []
         for position, pending in list(self.pending.items()):
-            if named := sorted(pending.places.keys() & names, key=pending.places.__getitem__):
-                reports.append((pending.command, named))
+            named = sorted(pending.places.keys() & names, key=pending.places.__getitem__)
+            if named and pending.report is not None:
+                reports.append((pending.report, named))
                 if all(name in self.jobs for name in pending.places):
                     del self.pending[position]
                     self.run = self.run._replace(pending_bytes=self.run.pending_bytes - pending.size)
@@ -174,7 +114,7 @@ class Draft:
 
     def evaluate(self, ended: Iterable[str], changed: Collection[str] = ()) -> None:
         """Evaluate the jobs that need the `ended` jobs. A `changed` job without open needs becomes ready."""
-        edges = [edge for name in ended for edge in self._downstream.get(name, ())]
+        edges = [edge for name in ended for edge in self.downstream.get(name, ())]
         if edges or changed or not self._evaluates:  # 10,000 reports may have waited for the start of their run
             self._evaluate_edges(edges, changed)
 
@@ -183,7 +123,7 @@ class Draft:
 
         Return the names of the jobs that were waiting although they should have been ready or skipped.
         """
-        needs = Counter(edge.job for edges in self._downstream.values() for edge in edges)
+        needs = Counter(edge.job for edges in self.downstream.values() for edge in edges)
         unresolved = [name for name, group in self.groups.items() if group.resolved_at is None]
         groups = Counter(edge.job for name in unresolved for edge in self.downstream_of_groups.get(name, ()))
         waiting = [job for job in self.jobs.values() if job.is_waiting]
@@ -217,25 +157,26 @@ class Draft:
         self,
         jobs: Sequence[NewJob],
         group: str | None,
-        edges: NewEdges,
+        to_jobs: Edges,
+        to_groups: Edges,
+        *,
         command: Command,
-        resolved: Sequence[Edge] = (),
+        resolved: Sequence[Edge],
     ) -> None:
         """Add jobs and edges, and evaluate the edges. `group` is the group of the jobs, or None for the first jobs.
 
         `resolved` are the edges from the group to the jobs that need it. They no longer count as open.
         """
-        self.added_edges.append(AddedEdges(command.position, edges.to_jobs))
-        needs, groups = (Counter(edge.job for edge in each) for each in edges)
+        needs, groups = (Counter(edge.job for some in each.values() for edge in some) for each in (to_jobs, to_groups))
         new = {job.name: _new_job(job, group, needs.get(job.name, 0), groups.get(job.name, 0), command) for job in jobs}
         self.jobs |= new
-        added = len(jobs) + len(edges.to_jobs) + len(edges.to_groups)
+        added = len(jobs) + needs.total() + groups.total()
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
-        _append(self._downstream, edges.to_jobs)
-        _append(self.downstream_of_groups, edges.to_groups)
-        more = Counter({name: count for name, count in needs.items() if name not in new})
-        self._change_counts(more, Counter({edge.job: -1 for edge in resolved}), command)
-        ended = (edge for edge in edges.to_jobs if self.jobs[edge.upstream].ended)
+        for known, more in ((self.downstream, to_jobs), (self.downstream_of_groups, to_groups)):
+            known |= {name: [*known.get(name, ()), *edges] for name, edges in more.items()}
+        more_needs = Counter({name: count for name, count in needs.items() if name not in new})
+        self._change_counts(more_needs, Counter({edge.job: -1 for edge in resolved}), command)
+        ended = (edge for name, edges in to_jobs.items() if self.jobs[name].ended for edge in edges)
         self._evaluate_edges(ended, [*(job.name for job in jobs), *(edge.job for edge in resolved)], command.id)
 
     def _change_counts(self, needs: Counter[str], groups: Counter[str], command: Command) -> None:
@@ -269,7 +210,7 @@ class Draft:
             if rules.causes_skip(edge.if_failed, upstream):
                 skipped = rules.end(job, JobStatus.SKIPPED, self.now, f"upstream_failed: {upstream.name}")
                 self.set_job(skipped._replace(changed_by=changed_by))
-                queue.extend(self._downstream.get(job.name, ()))
+                queue.extend(self.downstream.get(job.name, ()))
             else:
                 self.jobs[job.name] = self._count_ended_need(job, changed_by)
         for job in map(self.jobs.__getitem__, changed):
@@ -312,11 +253,3 @@ def _new_job(job: NewJob, group: str | None, needs: int, groups: int, command: C
         payload_bytes=0 if payload is None else len(payload.encode()),
         changed_by=command.id,
     )
-
-
-def _append(target: dict[str, Sequence[Edge]], edges: Iterable[Edge]) -> None:
-    new = defaultdict[str, list[Edge]](list)
-    for edge in edges:
-        new[edge.upstream].append(edge)
-    for upstream, more in new.items():
-        target[upstream] = [*target.get(upstream, ()), *more]

@@ -3,22 +3,22 @@
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Transaction
-from timer_service.core.ports.sql import load_sql
+from timer_service.core.requests.query import omit_none
 from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import Event
 from timer_service.core.values.stored_json import RawJson, read_stored, write_object
-from timer_service.runs import announcements, store
+from timer_service.runs import announcements, loader
 from timer_service.runs.announcements import Announcement, States
 from timer_service.runs.draft import RunState
-from timer_service.runs.edges import read_needs
+from timer_service.runs.graph import read_needs
 from timer_service.runs.messages import (
     JobReady,
     JobSkipped,
@@ -31,12 +31,11 @@ from timer_service.runs.messages import (
 from timer_service.runs.rules import Run, RunKey
 from timer_service.runs.store import JobKey
 
-_SQL = load_sql("timer_service.runs", "events.sql")
 _MAX_STUCK_JOBS = 100
-_MOST_BYTES = 512 * 1024
+MOST_BYTES = 512 * 1024
 """How many bytes of events of jobs one transaction adds. The last event may exceed it."""
-_JOBS_AT_ONCE = 200
-"""Of how many jobs the needs are read at a time. Together they have at most 100,000 of each run."""
+_MOST_JOBS = 250
+"""How many jobs these are at most: more have no room."""
 _OVERHEAD = 2000
 """The assumed size of an event without payload and outputs."""
 _NOTHING: Mapping[str, RawJson | None] = {}
@@ -80,8 +79,9 @@ async def add(
     of_jobs = announcements.find(before, after)
     added = await add_of_jobs(tx, of_jobs, now)
     await announcements.defer(tx, of_jobs[added:], now)
-    completed = [key for key, state in after.items() if _has_completed(before[key].run, state.run)]
-    counts = await _counts(tx, completed)
+    ended = {key: state.run for key, state in after.items() if state.run.ended and not before[key].run.ended}
+    completed = [key for key, run in ended.items() if run.status is not RunStatus.REJECTED]
+    counts = await loader.count_by_status(tx, completed)
     of_runs = [
         event
         for key, state in after.items()
@@ -89,10 +89,6 @@ async def add(
     ]
     await outbox.add(tx, of_runs, now)
     return len(of_jobs) + len(of_runs)
-
-
-def _has_completed(before: Run, after: Run) -> bool:
-    return after.ended and after.status is not RunStatus.REJECTED and not before.ended
 
 
 def _events_of_run(
@@ -108,31 +104,47 @@ def _events_of_run(
         yield run_event(RunCompleted.type, run, "", {"status": run.status, "counts": counts}, at=now)
 
 
-async def _counts(tx: Transaction, keys: Iterable[RunKey]) -> dict[RunKey, dict[JobStatus, int]]:
-    """Return the number of jobs by status of each run."""
-    counts: dict[RunKey, dict[JobStatus, int]] = {key: {} for key in keys}
-    for row in await tx.fetch_each(_SQL["counts"], [key._asdict() for key in counts]):
-        counts[store.run_key(row)][JobStatus(row["status"])] = row["count"]
-    return counts
-
-
 async def add_of_jobs(tx: Transaction, announcements: Sequence[Announcement], now: int) -> int:
     """Add the events of the first announcements, of about 512 KiB and at least one. Return how many these are."""
-    added, room = 0, _MOST_BYTES
-    while added < len(announcements) and room > 0:
-        some = announcements[added : added + _JOBS_AT_ONCE]
-        upstreams = await _read_upstreams(tx, some)
-        sizes = [_size(each, upstreams) for each in some]
-        fitting = some[: bisect_right(list(accumulate(sizes)), room) + 1]
-        room -= sum(sizes[: len(fitting)])
-        added += len(fitting)
-        ready = [each for each in fitting if each.is_ready]
-        skipped = [_skipped_event(each, now) for each in fitting if not each.is_ready]
-        await outbox.add(tx, [*await _ready_events(tx, ready, upstreams, now), *skipped], now)
-    return added
+    first = announcements[:_MOST_JOBS]
+    upstreams = await _find_upstreams(tx, first)
+    totals = list(accumulate(_size(each, upstreams) for each in first))
+    fitting = first[: bisect_right(totals, MOST_BYTES) + 1]
+    ready = await _ready_events(tx, [each for each in fitting if each.is_ready], upstreams, now)
+    skipped = [_skipped_event(each, now) for each in fitting if not each.is_ready]
+    await outbox.add(tx, [*ready, *skipped], now)
+    return len(fitting)
 
 
-def _size(announcement: Announcement, upstreams: Mapping[JobKey, "_Upstreams"]) -> int:
+class _Upstreams(NamedTuple):
+    """The jobs with outputs that one job needs."""
+
+    shown: Sequence[str] = ()
+    """Those whose outputs fit into the JobReady."""
+    size: int = 0
+    """The bytes of these outputs."""
+    omitted: int = 0
+
+
+_NO_UPSTREAMS = _Upstreams()
+
+
+async def _find_upstreams(tx: Transaction, announcements: Sequence[Announcement]) -> Mapping[JobKey, _Upstreams]:
+    shares = {each.key: each.outputs_share for each in announcements if each.is_ready and each.run.has_outputs}
+    texts = await loader.find_needs(tx, shares)
+    needs = {key: [(key[0], name) for name, _ in read_needs(text)] for key, text in texts.items()}
+    sizes = await loader.find_values(tx, "outputs_bytes", sorted(set(chain.from_iterable(needs.values()))))
+    found: dict[JobKey, _Upstreams] = {}
+    for key, needed in needs.items():
+        with_outputs = [each for each in needed if each in sizes]
+        totals = list(accumulate(sizes[each] for each in with_outputs))
+        count = bisect_right(totals, shares[key])
+        shown = [name for _, name in with_outputs[:count]]
+        found[key] = _Upstreams(shown, totals[count - 1] if count else 0, len(with_outputs) - count)
+    return found
+
+
+def _size(announcement: Announcement, upstreams: Mapping[JobKey, _Upstreams]) -> int:
     if not announcement.is_ready:
         return _OVERHEAD
     return _OVERHEAD + announcement.job.payload_bytes + upstreams.get(announcement.key, _NO_UPSTREAMS).size
@@ -144,69 +156,23 @@ def _skipped_event(skipped: Announcement, now: int) -> Event:
     return run_event(JobSkipped.type, run, job.name, fields, cause=skipped.caused_by, at=now)
 
 
-class _Upstreams(NamedTuple):
-    """The upstream jobs of one job that have outputs."""
-
-    shown: Sequence[str] = ()
-    """The upstream jobs whose outputs fit into the JobReady."""
-    size: int = 0
-    """The bytes of these outputs."""
-    omitted: int = 0
-
-
-_NO_UPSTREAMS = _Upstreams()
-
-
 async def _ready_events(
     tx: Transaction, ready: Sequence[Announcement], upstreams: Mapping[JobKey, _Upstreams], now: int
 ) -> list[Event]:
-    with_payload = [store.job_parameters(each.key) for each in ready if each.job.payload_bytes]
-    payloads = await _read_texts(tx, "payload", with_payload)
-    needs = {each.key: upstreams.get(each.key, _NO_UPSTREAMS) for each in ready}
-    shown = {(key, name) for (key, _), each in needs.items() for name in each.shown}
-    outputs = await _read_texts(tx, "outputs", [store.job_parameters(each) for each in shown])
+    payloads = await loader.find_values(tx, "payload", [each.key for each in ready if each.job.payload_bytes])
+    needed = {each.key: upstreams.get(each.key, _NO_UPSTREAMS) for each in ready}
+    shown = {(run, name) for (run, _), each in needed.items() for name in each.shown}
+    outputs = await loader.find_values(tx, "outputs", shown)
     events = []
     for announcement in ready:
-        run, job, key = announcement.run, announcement.job, announcement.key
-        needed = needs[key]
-        fields: dict[str, Any] = {"jobName": job.name}
-        if job.group is not None:
-            fields["groupName"] = job.group
-        fields["readyAt"] = format_instant(now if job.ready_at is None else job.ready_at)
-        if needed.omitted:
-            fields["outputsOmitted"] = needed.omitted
-        raw = {
-            "payload": read_stored(payloads.get(key)),
-            "upstreamJobOutputs": write_object(
-                {}, {each: read_stored(outputs[run.key, each]) for each in needed.shown}
-            ),
-        }
+        (run, job, _), key = announcement, announcement.key
+        fields = omit_none(
+            jobName=job.name,
+            groupName=job.group,
+            readyAt=format_instant(now if job.ready_at is None else job.ready_at),
+            outputsOmitted=needed[key].omitted or None,
+        )
+        of_upstreams = {name: read_stored(outputs[run.key, name]) for name in needed[key].shown}
+        raw = {"payload": read_stored(payloads.get(key)), "upstreamJobOutputs": write_object({}, of_upstreams)}
         events.append(run_event(JobReady.type, run, job.name, fields, raw, cause=announcement.caused_by, at=now))
     return events
-
-
-async def _read_texts(tx: Transaction, column: str, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, str]:
-    """Return the payloads or the outputs of jobs as JSON. `column` is `payload` or `outputs`."""
-    rows = await tx.fetch_each(_SQL[column], jobs)
-    return {(store.run_key(row), row["job_name"]): row[column] for row in rows}
-
-
-async def _read_upstreams(tx: Transaction, announcements: Sequence[Announcement]) -> Mapping[JobKey, _Upstreams]:
-    """Return, for each ready job, the upstream jobs whose outputs fit into its JobReady."""
-    shares = {each.key: each.outputs_share for each in announcements if each.is_ready and each.run.has_outputs}
-    jobs = [store.job_parameters(key) for key in shares]
-    needs = {
-        (store.run_key(row), row["job_name"]): [name for name, _ in read_needs(row["needs"])]
-        for row in await tx.fetch_each(_SQL["needs"], jobs)
-    }
-    upstream = {(key, name) for (key, _), names in needs.items() for name in names}
-    rows = await tx.fetch_each(_SQL["outputs_size"], [store.job_parameters(each) for each in sorted(upstream)])
-    sizes = {(store.run_key(row), row["job_name"]): row["outputs_bytes"] for row in rows}
-    fitting: dict[JobKey, _Upstreams] = {}
-    for (key, job), names in needs.items():
-        with_outputs = [name for name in names if (key, name) in sizes]
-        totals = list(accumulate(sizes[key, name] for name in with_outputs))
-        count = bisect_right(totals, shares[key, job])
-        size = totals[count - 1] if count else 0
-        fitting[key, job] = _Upstreams(with_outputs[:count], size, len(with_outputs) - count)
-    return fitting

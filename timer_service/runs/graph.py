@@ -1,16 +1,17 @@
-"""The edges of a run's graph, and the checks of a graph. Pure."""
+"""The edges of a run's graph, as values and as stored JSON, and the checks of a graph. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
-from operator import itemgetter
 from typing import NamedTuple
 
-from timer_service.core.values.message import Position
-from timer_service.runs.messages import MAX_JOBS, MAX_NEEDS, FlawCode, IfFailed, NewJob
+from pydantic_core import from_json, to_json
+
+from timer_service.runs.messages import FlawCode, IfFailed, NewJob
 
 _MAX_PATH = 100
+_IF_FAILED = {str(each): each for each in IfFailed}
 
 
 class Edge(NamedTuple):
@@ -21,8 +22,8 @@ class Edge(NamedTuple):
     if_failed: IfFailed
 
 
-UPSTREAM_OF, JOB_OF, KIND_OF = (itemgetter(Edge._fields.index(name)) for name in ("upstream", "job", "if_failed"))
-"""For loops in C: a run has up to 100,000 edges."""
+Edges = Mapping[str, Sequence[Edge]]
+"""Edges by upstream."""
 
 
 class Flaw(NamedTuple):
@@ -32,22 +33,8 @@ class Flaw(NamedTuple):
     path: Sequence[str]
 
 
-class NewEdges(NamedTuple):
-    """The edges that a command adds to a graph."""
-
-    to_jobs: Sequence[Edge]
-    to_groups: Sequence[Edge]
-
-
-class AddedEdges(NamedTuple):
-    """The edges to jobs that one command added, with the position of the command."""
-
-    position: Position
-    edges: Sequence[Edge]
-
-
-def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> NewEdges:
-    """Return the edges of new jobs. `members` holds the jobs of each resolved group.
+def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> tuple[list[Edge], list[Edge]]:
+    """Return the edges of new jobs to jobs and to groups. `members` holds the jobs of each resolved group.
 
     A need for a resolved group becomes one edge for each job in it. There is at most one edge between two jobs. If a
     job needs another one both by name and as a member of a group, `skip` wins over `run`.
@@ -59,7 +46,7 @@ def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) ->
         needed = _with_members(job, members) if job.needed_groups else job.needed_jobs
         to_jobs += [Edge(name, own, if_failed) for name, if_failed in needed]
         to_groups += [Edge(group, own, if_failed) for group, if_failed in job.needed_groups if group not in members]
-    return NewEdges(to_jobs, to_groups)
+    return to_jobs, to_groups
 
 
 def _with_members(job: NewJob, members: Mapping[str, Sequence[str]]) -> Collection[tuple[str, IfFailed]]:
@@ -72,13 +59,20 @@ def _with_members(job: NewJob, members: Mapping[str, Sequence[str]]) -> Collecti
     return needed.items()
 
 
+def by_upstream(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
+    """Return edges by upstream."""
+    grouped = defaultdict[str, list[Edge]](list)
+    for edge in edges:
+        grouped[edge.upstream].append(edge)
+    return grouped
+
+
 def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collection[str]) -> Flaw | None:
     """Return the first duplicate job name or unknown need among new jobs, or None.
 
     `known` are the jobs of the run so far, and `groups` are its groups.
     """
     counts = Counter(job.name for job in new)
-    groups = frozenset(groups)  # a command has up to 1,000 in a list
     for name, count in counts.items():
         if count > 1 or name in known:
             return Flaw(FlawCode.DUPLICATE_JOB, [name])
@@ -92,77 +86,67 @@ def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collectio
     return None
 
 
-def check_size(
-    new: Sequence[NewJob],
-    members: Mapping[str, Collection[str]],
-    downstream: Sequence[Edge],
-    *,
-    jobs: int,
-    needs: int,
-) -> Flaw | None:
-    """Return the job that makes a run too large when `new` jobs are added to it, or None.
+def find_cycle(new: Iterable[str], known: Edges, added: Edges) -> Flaw | None:
+    """Return a cycle through `new` jobs, or None. Each of the `added` edges begins or ends at one of them.
 
-    `jobs` and `needs` are the counts so far. `downstream` are the edges to the jobs that need the resolved group.
-    A job that needs an unresolved group has one need for it. The check runs before the edges are built, because ten
-    thousand jobs that need a group of ten thousand jobs would make a hundred million edges.
+    A topological sort of the jobs that need new jobs, directly or not, cannot reach the jobs of a cycle.
     """
-    if jobs + len(new) > MAX_JOBS:
-        return Flaw(FlawCode.TOO_LARGE, [new[MAX_JOBS - jobs].name])
-    for name, count in chain(((edge.job, len(new)) for edge in downstream), _count_needs(new, members)):
-        needs += count
-        if needs > MAX_NEEDS:
-            return Flaw(FlawCode.TOO_LARGE, [name])
-    return None
-
-
-def _count_needs(new: Iterable[NewJob], members: Mapping[str, Collection[str]]) -> Iterator[tuple[str, int]]:
-    for job in new:
-        of_groups = [len(members[group]) if group in members else 1 for group, _ in job.needed_groups]
-        yield job.name, len(job.needs) - len(of_groups) + sum(of_groups)
-
-
-def find_cycle(known: Iterable[Edge], added: Sequence[AddedEdges]) -> tuple[Position, Flaw] | None:
-    """Return the position of the first command whose edges close a cycle, and the cycle. None if there is no cycle.
-
-    The `known` edges have no cycle. The whole graph is searched once, and again only to find the command at fault.
-    """
-    known = list(known)
-    if not _has_cycle(known, added):
-        return None
-    first, last = 0, len(added) - 1  # binary search for the first edges that close a cycle
-    while first < last:
-        middle = (first + last) // 2
-        if _has_cycle(known, added[: middle + 1]):
-            last = middle
-        else:
-            first = middle + 1
-    return added[first].position, _cycle(known, added[: first + 1])
-
-
-def _has_cycle(known: Sequence[Edge], added: Sequence[AddedEdges]) -> bool:
-    """Return whether the graph has a cycle: a topological sort cannot reach the jobs of a cycle."""
-    edges = list(chain(known, *(each.edges for each in added)))
-    needs = dict(Counter(map(JOB_OF, edges)))  # a run has up to 100,000 edges, and a Counter counts down slowly
-    downstream = defaultdict[str, list[str]](list)
-    for upstream, job, _ in edges:
-        downstream[upstream].append(job)
-    sorted_jobs = [name for name in downstream if name not in needs]
-    for name in sorted_jobs:  # the loop appends to this list
-        for job in downstream.get(name, ()):
-            if left := needs[job] - 1:
-                needs[job] = left
+    found = dict.fromkeys(new)
+    edges: dict[str, Sequence[Edge]] = {}
+    queue = list(found)
+    for name in queue:  # the loop appends to this list
+        edges[name] = [*known.get(name, ()), *added.get(name, ())]
+        for edge in edges[name]:
+            if edge.job not in found:
+                found[edge.job] = None
+                queue.append(edge.job)
+    needs = dict(Counter(edge.job for edge in chain.from_iterable(edges.values())))  # a Counter counts down slowly
+    sorted_jobs = [name for name in queue if name not in needs]
+    for name in sorted_jobs:
+        for edge in edges[name]:
+            if left := needs[edge.job] - 1:
+                needs[edge.job] = left
             else:
-                del needs[job]
-                sorted_jobs.append(job)
-    return bool(needs)
+                del needs[edge.job]
+                sorted_jobs.append(edge.job)
+    return _cycle(chain.from_iterable(edges[name] for name in needs)) if needs else None
 
 
-def _cycle(known: Sequence[Edge], added: Sequence[AddedEdges]) -> Flaw:
+def _cycle(edges: Iterable[Edge]) -> Flaw:
     upstreams = defaultdict[str, list[str]](list)
-    for edge in sorted(chain(known, *(each.edges for each in added))):  # sorted, so that the result is deterministic
+    for edge in sorted(edges):  # sorted, so that the result is deterministic
         upstreams[edge.job].append(edge.upstream)
     try:
         TopologicalSorter(upstreams).prepare()
     except CycleError as error:
         return Flaw(FlawCode.CYCLE, error.args[1][:_MAX_PATH])
     raise AssertionError("the graph has no cycle")
+
+
+def write_needs(edges: Iterable[Edge]) -> str | None:
+    """Return the JSON of the jobs that a job needs, given the edges to it; None without edges."""
+    return _write([(edge.upstream, edge.if_failed) for edge in edges])
+
+
+def write_needed_by(edges: Iterable[Edge]) -> str | None:
+    """Return the JSON of the jobs that need a job, given the edges from it; None without edges."""
+    return _write([(edge.job, edge.if_failed) for edge in edges])
+
+
+def _write(others: Sequence[tuple[str, IfFailed]]) -> str | None:
+    """Return an object with the names of the jobs at the other ends of edges, by `if_failed`."""
+    if not others:
+        return None
+    return to_json({key: [name for name, each in others if each is kind] for key, kind in _IF_FAILED.items()}).decode()
+
+
+def read_needs(text: str) -> list[tuple[str, IfFailed]]:
+    """Return the jobs that a job needs, ordered by name."""
+    names = from_json(text)
+    return sorted((name, if_failed) for key, if_failed in _IF_FAILED.items() for name in names.get(key, ()))
+
+
+def read_needed_by(upstream: str, text: str) -> list[Edge]:
+    """Return the edges from a job to the jobs that need it."""
+    names = from_json(text)
+    return [Edge(upstream, job, if_failed) for key, if_failed in _IF_FAILED.items() for job in names.get(key, ())]

@@ -2,50 +2,144 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from timer_service.core.intake.route import CommandResult, View
-from timer_service.core.limits.quotas import Excess, Quotas
+from timer_service.core.limits.quotas import Admission, Amounts, Excess, Quotas, Usage
 from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.values.message import Command
-from timer_service.runs import events, loader, store
-from timer_service.runs.applier import End, RunApplier
-from timer_service.runs.messages import RunPayload
-from timer_service.runs.portion import MOST_ROWS, count_fitting, may_make_many_needs
+from timer_service.runs import events, loader, run, store
+from timer_service.runs.draft import RunState
+from timer_service.runs.messages import ReportJobStatus, ResolveGroup, RunPayload, RunStatus, StartRun
 from timer_service.runs.queries import run_view
-from timer_service.runs.rules import NO_POSITION, Outcome, Run, RunKey
+from timer_service.runs.rules import NO_POSITION, UNFINISHED, Outcome, Run, RunKey
+
+MOST_ROWS = 5000
+"""How many rows a transaction reads and writes, about. They take 100 to 200 ms. A single command may have more."""
+_ROWS_PER_END = 1 / 4
+"""The share of its run's rows that a report of an end counts for. In the worst case it reads all of them."""
+_PENDING_BYTES_PER_ROW = 100
+_COMMANDS_AT_ONCE = 20
+"""How many commands are applied before the time is read and other tasks may run."""
+
+_SQL = load_sql("timer_service.runs", "usage.sql")
+
+OPEN_RUNS = Usage("open_runs", _SQL["count_open"])
+RUN_ROWS = Usage("run_rows", _SQL["sum_rows"])
+EARLY_COMMANDS = Usage("early_commands", _SQL["sum_pending"])
+USAGES = (OPEN_RUNS, RUN_ROWS, EARLY_COMMANDS)
+
+End = Outcome | Excess
+"""How a command ended."""
+OnRun = tuple[RunKey, Command]
+"""A command and its run."""
 
 
 async def handle(
     tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas, evaluating: bool
 ) -> Sequence[CommandResult]:
-    """Apply the first commands in order: those that read and write about `MOST_ROWS`. See `Handle`.
+    """Apply the first commands in order, for 50 ms: those that read and write about `MOST_ROWS`. See `Handle`.
 
     Each table is read and written once. If `evaluating` is false, the sweep makes jobs ready and skips jobs later.
     """
     keyed = [(_key(command), command) for command in commands]
-    of_run = _by_run(keyed)
-    locked = await loader.lock_runs(tx, of_run.keys())
-    resolving = [key for key, run in locked.items() if may_make_many_needs(run, of_run[key], MOST_ROWS)]
-    group_needs = await loader.count_group_needs(tx, resolving)
-    keyed = keyed[: count_fitting(locked, keyed, MOST_ROWS, group_needs)]
-    of_run = _by_run(keyed)
-    runs = {key: locked.get(key) or Run(key, None, NO_POSITION, now, settled_at=now) for key in of_run}
-    before = await loader.load(tx, runs, of_run, evaluating=evaluating)
-    applier = RunApplier(before, quotas.admission(tx, now), now, evaluating=evaluating)
-    ends = await applier.apply(keyed)
-    await store.save(tx, before, applier.states)
-    wake_at = now if await events.add(tx, before, applier.states, now) else None
-    return [
-        _result(end, command, applier.states[key].run, wake_at)
-        for end, (key, command) in zip(ends, keyed, strict=False)
-    ]
-
-
-def _by_run(keyed: Sequence[tuple[RunKey, Command]]) -> Mapping[RunKey, Sequence[Command]]:
+    locked = await loader.lock_runs(tx, {key for key, _ in keyed})
+    keyed = keyed[: count_fitting(locked, keyed, MOST_ROWS)]
     of_run = defaultdict[RunKey, list[Command]](list)
     for key, command in keyed:
         of_run[key].append(command)
-    return of_run
+    runs = {key: locked.get(key) or Run(key, None, NO_POSITION, now, settled_at=now) for key in of_run}
+    before = await loader.load(tx, runs, of_run, evaluating=evaluating)
+    after, ends = await _apply(before, keyed, quotas.admission(tx, now), now, evaluating=evaluating)
+    await store.save(tx, before, after)
+    wake_at = now if await events.add(tx, before, after, now) else None
+    return [_result(end, command, after[key].run, wake_at) for end, (key, command) in zip(ends, keyed, strict=False)]
+
+
+def count_fitting(runs: Mapping[RunKey, Run], commands: Sequence[OnRun], most: int) -> int:
+    """Return how many of the first commands fit into a transaction of `most` rows, at least 1.
+
+    `runs` are the runs that exist. For the first run, only the rows that its commands name count: it must be read
+    anyway.
+    """
+    loaded: dict[RunKey, int] = {}
+    room = most
+    for number, (key, command) in enumerate(commands):
+        before = loaded.get(key, 0)
+        loaded[key] = 0 if key == commands[0][0] else max(before, _loaded_rows(runs.get(key), command))
+        room -= loaded[key] - before + _named_rows(command)
+        if room < 0 and number:
+            return number
+    return len(commands)
+
+
+def _loaded_rows(run: Run | None, command: Command) -> int:
+    """Return about how many rows of its run a command reads. `run` is None if it does not exist."""
+    if run is None:
+        return 0
+    if isinstance(command.payload, ReportJobStatus):
+        return 0 if command.payload.status in UNFINISHED else int(run.row_count * _ROWS_PER_END)
+    return run.pending_bytes // _PENDING_BYTES_PER_ROW + (run.row_count if run.is_open else 0)
+
+
+def _named_rows(command: Command) -> int:
+    payload = command.payload
+    if isinstance(payload, StartRun | ResolveGroup):
+        return 1 + len(payload.jobs) + sum(len(job.needs) for job in payload.jobs)
+    return 1 + len(payload.dropped_jobs or ()) if isinstance(payload, ReportJobStatus) else 1
+
+
+async def _apply(
+    before: Mapping[RunKey, RunState],
+    commands: Sequence[OnRun],
+    admission: Admission | None,
+    now: int,
+    *,
+    evaluating: bool,
+) -> tuple[Mapping[RunKey, RunState], list[End]]:
+    """Apply the first commands in order, for 50 ms. Return the runs after them, and how each command ended.
+
+    Commands on one run that follow each other are applied together. If they exceed a limit together, they are applied
+    one by one.
+    """
+    states = dict(before)
+    time = TransactionTime()
+    at_once = _COMMANDS_AT_ONCE
+    ends: list[End] = []
+    while len(ends) < len(commands) and (await time.is_left() or not ends):
+        key = commands[len(ends)][0]
+        next_ones = takewhile(lambda each: each[0] == key, commands[len(ends) : len(ends) + at_once])  # noqa: B023
+        on_run = [command for _, command in next_ones]
+        after, outcomes = run.apply(states[key], on_run, now, evaluating=evaluating)
+        growth = _growth(states[key].run, after.run)
+        excess = None if admission is None else await admission.exceeds(key.tenant_id, growth)
+        if excess is None:
+            states[key] = after
+            ends += outcomes
+        elif len(on_run) == 1:
+            ends.append(excess)
+        else:
+            at_once = 1
+    return states, ends
+
+
+def _growth(before: Run, after: Run) -> Amounts:
+    """Return how much more a tenant has after commands on one of its runs than before."""
+    return {
+        OPEN_RUNS: _is_running(after) - _is_running(before),
+        RUN_ROWS: _running_rows(after) - _running_rows(before),
+        EARLY_COMMANDS: after.pending_bytes - before.pending_bytes,
+    }
+
+
+def _is_running(run: Run) -> bool:
+    return run.status is RunStatus.RUNNING
+
+
+def _running_rows(run: Run) -> int:
+    return run.row_count if _is_running(run) else 0
 
 
 def _key(command: Command) -> RunKey:

@@ -3,15 +3,14 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
-from timer_service.core.ports.turns import Turns
 from timer_service.core.values.message import Command, Position
-from timer_service.runs import rules, store
-from timer_service.runs.draft import Pending, RunState
-from timer_service.runs.edges import read_needed_by
-from timer_service.runs.graph import JOB_OF, Edge
+from timer_service.runs import store
+from timer_service.runs.draft import RunState
+from timer_service.runs.graph import Edge, read_needed_by
 from timer_service.runs.messages import (
     MAX_JOBS,
     CancelRun,
@@ -21,19 +20,27 @@ from timer_service.runs.messages import (
     ResolveGroup,
     StartRun,
 )
-from timer_service.runs.rules import Group, Job, Run, RunKey
+from timer_service.runs.pending import Pending
+from timer_service.runs.rules import UNFINISHED, Group, Job, Run, RunKey
 from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "loader.sql")
-_FIND_LOCKED = f"{_SQL['find_run']}\n/* for update */"
-_IF_FAILED = {str(each): each for each in IfFailed}
-_BYTES_OF_TURN = 64 * 1024
+_FIND_RUN = _SQL["find_run"].format(columns=", ".join(store.RUN_COLUMNS))
+_FIND_LOCKED = f"{_FIND_RUN}\n/* for update */"
+_FIND_JOB, _JOBS_OF_RUN, _OPEN_JOBS_OF_RUN = (
+    _SQL["find_jobs"].format(columns=", ".join(store.JOB_COLUMNS), each=each, which=which)
+    for each, which in (
+        ("/* each of many */", "AND job_name = :job_name"),
+        ("", "ORDER BY job_name"),
+        ("", "AND settled_at IS NULL ORDER BY job_name"),
+    )
+)
 Names = Mapping[RunKey, Collection[str]]
 """Names of jobs by run."""
-_MOST_JOBS = MAX_JOBS // 2
-"""For more jobs of one run, all of its jobs are read."""
+MOST_JOBS = MAX_JOBS // 2
+"""For more jobs of one run, all of its jobs are read, which is faster."""
 _MAX_LEVELS = 50
-"""A cascade of skips is read level by level up to this depth. For a deeper one, four statements read the whole run."""
+"""How deep a cascade of skips is read level by level, which reads only jobs that can change."""
 
 
 async def load(
@@ -41,27 +48,26 @@ async def load(
 ) -> dict[RunKey, RunState]:
     """Read all rows of locked runs that commands can change."""
     loader = Loader(tx, runs)
-    by_type = defaultdict[type, set[RunKey]](set)
+    of_type = defaultdict[type, set[RunKey]](set)
     for key, on_run in commands.items():
         for each in on_run:
-            by_type[type(each.payload)].add(key)
+            of_type[type(each.payload)].add(key)
     is_open = {key for key, run in runs.items() if run.is_open}
-    started = {key for key, run in runs.items() if run.started}
-    whole = (by_type[ResolveGroup] | by_type[CancelRun]) & is_open
-    only_cancelled = {key for key in whole if all(isinstance(each.payload, CancelRun) for each in commands[key])}
-    await loader.read_open_jobs(only_cancelled)
-    await loader.read_whole_runs(whole - only_cancelled)
-    resolving = by_type[ResolveGroup] & started  # before the StartRun, a ResolveGroup only waits
-    await loader.read_groups(resolving - whole)
-    starting = by_type[StartRun] - started  # a repeated StartRun changes nothing of what waits
-    await loader.read_pending(resolving | starting | by_type[CancelRun])
-    reports = [
-        (key, each.payload)
-        for key in by_type[ReportJobStatus] & started - whole
-        for each in commands[key]
-        if isinstance(each.payload, ReportJobStatus)
-    ]
-    await loader.read_jobs_of_reports(reports, evaluating)
+    whole = of_type[ResolveGroup] & is_open
+    await loader.read_whole_runs(whole)
+    await loader.read_jobs_of_runs((of_type[CancelRun] & is_open) - whole, only_open=True)
+    await loader.read_groups(of_type[ResolveGroup] - whole)
+    await loader.read_pending(of_type[StartRun] | of_type[ResolveGroup] | of_type[CancelRun])
+    named, succeeded, failed = (defaultdict[RunKey, set[str]](set) for _ in range(3))
+    for key in {key for key in of_type[ReportJobStatus] - whole if runs[key].started}:
+        for report in (each.payload for each in commands[key] if isinstance(each.payload, ReportJobStatus)):
+            named[key].update(report.named_jobs)
+            if evaluating and runs[key].evaluated:
+                failed[key].update(report.dropped_jobs or ())
+                if report.status not in UNFINISHED:
+                    (succeeded if report.status is JobStatus.SUCCESS else failed)[key].add(report.job_name)
+    await loader.read_jobs(named)
+    await loader.read_affected_jobs(succeeded, failed)
     return loader.states()
 
 
@@ -75,18 +81,45 @@ async def lock_runs(tx: Transaction, keys: Collection[RunKey]) -> dict[RunKey, R
     return {run.key: run for run in map(store.read_run, rows)}
 
 
-async def count_group_needs(reader: Reader, keys: Collection[RunKey]) -> dict[RunKey, dict[str, int]]:
-    """Return how many jobs need each group of the runs."""
-    counts: dict[RunKey, dict[str, int]] = {key: {} for key in keys}
-    for row in await reader.fetch_each(_SQL["count_group_needs"], [key._asdict() for key in keys]):
-        counts[RunKey(row["tenant_id"], row["run_id"])][row["group_name"]] = row["count"]
-    return counts
-
-
 async def find_runs(reader: Reader, keys: Iterable[RunKey]) -> dict[RunKey, Run]:
     """Return the runs that exist, without a lock."""
-    rows = await reader.fetch_each(_SQL["find_run"], [key._asdict() for key in keys])
+    rows = await reader.fetch_each(_FIND_RUN, [key._asdict() for key in keys])
     return {run.key: run for run in map(store.read_run, rows)}
+
+
+async def find_jobs(reader: Reader, jobs: Iterable[JobKey]) -> dict[JobKey, Job]:
+    """Return the jobs that exist."""
+    rows = await reader.fetch_each(_FIND_JOB, [store.job_parameters(each) for each in jobs])
+    return {(key, job.name): job for key, job in store.read_jobs(rows)}
+
+
+async def find_needs(reader: Reader, jobs: Iterable[JobKey]) -> dict[JobKey, str]:
+    """Return the jobs that some jobs need, as `read_needs` takes them. A job that needs none is left out."""
+    rows = await reader.fetch_each(_SQL["needs"], [store.job_parameters(each) for each in jobs])
+    return {store.job_key(row): row["needs"] for row in rows}
+
+
+async def find_groups(reader: Reader, keys: Collection[RunKey]) -> dict[RunKey, dict[str, Group]]:
+    """Return the groups of each run."""
+    groups: dict[RunKey, dict[str, Group]] = {key: {} for key in keys}
+    for row in await reader.fetch_each(_SQL["groups_of_run"], [key._asdict() for key in keys]):
+        groups[store.run_key(row)][row["group_name"]] = store.read_group(row)
+    return groups
+
+
+async def find_values(reader: Reader, column: str, jobs: Iterable[JobKey]) -> dict[JobKey, Any]:
+    """Return the values of a column of `run_jobs`. A job without a value is left out."""
+    statement = _SQL["find_value"].format(column=column)
+    rows = await reader.fetch_each(statement, [store.job_parameters(each) for each in jobs])
+    return {store.job_key(row): row["value"] for row in rows}
+
+
+async def count_by_status(reader: Reader, keys: Collection[RunKey]) -> dict[RunKey, dict[JobStatus, int]]:
+    """Return the number of jobs by status of each run."""
+    counts: dict[RunKey, dict[JobStatus, int]] = {key: {} for key in keys}
+    for row in await reader.fetch_each(_SQL["count_by_status"], [key._asdict() for key in keys]):
+        counts[store.run_key(row)][JobStatus(row["status"])] = row["count"]
+    return counts
 
 
 class Loader:
@@ -103,76 +136,46 @@ class Loader:
 
     def states(self) -> dict[RunKey, RunState]:
         """Return the parts of the runs that were read."""
-        return {
-            key: RunState(
-                run,
-                self._jobs[key],
-                self._downstream[key],
-                self._groups[key],
-                self._downstream_of_groups[key],
-                self._pending[key],
-            )
-            for key, run in self.runs.items()
-        }
+        parts = self._jobs, self._downstream, self._groups, self._downstream_of_groups, self._pending
+        return {key: RunState(run, *(part[key] for part in parts)) for key, run in self.runs.items()}  # type: ignore[arg-type]
 
     async def read_whole_runs(self, keys: Collection[RunKey]) -> None:
         """Read all jobs, needs and groups of runs."""
-        named = [key._asdict() for key in keys]
-        self._add_jobs(await self._reader.fetch_each(_SQL["jobs_of_run"], named))
-        for key in keys:
-            self._downstream[key] = {}
-        self._add_edges(await self._reader.fetch_each(_SQL["edges_of_run"], named))
+        await self.read_jobs_of_runs(keys)
+        self._add_edges(await self._fetch("edges_of_run", keys))
         await self.read_groups(keys)
-        for row in await self._reader.fetch_each(_SQL["group_needs_of_run"], named):
-            edge = Edge(row["group_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
+        for row in await self._fetch("group_needs_of_run", keys):
+            edge = Edge(row["group_name"], row["job_name"], IfFailed(row["if_failed"]))
             self._downstream_of_groups[store.run_key(row)].setdefault(edge.upstream, []).append(edge)
 
-    async def read_open_jobs(self, keys: Collection[RunKey]) -> None:
-        """Read the jobs of runs that have not ended."""
-        self._add_jobs(await self._reader.fetch_each(_SQL["open_jobs_of_run"], [key._asdict() for key in keys]))
+    async def read_jobs_of_runs(self, keys: Iterable[RunKey], *, only_open: bool = False) -> None:
+        """Read all jobs of runs, or those that have not ended."""
+        statement = _OPEN_JOBS_OF_RUN if only_open else _JOBS_OF_RUN
+        self._add_jobs(await self._reader.fetch_each(statement, [key._asdict() for key in keys]))
 
     async def read_groups(self, keys: Collection[RunKey]) -> None:
         """Read the groups of runs."""
-        for row in await self._reader.fetch_each(_SQL["groups_of_run"], [key._asdict() for key in keys]):
-            self._groups[store.run_key(row)][row["group_name"]] = store.read_group(row)
+        self._groups |= await find_groups(self._reader, keys)
 
     async def read_pending(self, keys: Iterable[RunKey]) -> None:
-        """Read the pending commands of runs. A run can have 2,000. Other tasks run in between."""
-        waiting = [key._asdict() for key in keys if self.runs[key].pending_bytes]
-        turns = Turns(_BYTES_OF_TURN)
-        for row in await self._reader.fetch_each(_SQL["pending"], waiting):
-            await turns.take(len(row["payload"]))
+        """Read the pending commands of runs."""
+        for row in await self._fetch("pending", (key for key in keys if self.runs[key].pending_bytes)):
             pending = store.read_pending(row)
-            self._pending[store.run_key(row)][pending.command.position] = pending
+            self._pending[store.run_key(row)][pending.position] = pending
 
-    async def read_jobs_of_reports(self, reports: Sequence[tuple[RunKey, ReportJobStatus]], evaluating: bool) -> None:  # noqa: FBT001
-        """Read the jobs that reports name. If `evaluating`, also read every job that can change when these jobs end."""
-        await self.read_jobs(
-            {(key, name) for key, each in reports for name in (each.job_name, *(each.dropped_jobs or ()))}
-        )
-        succeeded: set[JobKey] = set()
-        failed: set[JobKey] = set()
-        for key, each in reports:
-            if evaluating and self.runs[key].evaluated:
-                if each.status not in rules.UNFINISHED:
-                    (succeeded if each.status is JobStatus.SUCCESS else failed).add((key, each.job_name))
-                failed |= {(key, name) for name in each.dropped_jobs or ()}
-        await self.read_affected_jobs(succeeded, failed)
+    async def read_jobs(self, jobs: Names) -> None:
+        """Read jobs that exist. If these are most of a run, read all of its jobs, which is faster."""
+        await self.read_jobs_of_runs([key for key, names in jobs.items() if len(names) > MOST_JOBS])
+        some = {key: names for key, names in jobs.items() if len(names) <= MOST_JOBS}
+        self._add_jobs(await self._reader.fetch_each(_FIND_JOB, _parameters(some)))
 
-    async def read_jobs(self, jobs: Iterable[JobKey]) -> None:
-        """Read jobs by key."""
-        await self._read_jobs(_by_run(jobs))
-
-    async def read_affected_jobs(self, succeeded: Collection[JobKey], failed: Collection[JobKey]) -> None:
-        """Read the jobs that need the ended jobs, and the jobs that a failure skips.
-
-        The skipped jobs are read level by level, which reads only jobs that can change. A recursive statement would
-        use no index on PostgreSQL.
-        """
-        seen = _by_run(each for each in (*succeeded, *failed) if each[1] in self._jobs[each[0]])
+    async def read_affected_jobs(self, succeeded: Names, failed: Names) -> None:
+        """Read the jobs that need the ended jobs, and the jobs that a failure skips, directly or not."""
+        ended = {key: {*succeeded.get(key, ()), *failed.get(key, ())} for key in {*succeeded, *failed}}
+        seen = {key: names & self._jobs[key].keys() for key, names in ended.items()}
         await self._read_downstream(seen)
         failing: Names = {
-            key: [name for name in names if (key, name) in failed or self._jobs[key][name].is_waiting]
+            key: [name for name in names if name in failed.get(key, ()) or self._jobs[key][name].is_waiting]
             for key, names in seen.items()
         }
         for _ in range(_MAX_LEVELS):
@@ -183,7 +186,7 @@ class Loader:
             for key, names in failing.items():
                 seen[key].update(names)
             await self._read_downstream(failing)
-        await self.read_whole_runs([key for key, names in failing.items() if self._skipped_by(key, names) - seen[key]])
+        await self.read_whole_runs(failing)
 
     def _skipped_by(self, key: RunKey, failing: Collection[str]) -> set[str]:
         """Return the waiting jobs of a run that are skipped if jobs of it fail."""
@@ -196,25 +199,15 @@ class Loader:
 
         The two reads are not joined: without statistics, PostgreSQL would start the join with all jobs of a run.
         """
-        named = [store.job_parameters((key, name)) for key, names in jobs.items() for name in names]
-        self._add_edges(await self._reader.fetch_each(_SQL["downstream"], named))
-        needing = {key: map(JOB_OF, self._edges_from(key, names)) for key, names in jobs.items()}
-        await self._read_jobs({key: set(names).difference(self._jobs[key]) for key, names in needing.items()})
+        self._add_edges(await self._reader.fetch_each(_SQL["downstream"], _parameters(jobs)))
+        needing = {key: {edge.job for edge in self._edges_from(key, names)} for key, names in jobs.items()}
+        await self.read_jobs({key: names.difference(self._jobs[key]) for key, names in needing.items()})
 
     def _edges_from(self, key: RunKey, names: Collection[str]) -> Iterator[Edge]:
         return chain.from_iterable(self._downstream[key].get(name, ()) for name in names)
 
-    async def _read_jobs(self, jobs: Names) -> None:
-        """Read jobs. If these are most of a run, read all of its jobs, which is faster."""
-        whole = [key._asdict() for key, names in jobs.items() if len(names) > _MOST_JOBS]
-        some = [
-            store.job_parameters((key, name))
-            for key, names in jobs.items()
-            if len(names) <= _MOST_JOBS
-            for name in names
-        ]
-        self._add_jobs(await self._reader.fetch_each(_SQL["jobs_of_run"], whole))
-        self._add_jobs(await self._reader.fetch_each(_SQL["find_job"], some))
+    async def _fetch(self, statement: str, keys: Iterable[RunKey]) -> Sequence[Row]:
+        return await self._reader.fetch_each(_SQL[statement], [key._asdict() for key in keys])
 
     def _add_jobs(self, rows: Iterable[Row]) -> None:
         for key, job in store.read_jobs(rows):
@@ -226,8 +219,5 @@ class Loader:
             self._downstream[RunKey(tenant_id, run_id)][upstream] = read_needed_by(upstream, needed_by)
 
 
-def _by_run(jobs: Iterable[JobKey]) -> dict[RunKey, set[str]]:
-    names = defaultdict[RunKey, set[str]](set)
-    for key, name in jobs:
-        names[key].add(name)
-    return names
+def _parameters(jobs: Names) -> list[dict[str, str]]:
+    return [store.job_parameters((key, name)) for key, names in jobs.items() for name in names]

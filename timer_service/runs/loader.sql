@@ -1,25 +1,14 @@
 -- name: find_run
 -- Returns a run.
-SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, stored_bytes, payload_bytes, pending_bytes, has_outputs, evaluated,
-    flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate
+SELECT {columns}
 FROM /* each of many */ runs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
--- name: jobs_of_run
--- Returns all jobs of a run.
-SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
-    stale_after_ms, stale_at, payload_bytes
-FROM run_jobs
-WHERE tenant_id = :tenant_id AND run_id = :run_id
-ORDER BY job_name
-
--- name: open_jobs_of_run
--- Returns the jobs of a run that have not ended.
-SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
-    stale_after_ms, stale_at, payload_bytes
-FROM run_jobs
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND settled_at IS NULL
-ORDER BY job_name
+-- name: find_jobs
+-- Returns a job, all jobs of a run, or those that have not ended.
+SELECT {columns}
+FROM {each} run_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id {which}
 
 -- name: edges_of_run
 -- Returns, for each job of a run that other jobs need, these jobs.
@@ -27,6 +16,18 @@ SELECT tenant_id, run_id, job_name, needed_by
 FROM run_edges
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND needed_by IS NOT NULL
 ORDER BY job_name
+
+-- name: downstream
+-- Returns the jobs that need a job.
+SELECT tenant_id, run_id, job_name, needed_by
+FROM /* each of many */ run_edges
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needed_by IS NOT NULL
+
+-- name: needs
+-- Returns the jobs that a job needs.
+SELECT tenant_id, run_id, job_name, needs
+FROM /* each of many */ run_edges
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needs IS NOT NULL
 
 -- name: groups_of_run
 -- Returns all groups of a run.
@@ -40,26 +41,6 @@ SELECT tenant_id, run_id, job_name, group_name, if_failed
 FROM run_group_needs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
--- name: count_group_needs
--- Returns how many jobs need each group of a run.
-SELECT tenant_id, run_id, group_name, COUNT(*) AS count
-FROM /* each of many */ run_group_needs
-WHERE tenant_id = :tenant_id AND run_id = :run_id
-GROUP BY tenant_id, run_id, group_name
-
--- name: find_job
--- Returns a job.
-SELECT tenant_id, run_id, job_name, status, group_name, ready_at, open_needs, open_groups, settled_at, reason,
-    stale_after_ms, stale_at, payload_bytes
-FROM /* each of many */ run_jobs
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
-
--- name: downstream
--- Returns the jobs that need a job.
-SELECT tenant_id, run_id, job_name, needed_by
-FROM /* each of many */ run_edges
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND needed_by IS NOT NULL
-
 -- name: pending
 -- Returns all pending commands of a run, in the order of the log.
 SELECT tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id,
@@ -67,3 +48,16 @@ SELECT tenant_id, run_id, position_epoch, position_sequence, command_id, command
 FROM run_pending_commands
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 ORDER BY position_epoch, position_sequence
+
+-- name: count_by_status
+-- Returns the number of jobs by status of a run.
+SELECT tenant_id, run_id, status, COUNT(*) AS count
+FROM run_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+GROUP BY tenant_id, run_id, status
+
+-- name: find_value
+-- Returns the value of a column of a job, if it has one.
+SELECT tenant_id, run_id, job_name, {column} AS value
+FROM /* each of many */ run_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name AND {column} IS NOT NULL

@@ -7,13 +7,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_serializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from timer_service.core.values.data import check_fits, dump_data
 from timer_service.core.values.instant import Instant
-from timer_service.core.values.message import STRICT_CAMEL_CASE, Identifier, Payload, Tenant, TenantPayload
+from timer_service.core.values.message import STRICT_CAMEL_CASE, Identifier, Payload, TenantPayload
 
 MAX_JOBS = 10_000
 MAX_NEEDS = 100_000
@@ -98,17 +98,6 @@ def _named(need: str | JobNeed | GroupNeed) -> tuple[bool, str]:
     return (True, need.group) if isinstance(need, GroupNeed) else (False, need if isinstance(need, str) else need.job)
 
 
-def _shortest(need: str | JobNeed | GroupNeed) -> str | Mapping[str, str]:
-    """Return a need as JSON, without what is the default."""
-    if isinstance(need, str):
-        return need
-    skips = need.if_failed is IfFailed.SKIP
-    if skips and isinstance(need, JobNeed):
-        return need.job
-    name = {"group": need.group} if isinstance(need, GroupNeed) else {"job": need.job}
-    return name if skips else {**name, "ifFailed": need.if_failed.value}
-
-
 class NewJob(Payload):
     """A job and the jobs and groups it needs."""
 
@@ -131,11 +120,6 @@ class NewJob(Payload):
                 (_, name), _ = Counter(names).most_common(1)[0]
                 raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(name)})
         return self
-
-    @field_serializer("needs", when_used="json")
-    def _leave_out_defaults(self, needs: Sequence[Need]) -> Sequence[Any]:
-        """Return the needs in their shortest form, so that a command that is kept counts no more than was sent."""
-        return [_shortest(need) for need in needs]
 
     @cached_property
     def payload_text(self) -> str | None:
@@ -183,7 +167,7 @@ def _digest(jobs: Sequence[NewJob], groups: Sequence[str]) -> str:
             sorted(job.needed_jobs),
             sorted(job.needed_groups),
             job.stale_after_seconds or 0,
-            dump_data(job.payload) if "payload" in job.model_fields_set else "",
+            job.payload_text or "",
         )
         for job in jobs
     )
@@ -214,10 +198,6 @@ class StartRun(RunPayload):
         """The digest of the graph."""
         return _digest(self.jobs, self.groups)
 
-    def model_post_init(self, _context: object) -> None:
-        """Compute the digest before the transaction of the command: it takes 60 ms for 100,000 needs."""
-        _ = self.digest
-
     @model_validator(mode="after")
     def _check_groups_differ(self) -> Self:
         if len(set(self.groups)) < len(self.groups):
@@ -238,25 +218,6 @@ class ResolveGroup(RunPayload):
     def digest(self) -> str:
         """The digest of the jobs."""
         return _digest(self.jobs, ())
-
-    def model_post_init(self, _context: object) -> None:
-        """Compute the digest before the transaction of the command, as for a StartRun."""
-        _ = self.digest
-
-
-class WaitingGroup(BaseModel):
-    """A ResolveGroup that waits for its StartRun, without its jobs: those of one run would take 200 MB.
-
-    They are read when it is applied. Until then they are only text.
-    """
-
-    model_config = ConfigDict(**{**STRICT_CAMEL_CASE, "extra": "ignore"}, frozen=True)
-
-    type: ClassVar[str] = ResolveGroup.type
-    is_operator_action: ClassVar[bool] = False
-
-    tenant_id: Tenant
-    group_name: Identifier
 
 
 class ReportJobStatus(RunPayload):

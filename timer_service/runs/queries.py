@@ -1,7 +1,7 @@
 """The queries about runs. A tenant sees only its own runs."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -28,26 +28,20 @@ from timer_service.core.values.paging import (
 from timer_service.core.values.stored_json import (
     RawJson,
     quote,
+    read_stored,
     write,
     write_list,
     write_object,
-    write_view,
 )
 from timer_service.runs import loader, store
-from timer_service.runs.edges import read_needs
+from timer_service.runs.graph import read_needs
 from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
 from timer_service.runs.rules import Run, RunKey
+from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "queries.sql")
-_NEEDS_PER_PAGE = 64 * 1024
-"""How many characters of stored needs a page reads, of all its jobs: at most 16,384 needs. A single job may have more
-characters, and has at most 10,000 needs.
-"""
-_NEEDS_PER_STEP = 1000
-_NEED_OVERHEAD = 30
-"""The bytes of the field names and of `ifFailed` in the view of a need."""
-_NEEDS_OVERHEAD = 50
-"""The bytes of the field names `needs` and `moreNeeds`."""
+_JOB_BYTES = 50
+"""The bytes of the field names of a job."""
 _NEWER_THAN_ALL = (LATEST + 1, "")
 
 
@@ -130,22 +124,9 @@ def run_view(run: Run) -> Mapping[str, Any]:
     )
 
 
-async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Steps[RawJson]:
-    key = RunKey(tenant, request.run_id)
-    start = _Start(*read_cursor(request.cursor, str, str)) if request.cursor is not None else _Start("", "")
-    run = (await loader.find_runs(reader, [key])).get(key)
-    if run is None or not run.started:
-        raise Rejection(Code.NOT_FOUND, f"no run {request.run_id!r}")
-    counts = await reader.fetch(_SQL["counts"], key._asdict())
-    rows = await reader.fetch(_SQL["groups_of_run"], key._asdict())
-    groups = {row["group_name"]: row["resolved_at"] is not None for row in rows}
-    head = {**run_view(run), "counts": {row["status"]: row["count"] for row in counts}, "groups": groups}
-    return _write_page(head, await _read_jobs(reader, key, groups, start, request.limit), start)
-
-
 async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> RawJson:
     and_status = "" if request.status is None else f"AND status = '{request.status}'"
-    sql = _SQL["page"].format(and_status=and_status)
+    sql = _SQL["page"].format(columns=", ".join(store.RUN_COLUMNS), and_status=and_status)
 
     async def read(before: tuple[int, str], limit: int) -> Sequence[Run]:
         before_at, before_id = before
@@ -163,12 +144,6 @@ async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> Ra
     )
 
 
-QUERIES = (
-    QueryRoute("get-run", GetRun, RunDetails, _get),
-    QueryRoute("list-runs", ListRuns, RunPage, _list),
-)
-
-
 class _Start(NamedTuple):
     """The start of a page of jobs: a job, and the last need of that job that was shown before."""
 
@@ -180,120 +155,104 @@ class _StoredJobs(NamedTuple):
     """The jobs of a page as they are stored. Not all of them may fit on the page."""
 
     rows: Sequence[Row]
-    needs: Mapping[str, str]
-    """The JSON of the jobs that a job needs, by job."""
-    groups: Mapping[str, Sequence[Mapping[str, str]]]
-    """The groups that are not resolved and that a job needs, by job."""
+    needs: Mapping[JobKey, str]
+    groups: Mapping[str, Sequence[str]]
+    """The JSON of the groups that are not resolved and that a job needs, by job."""
     next_job: str | None
     """The job after these, if there is one."""
 
 
-async def _read_jobs(reader: Reader, key: RunKey, groups: Mapping[str, bool], start: _Start, limit: int) -> _StoredJobs:
-    """Read at most `limit` jobs, as many as may fit on a page, and their needs."""
+async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Steps[RawJson]:
+    key = RunKey(tenant, request.run_id)
+    start = _Start(*read_cursor(request.cursor, str, str)) if request.cursor is not None else _Start("", "")
+    run = (await loader.find_runs(reader, [key])).get(key)
+    if run is None or not run.started:
+        raise Rejection(Code.NOT_FOUND, f"no run {request.run_id!r}")
+    counts = (await loader.count_by_status(reader, [key]))[key]
+    groups = {
+        name: each.resolved_at is not None for name, each in (await loader.find_groups(reader, [key]))[key].items()
+    }
+    rows, needs, next_job = await _read_jobs(reader, key, start.job_name, request.limit)
+    unresolved = {name for name, is_resolved in groups.items() if not is_resolved}
+    named = [row["job_name"] for row in rows if row["job_name"] != start.job_name or not start.after]
+    group_needs = await _read_group_needs(reader, key, named, unresolved) if unresolved else {}
+    head = {**run_view(run), "counts": counts, "groups": groups}
+    return _write_page(head, key, _StoredJobs(rows, needs, group_needs, next_job), start)
+
+
+async def _read_jobs(
+    reader: Reader, key: RunKey, first: str, limit: int
+) -> tuple[Sequence[Row], Mapping[JobKey, str], str | None]:
+    """Return at most `limit` jobs, as many as may fit on a page, their needs, and the next job if there is one."""
     rows: list[Row] = []
-    needs: dict[str, str] = {}
-    group_needs: dict[str, list[Mapping[str, str]]] = {}
-    first, size, room = start.job_name, 0, _NEEDS_PER_PAGE
+    needs: dict[JobKey, str] = {}
+    size = 0
     while True:
         count = min(next_step(len(rows), size), limit - len(rows))
         found = await reader.fetch(_SQL["page_of_jobs"], {**key._asdict(), "first": first, "limit": count + 1})
-        taken = _first_jobs(found[:count], room, least=0 if rows else 1)
-        names = [row["job_name"] for row in taken]
-        needs |= await _read_needs(reader, key, names)
-        if False in groups.values():
-            named = [name for name in names if name != start.job_name or not start.after]
-            group_needs |= await _read_group_needs(reader, key, named, groups)
-        rows += taken
-        room -= sum(_needs_size(row) for row in taken)
-        size += sum(_least_size(row, group_needs.get(row["job_name"], ())) for row in taken)
-        if len(taken) == len(found):
-            return _StoredJobs(rows, needs, group_needs, None)
-        first = found[len(taken)]["job_name"]
-        if len(taken) < count or len(rows) == limit or size >= PAGE_BYTES:
-            return _StoredJobs(rows, needs, group_needs, first)
-
-
-def _first_jobs(rows: Sequence[Row], room: int, least: int) -> Sequence[Row]:
-    """Return the first jobs whose needs have at most `room` characters together, and no fewer than `least` jobs."""
-    totals = accumulate(_needs_size(row) for row in rows)
-    return rows[: max(sum(total <= room for total in totals), least)]
-
-
-def _needs_size(row: Row) -> int:
-    size: int | None = row["needs_size"]
-    return size or 0
-
-
-def _least_size(row: Row, groups: Sequence[Mapping[str, str]]) -> int:
-    """Return how many bytes the view of a job has at least."""
-    in_groups = sum(len(each["group"]) + _NEED_OVERHEAD for each in groups)
-    return len(row["job_name"]) + (row["outputs_bytes"] or 0) + _needs_size(row) + in_groups + _NEEDS_OVERHEAD
-
-
-async def _read_needs(reader: Reader, key: RunKey, jobs: Sequence[str]) -> Mapping[str, str]:
-    """Return the JSON of the jobs that some jobs need, by job."""
-    rows = await reader.fetch_each(_SQL["needs"], [{**key._asdict(), "job_name": name} for name in jobs])
-    return {row["job_name"]: row["needs"] for row in rows}
+        of_step = await loader.find_needs(reader, [(key, row["job_name"]) for row in found[:count]])
+        size += sum(map(len, of_step.values())) + sum(_JOB_BYTES + (row["outputs_bytes"] or 0) for row in found[:count])
+        needs |= of_step
+        rows += found[:count]
+        if len(found) <= count:
+            return rows, needs, None
+        first = found[count]["job_name"]
+        if len(rows) == limit or size >= PAGE_BYTES:
+            return rows, needs, first
 
 
 async def _read_group_needs(
-    reader: Reader, key: RunKey, jobs: Sequence[str], groups: Mapping[str, bool]
-) -> Mapping[str, list[Mapping[str, str]]]:
-    """Return the groups that are not resolved and that some jobs need, by job."""
-    needs: dict[str, list[Mapping[str, str]]] = {}
+    reader: Reader, key: RunKey, jobs: Sequence[str], groups: Collection[str]
+) -> Mapping[str, Sequence[str]]:
+    """Return the JSON of those of the `groups` that some jobs need, by job."""
+    needs: dict[str, list[str]] = {}
     for row in await reader.fetch_each(
-        _SQL["group_needs_of_job"], [{**key._asdict(), "job_name": name} for name in jobs]
+        _SQL["group_needs_of_job"], [store.job_parameters((key, name)) for name in jobs]
     ):
-        if groups.get(row["group_name"]) is False:  # otherwise it is resolved, or retention has deleted it
-            needs.setdefault(row["job_name"], []).append({"group": row["group_name"], "ifFailed": row["if_failed"]})
+        if row["group_name"] in groups:
+            need = write({"group": row["group_name"], "ifFailed": row["if_failed"]})
+            needs.setdefault(row["job_name"], []).append(need.text)
     return needs
 
 
-def _write_page(head: Mapping[str, Any], jobs: _StoredJobs, start: _Start) -> Steps[RawJson]:
+def _write_page(head: Mapping[str, Any], key: RunKey, jobs: _StoredJobs, start: _Start) -> Steps[RawJson]:
     """Return the reply with the jobs that fit into it, and a cursor if there are more.
 
-    If the needs of a job do not fit, the next page shows the job again with its next needs.
+    If the needs of a single job do not fit, the next page shows the job again with its next needs.
     """
     shown: list[RawJson] = []
-    used = 0
-    cursor = None if jobs.next_job is None else write_cursor([jobs.next_job, ""])
+    room = PAGE_BYTES
+    next_start = None if jobs.next_job is None else _Start(jobs.next_job, "")
     for row in jobs.rows:
         name = row["job_name"]
-        needs = _read_page_needs(jobs.needs.get(name), start.after if name == start.job_name else "")
-        view = yield from _write_job(row, needs, jobs.groups.get(name, ()), PAGE_BYTES - used)
-        if shown and used + view.size > PAGE_BYTES:
-            cursor = write_cursor([name, ""])
+        needs = read_needs(jobs.needs.get((key, name), "{}"))
+        if name == start.job_name and start.after:
+            needs = needs[bisect_right(needs, start.after, key=itemgetter(0)) :]
+        # A member of an enum takes four times as long to write as its text.
+        texts = [f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}' for job, if_failed in needs]
+        fields = _job_fields(row)
+        in_groups = jobs.groups.get(name, ())
+        left = room - len(to_json(fields)) - (row["outputs_bytes"] or 0) - _JOB_BYTES - _bytes(in_groups)
+        fitting = bisect_right(list(accumulate(_bytes([text]) for text in texts)), left)
+        if shown and (left < 0 or fitting < len(texts)):
+            next_start = _Start(name, "")
             break
-        shown.append(view.json)
-        used += view.size
-        if view.more_after is not None:
-            cursor = write_cursor([name, view.more_after])
+        count = max(fitting, 1)
+        more = {"moreNeeds": True} if count < len(texts) else {}
+        of_job = RawJson(f"[{','.join([*texts[:count], *in_groups])}]")
+        shown.append(write_object({**fields, **more}, {"needs": of_job, "outputs": read_stored(row["outputs"])}))
+        if more:
+            next_start = _Start(name, needs[count - 1][0])
             break
+        room = left - _bytes(texts)
+        yield
+    cursor = None if next_start is None else write_cursor(next_start)
     return write_object({**head, **omit_none(cursor=cursor)}, {"jobs": write_list(shown)})
 
 
-_Needs = Sequence[tuple[str, str]]
-"""The next jobs that a job needs, ordered by name."""
-
-
-def _read_page_needs(text: str | None, after: str) -> _Needs:
-    """Return the stored needs after a job."""
-    found = () if text is None else read_needs(text)
-    return found[bisect_right(found, after, key=itemgetter(0)) :] if after else found
-
-
-class _JobView(NamedTuple):
-    """The JSON of a job, and its size in bytes. The size is larger than the room if not all needs fit."""
-
-    json: RawJson
-    size: int
-    more_after: str | None
-    """The last need in the view, if the job has more needs."""
-
-
-def _write_job(row: Row, needs: _Needs, groups: Sequence[Mapping[str, str]], room: int) -> Steps[_JobView]:
-    """Return the view of a job with the needs that fit into `room` bytes, at least one need."""
-    fields = omit_none(
+def _job_fields(row: Row) -> Mapping[str, Any]:
+    """Return the fields of a job besides its needs and outputs."""
+    return omit_none(
         name=row["job_name"],
         status=row["status"],
         groupName=row["group_name"],
@@ -301,23 +260,14 @@ def _write_job(row: Row, needs: _Needs, groups: Sequence[Mapping[str, str]], roo
         settledAt=format_optional(row["settled_at"]),
         reason=row["reason"],
     )
-    in_groups = [write(each) for each in groups]
-    size = len(to_json(fields)) + (row["outputs_bytes"] or 0) + _NEEDS_OVERHEAD
-    size += sum(len(each.encode()) + 1 for each in in_groups)
-    shown: list[RawJson] = []
-    more_after = None
-    for number, (job, if_failed) in enumerate(needs, 1):
-        # A member of an enum takes four times as long to write as its text.
-        need = RawJson(f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}')
-        size += len(need.encode()) + 1
-        if shown and size > room:
-            more_after = needs[number - 2][0]
-            break
-        shown.append(need)
-        if number % _NEEDS_PER_STEP == 0:
-            yield
-    if more_after is not None:
-        fields = {**fields, "moreNeeds": True}
-    view = write_view(fields, {"needs": write_list([*shown, *in_groups]).text, "outputs": row["outputs"]})
-    yield
-    return _JobView(view, size, more_after)
+
+
+def _bytes(texts: Sequence[str]) -> int:
+    """Return the bytes of JSON texts in a list."""
+    return sum(len(each.encode()) + 1 for each in texts)
+
+
+QUERIES = (
+    QueryRoute("get-run", GetRun, RunDetails, _get),
+    QueryRoute("list-runs", ListRuns, RunPage, _list),
+)

@@ -6,7 +6,18 @@ from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.sql import load_sql
 
 _SQL = load_sql("timer_service.runs", "retention.sql")
-_STATEMENTS = ("delete_edges", "delete_jobs", "delete_group_needs", "delete_pending", "delete_groups")
+_KEYS = {
+    "run_edges": "tenant_id, run_id, job_name",
+    "run_jobs": "tenant_id, run_id, job_name",
+    "run_group_needs": "tenant_id, run_id, job_name, group_name",
+    "run_pending_commands": "tenant_id, run_id, position_epoch, position_sequence",
+    "run_groups": "tenant_id, run_id, group_name",
+}
+"""The keys of the tables with the rows of runs."""
+_DELETE_ROWS = [_SQL["delete_rows"].format(table=table, key=key) for table, key in _KEYS.items()]
+_DELETE_RUN = _SQL["delete_run"].format(
+    is_last=" AND ".join(_SQL["has_no_rows"].format(table=table) for table in _KEYS)
+)
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
@@ -18,5 +29,5 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     runs = await tx.fetch(_SQL["settled_runs"], {"before": before, "limit": limit})
     most = math.ceil(limit / max(len(runs), 1))
     share = [{"tenant_id": run["tenant_id"], "run_id": run["run_id"], "limit": most} for run in runs]
-    deleted = [await tx.executemany(_SQL[name], share) for name in _STATEMENTS]
-    return sum(deleted) + await tx.executemany(_SQL["delete_run"], share)
+    deleted = [await tx.executemany(statement, share) for statement in (*_DELETE_ROWS, _DELETE_RUN)]
+    return sum(deleted)

@@ -1,16 +1,17 @@
 """Applies commands to one run, as pure functions without I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 from timer_service.core.events.cause import cause_of
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import Command, Position
+from timer_service.core.values.message import Command
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Edge, Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
+from timer_service.runs.graph import Edge, Flaw, build_edges, by_upstream, check_names, find_cycle
 from timer_service.runs.messages import CancelRun, JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
-from timer_service.runs.stored_bytes import RunBytes, count_jobs
+from timer_service.runs.size import bytes_of_groups, count_jobs
 
 SWEEP_MS = 10 * 60 * 1000
 """The delay from the start of a run to its first sweep."""
@@ -24,26 +25,18 @@ def apply(
 ) -> tuple[RunState, list[Outcome]]:
     """Apply commands in order. Return the run after the commands, and the outcome of each command.
 
-    If `evaluating` is false, the evaluation is deferred to the sweep. The graph is searched for a cycle once for all
-    commands. If a cycle is found, the commands are applied again, and the command that closes it rejects the run.
+    If `evaluating` is false, the evaluation is deferred to the sweep.
     """
-    applier = _CommandApplier(Draft(before, now, evaluating=evaluating), {})
+    applier = _CommandApplier(Draft(before, now, evaluating=evaluating))
     outcomes = [applier.apply(command) for command in commands]
-    known = (edge for edges in before.downstream.values() for edge in edges)
-    if applier.draft.added_edges and (cycle := find_cycle(known, applier.draft.added_edges)) is not None:
-        position, flaw = cycle
-        applier = _CommandApplier(Draft(before, now, evaluating=evaluating), {position: flaw})
-        outcomes = [applier.apply(command) for command in commands]
     return applier.draft.finish(), outcomes
 
 
 class _CommandApplier:
     """Applies commands to the draft of their run."""
 
-    def __init__(self, draft: Draft, cycles: Mapping[Position, Flaw]) -> None:
-        """`cycles` has the cycle for the position of each command that closes one. Such a command rejects the run."""
+    def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self._cycles = cycles
 
     def apply(self, command: Command) -> Outcome:
         """Apply one command and return its outcome."""
@@ -63,7 +56,6 @@ class _CommandApplier:
         run, digest = self.draft.run, payload.digest
         if run.started:
             return Outcome.UNCHANGED if run.digest == digest else Outcome.EXISTS
-        cause = cause_of(command)
         self.draft.run = Run(
             key=run.key,
             status=RunStatus.RUNNING,
@@ -72,9 +64,9 @@ class _CommandApplier:
             digest=digest,
             open_groups=len(payload.groups),
             row_count=len(payload.groups),
-            stored_bytes=RunBytes.of(run.key.run_id, cause).groups(payload.groups),
+            stored_bytes=bytes_of_groups(run.key.run_id, payload.groups),
             pending_bytes=run.pending_bytes,
-            cause=cause,
+            cause=cause_of(command),
             sweep_at=self.draft.now + SWEEP_MS,
         )
         self.draft.groups = {name: Group(name) for name in payload.groups}
@@ -114,21 +106,21 @@ class _CommandApplier:
         `downstream` are the edges to the jobs that need the group.
         """
         draft, members = self.draft, self.draft.members
-        counted = (
-            check_names(jobs, draft.jobs, draft.groups)
-            or check_size(jobs, members, downstream, jobs=len(draft.jobs), needs=draft.need_count)
-            or self._cycles.get(command.position)
-            or count_jobs(draft.run, jobs, members, downstream, group)
+        counted = check_names(jobs, draft.jobs, draft.groups) or count_jobs(
+            draft.run, jobs, members, downstream, group, jobs=len(draft.jobs), needs=draft.need_count
         )
         if isinstance(counted, Flaw):
             draft.reject(counted)
             return False
-        draft.run = counted
         to_jobs, to_groups = build_edges(jobs, members)
         names = [job.name for job in jobs]
-        to_members = [edge._replace(upstream=name) for edge in downstream for name in names]
-        edges = NewEdges([*to_jobs, *to_members], to_groups)
-        draft.add_jobs(jobs, group, edges, command, resolved=downstream)
+        to_members = (edge._replace(upstream=name) for edge in downstream for name in names)
+        added = by_upstream(chain(to_jobs, to_members))
+        if (cycle := find_cycle(names, draft.downstream, added)) is not None:
+            draft.reject(cycle)
+            return False
+        draft.run = counted
+        draft.add_jobs(jobs, group, added, by_upstream(to_groups), command=command, resolved=downstream)
         return True
 
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
@@ -202,16 +194,7 @@ class _CommandApplier:
         return Outcome.KEPT if self.draft.keep_pending(command) else Outcome.NOT_KEPT
 
     def _apply_pending(self) -> None:
-        """Apply the commands that come before the StartRun, in the order of the log.
-
-        A report of unknown jobs is kept again. The jobs of a group are read only if they are needed: a run can have
-        10,000, but 300,000 may wait.
-        """
+        """Apply the commands that come before the StartRun, in the order of the log. Unknown jobs are kept again."""
         for each in self.draft.take_pending():
-            if each.resolved_group is None or self._can_resolve(each.resolved_group):
-                self.apply(each.whole_command())
-
-    def _can_resolve(self, name: str) -> bool:
-        """Return whether a ResolveGroup of a group would have an effect."""
-        group = self.draft.groups.get(name)
-        return group is not None and group.resolved_at is None and self.draft.run.is_open
+            if self.draft.run.is_open:
+                self.apply(each.read())

@@ -1,7 +1,7 @@
 """Writes the changes of runs, and converts between rows and values."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -9,41 +9,53 @@ from typing import Any
 from pydantic_core import to_json
 
 from timer_service.core.due.row_counts import CountedRows
-from timer_service.core.events.cause import cause_columns, read_cause
+from timer_service.core.events.cause import Cause, cause_columns, read_cause
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.sql import load_sql
-from timer_service.core.values.message import Command, Position, Trace
-from timer_service.runs.draft import Pending, RunState, read_waiting
-from timer_service.runs.edges import write_needed_by, write_needs
-from timer_service.runs.graph import Edge
+from timer_service.core.values.message import Position, Trace
+from timer_service.runs.draft import RunState
+from timer_service.runs.graph import Edge, Edges, write_needed_by, write_needs
 from timer_service.runs.messages import JobStatus, RunStatus
+from timer_service.runs.pending import Pending
 from timer_service.runs.rules import Group, Job, Run, RunKey
 
+_RUN_FIELDS = tuple(name for name in Run._fields if name not in {"key", "position", "cause"})
+"""The fields of a run that are columns."""
+RUN_COLUMNS = (
+    *RunKey._fields,
+    *_RUN_FIELDS,
+    "position_epoch",
+    "position_sequence",
+    *cause_columns(Cause()),
+)
+_READ = Job._fields[: Job._fields.index("payload_bytes") + 1]
+"""The fields of a job that are read back, in the order of the columns."""
+_COLUMN_OF = {"name": "job_name", "group": "group_name"}
+JOB_COLUMNS = (*RunKey._fields, *(_COLUMN_OF.get(name, name) for name in _READ))
+_NEW_JOB = (*JOB_COLUMNS, "payload", "outputs", "outputs_bytes")
+_of_job = attrgetter(*_READ, "payload", "outputs")
+
 _SQL = load_sql("timer_service.runs", "store.sql")
+_UPSERT_RUN = _SQL["upsert_run"].format(
+    columns=", ".join(RUN_COLUMNS),
+    values=", ".join(f":{name}" for name in RUN_COLUMNS),
+    updates=", ".join(f"{name} = excluded.{name}" for name in RUN_COLUMNS[len(RunKey._fields) :]),
+)
+_INSERT_JOB = _SQL["insert_job"].format(columns=", ".join(_NEW_JOB), values=", ".join(f":{name}" for name in _NEW_JOB))
+_CHANGED = ("status", "reason", "open_needs", "open_groups", "ready_at", "settled_at", "stale_at")
+"""The fields of a job that can change."""
+_changes = attrgetter(*_CHANGED)
+_UPDATE_JOB, _UPDATE_JOBS = (
+    _SQL["update_jobs"].format(updates=", ".join(f"{name} = :{name}" for name in _CHANGED), which=which)
+    for which in ("= :job_name", "= ANY (:job_names)")
+)
+MANY_JOBS = 50
+"""From how many jobs of one run on a statement has a list of names. PostgreSQL may read the whole run for each list."""
 
 _JOB_STATUSES = {str(status): status for status in JobStatus}  # three times as fast as JobStatus(value)
 
-_PART_CHARACTERS = 4 * 1024 * 1024
-"""The limit for the JSON of edges that is in memory at the same time. Each name may be in it 10,000 times."""
-
-MANY_JOBS = 50
-"""From how many jobs of one run on a statement has a list of names."""
-
-_CHANGED = ("status", "reason", "open_needs", "open_groups", "ready_at", "settled_at", "stale_at")
-"""The fields of a job that `update_job` and `update_jobs` write."""
-_changes = attrgetter(*_CHANGED)
-_of_job = attrgetter(
-    *("name", "status", "group", "payload", "payload_bytes", "reason"),
-    *("open_needs", "open_groups", "ready_at", "settled_at", "stale_after_ms", "stale_at", "outputs"),
-)
-"""Returns the values of `insert_job` between the key of the run and `outputs_bytes`. Dictionaries take longer."""
-
-_RUN_COLUMNS = tuple(name for name in Run._fields if name not in {"key", "position", "cause"})
-"""The fields of a run that are columns."""
-
 JobKey = tuple[RunKey, str]
 """The key of a job: its run and its name."""
-_EdgesRow = tuple[str, str, str, str | None, int, str | None]
 
 COUNTED = (
     CountedRows("runs", "running", "sweep_at IS NOT NULL"),
@@ -54,14 +66,13 @@ COUNTED = (
 async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mapping[RunKey, RunState]) -> None:
     """Write the difference between two states of locked runs."""
     pairs = [(before[key], state) for key, state in after.items()]
-    new_jobs = [(*key, *_of_job(job), outputs_bytes(job)) for old, new in pairs for key, job in _added_jobs(old, new)]
-    await tx.insert(_SQL["insert_job"], new_jobs)
+    new_jobs = [(*key, *_of_job(job), _outputs_bytes(job)) for old, new in pairs for key, job in _added_jobs(old, new)]
+    await tx.insert(_INSERT_JOB, new_jobs)
     changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
     await _update_jobs(tx, [(key, job) for key, job, _ in changed])
     outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
     await tx.executemany(_SQL["update_outputs"], outputs)
-    for rows in _in_parts(row for old, new in pairs for row in _changed_edges(old, new)):
-        await tx.insert(_SQL["upsert_edges"], rows)
+    await tx.insert(_SQL["upsert_edges"], [row for old, new in pairs for row in _changed_edges(old, new)])
     group_needs = [
         _group_need(new.run.key, edge)
         for old, new in pairs
@@ -79,15 +90,12 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     ]
     await tx.executemany(_SQL["insert_pending"], added)
     runs = [new.run for old, new in pairs if new.run != old.run]
-    await tx.executemany(_SQL["upsert_run"], [_run(run) for run in runs if run.holds_something])
+    await tx.executemany(_UPSERT_RUN, [_run(run) for run in runs if run.holds_something])
     await tx.executemany(_SQL["delete_run"], [run.key._asdict() for run in runs if not run.holds_something])
 
 
 async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> None:
-    """Write changed jobs. Many of a run that changed in the same way are written together, in half the time.
-
-    Not a few: without statistics of large runs, PostgreSQL reads all jobs of the run for each list of names.
-    """
+    """Write changed jobs. Many of a run that changed in the same way are written together, in half the time."""
     names = defaultdict[tuple[RunKey, tuple[Any, ...]], list[str]](list)
     for key, job in jobs:
         names[key, _changes(job)].append(job.name)
@@ -99,8 +107,8 @@ async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> N
             few += [{**named, "job_name": name} for name in alike]
         else:
             many.append({**named, "job_names": alike})
-    await tx.executemany(_SQL["update_job"], few)
-    await tx.executemany(_SQL["update_jobs"], many)
+    await tx.executemany(_UPDATE_JOB, few)
+    await tx.executemany(_UPDATE_JOBS, many)
 
 
 def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
@@ -111,7 +119,7 @@ def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[Job, Job]]:
     return ((new.jobs[name], job) for name, job in old.jobs.items() if new.jobs[name] is not job)
 
 
-def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]]) -> Iterator[Edge]:
+def _added_edges(old: Edges, new: Edges) -> Iterator[Edge]:
     """Yield the added edges. A command only appends edges, so the new edges are at the end of each list."""
     for upstream, edges in new.items():
         known = old.get(upstream, ())
@@ -119,7 +127,7 @@ def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[E
             yield from edges[len(known) :]
 
 
-def _changed_edges(old: RunState, new: RunState) -> Iterator[_EdgesRow]:
+def _changed_edges(old: RunState, new: RunState) -> Iterator[tuple[str, str, str, str | None, int, str | None]]:
     """Yield the row of each job that got an edge. Commands that add edges have read the whole run."""
     added = list(_added_edges(old.downstream, new.downstream))
     changed = {edge.job for edge in added} | {edge.upstream for edge in added}
@@ -130,21 +138,6 @@ def _changed_edges(old: RunState, new: RunState) -> Iterator[_EdgesRow]:
     for name in sorted(changed):
         needs = write_needs(upstream.get(name, ()))
         yield tenant_id, run_id, name, needs, len(needs or ""), write_needed_by(new.downstream.get(name, ()))
-
-
-def _in_parts(rows: Iterable[_EdgesRow]) -> Iterator[list[_EdgesRow]]:
-    """Split rows so that the texts of each part have about `_PART_CHARACTERS`."""
-    part: list[_EdgesRow] = []
-    size = 0
-    for row in rows:
-        part.append(row)
-        *_, needs_size, needed_by = row
-        size += needs_size + len(needed_by or "")
-        if size >= _PART_CHARACTERS:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 # Values -> parameters
@@ -163,7 +156,7 @@ def job_parameters(key: JobKey) -> dict[str, str]:
 def _run(run: Run) -> dict[str, Any]:
     return {
         **run.key._asdict(),
-        **{name: getattr(run, name) for name in _RUN_COLUMNS},
+        **{name: getattr(run, name) for name in _RUN_FIELDS},
         "has_outputs": int(run.has_outputs),
         "evaluated": int(run.evaluated),
         "position_epoch": run.position.epoch,
@@ -173,10 +166,10 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def _outputs(key: JobKey, job: Job) -> dict[str, Any]:
-    return {**job_parameters(key), "outputs": job.outputs, "outputs_bytes": outputs_bytes(job)}
+    return {**job_parameters(key), "outputs": job.outputs, "outputs_bytes": _outputs_bytes(job)}
 
 
-def outputs_bytes(job: Job) -> int | None:
+def _outputs_bytes(job: Job) -> int | None:
     """Return how many bytes the outputs of a job take in a JobReady, including its name; None without outputs."""
     return None if job.outputs is None else len(to_json(job.name)) + len(job.outputs.encode()) + len(":,")
 
@@ -190,15 +183,13 @@ def _group(key: RunKey, group: Group) -> dict[str, Any]:
 
 
 def _pending(key: RunKey, pending: Pending) -> dict[str, Any]:
-    command = pending.command
     return {
-        **_pending_key(key, command.position),
-        "command_id": command.id,
-        "command_type": command.payload.type,
+        **_pending_key(key, pending.position),
+        "command_id": pending.command_id,
+        "command_type": pending.command_type,
         "payload": pending.payload,
-        "correlation_id": command.correlation_id,
-        "traceparent": command.trace.traceparent,
-        "tracestate": command.trace.tracestate,
+        "correlation_id": pending.correlation_id,
+        **pending.trace._asdict(),
     }
 
 
@@ -210,13 +201,18 @@ def run_key(row: Row) -> RunKey:
     return RunKey(row["tenant_id"], row["run_id"])
 
 
+def job_key(row: Row) -> JobKey:
+    """Return the key of the job of a row."""
+    return run_key(row), row["job_name"]
+
+
 def read_run(row: Row) -> Run:
     """Return the run in a row of the table `runs`."""
     run = Run(
         key=run_key(row),
         position=Position(row["position_epoch"], row["position_sequence"]),
         cause=read_cause(row),
-        **{name: row[name] for name in _RUN_COLUMNS},
+        **{name: row[name] for name in _RUN_FIELDS},
     )
     status = None if run.status is None else RunStatus(run.status)
     return run._replace(status=status, has_outputs=bool(run.has_outputs), evaluated=bool(run.evaluated))
@@ -238,12 +234,11 @@ def read_group(row: Row) -> Group:
 
 def read_pending(row: Row) -> Pending:
     """Return the command of a row of `run_pending_commands`."""
-    command = Command(
-        id=row["command_id"],
-        payload=read_waiting(row["command_type"], row["payload"]),
-        position=Position(row["position_epoch"], row["position_sequence"]),
-        correlation_id=row["correlation_id"],
-        trace=Trace(row["traceparent"], row["tracestate"]),
-        reply_to=None,
+    return Pending(
+        Position(row["position_epoch"], row["position_sequence"]),
+        row["command_id"],
+        row["command_type"],
+        row["payload"],
+        row["correlation_id"],
+        Trace(row["traceparent"], row["tracestate"]),
     )
-    return Pending(command, row["payload"])

@@ -1,24 +1,6 @@
 -- name: upsert_run
 -- Inserts a run, or updates a locked one.
-INSERT INTO runs (
-    tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, stored_bytes, payload_bytes,
-    pending_bytes, has_outputs, evaluated, flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch,
-    position_sequence, correlation_id, causation_id, traceparent, tracestate
-) VALUES (
-    :tenant_id, :run_id, :status, :digest, :open_jobs, :failed_jobs, :open_groups, :row_count, :stored_bytes,
-    :payload_bytes, :pending_bytes, :has_outputs, :evaluated, :flaw_code, :flaw_path, :created_at, :settled_at,
-    :sweep_at, :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate
-)
-ON CONFLICT (tenant_id, run_id)
-DO UPDATE SET
-    status = excluded.status, digest = excluded.digest, open_jobs = excluded.open_jobs, failed_jobs =
-    excluded.failed_jobs, open_groups = excluded.open_groups, row_count = excluded.row_count, stored_bytes =
-    excluded.stored_bytes, payload_bytes = excluded.payload_bytes, pending_bytes = excluded.pending_bytes, has_outputs =
-    excluded.has_outputs, evaluated = excluded.evaluated, flaw_code = excluded.flaw_code, flaw_path =
-    excluded.flaw_path, created_at = excluded.created_at, settled_at = excluded.settled_at, sweep_at =
-    excluded.sweep_at, position_epoch = excluded.position_epoch, position_sequence = excluded.position_sequence,
-    correlation_id = excluded.correlation_id, causation_id = excluded.causation_id, traceparent = excluded.traceparent,
-    tracestate = excluded.tracestate
+INSERT INTO runs ({columns}) VALUES ({values}) ON CONFLICT (tenant_id, run_id) DO UPDATE SET {updates}
 
 -- name: delete_run
 -- Deletes a run that was not started, and that holds no pending commands any more.
@@ -26,27 +8,12 @@ DELETE FROM runs WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: insert_job
 -- Inserts a job.
-INSERT INTO run_jobs (
-    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, reason, open_needs, open_groups, ready_at,
-    settled_at, stale_after_ms, stale_at, outputs, outputs_bytes
-) VALUES (
-    :tenant_id, :run_id, :job_name, :status, :group_name, :payload, :payload_bytes, :reason, :open_needs, :open_groups,
-    :ready_at, :settled_at, :stale_after_ms, :stale_at, :outputs, :outputs_bytes
-)
-
--- name: update_job
--- Updates a job of a locked run.
-UPDATE run_jobs
-SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = :open_groups, ready_at = :ready_at,
-    settled_at = :settled_at, stale_at = :stale_at
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+INSERT INTO run_jobs ({columns}) VALUES ({values})
 
 -- name: update_jobs
 -- Updates jobs of a locked run that change in the same way: one report can make 10,000 ready.
-UPDATE run_jobs
-SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = :open_groups, ready_at = :ready_at,
-    settled_at = :settled_at, stale_at = :stale_at
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names)
+UPDATE run_jobs SET {updates}
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name {which}
 
 -- name: update_outputs
 -- Updates the outputs of a job.

@@ -6,15 +6,15 @@ A stuck job is still waiting although all jobs it needs have ended, or although 
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable
 from functools import partial
 
 from timer_service.core.due.due_rows import DueRows, DueTable
 from timer_service.core.due.loop import PASS_SECONDS, Pass
 from timer_service.core.intake.backlog import Backlog
 from timer_service.core.intake.waiting_rows import find_tenants
-from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
@@ -24,7 +24,7 @@ from timer_service.runs import events, loader, rules, store
 from timer_service.runs.announcer import LOOP
 from timer_service.runs.draft import Draft
 from timer_service.runs.loader import Loader
-from timer_service.runs.messages import JobStatus, RunStatus
+from timer_service.runs.messages import JobStatus
 from timer_service.runs.rules import RunKey
 from timer_service.runs.run import SWEEP_MS
 from timer_service.runs.store import JobKey
@@ -64,7 +64,7 @@ TIMED = (
 
 
 class Sweep:
-    """A worker that sweeps each due run in its own transaction, ordered by `sweep_at`."""
+    """A worker that sweeps each due run in its own transaction."""
 
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
@@ -73,8 +73,8 @@ class Sweep:
         self._overdue: set[JobKey] = set()
         """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
         self._rows = DueRows(_STALE)
-        self._left: dict[RunKey, list[str]] = {}
-        """The runs for which the last pass had no time, with their stale jobs."""
+        self._last = ""
+        """The tenant of the run that was swept last."""
 
     async def tick(self, now: int) -> Pass:
         """Sweep the due runs and the runs of stale jobs, at least one. Tenants take turns. After 2 s, the rest waits.
@@ -82,63 +82,49 @@ class Sweep:
         A job counts as stale only after the commands that were in the stream when it was found have been handled,
         because a report of the job may be among them.
         """
-        left, self._left = self._left, {}
-        due: defaultdict[RunKey, list[str]] = defaultdict(list, left)
-        due |= {key: [] for key in await self._due_runs(now) if key not in left}
-        for key, name in await self._stale_jobs(now, {(key, name) for key, names in left.items() for name in names}):
-            due[key].append(name)
-        swept, locked = await self._sweep_runs(_in_turns(due), now)
-        if self._left:
-            return Pass(swept, now)
+        due = {key: set[str]() for key in await self._due_runs(now)}
+        for key, name in await self._stale_jobs(now):
+            due.setdefault(key, set()).add(name)
+        swept = locked = 0
+        seconds = asyncio.get_running_loop().time
+        until = seconds() + PASS_SECONDS
+        for number, key in enumerate(_in_turns(due, self._last)):
+            if number and seconds() > until:
+                return Pass(swept, now)
+            self._last = key.tenant_id
+            is_swept = await self._sweep(key, due[key], now)
+            self._overdue.difference_update((key, name) for name in due[key])
+            swept += is_swept is True
+            locked += is_swept is None
+        if locked:
+            log.warning("other sessions have locked runs; sweeping these later", extra={"count": locked})
         if self._overdue or locked:
             return Pass(swept, now + _RECHECK_MS)
         at = await self._next_at()
         is_left = at is not None and at <= now and not swept  # what is due is not found, or cannot be written
         return Pass(swept, now + _RECHECK_MS if is_left else at)
 
-    async def _sweep_runs(self, due: Mapping[RunKey, list[str]], now: int) -> tuple[int, int]:
-        """Sweep runs until the time of the pass is up, at least one. Return how many, and how many were locked."""
-        seconds = asyncio.get_running_loop().time
-        until = seconds() + PASS_SECONDS
-        swept = locked = 0
-        for number, (key, names) in enumerate(due.items()):
-            if number and seconds() > until:
-                self._left = dict(list(due.items())[number:])
-                break
-            is_swept = await self._sweep(key, names, now)
-            swept += is_swept is True
-            locked += is_swept is None
-        if locked:
-            log.warning("other sessions have locked runs; sweeping these later", extra={"count": locked})
-        return swept, locked
-
-    async def _stale_jobs(self, now: int, left: Collection[JobKey]) -> set[JobKey]:
-        """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream.
-
-        Of the jobs in `left`, this is known.
-        """
+    async def _stale_jobs(self, now: int) -> set[JobKey]:
+        """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream."""
         self._overdue = await self._still_stale(self._overdue, now)
-        restart = not self._overdue
-        if restart and len(left) < 2 * _MAX_STALE_JOBS:
-            self._overdue = await self._next_overdue(now) - set(left)
-        if restart:
+        if not self._overdue:
+            self._overdue = await self._next_overdue(now)
             await self._backlog.begin()
         if not self._overdue or not await self._backlog.is_read():
             return set()
         waiting = await find_tenants(self._database.reader, (key.tenant_id for key, _ in self._overdue))
-        stale = {job for job in self._overdue if job[0].tenant_id not in waiting}
-        self._overdue -= stale
-        return stale
+        return {job for job in self._overdue if job[0].tenant_id not in waiting}
 
     async def _still_stale(self, jobs: Collection[JobKey], now: int) -> set[JobKey]:
-        rows = await self._database.reader.fetch_each(_SQL["stale_at"], [store.job_parameters(each) for each in jobs])
-        return _jobs(row for row in rows if row["stale_at"] is not None and row["stale_at"] <= now)
+        stale_at = await loader.find_values(self._database.reader, "stale_at", jobs)
+        return {job for job, at in stale_at.items() if at <= now}
 
     async def _next_overdue(self, now: int) -> set[JobKey]:
         """Return the next jobs whose `stale_at` has passed: an equal share of each tenant, its oldest ones."""
         reader = self._database.reader
         tenants, _ = await self._rows.turns.next_due(reader, now, _MAX_STALE_JOBS)
-        return _jobs(await self._rows.find(reader, tenants, now, _MAX_STALE_JOBS // max(len(tenants), 1)))
+        rows = await self._rows.find(reader, tenants, now, _MAX_STALE_JOBS // max(len(tenants), 1))
+        return set(map(store.job_key, rows))
 
     async def _due_runs(self, now: int) -> list[RunKey]:
         rows = await self._database.reader.fetch(_SQL["due_runs"], {"now": now, "limit": _MAX_RUNS})
@@ -149,11 +135,9 @@ class Sweep:
         return min((at for at in found if at is not None), default=None)
 
     async def _sweep(self, key: RunKey, stale: Collection[str], now: int) -> bool | None:
-        """Sweep a run, or postpone it if that fails. Return whether it changed; None: it is locked."""
+        """Sweep a run, or postpone it if that fails. Return whether it was due; None: it is locked."""
         try:
-            repair = await _needs_repair(self._database.reader, key, now)
-            sweep = partial(_sweep_locked, key=key, stale=stale, repair=repair, now=now)
-            is_changed, added = await in_transaction(self._database, sweep)
+            is_due, added = await in_transaction(self._database, partial(_sweep_run, key=key, stale=stale, now=now))
         except DatabaseBlockedError:
             return None
         except DatabaseUnavailableError:
@@ -161,61 +145,39 @@ class Sweep:
         except Exception:
             log.exception("sweep of a run failed", extra={"tenant": key.tenant_id, "run_id": key.run_id})
             await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
-        else:
-            if added:
-                for loop in ("outbox", LOOP):
-                    self._wake(loop, now)
-            return is_changed
-        return True
+            return True
+        for loop in ("outbox", LOOP) if added else ():
+            self._wake(loop, now)
+        return is_due
 
 
-def _jobs(rows: Iterable[Row]) -> set[JobKey]:
-    return {(store.run_key(row), str(row["job_name"])) for row in rows}
-
-
-def _in_turns(due: Mapping[RunKey, list[str]]) -> dict[RunKey, list[str]]:
-    """Return runs in an order in which tenants take turns. The runs of each tenant keep their order."""
-    rounds = Counter[str]()
-    number: dict[RunKey, int] = {}
+def _in_turns(due: Iterable[RunKey], after: str) -> list[RunKey]:
+    """Return runs in an order in which tenants take turns, beginning with the next one `after` a tenant."""
+    counts = Counter[str]()
+    turns: list[tuple[int, bool, RunKey]] = []
     for key in due:
-        number[key] = rounds[key.tenant_id]
-        rounds[key.tenant_id] += 1
-    return {key: due[key] for key in sorted(due, key=number.__getitem__)}
+        turns.append((counts[key.tenant_id], key.tenant_id <= after, key))
+        counts[key.tenant_id] += 1
+    return [key for *_, key in sorted(turns)]
 
 
-async def _needs_repair(reader: Reader, key: RunKey, now: int) -> bool:
-    """Return whether a due run would change if it were evaluated as a whole. Reads without a lock."""
-    run = (await loader.find_runs(reader, [key])).get(key)
-    if run is None or run.sweep_at is None or run.sweep_at > now:
-        return False
-    loaded = Loader(reader, {key: run})
-    await loaded.read_whole_runs([key])
-    before = loaded.states()[key]
-    draft = Draft(before, now, evaluating=True)
-    draft.repair()
-    return draft.finish() != before
-
-
-async def _sweep_locked(
-    tx: Transaction, *, key: RunKey, stale: Collection[str], repair: bool, now: int
-) -> tuple[bool, int]:
-    """Lock and sweep one run. Return whether it has changed, and the number of events that were added to the outbox."""
+async def _sweep_run(tx: Transaction, *, key: RunKey, stale: Collection[str], now: int) -> tuple[bool, int]:
+    """Lock and sweep a run. Return whether it was due, and the number of events that were added to the outbox."""
     await tx.wait_briefly()
     run = (await loader.lock_runs(tx, [key])).get(key)
-    if run is None or run.status is not RunStatus.RUNNING:
+    if run is None or run.sweep_at is None:
         return False, 0
     loaded = Loader(tx, {key: run})
-    repair = repair or not run.evaluated  # an evaluation may have been deferred since the check without a lock
-    if repair:
+    is_whole = run.sweep_at <= now
+    if is_whole:
         await loaded.read_whole_runs([key])
     else:
-        overdue = [(key, name) for name in stale]
-        await loaded.read_jobs(overdue)
-        await loaded.read_affected_jobs((), overdue)
+        await loaded.read_jobs({key: stale})
+        await loaded.read_affected_jobs({}, {key: stale})
     before = loaded.states()
     draft = Draft(before[key], now, evaluating=True)
-    repaired = draft.repair() if repair else []
-    if run.sweep_at is not None and run.sweep_at <= now:
+    repaired = draft.repair() if is_whole else []
+    if is_whole:
         draft.run = draft.run._replace(sweep_at=now + _interval(now - run.created_at))
     _end_stale(draft, stale)
     stuck = repaired if run.evaluated else []  # after a deferred evaluation, waiting jobs are expected

@@ -2,11 +2,6 @@
 -- Returns the runs whose sweep is due, ordered by `sweep_at`.
 SELECT tenant_id, run_id FROM runs WHERE sweep_at <= :now ORDER BY sweep_at LIMIT :limit
 
--- name: stale_at
--- Returns a job and its `stale_at`.
-SELECT tenant_id, run_id, job_name, stale_at FROM run_jobs
-WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
-
 -- name: next_sweep
 -- Returns the earliest `sweep_at` of all runs, or null.
 SELECT MIN(sweep_at) AS at FROM runs WHERE sweep_at IS NOT NULL

@@ -1,4 +1,4 @@
-from collections.abc import Awaitable, Callable
+import json
 from typing import Any
 
 import pytest
@@ -7,8 +7,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import RunConversation, Runs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.requests.computing import Computing, Steps
-from timer_service.core.values.paging import write_cursor
+from timer_service.runs import queries
 
 
 async def test_run_with_its_jobs_and_needs(runs: RunConversation) -> None:
@@ -74,57 +73,12 @@ async def test_invalid_field(runs: RunConversation) -> None:
     assert [each["path"] for (each,) in found] == [path for path, _, _ in WRONG]
 
 
-async def test_page_has_a_bounded_number_of_needs(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
-) -> None:
-    """A page reads 64 KiB of needs. The next pages show the other jobs."""
-    runs = Runs(sqlite, memory_broker, clock)
-    names = [f"{number}" for number in range(4_000)]
-    await runs.start({**{name: [] for name in names}, **{f"last-{number}": names for number in range(5)}})
-    pages: list[list[int]] = []
-    cursor = write_cursor(["last-0", ""])
-    while cursor:
-        page = await runs.ask("get-run", runId="run-1", cursor=cursor)
-        pages.append([len(job["needs"]) for job in page["jobs"]])
-        cursor = page.get("cursor", "")
-    assert pages == [[4_000, 4_000], [4_000, 4_000], [4_000]]
-
-
-async def test_page_of_many_needs_is_written_in_steps(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other tasks run after each 1,000 needs that a page writes."""
-    runs = Runs(sqlite, memory_broker, clock)
-    names = [f"{number}" for number in range(4_000)]
-    await runs.start({**{name: [] for name in names}, "last": names})
-    steps: list[None] = []
-
-    async def run(_computing: Computing, work: Steps[Any]) -> Any:
-        steps.extend(noted := Noted(work))
-        return noted.result
-
-    monkeypatch.setattr(Computing, "run", run)
-    await runs.ask("get-run", runId="run-1", cursor=write_cursor(["last", ""]))
-    assert len(steps) == 5
-
-
-class Noted:
-    """The steps of a query, and its reply after them."""
-
-    def __init__(self, work: Steps[Any]) -> None:
-        self._work = work
-        self.result: Any = None
-
-    def __iter__(self) -> Steps[None]:
-        self.result = yield from self._work
-
-
-@pytest.mark.parametrize("most", [1, 14, 40, 60, 1000])
+@pytest.mark.parametrize("most", [1, 100, 160, 250, 400, 10_000])
 async def test_needs_that_do_not_fit_into_one_page(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """However many characters of needs a page reads, the pages show each job with all its needs."""
-    monkeypatch.setattr("timer_service.runs.queries._NEEDS_PER_PAGE", most)
+    """However many bytes a page has, the pages show each job with all its needs."""
+    monkeypatch.setattr(queries, "PAGE_BYTES", most)
     runs = Runs(sqlite, memory_broker, clock)
     graph: dict[str, list[object]] = {
         "a": [],
@@ -134,39 +88,44 @@ async def test_needs_that_do_not_fit_into_one_page(
         "e": ["d", "a"],
     }
     await runs.start(graph, "g")
+    await runs.report("success", "a", outputs={"log": "x" * 50})
     found: dict[str, list[object]] = {}
     cursor: dict[str, str] | None = {}
+    sizes: list[int] = []
     while cursor is not None:
         reply = await runs.ask("get-run", runId="run-1", **cursor)
-        assert len(reply["jobs"]) > 0
+        sizes.append(len(json.dumps(reply["jobs"])) if len(reply["jobs"]) > 1 else 0)
+        *others, last = reply["jobs"]
+        assert not any("moreNeeds" in job for job in others)
+        assert "cursor" in reply or "moreNeeds" not in last
         for job in reply["jobs"]:
             found.setdefault(job["name"], []).extend(
                 need.get("job") or {"group": need["group"]} for need in job["needs"]
             )
         cursor = {"cursor": reply["cursor"]} if "cursor" in reply else None
+    assert max(sizes) <= 1.5 * most
     assert {name: sorted(needs, key=str) for name, needs in found.items()} == {
         name: sorted(needs, key=str) for name, needs in graph.items()
     }
 
 
-async def test_statements_of_a_large_run(
-    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many jobs are read together with their needs: a run of 300 jobs takes few statements."""
+@pytest.mark.slow
+async def test_job_with_many_needs(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """The JobReady and each reply about a job with thousands of needs fit into 1 MiB. The pages show all needs."""
     runs = Runs(sqlite, memory_broker, clock)
-    await runs.start({"job-0": [], **{f"job-{number}": ["job-0"] for number in range(1, 300)}})
-    reads: list[str] = []
-    for name in ("fetch", "fetch_each"):
-        monkeypatch.setattr(type(sqlite.queries), name, noting(reads, getattr(type(sqlite.queries), name)))
-    assert len((await runs.ask("get-run", runId="run-1"))["jobs"]) == 300
-    assert len(reads) <= 20
-
-
-def noting(reads: list[str], real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Return a method of the reader that notes its statements."""
-
-    async def read(self: object, sql: str, *arguments: object) -> Any:
-        reads.append(sql)
-        return await real(self, sql, *arguments)
-
-    return read
+    members = [f"{number:04}-".ljust(150, "n") for number in range(4_900)]
+    await runs.start({"last": [{"group": "g"}]}, "g")
+    await runs.resolve("g", {name: [] for name in members})
+    await runs.report("success", *members, outputs={"log": "x" * 60})
+    (event,) = [each for each in await runs.stored() if b'"jobName":"last"' in each.body]
+    payload = json.loads(event.body)["payload"]
+    assert len(event.body) < 1024 * 1024
+    assert len(payload["upstreamJobOutputs"]) + payload["outputsOmitted"] == len(members)
+    needs: list[str] = []
+    cursor: dict[str, str] | None = {}
+    while cursor is not None:
+        reply = await runs.ask("get-run", runId="run-1", **cursor)
+        assert len(json.dumps(reply)) < 1024 * 1024
+        needs += [need["job"] for job in reply["jobs"] if job["name"] == "last" for need in job["needs"]]
+        cursor = {"cursor": reply["cursor"]} if "cursor" in reply else None
+    assert needs == members

@@ -10,7 +10,7 @@ from timer_service.runs import store as store_of_runs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "many", "most"), [(0, 50, 99), (1, 50, 99), (2, 1, 99), (3, 2, 3), (4, 3, 0)])
+@pytest.mark.parametrize(("seed", "many", "most"), [(0, 50, 99), (1, 1, 99), (2, 2, 3), (3, 3, 0)])
 async def test_agrees_with_the_reference_evaluator(
     store: Database,
     seed: int,
@@ -20,7 +20,7 @@ async def test_agrees_with_the_reference_evaluator(
 ) -> None:
     """Reports in any order and any batches make ready and skip the jobs that the reference evaluator finds."""
     monkeypatch.setattr(store_of_runs, "MANY_JOBS", many)
-    monkeypatch.setattr(loader, "_MOST_JOBS", most)
+    monkeypatch.setattr(loader, "MOST_JOBS", most)
     random_runs = RandomRuns(seed, 12)
     runs = Runs(store, MemoryBroker(), ManualClock(), batch_size=random_runs.rng.choice([1, 4, 100]))
     random_runs.start(runs)
