@@ -52,11 +52,3 @@ def test_evidence_of_a_command_that_was_given_up() -> None:
     evidence.forget("timers", 1)
     evidence.record([], [("timers", 2)])
     assert not evidence.is_environment("timers")
-
-
-def test_evidence_is_bounded() -> None:
-    """However many commands fail, evidence keeps as few as it needs."""
-    evidence = Evidence()
-    for command in range(1000):
-        evidence.record([], [("timers", command)])
-    assert len(evidence._failed["timers"]) == 2
