@@ -1,13 +1,12 @@
 """The files in `deploy/`, and the program that checks them."""
 
 import re
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from deploy.check import FOLDER, UNIT, Check, checks, passes, runnable
+from deploy.check import FOLDER, UNIT, checks
 from timer_service import __version__
 from timer_service.config import Config
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -14,7 +13,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from requirements.audit import FILES, describe, read_report
-from requirements.audit import main as audit_all
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -134,6 +132,8 @@ BAD = {"name": "c", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["
 )
 def test_audit(dependencies: list[dict[str, Any]], code: int, text: str) -> None:
     """Only an audit that has checked every dependency and found nothing ends with 0."""
-    report = read_report(json.dumps({"dependencies": dependencies}), "") if dependencies else read_report("", "no network")
+    report = (
+        read_report(json.dumps({"dependencies": dependencies}), "") if dependencies else read_report("", "no network")
+    )
     assert report.exit_code == code
     assert text in describe(report)

@@ -130,44 +130,41 @@ def alone(*numbers: int) -> list[list[int]]:
     return [[number] for number in numbers]
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_a_deadly_command_among_few(processes: Processes, *, stored: bool) -> None:
-    """After a crash, few commands are applied one by one. One that kills three processes becomes a dead letter."""
-    processes.send(1, 2, 3, 4)
-    if stored:
-        await processes.store_waiting()
-    processes.deadly = {3}
-    assert await processes.run_all() == [[[1, 2, 3, 4]], alone(1, 2, 3), alone(3), alone(4)]
-    assert (processes.applied, processes.rejected()) == ([1, 2, 4], {"INTERNAL": 1})
+def numbers(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1))
+
+
+GROUPS = [numbers(1, 32), numbers(33, 64)]
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_a_deadly_command_among_many(processes: Processes, *, stored: bool) -> None:
-    """Many commands are applied in groups of 32, and then the group that was not survived one by one."""
-    processes.send(*range(1, 101))
+@pytest.mark.parametrize(
+    ("count", "deadly", "tried"),
+    [
+        (4, {3}, [[[1, 2, 3, 4]], alone(1, 2, 3), alone(3), alone(4)]),
+        (3, {1, 2}, [[[1, 2, 3]], alone(1), alone(1), alone(2), alone(2), alone(3)]),
+        (
+            72,
+            {40},
+            [[numbers(1, 72)], GROUPS, alone(*range(33, 41)), alone(40), alone(*range(41, 73))],
+        ),
+    ],
+    ids=["one of few", "two of few", "one of many"],
+)
+async def test_deadly_commands(
+    processes: Processes, count: int, deadly: set[int], tried: list[list[list[int]]], *, stored: bool
+) -> None:
+    """After a crash, few commands are applied one by one, and many in groups of 32.
+
+    A command that kills a process each time becomes a dead letter. The deaths of another one do not count against it.
+    """
+    processes.send(*range(1, count + 1))
     if stored:
         await processes.store_waiting()
-    processes.deadly = {40}
-    first, second, third, fourth, fifth = await processes.run_all()
-    groups = [list(range(1, 33)), list(range(33, 65))]
-    assert (first, second) == ([list(range(1, 101))], groups)
-    assert (third, fourth) == (alone(*range(33, 41)), alone(40))
-    assert [number for each in fifth for number in each] == list(range(41, 101))
-    assert max(map(len, fifth)) <= 32
-    assert processes.applied == [number for number in range(1, 101) if number != 40]
-    assert processes.rejected() == {"INTERNAL": 1}
-
-
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_two_deadly_commands(processes: Processes, *, stored: bool) -> None:
-    """Each command needs its own deaths: those of the one before it do not count against it."""
-    processes.send(1, 2, 3)
-    if stored:
-        await processes.store_waiting()
-    processes.deadly = {1, 2}
-    found = await processes.run_all()
-    assert found == [[[1, 2, 3]], alone(1), alone(1), alone(2), alone(2), alone(3)]
-    assert (processes.applied, processes.rejected()) == ([3], {"INTERNAL": 2})
+    processes.deadly = deadly
+    assert await processes.run_all() == tried
+    assert processes.applied == [number for number in range(1, count + 1) if number not in deadly]
+    assert processes.rejected() == {"INTERNAL": len(deadly)}
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
@@ -181,12 +178,9 @@ async def test_kills_from_outside(processes: Processes, *, stored: bool) -> None
     assert (processes.applied, processes.rejected()) == ([1, 2, 3], {})
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_outages_after_a_crash(processes: Processes, *, stored: bool) -> None:
+async def test_outages_after_a_crash(processes: Processes) -> None:
     """A process that begins again after an outage has not died, so no command is blamed."""
     processes.send(1)
-    if stored:
-        await processes.store_waiting()
     processes.kills_from_outside = 2
     assert [await processes.run(), await processes.run()] == [False, False]
     processes.outages = 1
@@ -194,33 +188,12 @@ async def test_outages_after_a_crash(processes: Processes, *, stored: bool) -> N
     assert (processes.tried[2:], processes.applied, processes.rejected()) == ([alone(1, 1)], [1], {})
 
 
-async def test_other_tenants_after_a_crash(processes: Processes) -> None:
-    """A waiting command that kills the process keeps another tenant's waiting commands from nothing."""
-    processes.send(1, 2)
-    body = cancel_timer("call-3", tenant="globex", envelope={"id": "3"})
-    processes.broker.send(command_address("globex", "cancel-timer"), body)
-    await processes.store_waiting()
-    processes.deadly = {1}
-    await processes.run_all()
-    assert (sorted(processes.applied), processes.rejected()) == ([2, 3], {"INTERNAL": 1})
-
-
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_an_orderly_stop(processes: Processes, *, stored: bool) -> None:
-    """After an orderly stop, commands are applied together, and nothing is marked."""
-    assert await processes.run()
-    processes.send(1, 2, 3)
-    if stored:
-        await processes.store_waiting()
-    assert await processes.run()
-    assert processes.tried == [[], [[1, 2, 3]]]
-
-
 async def test_care_ends(processes: Processes) -> None:
-    """When as many commands were applied as a transaction has at most, the next ones are applied together again."""
+    """After an orderly stop, commands are applied together. After a crash, they are again after a whole transaction."""
+    assert await processes.run()
     processes.send(*range(1, BATCH + 101))
     processes.kills_from_outside = 1
-    _, found = await processes.run_all()
+    _, first, found = await processes.run_all()
     sizes = [len(each) for each in found]
-    assert (sum(sizes), sizes[: BATCH // 32]) == (BATCH + 100, [32] * (BATCH // 32))
-    assert sizes[-1] > 32
+    assert ([len(each) for each in first], sum(sizes)) == ([BATCH], BATCH + 100)
+    assert (sizes[: BATCH // 32], sizes[-1] > 32) == ([32] * (BATCH // 32), True)

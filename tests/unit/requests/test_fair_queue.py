@@ -138,20 +138,6 @@ def test_tenants_take_turns(queue: Queue) -> None:
     assert [queue.take(2), queue.take()] == [["c1", "a2"], ["d1", "c2", "a3"]]
 
 
-def test_room(queue: Queue) -> None:
-    """An entry that does not fit is the first one of the next batch. A single one may have more."""
-    queue.add("b1", "b2")
-    queue.add("a1", "a2", size=2 * EMPTY)
-    queue.add("c1")
-    assert [queue.take(room=2 * EMPTY) for _ in range(5)] == [["b1"], ["a1"], ["c1", "b2"], ["a2"], []]
-
-
-def test_skipped_tenants(queue: Queue) -> None:
-    """A tenant that has no turn now keeps its place."""
-    queue.add("a1", "b1", "a2")
-    assert [queue.take(skip="a"), queue.take()] == [["b1"], ["a1", "a2"]]
-
-
 def test_what_is_put_back(queue: Queue) -> None:
     """Entries that are put back keep their order and age, and are next."""
     queue.add("a1", "b1", "a2", "c1")
