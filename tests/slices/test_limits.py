@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
-from timer_service import events, runs, signals, timers, workflows
+from timer_service import runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES, queries
 from timer_service.app.usage import GetUsage, usage_query
@@ -15,7 +15,6 @@ from timer_service.core.ports.database import Database
 from timer_service.core.service.slice import Slice
 from timer_service.runs.edges import read_needs
 
-SLICES = (timers.SLICE, signals.SLICE, SCHEDULES, workflows.SLICE, runs.SLICE, events.SLICE)
 LATER = iso(after(hours=1))
 
 
@@ -37,49 +36,192 @@ async def outcome(talk: InProcess, message_type: str, **fields: Any) -> Any:
     return dict(reply["limit"]) if reply["outcome"] == "over_quota" else str(reply["outcome"])
 
 
-async def test_pending_timers(store: Database) -> None:
-    """A tenant with as many timers as it may have can change and cancel them. Each that ends makes room for one."""
-    talk = conversation(store, timers.SLICE, pending_timers=2)
-    over = {"name": "pending_timers", "most": 2}
-    found = [await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{n}", dueAt=LATER) for n in (1, 2, 3)]
-    assert found == ["scheduled", "scheduled", over]
-    changed = iso(after(hours=2))
-    assert [
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=changed),
-        await outcome(talk, "CancelTimer", serviceCallId="call-3"),
-        await outcome(talk, "CancelTimer", serviceCallId="call-1"),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-4", dueAt=LATER),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER),
-        await outcome(talk, "ScheduleTimer", tenant="globex", serviceCallId="call-5", dueAt=LATER),
-    ] == ["rescheduled", "not_found", "cancelled", "scheduled", over, "scheduled"]
-    assert talk.metrics.commands["ScheduleTimer", "over_quota"] == 2
-    assert (await talk.ask("count-timers"))["counts"]["Scheduled"] == 2
+def jobs(count: int, prefix: str = "j", **fields: Any) -> list[dict[str, Any]]:
+    return [{"name": f"{prefix}{number}", **fields} for number in range(count)]
+
+
+def schedule(call: int, size: int | None = None, **fields: Any) -> tuple[str, dict[str, Any]]:
+    data = {} if size is None else {"data": "x" * size}
+    return "ScheduleTimer", {"serviceCallId": f"call-{call}", "dueAt": LATER, **data, **fields}
+
+
+def signal(name: str) -> tuple[str, dict[str, Any]]:
+    spec = {"kind": "time.at", "at": LATER}
+    return "CreateWorkSignal", {"signalId": name, "triggerKind": "time", "triggerSpec": spec}
+
+
+def schedule_of(name: str, every: str = "PT1H") -> tuple[str, dict[str, Any]]:
+    return "PutSchedule", {"scheduleId": name, "every": every}
+
+
+def about(message: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return message, fields
+
+
+def start(run: str, count: int, *groups: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "StartRun", {"runId": run, "jobs": jobs(count, **fields), "groups": list(groups)}
+
+
+def resolve(count: int, group: str = "g") -> tuple[str, dict[str, Any]]:
+    return "ResolveGroup", {"runId": "r1", "groupName": group, "jobs": jobs(count, group)}
+
+
+def report_job(run: str, job: str = "a") -> tuple[str, dict[str, Any]]:
+    return "ReportJobStatus", {"runId": run, "jobName": job, "status": "success"}
+
+
+Story = tuple[Slice, str, int, list[tuple[tuple[str, dict[str, Any]], str]]]
+STORIES: dict[str, Story] = {
+    "a timer that ends makes room, one that changes needs none": (
+        timers.SLICE,
+        "pending_timers",
+        2,
+        [
+            *((schedule(number), found) for number, found in ((1, "scheduled"), (2, "scheduled"), (3, "over"))),
+            (schedule(1, dueAt=iso(after(hours=2))), "rescheduled"),
+            (about("CancelTimer", serviceCallId="call-3"), "not_found"),
+            (about("CancelTimer", serviceCallId="call-1"), "cancelled"),
+            (schedule(4), "scheduled"),
+            (schedule(1), "over"),
+            (schedule(5, tenant="globex"), "scheduled"),
+        ],
+    ),
+    "large data counts while its timer is stored, settled or not": (
+        timers.SLICE,
+        "stored_data",
+        5000,
+        [
+            *((schedule(number, size), "scheduled") for number, size in enumerate((2000, 2000, 900))),
+            (schedule(3, 2000), "over"),
+            (schedule(4, 900), "scheduled"),
+            (about("CancelTimer", serviceCallId="call-0"), "cancelled"),
+            (schedule(9, 2000), "over"),
+            (schedule(1, 5), "updated"),
+            (schedule(9, 2000), "scheduled"),
+            (schedule(1, 2000), "over"),
+        ],
+    ),
+    "a signal that ends makes room, and a repeated one is unchanged": (
+        signals.SLICE,
+        "open_signals",
+        2,
+        [
+            *((signal(name), "created") for name in ("s1", "s2")),
+            (signal("s3"), "over"),
+            (signal("s1"), "unchanged"),
+            (about("PauseWorkSignal", signalId="s1"), "paused"),
+            (about("ActivateWorkSignal", signalId="s1"), "activated"),
+            (about("CancelWorkSignal", signalId="s1"), "cancelled"),
+            (signal("s4"), "created"),
+            (signal("s5"), "over"),
+        ],
+    ),
+    "a schedule that goes makes room": (
+        SCHEDULES,
+        "schedules",
+        1,
+        [
+            (schedule_of("s1"), "created"),
+            (schedule_of("s2"), "over"),
+            (schedule_of("s1", "PT2H"), "updated"),
+            (about("PauseSchedule", scheduleId="s1"), "paused"),
+            (schedule_of("s2"), "over"),
+            (about("TriggerSchedule", scheduleId="s1"), "triggered"),
+            (about("DeleteSchedule", scheduleId="s1"), "deleted"),
+            (schedule_of("s2"), "created"),
+        ],
+    ),
+    "a run that ends makes room": (
+        runs.SLICE,
+        "open_runs",
+        1,
+        [
+            (start("r1", 2), "started"),
+            (start("r2", 2), "over"),
+            (start("r1", 2), "unchanged"),
+            (report_job("r1", "j0"), "recorded"),
+            (about("CancelRun", runId="r1"), "cancelled"),
+            (start("r2", 2), "started"),
+        ],
+    ),
+    "jobs, needs and groups of running runs count": (
+        runs.SLICE,
+        "run_rows",
+        10,
+        [
+            (start("r1", 5, "g"), "started"),
+            (start("r2", 5), "over"),
+            (start("r2", 0, *(f"g{n}" for n in range(5))), "over"),
+            (resolve(5), "over"),
+            (resolve(4), "resolved"),
+            (resolve(4), "unchanged"),
+            (start("r1", 5, "g"), "unchanged"),
+            (about("CancelRun", runId="r1"), "cancelled"),
+            (start("r2", 10), "started"),
+        ],
+    ),
+    "each job of a group is one more need for each job that needs the group": (
+        runs.SLICE,
+        "run_rows",
+        30,
+        [(start("r1", 5, "g", needs=[{"group": "g"}]), "started"), (resolve(4), "over"), (resolve(3), "resolved")],
+    ),
+    "jobs of a group that was resolved early count when the run is started": (
+        runs.SLICE,
+        "run_rows",
+        10,
+        [
+            (resolve(10), "kept"),
+            (start("r1", 0, "g"), "over"),
+            (start("r2", 11), "over"),
+            (about("CancelRun", runId="r1"), "not_found"),
+        ],
+    ),
+    "commands that wait for their runs, or for a group, count until these begin": (
+        runs.SLICE,
+        "early_commands",
+        7000,
+        [
+            *((report_job(f"r{number}"), "kept") for number in (1, 2, 3)),
+            (report_job("r4"), "over"),
+            (about("StartRun", runId="r1", jobs=[{"name": "a"}], groups=["g"]), "started"),
+            (report_job("r1", "g0"), "kept"),
+            (report_job("r4"), "over"),
+            (resolve(1), "resolved"),
+            (report_job("r4"), "kept"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+async def test_limit(store: Database, story: Story) -> None:
+    """A command that would exceed a limit has no effect, and its reply names the limit. Others go on."""
+    slice_, limit, most, steps = story
+    talk = conversation(store, slice_, **{limit: most})
+    found = [await outcome(talk, message, **fields) for (message, fields), _ in steps]
+    over = {"name": limit, "most": most}
+    assert found == [over if expected == "over" else expected for _, expected in steps]
     assert await talk.dead_letters() == []
+    if limit == "run_rows" and most > 10:
+        await has_as_many_rows_as_counted(talk)
 
 
 async def test_audit_lines(store: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the tenant, id and type of each command over quota, without its data."""
+    """The log names the tenant, id and type of each command over quota, without its data, and that of an operator."""
     caplog.set_level("INFO")
-    talk = conversation(store, timers.SLICE, pending_timers=1)
-    for number in (1, 2):
-        await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER, data="secret")
-    (line,) = [vars(record) for record in caplog.records if record.message == "command over quota"]
-    assert {"tenant": "acme", "type": "ScheduleTimer", "outcome": "over_quota"}.items() <= line.items()
-    assert {"command_id", "sequence"} <= line.keys()
-    assert "secret" not in str(line)
-
-
-async def test_audit_lines_of_an_operator(store: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """An action of an operator that exceeds a limit is found among the others, too."""
-    caplog.set_level("INFO")
-    talk = conversation(store, SCHEDULES, open_backfills=0)
-    await talk.request("PutSchedule", scheduleId="s", every="PT1H")
-    over = {"name": "open_backfills", "most": 0}
-    backfill = {"from_": iso(after(hours=-1)), "to": LATER}
-    assert await outcome(talk, "BackfillSchedule", scheduleId="s", **backfill) == over
-    lines = [vars(record) for record in caplog.records if vars(record).get("type") == "BackfillSchedule"]
-    assert [line["message"] for line in lines] == ["command over quota", "operator action"]
-    assert {line["outcome"] for line in lines} == {"over_quota"}
+    talk = conversation(store, SCHEDULES, schedules=1, open_backfills=0)
+    for name in ("s1", "s2"):
+        await talk.request("PutSchedule", scheduleId=name, every="PT1H", data="secret")
+    await talk.request("BackfillSchedule", scheduleId="s1", from_=iso(after(hours=-1)), to=LATER)
+    lines = [vars(record) for record in caplog.records if vars(record).get("outcome") == "over_quota"]
+    assert [(line["message"], line["type"]) for line in lines] == [
+        ("command over quota", "PutSchedule"),
+        ("command over quota", "BackfillSchedule"),
+        ("operator action", "BackfillSchedule"),
+    ]
+    assert all({"tenant", "command_id", "sequence"} <= line.keys() for line in lines)
+    assert "secret" not in str(lines)
 
 
 async def test_pending_timers_in_one_batch(store: Database) -> None:
@@ -119,125 +261,6 @@ async def test_timers_that_are_due(store: Database) -> None:
     assert (used["limit"], used["used"]) == ("pending_timers", 2)
 
 
-async def test_stored_data(store: Database) -> None:
-    """Large data counts while its timer is stored, settled or not. Small data does not count."""
-    talk = conversation(store, timers.SLICE, stored_data=5000)
-    over = {"name": "stored_data", "most": 5000}
-    found = [
-        await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{n}", dueAt=LATER, data="x" * size)
-        for n, size in enumerate((2000, 2000, 900, 2000, 900))
-    ]
-    assert found == ["scheduled", "scheduled", "scheduled", over, "scheduled"]
-    assert [
-        await outcome(talk, "CancelTimer", serviceCallId="call-0"),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER, data="x" * 2000),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="small"),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER, data="x" * 2000),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="x" * 2000),
-    ] == ["cancelled", over, "updated", "scheduled", over]
-
-
-async def test_open_signals(store: Database) -> None:
-    """A tenant with as many open signals as it may have can change them. One that ends makes room."""
-    talk = conversation(store, signals.SLICE, open_signals=2)
-    fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": LATER}}
-    over = {"name": "open_signals", "most": 2}
-    found = [await outcome(talk, "CreateWorkSignal", signalId=f"s{n}", **fields) for n in (1, 2, 3)]
-    assert [each if isinstance(each, dict) else each.partition("_")[0] for each in found] == [
-        "created",
-        "created",
-        over,
-    ]
-    assert [
-        await outcome(talk, "PauseWorkSignal", signalId="s1"),
-        await outcome(talk, "ActivateWorkSignal", signalId="s1"),
-        await outcome(talk, "CancelWorkSignal", signalId="s1"),
-    ] == ["paused", "activated", "cancelled"]
-    assert await outcome(talk, "CreateWorkSignal", signalId="s4", **fields) == found[0]
-    assert await outcome(talk, "CreateWorkSignal", signalId="s5", **fields) == over
-
-
-async def test_schedules(store: Database) -> None:
-    """A tenant with as many schedules as it may have can change, pause and trigger them. One that goes makes room."""
-    talk = conversation(store, SCHEDULES, schedules=1)
-    over = {"name": "schedules", "most": 1}
-    assert [
-        await outcome(talk, "PutSchedule", scheduleId="s1", every="PT1H"),
-        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
-        await outcome(talk, "PutSchedule", scheduleId="s1", every="PT2H"),
-        await outcome(talk, "PauseSchedule", scheduleId="s1"),
-        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
-        await outcome(talk, "PauseSchedule", scheduleId="s2"),
-        await outcome(talk, "TriggerSchedule", scheduleId="s1"),
-        await outcome(talk, "DeleteSchedule", scheduleId="s1"),
-        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
-    ] == ["created", over, "updated", "paused", over, "not_found", "triggered", "deleted", "created"]
-
-
-async def test_open_runs(store: Database) -> None:
-    """A tenant with as many running runs as it may have can report and cancel. A run that ends makes room."""
-    talk = conversation(store, runs.SLICE, open_runs=1)
-    over = {"name": "open_runs", "most": 1}
-    jobs = [{"name": "a"}, {"name": "b", "needs": [{"job": "a"}]}]
-    assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=jobs),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs),
-        await outcome(talk, "StartRun", runId="r1", jobs=jobs),
-        await outcome(talk, "ReportJobStatus", runId="r1", jobName="a", status="success"),
-        await outcome(talk, "CancelRun", runId="r1"),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs),
-    ] == ["started", over, "unchanged", "recorded", "cancelled", "started"]
-
-
-def jobs(count: int, prefix: str = "j", **fields: Any) -> list[dict[str, Any]]:
-    return [{"name": f"{prefix}{number}", **fields} for number in range(count)]
-
-
-async def test_run_rows(store: Database) -> None:
-    """Jobs, needs and groups of running runs count. What a command does not change does not count again."""
-    talk = conversation(store, runs.SLICE, run_rows=10)
-    over = {"name": "run_rows", "most": 10}
-    assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=jobs(5), groups=["g"]),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs(5)),
-        await outcome(talk, "StartRun", runId="r2", jobs=[], groups=[f"g{n}" for n in range(5)]),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(5, "g")),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
-        await outcome(talk, "StartRun", runId="r1", jobs=jobs(5), groups=["g"]),
-        await outcome(talk, "CancelRun", runId="r1"),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs(10)),
-    ] == ["started", over, over, over, "resolved", "unchanged", "unchanged", "cancelled", "started"]
-
-
-async def test_needs_that_a_group_makes(store: Database) -> None:
-    """If jobs need a group, each job of the group is one more need for each of them."""
-    talk = conversation(store, runs.SLICE, run_rows=30)
-    needing = jobs(5, needs=[{"group": "g"}])
-    assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=needing, groups=["g"]),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(3, "g")),
-    ] == ["started", {"name": "run_rows", "most": 30}, "resolved"]
-    await has_as_many_rows_as_counted(talk)
-
-
-async def test_early_commands_that_a_run_applies(store: Database) -> None:
-    """The jobs of a group that was resolved early count when the run is started. A refused StartRun changes nothing."""
-    talk = conversation(store, runs.SLICE, run_rows=10)
-    over = {"name": "run_rows", "most": 10}
-    assert [
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(10, "g")),
-        await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g"]),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs(11)),
-    ] == ["kept", over, over]
-    (row,) = await talk.rows("runs")
-    assert (row["run_id"], row["status"]) == ("r1", None)
-    assert len(await talk.rows("run_pending_commands")) == 1
-    assert await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g", "h"]) == over
-    assert await outcome(talk, "CancelRun", runId="r1") == "not_found"
-
-
 async def has_as_many_rows_as_counted(talk: InProcess) -> None:
     tables = ("run_jobs", "run_groups", "run_group_needs")
     stored = sum([len(await talk.rows(table)) for table in tables])
@@ -272,19 +295,6 @@ async def test_run_that_starts_and_ends_in_one_batch(store: Database) -> None:
     talk.send("CancelRun", runId="r1")
     await talk.consume()
     assert [talk.reply(n)["outcome"] for n in range(2)] == ["started", "cancelled"]
-
-
-async def test_early_commands(store: Database) -> None:
-    """Commands that wait for their runs count until the runs begin."""
-    talk = conversation(store, runs.SLICE, early_commands=7_000)
-    over = {"name": "early_commands", "most": 7000}
-    report = {"jobName": "a", "status": "success"}
-    found = [await outcome(talk, "ReportJobStatus", runId=f"r{n}", **report) for n in range(4)]
-    assert found == ["kept", "kept", "kept", over]
-    assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=[{"name": "a"}]),
-        await outcome(talk, "ReportJobStatus", runId="r4", **report),
-    ] == ["started", "kept"]
 
 
 async def fill(store: Database) -> InProcess:
@@ -331,32 +341,3 @@ async def test_usage(store: Database) -> None:
     assert min(whole["stored_data"], whole["early_commands"], whole["workflow_data"]) > 100
     for most, counted in ((4, 3), (3, 3), (2, 3), (1, 2), (0, 1)):
         assert await usage_of_each(talk, most) == {name: used // 3 * counted for name, used in whole.items()}, most
-
-
-async def test_commands_that_wait_for_a_group(store: Database) -> None:
-    """Commands that wait for a group of a running run count in the same way."""
-    talk = conversation(store, runs.SLICE, early_commands=7_000)
-    over = {"name": "early_commands", "most": 7000}
-    await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g"])
-    found = [await outcome(talk, "ReportJobStatus", runId="r1", jobName=f"g{n}", status="dispatched") for n in range(4)]
-    assert found == ["kept", "kept", "kept", over]
-    assert [
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(3, "g")),
-        await outcome(talk, "ReportJobStatus", runId="r2", jobName="a", status="dispatched"),
-    ] == ["resolved", "kept"]
-
-
-async def test_repeated_signals(store: Database) -> None:
-    """At the limit, a command that changes nothing ends as it does below the limit."""
-    talk = conversation(store, signals.SLICE, open_signals=1)
-    fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": LATER}}
-    found = [await outcome(talk, "CreateWorkSignal", signalId=name, **fields) for name in ("s1", "s1", "s2")]
-    assert found == ["created", "unchanged", {"name": "open_signals", "most": 1}]
-
-
-@pytest.mark.parametrize("slice_", SLICES, ids=lambda each: each.name)
-def test_every_limit_is_counted(slice_: Slice) -> None:
-    """Each usage has a limit of that name, and all limits of rows belong to a slice."""
-    assert {usage.limit for usage in slice_.usages} <= set(Limits.model_fields)
-    counted = {usage.limit for each in SLICES for usage in each.usages}
-    assert counted == set(Limits.model_fields)
