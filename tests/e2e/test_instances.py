@@ -13,8 +13,8 @@ import pytest
 
 from tests.e2e.conftest import User, check_fired, find_reader
 from tests.harness.fleet import FIRED, Fleet
+from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer
-from tests.harness.provision import RestartablePostgres
 
 HOUR = 3_600
 FAR_MS = 4_102_444_800_000
@@ -71,7 +71,7 @@ async def test_all_timers_fire_when_two_of_four_instances_are_killed(timers: int
     "timers", [pytest.param(2_000, id="short"), pytest.param(50_000, id="full", marks=pytest.mark.full)]
 )
 async def test_postgres_restart_loses_no_timer(
-    timers: int, tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
+    timers: int, tmp_path: Path, user: User, broker: NatsServer, postgres_server: PostgresServer
 ) -> None:
     """An immediate restart of Postgres under load loses no timer, and the instances keep running."""
     fleet = Fleet(tmp_path, broker, postgres_server.url)
@@ -97,7 +97,7 @@ async def test_postgres_restart_loses_no_timer(
 
 
 async def test_commands_wait_during_a_postgres_outage(
-    tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
+    tmp_path: Path, user: User, broker: NatsServer, postgres_server: PostgresServer
 ) -> None:
     """During an outage of Postgres, no command has an outcome and readiness fails. Afterwards, all are handled."""
     fleet = Fleet(tmp_path, broker, postgres_server.url)

@@ -22,7 +22,6 @@ from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
 from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer, Service, body
-from tests.harness.provision import RestartablePostgres
 from timer_service.app.slices import SLICES
 from timer_service.core.values.message import kebab
 
@@ -197,7 +196,7 @@ async def test_service_cannot_change_the_schema(tmp_path: Path, broker: NatsServ
 
 
 @pytest.mark.slow
-async def test_tls(tmp_path: Path, broker: NatsServer, postgres_server: RestartablePostgres) -> None:
+async def test_tls(tmp_path: Path, broker: NatsServer, postgres_server: PostgresServer) -> None:
     """With `sslmode=verify-full` the service talks only to a server with a certificate of the authority."""
     if shutil.which("openssl") is None or not isinstance(postgres_server, PostgresServer):
         pytest.skip("needs openssl, and a server on this machine")

@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User, check_fired
+from tests.harness.postgres import PostgresServer
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
-from tests.harness.provision import RestartablePostgres
 
 QUICK = {"TIMER_SHUTDOWN_TIMEOUT": "200"}
 QUICK_SECONDS = 10
@@ -98,7 +98,7 @@ async def test_service_with_a_locked_database_ends(user: User, tmp_path: Path, b
 
 @pytest.mark.slow
 async def test_service_with_a_frozen_postgres_ends(
-    user: User, tmp_path: Path, broker: NatsServer, postgres_server: RestartablePostgres
+    user: User, tmp_path: Path, broker: NatsServer, postgres_server: PostgresServer
 ) -> None:
     """A PostgreSQL server that does not answer any more does not delay the end."""
     settings = {
@@ -132,7 +132,7 @@ async def check_forced_end(service: Service) -> None:
 
 
 @asynccontextmanager
-async def frozen(server: RestartablePostgres) -> AsyncIterator[None]:
+async def frozen(server: PostgresServer) -> AsyncIterator[None]:
     """Stop all processes of a Postgres server, without ending them."""
     connection = await asyncpg.connect(server.url)
     folder = await connection.fetchval("SELECT current_setting('data_directory')")

@@ -14,7 +14,7 @@ from tests.harness.builders import in_state, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.databases import Databases
 from tests.harness.metrics import RecordingMetrics
-from tests.harness.provision import RestartablePostgres
+from tests.harness.postgres import PostgresServer
 from tests.harness.stores import bring_to_head
 from tests.harness.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
@@ -265,7 +265,7 @@ async def test_settling_and_commands_do_not_deadlock(
     assert list(held) == []
 
 
-async def test_restart_of_the_server(postgres_server: RestartablePostgres) -> None:
+async def test_restart_of_the_server(postgres_server: PostgresServer) -> None:
     """While the server is down, the database is unavailable and unhealthy. Afterwards the same object works."""
     database = await PostgresDatabase.open(postgres_server.url)
     async with database.transaction() as tx:
@@ -346,7 +346,7 @@ async def test_transaction_without_a_change_does_not_end_an_outage(numbers: Post
     assert (unchanged, numbers.health) == (False, HEALTHY)
 
 
-async def test_idle_connection_is_replaced(postgres_server: RestartablePostgres) -> None:
+async def test_idle_connection_is_replaced(postgres_server: PostgresServer) -> None:
     """A connection that the server closed while it was idle is replaced after one failure at most."""
     database = await PostgresDatabase.open(postgres_server.url)
     await database.reader.fetch("SELECT 1 AS one")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.clock import NOW
-from tests.harness.provision import RestartablePostgres
+from tests.harness.postgres import PostgresServer
 from tests.harness.stores import bring_to_head
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -53,7 +53,7 @@ async def test_probe_keeps_the_identity_of_the_database(sqlite: SqliteDatabase) 
     assert sqlite.health == HEALTHY
 
 
-async def test_probe_ends_an_outage_on_postgres(postgres_server: RestartablePostgres) -> None:
+async def test_probe_ends_an_outage_on_postgres(postgres_server: PostgresServer) -> None:
     """After a restart of the server, the probe makes the database healthy."""
     await bring_to_head(postgres_server.url)
     database = await PostgresDatabase.open(postgres_server.url)

@@ -18,7 +18,7 @@ from timer_service.runs.edges import read_needs
 LATER = iso(after(hours=1))
 
 
-def conversation(store: Database, slice_: Slice, broker: MemoryBroker | None = None, **limits: Any) -> InProcess:
+def conversation(store: Database, slice_: Slice, broker: MemoryBroker | None = None, **limits: int) -> InProcess:
     """Return a slice in which `acme` has the limits. The other tenants have the default limits."""
     tenants = TenantLimits(tenants={"acme": Limits(**limits)})
     return InProcess(store, broker or MemoryBroker(), ManualClock(), slice_, limits=tenants)
@@ -198,7 +198,7 @@ STORIES: dict[str, Story] = {
 async def test_limit(store: Database, story: Story) -> None:
     """A command that would exceed a limit has no effect, and its reply names the limit. Others go on."""
     slice_, limit, most, steps = story
-    talk = conversation(store, slice_, **{limit: most})
+    talk = conversation(store, slice_, None, **{limit: most})
     found = [await outcome(talk, message, **fields) for (message, fields), _ in steps]
     over = {"name": limit, "most": most}
     assert found == [over if expected == "over" else expected for _, expected in steps]
