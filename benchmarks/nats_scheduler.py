@@ -6,19 +6,18 @@ all published messages are in one stream. No service runs.
 
 import asyncio
 import math
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 
 from benchmarks.harness import Command, Message, Rig, TooLateError, ask, read_events, until_none
+from benchmarks.lag import measure_lag
 from benchmarks.processes import Fleet
-from benchmarks.result import Result
+from benchmarks.records import Result
 from benchmarks.sender import frame, send_frames
-from benchmarks.steady import schedule_steadily
-from benchmarks.timers import Fired, Timer, due_together, faults, fired, instant, lateness, now, sleep_until
+from benchmarks.timers import Fired, Timer, due_together, faults, instant, lateness, now, sleep_until
 
 _STREAM = "SCHEDULES"
 _FIRED = "schedules.fired"
@@ -72,30 +71,20 @@ async def nats_fair(rig: Rig, size: int) -> Result:
 
 async def nats_lag(rig: Rig, seconds: int, rate: int = 200) -> Result:
     """Schedule messages at a steady rate. Measure how late each one arrives at a consumer."""
-    arrived: list[tuple[bytes, float]] = []
-
-    async def arrive(message: Msg) -> None:
-        arrived.append((message.data, time.time_ns() / 1_000_000))
-
-    async def missing() -> int:
-        return len(timers) - len(arrived)
-
     async with rig.broker() as client:
         await _add_stream(client)
         # A plain subscriber gets nothing: the broker writes these messages to the stream only.
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.NEW)
-        await client.jetstream().subscribe(_FIRED, stream=_STREAM, cb=arrive, config=config)
-        timers = await schedule_steadily(client, rate, seconds, _schedule)
-        await sleep_until(max(timer.due_at for timer in timers))
-        await until_none(Fleet([]), missing)
-        await asyncio.sleep(_DUPLICATES_SECONDS)
-    events = [fired(body, at) for body, at in arrived]
-    figures = {
-        "timers": len(timers),
-        "timers/s, scheduled 2 to 5 s ahead": rate,
-        **lateness(timers, events, (0.5, 0.99, 0.999, 1)),
-    }
-    return Result(figures, faults(timers, events, _EVENT_TYPE))
+        subscribe = partial(client.jetstream().subscribe, _FIRED, stream=_STREAM, config=config)
+        return await measure_lag(
+            client,
+            Fleet([]),
+            rate,
+            seconds,
+            subscribe=lambda arrive: subscribe(cb=arrive),
+            command_of=_schedule,
+            event_type=_EVENT_TYPE,
+        )
 
 
 async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float]:

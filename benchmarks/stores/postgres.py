@@ -8,8 +8,7 @@ from pathlib import Path
 import asyncpg
 
 from benchmarks.processes import BenchmarkError
-from benchmarks.stores.filling import Filling, insert
-from benchmarks.stores.store import PROGRESS, Progress
+from benchmarks.stores.store import PROGRESS, Filling, Progress, insert
 from benchmarks.timers import now
 from tests.harness.postgres import find_programs, postgres_server
 from timer_service.adapters.postgres import PostgresDatabase
