@@ -1,6 +1,7 @@
 """The figures of the benchmarks: faults of events, medians, ratios, the order of the runs, and the published files."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ HUEY = ROW._replace(theirs=Figure("huey", "jobs/s"), syncs=("always",))
 TWO = Row("due together", OURS._replace(instances=2), "one instance", OURS)
 
 
-def record(scenario: str, value: float, problem: str = "", **run: object) -> Record:
+def record(scenario: str, value: float, problem: str = "", **run: Any) -> Record:
     name = "jobs/s" if scenario == "huey" else "timers/s"
     result = Result({name: value}, [problem] if problem else [])
     return Record(Run(scenario, "sqlite", "always", 10)._replace(**run), result, "2030-01-01T00:00:00+00:00", "abc")
