@@ -288,15 +288,6 @@ async def test_batch_on_one_run(store: Database) -> None:
     assert found == {"j0", "j1", "j2", "g00", "g01", "g02", "g20"}
 
 
-async def test_run_that_starts_and_ends_in_one_batch(store: Database) -> None:
-    """Commands of a batch that do not exceed the limit together are accepted."""
-    talk = conversation(store, runs.SLICE, open_runs=0)
-    talk.send("StartRun", runId="r1", jobs=jobs(1))
-    talk.send("CancelRun", runId="r1")
-    await talk.consume()
-    assert [talk.reply(n)["outcome"] for n in range(2)] == ["started", "cancelled"]
-
-
 async def fill(store: Database) -> InProcess:
     """Store three things of each kind that can be limited. Return the last slice."""
     broker = MemoryBroker()

@@ -1,19 +1,15 @@
 """What an instance starts, serves and stops, with each role and after each fault. The broker is in memory."""
 
 import asyncio
-import json
-import socket
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest.mock import PropertyMock, patch
 
 import pytest
 
-from tests.harness.builders import cancel_timer, command_address, scheduled
+from tests.harness.builders import command_address, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker, until
 from tests.harness.timers import put_timers
@@ -21,13 +17,11 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
 from timer_service.app.worker_requests import WorkerRequests
-from timer_service.core.due.lease import Lease
 from timer_service.core.due.loop import Loop
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind, Position
-from timer_service.timers.store import TIMERS
 
 DOWN = Health.down("it is away")
 UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
@@ -70,7 +64,10 @@ async def caught_up() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_what_runs(new: NewInstance, role: str) -> None:
-    """Each loop of a role runs, each task runs once, and all of them have ended when the instance has stopped."""
+    """Each loop of a role runs, each task runs once, and all of them have ended when the instance has stopped.
+
+    A role that handles commands opens their log, and serves the queries and requests of every slice.
+    """
     instance = new(role=role)
     assert {flow for flow, health in instance.app.flows().items() if not health.usable} == FLOWS[role] - {"queries"}
     async with instance.running():
@@ -78,22 +75,12 @@ async def test_what_runs(new: NewInstance, role: str) -> None:
         await caught_up()
         running = task_names()
         ready, live = await instance.page("/readyz"), await instance.page("/livez")
+        served, reads = instance.broker.served, instance.broker.stored.owner is not None
+    names = {Kind.QUERY: {each.name for each in QUERIES}, Kind.REQUEST: REQUESTS}
+    assert (served, reads) == (({}, False) if role == "worker" else (names, True))
     assert running == sorted([*LOOPS[role], *TASKS_BESIDES[role], "http", "stop", "broker-lost"])
     assert (ready, live) == ((200, dict.fromkeys([*FLOWS[role], "service"], "ok")), (200, {"stalled": []}))
     assert (task_names(), instance.drains) == ([], 1)
-
-
-@pytest.mark.parametrize("role", ROLES)
-async def test_what_is_served(new: NewInstance, role: str) -> None:
-    """A role that handles commands opens their log, and serves the queries and requests of every slice."""
-    instance = new(role=role)
-    async with instance.running():
-        broker = instance.broker
-        found = broker.served, broker.stored.owner is not None
-        replies = [] if role == "worker" else [await broker.request("count-timers", "acme")]
-    served = {Kind.QUERY: {each.name for each in QUERIES}, Kind.REQUEST: REQUESTS}
-    assert found == (({}, False) if role == "worker" else (served, True))
-    assert all("counts" in json.loads(each.body) for each in replies)
 
 
 async def test_disabled_workflows(new: NewInstance) -> None:
@@ -108,40 +95,15 @@ async def test_disabled_workflows(new: NewInstance) -> None:
     assert running.isdisjoint({"requests", "polls", "tasks", "workflow-workers", "workflow-deadlines"})
 
 
-async def test_workflow(new: NewInstance) -> None:
-    """A command gives a held poll its task, and a report ends the workflow and is announced, without any pause."""
-    instance = new()
-    started = {"type": "StartWorkflow", "tenantId": "acme", "payload": {"workflowId": "order-1", "type": "order"}}
-
-    async def ask(name: str, **fields: object) -> Any:
-        return json.loads((await instance.broker.request(name, "acme", json.dumps(fields).encode())).body)
-
-    async with instance.running():
-        await until(lambda: instance.passes("workflow-workers") > 0)
-        asked = asyncio.create_task(ask("poll-tasks", workerId="w-1", types=["order"], slots=1))
-        await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
-        instance.broker.send(command_address("acme", "start-workflow"), json.dumps(started).encode())
-        (task,) = (await asked)["tasks"]
-        report = {"workflowId": "order-1", "token": task["token"], "number": 1, "then": {"action": "complete"}}
-        replied = await ask("report-tasks", workerId="w-2", reports=[report])
-        await until(lambda: len(instance.broker.events) == 1)
-    assert (task["workflowId"], replied["reports"][0]["outcome"]) == ("order-1", "completed")
-    assert instance.broker.events[0].address.message == "workflow-completed"
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-async def test_gauges_of_rows(new: NewInstance, *, enabled: bool) -> None:
+async def test_gauges_of_rows(new: NewInstance) -> None:
     """An instance counts the rows of every table that has due ones, and of each state, also of what is disabled."""
-    instance = new(**{f"{each}_enabled": enabled for each in ("signals", "runs", "schedules", "workflows")})
+    instance = new(**{f"{each}_enabled": False for each in ("signals", "runs", "schedules", "workflows")})
     async with instance.running():
         await until(lambda: instance.passes("row-counts") > 0)
         samples = [each for metric in instance.registry.collect() for each in metric.samples]
     due = {"timer_schedules", "work_signal_firings", "outbox", "dead_letters", "schedules", "workflows"}
-    for name in ("timer_overdue", "timer_oldest_due_lag_seconds"):
-        assert {each.labels["table"] for each in samples if each.name == name} == due
-    states = [(each.labels["table"], each.labels["state"]) for each in samples if each.name == "timer_rows"]
-    assert len(states) == sum(len(each.counted) for each in SLICES)
-    assert {table for table, _ in states} >= due | {"runs", "workflows"}
+    assert {each.labels["table"] for each in samples if each.name == "timer_overdue"} == due
+    assert len([each for each in samples if each.name == "timer_rows"]) == sum(len(each.counted) for each in SLICES)
 
 
 def down(part: type, health: str = "health") -> AbstractContextManager[object]:
@@ -282,27 +244,6 @@ async def test_commands_from_before_the_start(new: NewInstance, role: str) -> No
     assert role == "handler" or "until the commands are handled that were stored before the start" in str(events)
 
 
-async def test_cancel_from_before_the_start(new: NewInstance, sqlite: SqliteDatabase) -> None:
-    """A timer that is due does not fire if a command cancels it that was stored before the start."""
-    await add_due_timers(sqlite, "call-1", "call-2")
-    instance = new()
-    instance.broker.send(command_address(message="cancel-timer"), cancel_timer("call-1"))
-    async with instance.running():
-        await until(lambda: bool(instance.broker.events))
-        await until(lambda: instance.passes("timers") > 1)
-    assert [json.loads(each.body)["payload"]["serviceCallId"] for each in instance.broker.events] == ["call-2"]
-
-
-async def test_end_before_the_first_pass(new: NewInstance, caplog: pytest.LogCaptureFixture) -> None:
-    """An instance that stops while its workers wait for commands from before the start does not wait for these."""
-    instance = new()
-    instance.broker.stored.away = "the stream has no leader"
-    async with instance.running():
-        pass
-    assert task_names() == []
-    assert [line.message for line in caplog.records if line.name == "timer_service.app.tasks"] == []
-
-
 async def test_wake_ups(new: NewInstance) -> None:
     """The dead letter of a command is published at once, and a hint of another instance wakes the loop it names."""
     with patch.object(SqliteDatabase, "exclusive", False):  # noqa: FBT003
@@ -314,24 +255,3 @@ async def test_wake_ups(new: NewInstance) -> None:
             before = instance.passes("sweep")
             await instance.broker.hint("sweep", NOW)
             await until(lambda: instance.passes("sweep") > before)
-
-
-async def test_claims_of_a_dead_process(new: NewInstance, sqlite: SqliteDatabase) -> None:
-    """On SQLite, an instance fires at once what a process had claimed that died."""
-    await add_due_timers(sqlite, "call-1")
-    async with sqlite.transaction() as tx:
-        assert len(await Lease(TIMERS, timedelta(seconds=30)).claim(tx, NOW, 10)) == 1
-    instance = new()
-    async with instance.running():
-        await until(lambda: len(instance.broker.events) == 1)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have only one loopback address")
-async def test_address_of_the_pages(new: NewInstance) -> None:
-    """The pages are served at the configured address only."""
-    instance = new(http_host="127.0.0.2")
-    async with instance.running():
-        with socket.create_connection(("127.0.0.2", instance.config.http_port), timeout=10):
-            pass
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", instance.config.http_port), timeout=10)

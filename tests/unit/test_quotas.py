@@ -64,17 +64,6 @@ async def test_rows_of_the_same_transaction() -> None:
     assert await add(quotas, rows, [2, 1, 1]) == [False, True, False]
 
 
-async def test_rows_that_are_removed() -> None:
-    """What a transaction removes makes room for its later commands, and after its commit for the next ones."""
-    rows = Rows()
-    quotas = rows.quotas()
-    assert await add(quotas, rows, [9, -4, 4, 1, 1, -2, 2, 1]) == [*[True] * 4, False, True, True, False]
-    assert await add(quotas, rows, [-5]) == [True]
-    assert await add(quotas, rows, [5]) == [True]
-    assert rows.counts == ["acme"]
-    assert await add(quotas, rows, [1]) == [False]
-
-
 async def test_a_transaction_that_is_not_committed() -> None:
     """It takes no room, and what it has removed makes none."""
     rows = Rows()
@@ -98,18 +87,6 @@ async def test_time_until_the_next_count(seconds: float, pause: float) -> None:
     assert (await add(quotas, rows, [1]), rows.counts) == ([False], ["acme"])
     rows.now += 0.002
     assert (await add(quotas, rows, [1]), rows.counts) == ([True], ["acme"] * 2)
-
-
-async def test_counts_of_many_tenants() -> None:
-    """A hundred tenants at their limits that try again and again take a small part of the time."""
-    rows = Rows()
-    quotas = rows.quotas()
-    rows.used, rows.seconds = 10, 0.005
-    while rows.now < 20:
-        for number in range(100):
-            assert await add(quotas, rows, [1], f"tenant-{number}") == [False]
-        rows.now += 0.04
-    assert 200 <= len(rows.counts) <= 20 * 0.2 / rows.seconds
 
 
 async def test_flood_of_a_tenant_at_its_limit() -> None:
@@ -165,23 +142,6 @@ async def test_too_many_rows_to_be_written_first() -> None:
     assert [await admission.exceeds(tenant, {TIMERS: 10}) for tenant in ("tenant-1", "acme")] == [None, None]
     assert rows.counts == ["tenant-1", "acme", "acme"]
     assert await admission.exceeds("tenant-1", {TIMERS: 1}) == Excess("pending_timers", 10)
-
-
-async def test_no_limit() -> None:
-    """Without a limit nothing is counted and nothing is refused."""
-    rows = Rows()
-    rows.used = 10
-    assert await begin(rows.quotas(), rows).exceeds("globex", {TIMERS: 10**9}) is None
-    assert (Quotas().admission(cast("Transaction", rows), NOW), rows.counts) == (None, [])
-
-
-async def test_a_command_that_exceeds_one_limit_takes_no_room() -> None:
-    """If one of two limits is exceeded, the command is refused by name, and takes nothing of the other."""
-    rows = Rows()
-    admission = begin(rows.quotas(), rows)
-    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 2}) == Excess("open_runs", 1)
-    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 1}) is None
-    assert await admission.exceeds("acme", {TIMERS: 0, RUNS: 1}) == Excess("open_runs", 1)
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,15 @@
 """The Postgres of other tests: each test gets an empty database, and nothing is left afterwards."""
 
-import asyncio
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
 
 from tests.harness.databases import LOST, Databases
-from tests.harness.postgres import PostgresServer
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-
-PARENT = """
-import sys
-from pathlib import Path
-from tests.harness.postgres import postgres_server
-
-with postgres_server(Path(sys.argv[1])) as server:
-    print(server.folder, server.url, flush=True)
-    sys.stdin.read()
-"""
 
 
 @asynccontextmanager
@@ -57,10 +42,6 @@ async def create_schema(url: str) -> None:
         CREATE TABLE written (id SERIAL PRIMARY KEY, text TEXT DEFAULT 'none');
         """,
     )
-
-
-def exists(path: str | Path) -> bool:
-    return Path(path).exists()
 
 
 async def read_everything(url: str) -> Any:
@@ -133,32 +114,3 @@ async def test_open_session_is_ended(databases: Databases) -> None:
         assert await fetch(url, "SELECT count(*) FROM written, kept") == 0
     with pytest.raises(LOST):
         await left.execute("COMMIT")
-
-
-async def test_kill_keeps_committed_data(postgres_server: PostgresServer) -> None:
-    """A killed server ends its sessions, and has all committed data after its next start."""
-    async with connect(postgres_server.url) as session:
-        await session.execute("CREATE TABLE kept AS SELECT 1 AS number")
-        await postgres_server.kill()
-        with pytest.raises(LOST):
-            await session.execute("SELECT 1")
-    with pytest.raises(ConnectionRefusedError):
-        await asyncpg.connect(postgres_server.url)
-    await postgres_server.start()
-    assert await fetch(postgres_server.url, "SELECT number FROM kept") == 1
-
-
-async def test_server_ends_with_a_killed_parent(postgres_programs: Path) -> None:
-    """If the process that started the server is killed, the server ends and its files are removed."""
-    command = [sys.executable, "-c", PARENT, str(postgres_programs)]
-    parent = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-    assert parent.stdout
-    folder, url = (await parent.stdout.readline()).decode().split()
-    assert await fetch(url, "SELECT 1") == 1
-    parent.kill()
-    await parent.communicate()
-    async with asyncio.timeout(20):
-        while exists(folder):
-            await asyncio.sleep(0.02)
-    with pytest.raises(ConnectionRefusedError):
-        await asyncpg.connect(url)
