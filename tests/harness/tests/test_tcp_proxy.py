@@ -1,7 +1,7 @@
 """The TCP proxy disturbs connections as its methods say: a test that relies on it would pass in vain otherwise."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -30,11 +30,19 @@ async def proxy() -> AsyncIterator[TcpProxy]:
     await server.wait_closed()
 
 
-async def open_client(proxy: TcpProxy) -> Streams:
-    """Return a connection that has sent a word."""
-    streams = await asyncio.open_connection("127.0.0.1", proxy.port)
-    streams[1].write(b"hello")
-    return streams
+@pytest.fixture
+async def connect(proxy: TcpProxy) -> AsyncIterator[Callable[[], Awaitable[Streams]]]:
+    """Yield a function that returns a connection that has sent a word."""
+    opened: list[Streams] = []
+
+    async def open_client() -> Streams:
+        opened.append(await asyncio.open_connection("127.0.0.1", proxy.port))
+        opened[-1][1].write(b"hello")
+        return opened[-1]
+
+    yield open_client
+    for _, writer in opened:
+        writer.close()
 
 
 async def answers(client: Streams, seconds: float = 5) -> bool:
@@ -46,28 +54,28 @@ async def answers(client: Streams, seconds: float = 5) -> bool:
         return False
 
 
-async def test_stall(proxy: TcpProxy) -> None:
+async def test_stall(proxy: TcpProxy, connect: Callable[[], Awaitable[Streams]]) -> None:
     """A stalled link forwards nothing, on open and new connections. It forwards what waited when it is good again."""
-    first = await open_client(proxy)
+    first = await connect()
     assert await answers(first)
     proxy.set_link(STALLED)
     first[1].write(b"hello")
-    late = await open_client(proxy)
+    late = await connect()
     assert [await answers(each, 0.1) for each in (first, late)] == [False, False]
     proxy.set_link(GOOD)
     assert [await answers(each) for each in (first, late)] == [True, True]
     proxy.stall_open_connections()
     first[1].write(b"hello")
-    assert [await answers(first, 0.1), await answers(await open_client(proxy))] == [False, True]
+    assert [await answers(first, 0.1), await answers(await connect())] == [False, True]
 
 
-async def test_cut_and_refuse(proxy: TcpProxy) -> None:
+async def test_cut_and_refuse(proxy: TcpProxy, connect: Callable[[], Awaitable[Streams]]) -> None:
     """After a cut with RST the client gets an error. While the proxy refuses connections, new ones end at once."""
-    client = await open_client(proxy)
+    client = await connect()
     assert await answers(client)
     proxy.cut(reset=True)
     with pytest.raises(ConnectionResetError):
         await client[0].read()
     with proxy.refusing(), pytest.raises((OSError, asyncio.IncompleteReadError)):
-        await answers(await open_client(proxy))
-    assert await answers(await open_client(proxy))
+        await answers(await connect())
+    assert await answers(await connect())
