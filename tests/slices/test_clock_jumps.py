@@ -135,17 +135,6 @@ async def test_rows_that_a_right_clock_wrote(timers: Timers) -> None:
     assert await scan(new_repair(timers), timers.clock) == 1
 
 
-async def test_rows_that_are_claimed_while_a_pass_waits_for_the_database(timers: Timers) -> None:
-    """A lease that another instance has taken since the pass began is not ended: its timer would fire a second time."""
-    await timers.schedule("claimed", NOW)
-    began = timers.clock.now()
-    timers.clock.advance(seconds=2)
-    assert await claim(timers, timers.lease) == 1
-    claimed = await timers.row("claimed")
-    assert (await new_repair(timers).tick(began)).done == 0
-    assert await timers.row("claimed") == claimed
-
-
 async def test_events_that_were_added_while_the_clock_was_ahead(runs: Runs) -> None:
     """Events that were added, refused or claimed then are published, in the order in which they were added."""
     runs.clock.advance(days=AHEAD_DAYS)

@@ -1,5 +1,6 @@
 """The limits of tenants: what exceeds one ends as `over_quota` and has no effect, and other tenants notice nothing."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,168 +41,114 @@ def jobs(count: int, prefix: str = "j", **fields: Any) -> list[dict[str, Any]]:
     return [{"name": f"{prefix}{number}", **fields} for number in range(count)]
 
 
-def schedule(call: int, size: int | None = None, **fields: Any) -> tuple[str, dict[str, Any]]:
-    data = {} if size is None else {"data": "x" * size}
-    return "ScheduleTimer", {"serviceCallId": f"call-{call}", "dueAt": LATER, **data, **fields}
+def start(run: str, count: int, *groups: str, **fields: Any) -> dict[str, Any]:
+    return {"message_type": "StartRun", "runId": run, "jobs": jobs(count, **fields), "groups": list(groups)}
 
 
-def signal(name: str) -> tuple[str, dict[str, Any]]:
-    spec = {"kind": "time.at", "at": LATER}
-    return "CreateWorkSignal", {"signalId": name, "triggerKind": "time", "triggerSpec": spec}
-
-
-def schedule_of(name: str, every: str = "PT1H") -> tuple[str, dict[str, Any]]:
-    return "PutSchedule", {"scheduleId": name, "every": every}
-
-
-def about(message: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    return message, fields
-
-
-def start(run: str, count: int, *groups: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    return "StartRun", {"runId": run, "jobs": jobs(count, **fields), "groups": list(groups)}
-
-
-def resolve(count: int, group: str = "g") -> tuple[str, dict[str, Any]]:
-    return "ResolveGroup", {"runId": "r1", "groupName": group, "jobs": jobs(count, group)}
-
-
-def report_job(run: str, job: str = "a") -> tuple[str, dict[str, Any]]:
-    return "ReportJobStatus", {"runId": run, "jobName": job, "status": "success"}
-
-
-Story = tuple[Slice, str, int, list[tuple[tuple[str, dict[str, Any]], str]]]
-STORIES: dict[str, Story] = {
+GROUPS = [f"g{number}" for number in range(5)]
+COMMANDS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "timer": lambda name: {"message_type": "ScheduleTimer", "serviceCallId": name, "dueAt": LATER},
+    "move": lambda name: {"message_type": "ScheduleTimer", "serviceCallId": name, "dueAt": iso(after(hours=2))},
+    "other": lambda name: {"message_type": "ScheduleTimer", "tenant": "globex", "serviceCallId": name, "dueAt": LATER},
+    "small": lambda name: {"message_type": "ScheduleTimer", "serviceCallId": name, "dueAt": LATER, "data": "x" * 900},
+    "large": lambda name: {"message_type": "ScheduleTimer", "serviceCallId": name, "dueAt": LATER, "data": "x" * 2000},
+    "cancel": lambda name: {"message_type": "CancelTimer", "serviceCallId": name},
+    "signal": lambda name: {
+        "message_type": "CreateWorkSignal",
+        "signalId": name,
+        "triggerKind": "time",
+        "triggerSpec": {"kind": "time.at", "at": LATER},
+    },
+    "pause": lambda name: {"message_type": "PauseWorkSignal", "signalId": name},
+    "end": lambda name: {"message_type": "CancelWorkSignal", "signalId": name},
+    "hourly": lambda name: {"message_type": "PutSchedule", "scheduleId": name, "every": "PT1H"},
+    "daily": lambda name: {"message_type": "PutSchedule", "scheduleId": name, "every": "P1D"},
+    "trigger": lambda name: {"message_type": "TriggerSchedule", "scheduleId": name},
+    "delete": lambda name: {"message_type": "DeleteSchedule", "scheduleId": name},
+    "run": lambda name: start(name, 5, "g"),
+    "needing": lambda name: start(name, 5, "g", needs=[{"group": "g"}]),
+    "tenth": lambda name: start(name, 10),
+    "eleventh": lambda name: start(name, 11),
+    "group": lambda name: start(name, 0, "g"),
+    "groups": lambda name: start(name, 0, *GROUPS),
+    "stop": lambda name: {"message_type": "CancelRun", "runId": name},
+    "report": lambda name: {"message_type": "ReportJobStatus", "runId": name, "jobName": "j0", "status": "success"},
+    "member": lambda name: {"message_type": "ReportJobStatus", "runId": name, "jobName": "g0", "status": "success"},
+    **{
+        f"resolve{count}": lambda name, count=count: {  # type: ignore[misc]
+            "message_type": "ResolveGroup",
+            "runId": name,
+            "groupName": "g",
+            "jobs": jobs(count, "g"),
+        }
+        for count in (1, 3, 4, 5, 10)
+    },
+}
+STORIES: dict[str, tuple[Slice, str, int, str]] = {
     "a timer that ends makes room, one that changes needs none": (
-        timers.SLICE,
-        "pending_timers",
-        2,
-        [
-            *((schedule(number), found) for number, found in ((1, "scheduled"), (2, "scheduled"), (3, "over"))),
-            (schedule(1, dueAt=iso(after(hours=2))), "rescheduled"),
-            (about("CancelTimer", serviceCallId="call-3"), "not_found"),
-            (about("CancelTimer", serviceCallId="call-1"), "cancelled"),
-            (schedule(4), "scheduled"),
-            (schedule(1), "over"),
-            (schedule(5, tenant="globex"), "scheduled"),
-        ],
+        *(timers.SLICE, "pending_timers", 2),
+        (
+            "timer 1 scheduled, timer 2 scheduled, timer 3 over, move 1 rescheduled, cancel 3 not_found, "
+            "cancel 1 cancelled, timer 4 scheduled, timer 1 over, other 5 scheduled"
+        ),
     ),
     "large data counts while its timer is stored, settled or not": (
-        timers.SLICE,
-        "stored_data",
-        5000,
-        [
-            *((schedule(number, size), "scheduled") for number, size in enumerate((2000, 2000, 900))),
-            (schedule(3, 2000), "over"),
-            (schedule(4, 900), "scheduled"),
-            (about("CancelTimer", serviceCallId="call-0"), "cancelled"),
-            (schedule(9, 2000), "over"),
-            (schedule(1, 5), "updated"),
-            (schedule(9, 2000), "scheduled"),
-            (schedule(1, 2000), "over"),
-        ],
+        *(timers.SLICE, "stored_data", 5000),
+        (
+            "large 0 scheduled, large 1 scheduled, small 2 scheduled, large 3 over, small 4 scheduled, "
+            "cancel 0 cancelled, large 9 over, small 1 updated, large 9 scheduled, large 1 over"
+        ),
     ),
     "a signal that ends makes room, and a repeated one is unchanged": (
-        signals.SLICE,
-        "open_signals",
-        2,
-        [
-            *((signal(name), "created") for name in ("s1", "s2")),
-            (signal("s3"), "over"),
-            (signal("s1"), "unchanged"),
-            (about("PauseWorkSignal", signalId="s1"), "paused"),
-            (about("ActivateWorkSignal", signalId="s1"), "activated"),
-            (about("CancelWorkSignal", signalId="s1"), "cancelled"),
-            (signal("s4"), "created"),
-            (signal("s5"), "over"),
-        ],
+        *(signals.SLICE, "open_signals", 2),
+        (
+            "signal 1 created, signal 2 created, signal 3 over, signal 1 unchanged, pause 1 paused, end 1 cancelled, "
+            "signal 4 created, signal 5 over"
+        ),
     ),
     "a schedule that goes makes room": (
-        SCHEDULES,
-        "schedules",
-        1,
-        [
-            (schedule_of("s1"), "created"),
-            (schedule_of("s2"), "over"),
-            (schedule_of("s1", "PT2H"), "updated"),
-            (about("PauseSchedule", scheduleId="s1"), "paused"),
-            (schedule_of("s2"), "over"),
-            (about("TriggerSchedule", scheduleId="s1"), "triggered"),
-            (about("DeleteSchedule", scheduleId="s1"), "deleted"),
-            (schedule_of("s2"), "created"),
-        ],
+        *(SCHEDULES, "schedules", 1),
+        "hourly 1 created, hourly 2 over, daily 1 updated, trigger 1 triggered, delete 1 deleted, hourly 2 created",
     ),
     "a run that ends makes room": (
-        runs.SLICE,
-        "open_runs",
-        1,
-        [
-            (start("r1", 2), "started"),
-            (start("r2", 2), "over"),
-            (start("r1", 2), "unchanged"),
-            (report_job("r1", "j0"), "recorded"),
-            (about("CancelRun", runId="r1"), "cancelled"),
-            (start("r2", 2), "started"),
-        ],
+        *(runs.SLICE, "open_runs", 1),
+        "run 1 started, run 2 over, run 1 unchanged, stop 1 cancelled, run 2 started",
     ),
     "jobs, needs and groups of running runs count": (
-        runs.SLICE,
-        "run_rows",
-        10,
-        [
-            (start("r1", 5, "g"), "started"),
-            (start("r2", 5), "over"),
-            (start("r2", 0, *(f"g{n}" for n in range(5))), "over"),
-            (resolve(5), "over"),
-            (resolve(4), "resolved"),
-            (resolve(4), "unchanged"),
-            (start("r1", 5, "g"), "unchanged"),
-            (about("CancelRun", runId="r1"), "cancelled"),
-            (start("r2", 10), "started"),
-        ],
+        *(runs.SLICE, "run_rows", 10),
+        (
+            "run 1 started, run 2 over, groups 2 over, resolve5 1 over, resolve4 1 resolved, resolve4 1 unchanged, "
+            "run 1 unchanged, stop 1 cancelled, tenth 2 started"
+        ),
     ),
     "each job of a group is one more need for each job that needs the group": (
-        runs.SLICE,
-        "run_rows",
-        30,
-        [(start("r1", 5, "g", needs=[{"group": "g"}]), "started"), (resolve(4), "over"), (resolve(3), "resolved")],
+        *(runs.SLICE, "run_rows", 30),
+        "needing 1 started, resolve4 1 over, resolve3 1 resolved",
     ),
     "jobs of a group that was resolved early count when the run is started": (
-        runs.SLICE,
-        "run_rows",
-        10,
-        [
-            (resolve(10), "kept"),
-            (start("r1", 0, "g"), "over"),
-            (start("r2", 11), "over"),
-            (about("CancelRun", runId="r1"), "not_found"),
-        ],
+        *(runs.SLICE, "run_rows", 10),
+        "resolve10 1 kept, group 1 over, eleventh 2 over, stop 1 not_found",
     ),
     "commands that wait for their runs, or for a group, count until these begin": (
-        runs.SLICE,
-        "early_commands",
-        7000,
-        [
-            *((report_job(f"r{number}"), "kept") for number in (1, 2, 3)),
-            (report_job("r4"), "over"),
-            (about("StartRun", runId="r1", jobs=[{"name": "a"}], groups=["g"]), "started"),
-            (report_job("r1", "g0"), "kept"),
-            (report_job("r4"), "over"),
-            (resolve(1), "resolved"),
-            (report_job("r4"), "kept"),
-        ],
+        *(runs.SLICE, "early_commands", 7000),
+        (
+            "report 1 kept, report 2 kept, report 3 kept, report 4 over, run 1 started, member 1 kept, report 4 over, "
+            "resolve1 1 resolved, report 4 kept"
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-async def test_limit(store: Database, story: Story) -> None:
+async def test_limit(store: Database, story: tuple[Slice, str, int, str]) -> None:
     """A command that would exceed a limit has no effect, and its reply names the limit. Others go on."""
     slice_, limit, most, steps = story
     talk = conversation(store, slice_, None, **{limit: most})
-    found = [await outcome(talk, message, **fields) for (message, fields), _ in steps]
-    over = {"name": limit, "most": most}
-    assert found == [over if expected == "over" else expected for _, expected in steps]
+    for step in steps.split(", "):
+        command, name, expected = step.split()
+        reply = await talk.request(**COMMANDS[command](name))
+        assert reply["outcome"] == ("over_quota" if expected == "over" else expected), step
+        assert reply.get("limit") == ({"name": limit, "most": most} if expected == "over" else None), step
     assert await talk.dead_letters() == []
     if limit == "run_rows" and most > 10:
         await has_as_many_rows_as_counted(talk)

@@ -8,11 +8,10 @@ import pytest
 from benchmarks import records
 from benchmarks.chart import chart
 from benchmarks.comparison import ROWS, Figure, Row, medians, ratios
-from benchmarks.peers.jobs import Execution, drain_figures, fault_figures, lag_figures
 from benchmarks.plan import COMPARISON, Group, plan
 from benchmarks.processes import BenchmarkError
 from benchmarks.records import Benchmark, Record, Result, Run
-from benchmarks.report import page, shown
+from benchmarks.report import page
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.sender import count_acknowledged, frame
 from benchmarks.timers import Fired, Timer, faults
@@ -39,16 +38,6 @@ def test_faults_of_events() -> None:
     benchmark = Benchmark({}, [record("drain", 900, problem=found[0]), record("drain", 3)])
     assert list(medians(benchmark.records).values()) == [{"timers/s": 3}]
     assert benchmark.problems == ["drain: 1 missing events"]
-
-
-def test_figures_of_jobs() -> None:
-    """The rate counts the jobs after the first one. The lag, and what is early, are those of jobs with a due time."""
-    due = {7: 1000.0, 8: 2000.0}
-    assert drain_figures([Execution(0, 1000), Execution(2, 3000), Execution(1, 2000)])["jobs_per_second"] == 1
-    executions = [Execution(0, 1), Execution(7, 1004), Execution(8, 2002)]
-    assert lag_figures(executions, due) == {"lag_p50_ms": 2, "lag_p99_ms": 4}
-    executions = [Execution(0, 1), Execution(0, 2), Execution(7, 999)]
-    assert fault_figures(executions, due, jobs=2) == {"missing": 2, "duplicate": 1, "early": 1}
 
 
 def test_frames() -> None:
@@ -78,14 +67,6 @@ def test_frames() -> None:
 def test_ratios(measured: list[Record], row: Row, expected: list[float]) -> None:
     """A ratio of medians is above 1 if the service is ahead. Settings, databases, sizes and instances are not mixed."""
     assert [each.ratio for each in ratios(Benchmark({}, measured), [row])] == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(34_912.4, "34,912"), (5, "5"), (12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012")]
-)
-def test_shown_digits(value: float, text: str) -> None:
-    """A figure has no more digits than a reader needs."""
-    assert shown(value) == text
 
 
 def test_published_files_show_the_published_figures(tmp_path: Path) -> None:

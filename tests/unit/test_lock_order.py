@@ -10,18 +10,13 @@ import pytest
 from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from timer_service.core.due.due_rows import DueRows
-from timer_service.core.due.isolate import Retry
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.events import outbox
-from timer_service.core.events.cause import Cause
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Parameters, Row, Transaction
 from timer_service.core.values.message import Event, Position
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
-from timer_service.schedules.backfill import store as backfills
-from timer_service.schedules.backfills import Backfill, BackfillKey
-from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.schedule import Schedule
 from timer_service.schedules.store import SCHEDULES
 from timer_service.signals import firing_store
@@ -106,15 +101,6 @@ async def write_timers(tx: Transaction) -> None:
     await timers.save(tx, {}, made)
 
 
-async def write_backfills(tx: Transaction) -> None:
-    keys = [BackfillKey("acme", Position(1, number)) for number in (3, 1, 2)]
-    made = [Backfill(key, "d", Recurrence(None, 60_000), 0, None, Cause("id"), 0, NOW, 5, -1, NOW) for key in keys]
-    await backfills.add(tx, made)
-    await backfills.save(tx, made)
-    await backfills.postpone(tx, dict.fromkeys(keys, Retry(NOW, "an error")))
-    await backfills.delete(tx, keys)
-
-
 async def write_firings(tx: Transaction) -> None:
     rows = claimed(*FIRINGS.key)
     await firing_store.lock_held(tx, rows)
@@ -133,7 +119,6 @@ async def write_schedules(tx: Transaction) -> None:
 
 STATEMENTS: dict[str, tuple[tuple[str, ...], Callable[[Transaction], Awaitable[object]], int]] = {
     "timers": (("tenant_id", "service_call_id"), write_timers, 2),
-    "backfills": (("tenant_id", "position_sequence"), write_backfills, 4),
     "signals": (
         ("tenant_id", "signal_id"),
         lambda tx: signals.find_locked(tx, [Key("acme", name) for name in IDS]),

@@ -99,22 +99,6 @@ def dependencies_of(name: str, extra: str, environment: dict[str, str]) -> Itera
             yield each
 
 
-def test_the_make_file_installs_with_hashes() -> None:
-    """Every installation of packages checks hashes. The project itself is installed without dependencies."""
-    makefile = (
-        (ROOT / "Makefile").read_text("utf-8").replace("$(PIP)", "pip install").replace("$(PROJECT)", "--no-deps")
-    )
-    installs = re.findall(r"^\t.*pip install (.*)$", makefile, re.MULTILINE)
-    assert len(installs) == 7
-    assert [
-        each for each in installs if "--require-hashes -r requirements/" not in each and "--no-deps" not in each
-    ] == []
-    readme = (ROOT / "README.md").read_text("utf-8")
-    installs = re.findall(r"^pip install (.*)$", readme, re.MULTILINE)
-    assert installs[0].startswith("--require-hashes -r requirements/serve.txt")
-    assert installs[1].startswith("--no-deps --no-build-isolation .")
-
-
 FINE = {"name": "a", "version": "1", "vulns": []}
 SKIPPED = {"name": "b", "skip_reason": "Dependency not found and could not be audited: b (1)"}
 BAD = {"name": "c", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}

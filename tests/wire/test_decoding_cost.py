@@ -12,7 +12,6 @@ import pytest
 
 from tests.harness.builders import command_address, raw_command, schedule_timer
 from timer_service.app.slices import SLICES
-from timer_service.core.intake.apply import build_letters
 from timer_service.core.intake.decoder import decode, parts
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports import turns as turns_module
@@ -131,16 +130,6 @@ async def test_other_tasks_run_between_large_commands(monkeypatch: pytest.Monkey
     assert await measured([raw_command(b'"' + b"x" * 70_000 + b'"')] * 10) >= 10
     assert 10 <= await measured([raw_command(schedule_timer(data="x" * 900))] * 1000) <= 30
     assert await measured([raw_command(b"", headers=HEADERS)] * 10) >= 9
-
-
-async def test_other_tasks_run_between_dead_letters() -> None:
-    """Other tasks run while dead letters are made, before each command of 16 KiB of headers."""
-    raw = raw_command(b"{", headers=HEADERS)
-    async with counted_turns() as turns:
-        letters = await build_letters([(raw, await decode_rejected(raw))] * 20, MAX_MESSAGE_BYTES)
-        found = turns()
-    assert list(letters) == list(range(20))
-    assert found >= 19
 
 
 def test_parts_of_a_batch() -> None:

@@ -11,10 +11,9 @@ from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake import cursor, waiting_rows
+from timer_service.core.intake import cursor
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import CommandResult, Route
-from timer_service.core.intake.waiting_rows import rows_of
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Command
@@ -48,18 +47,6 @@ class Processes:
         for number in numbers:
             body = cancel_timer(f"call-{number}", envelope={"id": f"{number}"})
             self.broker.send(command_address(message="cancel-timer"), body)
-
-    async def store_waiting(self) -> None:
-        """Let the commands of the log wait in the database, as if a process before had read them."""
-        reader = self._reader([])
-        assert await reader.begin()
-        raws = self.broker.stored.commands
-        async with self.database.transaction() as tx:
-            await waiting_rows.add(tx, rows_of(raws))
-            last = raws[-1]
-            end = {"sequence": last.position.sequence, "stored_at": last.stored_at}
-            await tx.execute("UPDATE command_log SET sequence = :sequence, stored_at = :stored_at", end)
-        await self._stop()
 
     async def run(self) -> bool:
         """Run a process until it is killed, or stops in order. Return whether it was not killed.
@@ -137,7 +124,6 @@ def numbers(first: int, last: int) -> list[int]:
 GROUPS = [numbers(1, 32), numbers(33, 64)]
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
 @pytest.mark.parametrize(
     ("count", "deadly", "tried"),
     [
@@ -152,27 +138,22 @@ GROUPS = [numbers(1, 32), numbers(33, 64)]
     ids=["one of few", "two of few", "one of many"],
 )
 async def test_deadly_commands(
-    processes: Processes, count: int, deadly: set[int], tried: list[list[list[int]]], *, stored: bool
+    processes: Processes, count: int, deadly: set[int], tried: list[list[list[int]]]
 ) -> None:
     """After a crash, few commands are applied one by one, and many in groups of 32.
 
     A command that kills a process each time becomes a dead letter. The deaths of another one do not count against it.
     """
     processes.send(*range(1, count + 1))
-    if stored:
-        await processes.store_waiting()
     processes.deadly = deadly
     assert await processes.run_all() == tried
     assert processes.applied == [number for number in range(1, count + 1) if number not in deadly]
     assert processes.rejected() == {"INTERNAL": len(deadly)}
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_kills_from_outside(processes: Processes, *, stored: bool) -> None:
+async def test_kills_from_outside(processes: Processes) -> None:
     """If processes are killed for another reason, no command is blamed, and all are applied once."""
     processes.send(1, 2, 3)
-    if stored:
-        await processes.store_waiting()
     processes.kills_from_outside = 2
     assert await processes.run_all() == [[[1, 2, 3]], alone(1), alone(1, 2, 3)]
     assert (processes.applied, processes.rejected()) == ([1, 2, 3], {})
