@@ -12,6 +12,7 @@ from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake import cursor
+from timer_service.core.intake.crash_care import SUSPECT_MS
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.ports.database import Transaction
@@ -32,6 +33,7 @@ class Processes:
         self.broker = MemoryBroker()
         self.metrics = RecordingMetrics()
         self.clock = ManualClock()
+        self._began = self.clock.now()
         self.deadly: set[int] = set()
         """The commands that kill the process each time, by their numbers."""
         self.kills_from_outside = 0
@@ -40,6 +42,8 @@ class Processes:
         """How many of the next transactions fail because the database is away."""
         self.tried: list[list[list[int]]] = []
         """For each process, the commands of each of its transactions."""
+        self.ages: list[list[int]] = []
+        """For each process, how old it was at each of its transactions, in ms."""
         self.applied: list[int] = []
 
     def send(self, *numbers: int) -> None:
@@ -54,6 +58,8 @@ class Processes:
         It stops when it has handled all commands, or after a second outage that nothing was applied between.
         """
         self.tried.append([])
+        self.ages.append([])
+        self._began = self.clock.now()
         reader = self._reader([Route(SLICE.commands, self._handle, _wake)])
         try:
             for _ in range(2):
@@ -88,6 +94,7 @@ class Processes:
     async def _handle(self, tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         numbers = [int(each.id) for each in commands]
         self.tried[-1].append(numbers)
+        self.ages[-1].append(self.clock.now() - self._began)
         if self.kills_from_outside:
             self.kills_from_outside -= 1
             raise KilledError
@@ -152,10 +159,14 @@ async def test_deadly_commands(
 
 
 async def test_kills_from_outside(processes: Processes) -> None:
-    """If processes are killed for another reason, no command is blamed, and all are applied once."""
+    """If processes are killed for another reason, no command is blamed, and all are applied once.
+
+    A command that was near a death is tried a second after the start, and the others at once.
+    """
     processes.send(1, 2, 3)
     processes.kills_from_outside = 2
     assert await processes.run_all() == [[[1, 2, 3]], alone(1), alone(1, 2, 3)]
+    assert (processes.ages[1], [age > SUSPECT_MS for age in processes.ages[2]]) == ([0], [True] * 3)
     assert (processes.applied, processes.rejected()) == ([1, 2, 3], {})
 
 
