@@ -5,7 +5,6 @@ all published messages are in one stream. No service runs.
 """
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -13,11 +12,11 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 
 from benchmarks.harness import Command, Message, Rig, TooLateError, ask, read_events, until_none
-from benchmarks.lag import measure_lag
+from benchmarks.measure import Drained, measure_drain, measure_fair, measure_lag
 from benchmarks.processes import Fleet
 from benchmarks.records import Result
 from benchmarks.sender import frame, send_frames
-from benchmarks.timers import Fired, Timer, due_together, faults, instant, lateness, now, sleep_until
+from benchmarks.timers import Timer, due_together, instant, now, sleep_until
 
 _STREAM = "SCHEDULES"
 _FIRED = "schedules.fired"
@@ -44,29 +43,12 @@ async def nats_accept(rig: Rig, size: int) -> Result:
 
 async def nats_drain(rig: Rig, size: int) -> Result:
     """Schedule messages for one instant. Measure how fast the broker publishes them."""
-    timers = due_together("bench", size, rig.soon(size // 4))
-    events, seconds = await _fire_together(rig, timers)
-    figures = {
-        "timers": size,
-        "seconds from the instant to the last event": seconds,
-        "timers/s": size / seconds,
-        **lateness(timers, events, (0.5, 0.99)),
-    }
-    return Result(figures, faults(timers, events, _EVENT_TYPE))
+    return await measure_drain(rig, size, _fire_together, _EVENT_TYPE)
 
 
 async def nats_fair(rig: Rig, size: int) -> Result:
     """Schedule many messages and one message of another tenant for one instant. Measure how late the one is."""
-    due_at = rig.soon(size // 4)
-    timers = due_together("flood", size, due_at) + due_together("single", 1, due_at)
-    events, seconds = await _fire_together(rig, timers)
-    late = [event.at - due_at for event in events if event.tenant == "single"]
-    figures = {
-        "timers of the first tenant": size,
-        "seconds from the instant to the last event": seconds,
-        "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
-    }
-    return Result(figures, faults(timers, events, _EVENT_TYPE))
+    return await measure_fair(rig, size, _fire_together, _EVENT_TYPE)
 
 
 async def nats_lag(rig: Rig, seconds: int, rate: int = 200) -> Result:
@@ -87,8 +69,8 @@ async def nats_lag(rig: Rig, seconds: int, rate: int = 200) -> Result:
         )
 
 
-async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float]:
-    """Schedule messages for one instant. Return them, and the seconds from the instant to the last one."""
+async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> Drained:
+    """Schedule messages for one instant, and wait until they are published."""
     frames = _frames(timers)
     async with rig.broker("default") as client:
         await _add_stream(client)
@@ -105,7 +87,7 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired]
         seconds = await until_none(Fleet([]), missing) - due_at / 1000
         await asyncio.sleep(_DUPLICATES_SECONDS)
         published = await _last_sequence(client) - len(timers)
-        return await read_events(client, _STREAM, _FIRED, published), seconds
+        return Drained(await read_events(client, _STREAM, _FIRED, published), seconds)
 
 
 def _schedule(timer: Timer) -> tuple[Command, Mapping[str, str]]:

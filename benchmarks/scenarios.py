@@ -1,7 +1,6 @@
 """The scenarios. Each counts only the events on the broker, and reports problems with them."""
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from benchmarks.harness import (
     until_begun,
     until_none,
 )
-from benchmarks.lag import measure_lag
+from benchmarks.measure import Drained, measure_drain, measure_fair, measure_lag
 from benchmarks.nats_scheduler import nats_accept, nats_drain, nats_fair, nats_lag
 from benchmarks.peers.scenarios import PEERS, dbos, queue_scenario
 from benchmarks.records import Result
@@ -29,7 +28,7 @@ from benchmarks.runs import runs
 from benchmarks.schedules import crons, intervals
 from benchmarks.sender import frame, send_frames
 from benchmarks.signals import signals
-from benchmarks.timers import Fired, Timer, due_together, faults, lateness, now, sleep_until
+from benchmarks.timers import Timer, due_together, now, sleep_until
 from benchmarks.workflows import starts, steps, workflows
 
 _DUPLICATES_SECONDS = 1
@@ -65,32 +64,12 @@ async def ingest(rig: Rig, size: int) -> Result:
 
 async def drain(rig: Rig, size: int) -> Result:
     """Schedule timers for one instant. Measure how fast their events are published."""
-    timers = due_together("bench", size, rig.soon(size))
-    drained = await _fire_together(rig, timers)
-    figures = {
-        "timers": size,
-        "seconds from the instant to the last event": drained.seconds,
-        "timers/s": size / drained.seconds,
-        "CPU seconds, all instances": drained.cpu_seconds,
-        **lateness(timers, drained.events, (0.5, 0.99)),
-        "stream of events, bytes per event": drained.stream_bytes / size,
-    }
-    return Result(figures, faults(timers, drained.events))
+    return await measure_drain(rig, size, _fire_together)
 
 
 async def fair(rig: Rig, size: int) -> Result:
     """Schedule many timers of one tenant and one timer of another for one instant. Measure how late the one is."""
-    due_at = rig.soon(size)
-    single = due_together("single", 1, due_at)
-    timers = due_together("flood", size, due_at) + single
-    drained = await _fire_together(rig, timers)
-    late = [event.at - due_at for event in drained.events if event.tenant == "single"]
-    figures = {
-        "timers of the first tenant": size,
-        "seconds from the instant to the last event": drained.seconds,
-        "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
-    }
-    return Result(figures, faults(timers, drained.events))
+    return await measure_fair(rig, size, _fire_together)
 
 
 async def accept(rig: Rig, size: int) -> Result:
@@ -169,19 +148,7 @@ SCENARIOS = {
 }
 
 
-class _Drained(NamedTuple):
-    """What is known of timers that were due together."""
-
-    events: list[Fired]
-    seconds: float
-    """From the instant to the last event."""
-    cpu_seconds: float
-    """The processor time of all instances meanwhile."""
-    stream_bytes: int
-    """The bytes of the events in the stream."""
-
-
-async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> _Drained:
+async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> Drained:
     """Schedule timers for one instant, and wait for their events."""
     await load(rig, timers)
     due_at = timers[0].due_at
@@ -199,4 +166,8 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> _Drained:
         used = service.cpu_seconds() - used
         await asyncio.sleep(_DUPLICATES_SECONDS)
         stream_bytes = (await ask(client, f"STREAM.INFO.{EVENTS}"))["state"]["bytes"]
-        return _Drained(await read_events(client), seconds, used, stream_bytes)
+        more = {
+            "CPU seconds, all instances": used,
+            "stream of events, bytes per event": stream_bytes / len(timers),
+        }
+        return Drained(await read_events(client), seconds, more)

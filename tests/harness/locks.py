@@ -1,6 +1,5 @@
 """Locks on PostgreSQL: a second session that holds them, and the wait for a session that waits for one."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,11 +10,6 @@ from tests.harness.databases import Databases
 from tests.harness.stores import bring_to_head
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
-
-_WAITING = """
-SELECT count(*) AS count FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock' AND backend_type = 'client backend'
-"""
 
 
 class LockedPostgres:
@@ -61,10 +55,3 @@ async def open_locked_postgres(databases: Databases, monkeypatch: pytest.MonkeyP
         yield locks
         await locks.close()
         await database.close()
-
-
-async def wait_for_lock(database: PostgresDatabase) -> None:
-    """Wait until a transaction waits for a row that another transaction has locked."""
-    async with asyncio.timeout(10):
-        while not (await database.reader.fetch(_WAITING))[0]["count"]:
-            await asyncio.sleep(0.005)
