@@ -146,37 +146,6 @@ def test_no_tick_after_a_stop(in_tick: bool) -> None:  # noqa: FBT001
     assert (len(work.ticks), work.metrics.ticks["work"]) == (in_tick, in_tick)
 
 
-def test_cancellation_ends_the_loop() -> None:
-    """A cancellation of the loop's task is not treated as a failing tick."""
-
-    async def main() -> list[int]:
-        work = Work()
-        running = asyncio.create_task(work.loop.run())
-        work.at(1000, running.cancel)
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        return work.ticks
-
-    assert in_virtual_time(main) == [0]
-
-
-def test_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop is stalled if no pass begins for a minute longer than the poll interval."""
-
-    async def main() -> Work:
-        work = Work()
-        await work.run_until(1)
-        return work
-
-    began = time.monotonic()
-    work = in_virtual_time(main)
-    ended = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + POLL / 1000 + 60)
-    in_time = work.loop.stalled
-    monkeypatch.setattr(time, "monotonic", lambda: ended + POLL / 1000 + 60.001)
-    assert (in_time, work.loop.stalled) == (False, True)
-
-
 def test_health_after_a_failed_pass() -> None:
     """A loop is down with the reason after a failed pass, until a pass succeeds."""
 
@@ -192,26 +161,31 @@ def test_health_after_a_failed_pass() -> None:
     assert in_virtual_time(main) == [Health.down("loop work fails: RuntimeError: this tick fails"), HEALTHY]
 
 
-def test_health_during_a_long_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop is down while a pass takes longer than ten seconds. It is healthy between passes, however long."""
-    found: list[Health] = []
+def test_long_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop is down while a pass takes longer than ten seconds. It is healthy between passes, however long.
+
+    It is stalled if no pass begins for a minute longer than the poll interval.
+    """
+    found: list[tuple[Health, bool]] = []
 
     async def main() -> None:
         work = Work()
         began = time.monotonic()
 
         def look() -> None:
-            for seconds in (9, 11):
+            for seconds in (9, 11, POLL / 1000 + 59, POLL / 1000 + 61):
                 with monkeypatch.context() as patch:
                     patch.setattr(time, "monotonic", lambda: began + seconds)  # noqa: B023 - called at once
-                    found.append(work.loop.health)
+                    found.append((work.loop.health, work.loop.stalled))
 
         work.during[0] = look
         await work.run_until(1)
         look()
 
     in_virtual_time(main)
-    assert found == [HEALTHY, Health.down("loop work has been in one pass for 11 s"), HEALTHY, HEALTHY]
+    down = [Health.down(f"loop work has been in one pass for {seconds} s") for seconds in (11, 64, 66)]
+    stalled = [False, False, False, True]
+    assert found == [*zip([HEALTHY, *down], stalled, strict=True), *zip([HEALTHY] * 4, stalled, strict=True)]
 
 
 def test_blocked_passes(caplog: pytest.LogCaptureFixture) -> None:
