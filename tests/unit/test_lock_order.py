@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -13,7 +14,7 @@ from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX
-from timer_service.core.ports.database import Parameters, Row, Transaction
+from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.values.message import Event, Position
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
@@ -29,34 +30,21 @@ from timer_service.timers.store import TIMERS
 IDS = ["c", "a", "e", "b", "d"]
 
 
-class Recorder:
-    """A transaction that records the keys of each statement on many rows."""
+def new_transaction() -> AsyncMock:
+    """Return a transaction that finds no rows."""
+    tx = AsyncMock()
+    tx.fetch.return_value = tx.fetch_each.return_value = tx.insert.return_value = []
+    tx.execute.return_value = 1
+    tx.executemany.side_effect = lambda _sql, many: len(many)
+    return tx
 
-    def __init__(self, *key: str) -> None:
-        self._key = key
-        self.statements: list[list[Any]] = []
-        self.tx = cast("Transaction", self)
 
-    async def fetch(self, _sql: str, _parameters: Parameters | None = None) -> Sequence[Row]:
-        return []
-
-    async def fetch_each(self, _sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
-        await self.executemany(_sql, many)
-        return []
-
-    async def execute(self, _sql: str, _parameters: Parameters | None = None) -> int:
-        return 1
-
-    async def executemany(self, _sql: str, many: Sequence[Parameters]) -> int:
-        self.statements.append([tuple(each[column] for column in self._key) for each in many])
-        return len(many)
-
-    async def insert(self, _sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        self.statements.append([tuple(each) for each in rows])
-        return []
-
-    async def wait_briefly(self) -> None:
-        """Do nothing."""
+def statements_of(tx: AsyncMock, *key: str) -> list[list[Any]]:
+    """Return the keys of the rows of each statement on many rows, or whole rows."""
+    many = [
+        call.args[1] for call in tx.mock_calls if call[0] in {"fetch_each", "executemany", "insert"} and call.args[1]
+    ]
+    return [[tuple(row[column] for column in key) if key else tuple(row) for row in rows] for rows in many]
 
 
 def claimed(*key: str) -> list[Row]:
@@ -81,16 +69,17 @@ LEASE: dict[str, Write] = {
 @pytest.mark.parametrize("write", LEASE.values(), ids=LEASE)
 async def test_lease(write: Write, table: Any) -> None:
     """Every step on claimed rows is in the order of the keys."""
-    recorder = Recorder(*table.key)
-    await write(recorder.tx, Lease(table, timedelta(seconds=30)), claimed(*table.key))
-    assert recorder.statements == [sorted(recorder.statements[0])]
+    tx = new_transaction()
+    await write(tx, Lease(table, timedelta(seconds=30)), claimed(*table.key))
+    (statement,) = statements_of(tx, *table.key)
+    assert statement == sorted(statement)
 
 
 async def test_events() -> None:
     """Events are inserted in the order of their keys, and keep the numbers of their own order."""
-    recorder = Recorder()
-    await outbox.add(recorder.tx, [Event(name, "a.b", "acme", {}, NOW) for name in IDS], NOW)
-    (added,) = recorder.statements
+    tx = new_transaction()
+    await outbox.add(tx, [Event(name, "a.b", "acme", {}, NOW) for name in IDS], NOW)
+    (added,) = statements_of(tx)
     assert [event for _, event, *_ in added] == sorted(IDS)
     assert [event for _, event, *_ in sorted(added, key=itemgetter(-2))] == IDS
 
@@ -143,15 +132,15 @@ STATEMENTS: dict[str, tuple[tuple[str, ...], Callable[[Transaction], Awaitable[o
 async def test_rows_are_locked_and_written_in_key_order(name: str) -> None:
     """Each statement on many rows has them in the order of their keys."""
     key, write, statements = STATEMENTS[name]
-    recorder = Recorder(*key)
-    await write(recorder.tx)
-    found = [statement for statement in recorder.statements if statement]
+    tx = new_transaction()
+    await write(tx)
+    found = statements_of(tx, *key)
     assert found == [sorted(found[0])] * statements
 
 
 async def test_new_timers() -> None:
     """New timers with different columns are inserted by one statement. Two could not have one order."""
-    recorder = Recorder()
+    tx = new_transaction()
     made = [scheduled(name, correlation_id=name if name in "ab" else None) for name in IDS]
-    await timers.insert_new(recorder.tx, [timers.new_row(timer) for timer in made])
-    assert [[call for _, call, *_ in statement] for statement in recorder.statements] == [sorted(IDS)]
+    await timers.insert_new(tx, [timers.new_row(timer) for timer in made])
+    assert [[call for _, call, *_ in statement] for statement in statements_of(tx)] == [sorted(IDS)]

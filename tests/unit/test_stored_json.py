@@ -5,9 +5,7 @@ import json
 import pytest
 from pydantic_core import to_json
 
-from timer_service.core.values.codec import encode
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import Event, Trace
 from timer_service.core.values.stored_json import RawJson, check_stored, quote, read_stored, write_list, write_object
 
 DATA: list[object] = [
@@ -42,19 +40,3 @@ def test_write_object() -> None:
     assert written == ["{}", '{"a":1}', '{"b":[1],"d":[1]}']
     assert write_object({"a": 1}, {'"b"': write_list([one, one])}).text == '{"a":1,"\\"b\\"":[[1],[1]]}'
     assert to_json({"a": [RawJson('{"b": 1}')]}) == b'{"a":[{"b":1}]}'
-
-
-@pytest.mark.parametrize("correlation", [None, 'c"\u00e9'])
-@pytest.mark.parametrize("causation", [None, "\\"])
-def test_event_with_a_written_payload(correlation: str | None, causation: str | None) -> None:
-    """An event is the same, byte for byte, whether its payload is written or not."""
-    payload = {"tenantId": "acme", "data": {"a": ["\u00e9", 1.5, None]}}
-    first, second = (
-        encode(Event('id"', "DueTimeReached", "acme", each, 1, correlation, causation, Trace("p", "s")))
-        for each in (payload, RawJson(dump_data(payload)))
-    )
-    assert first == second
-    fields = {"correlationId": correlation, "causationId": causation}
-    known = {name: value for name, value in fields.items() if value is not None}
-    envelope = {"id": 'id"', "type": "DueTimeReached", "tenantId": "acme"}
-    assert first.body == to_json({**envelope, **known, "timestampMs": 1, "payload": payload})
