@@ -55,15 +55,6 @@ async def add(quotas: Quotas, rows: Rows, amounts: Sequence[int], tenant: str = 
     return admitted
 
 
-async def test_rows_of_the_same_transaction() -> None:
-    """A count does not have the rows that its own transaction is about to write. They are subtracted."""
-    rows = Rows()
-    quotas = rows.quotas()
-    assert await add(quotas, rows, [4, 4, 4, 2, 1]) == [True, True, False, True, False]
-    rows.used = 9
-    assert await add(quotas, rows, [2, 1, 1]) == [False, True, False]
-
-
 async def test_a_transaction_that_is_not_committed() -> None:
     """It takes no room, and what it has removed makes none."""
     rows = Rows()

@@ -2,11 +2,8 @@
 
 import json
 import runpy
-from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-import timer_service
 from tests.harness.builders import command, schedule_timer
 from tests.harness.clock import NOW as START
 from tests.harness.clock import ManualClock, after, iso
@@ -58,26 +54,9 @@ from timer_service.signals.events import failed_event
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
 EXAMPLES = CONTRACTS / "examples"
-
-
-def message_types() -> dict[str, type[Payload]]:
-    """Return every message of the core and of each slice's `messages` module, by its kebab name."""
-    for module in walk_packages(timer_service.__path__, "timer_service."):
-        if module.name.startswith("timer_service.core.") or module.name.endswith(".messages"):
-            import_module(module.name)
-    return {kebab(each.type): each for each in descendants(Payload) if "type" in vars(each)}
-
-
-def descendants(model: type[Payload]) -> Iterator[type[Payload]]:
-    for child in model.__subclasses__():
-        if child.__module__.startswith("timer_service."):
-            yield child
-        yield from descendants(child)
-
-
-MESSAGES = message_types()
 GENERATED = runpy.run_path(str(CONTRACTS / "generate.py"))
 COMMANDS: dict[str, type[TenantPayload]] = {payload.type: payload for payload in GENERATED["COMMANDS"]}
+MESSAGES: dict[str, type[Payload]] = {kebab(each.type): each for each in (*GENERATED["COMMANDS"], *GENERATED["EVENTS"])}
 QUERIES: tuple[QueryRoute, ...] = GENERATED["QUERIES"]
 ASKED: tuple[QueryRoute | RequestRoute, ...] = (*QUERIES, *GENERATED["REQUESTS"])
 REFUSED = GENERATED["QueryRefused"]
