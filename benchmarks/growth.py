@@ -13,9 +13,9 @@ from nats.aio.client import Client
 
 from benchmarks.harness import Rig, read_events, stored_events, until_none
 from benchmarks.processes import BenchmarkError, Fleet
-from benchmarks.result import Result
+from benchmarks.records import Result
 from benchmarks.sender import frame, send_frames
-from benchmarks.stores.filling import Filling, call
+from benchmarks.stores.store import Filling, call
 from benchmarks.timers import Timer, faults, now
 
 _DAY_MS = 24 * 3_600_000

@@ -23,7 +23,7 @@ from benchmarks.sender import frame, send_frames
 from benchmarks.stores import Store
 from benchmarks.timers import Fired, fired, now
 from timer_service.adapters.embedded import free_port
-from timer_service.core.limits.tenant_limits import Limits
+from timer_service.core.values.message import kebab
 
 ROOT = Path(__file__).parents[1]
 SYNC_INTERVALS = {"always": "always", "default": "2m"}
@@ -32,7 +32,6 @@ EVENTS = "TIMER_EVT"
 
 _START_MS = 4500
 _MS_PER_TIMER = 1 / 9
-_HIGH_LIMIT = 10**15
 _WINDOW = 500
 _READ_BATCH = 1000
 _POLL_SECONDS = 0.01
@@ -53,8 +52,6 @@ class Rig:
     instances: int = 1
     patience: float = 1
     """A factor for the time to store timers before they are due."""
-    limited: bool = False
-    """Whether all limits of the tenants are set, so high that none is reached."""
     nats_port: int = field(default_factory=lambda: free_port(0))
 
     @asynccontextmanager
@@ -78,20 +75,14 @@ class Rig:
     async def service(self, instances: int | None = None, *, ready: bool = True) -> AsyncIterator[Fleet]:
         """Run `instances` of the service, by default all, and yield when they are ready. Not `ready`: yield at once.
 
-        Only addresses, paths and the limits of the tenants differ from the default settings.
+        Only addresses and paths differ from the default settings.
         """
         command = [sys.executable, "-m", "timer_service", "serve"]
-        limits = {"TIMER_LIMITS_FILE": str(self._limits_file())} if self.limited else {}
         async with AsyncExitStack() as stack:
             processes = []
             for number in range(1, 1 + (instances or self.instances)):
                 port = free_port(0)
-                settings = {
-                    "TIMER_BROKER_URL": self._url,
-                    "TIMER_HTTP_PORT": str(port),
-                    **self.store.settings,
-                    **limits,
-                }
+                settings = {"TIMER_BROKER_URL": self._url, "TIMER_HTTP_PORT": str(port), **self.store.settings}
                 process = running(f"timer-service-{number}", command, self.folder, settings)
                 processes.append((await stack.enter_async_context(process), port))
             for instance, port in processes if ready else ():
@@ -106,11 +97,6 @@ class Rig:
         settings = {"TIMER_BROKER_URL": self._url, "PYTHONPATH": str(ROOT)}
         async with running("worker", command, self.folder, settings) as process:
             yield process
-
-    def _limits_file(self) -> Path:
-        file = self.folder / "limits.toml"
-        file.write_text("\n".join(["[default]", *(f"{name} = {_HIGH_LIMIT}" for name in Limits.model_fields)]))
-        return file
 
     def soon(self, size: int) -> int:
         """Return an instant that is late enough to store `size` timers before it. See `TooLateError`."""
@@ -162,6 +148,12 @@ class Message(NamedTuple):
         return self.text
 
 
+def command(message_type: str, command_id: str, payload: Mapping[str, Any], tenant: str = "bench") -> Message:
+    """Return a command of a tenant."""
+    body = {"id": command_id, "type": message_type, "tenantId": tenant, "payload": payload}
+    return Message(f"timer.cmd.v1.{tenant}.{kebab(message_type)}", command_id, json.dumps(body).encode())
+
+
 class Publisher:
     """Publishes commands, a window of them in flight. `js.publish_async` would hang at the first refused command."""
 
@@ -195,6 +187,16 @@ class Publisher:
         if b'"error"' in message.data or not message.data:
             self._refusal = message.data.decode() or "no such stream"
         self._window.release()
+
+
+async def publish(client: Client, commands: Iterable[Command]) -> Publisher:
+    """Publish commands and wait until all are stored. Return the publisher, for more."""
+    publisher = Publisher(client)
+    await publisher.open()
+    for each in commands:
+        await publisher.send(each)
+    await publisher.flush()
+    return publisher
 
 
 async def load(rig: Rig, commands: Iterable[Command]) -> None:

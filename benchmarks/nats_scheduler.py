@@ -5,20 +5,18 @@ all published messages are in one stream. No service runs.
 """
 
 import asyncio
-import math
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 
 from benchmarks.harness import Command, Message, Rig, TooLateError, ask, read_events, until_none
+from benchmarks.measure import Drained, measure_drain, measure_fair, measure_lag
 from benchmarks.processes import Fleet
-from benchmarks.result import Result
+from benchmarks.records import Result
 from benchmarks.sender import frame, send_frames
-from benchmarks.steady import schedule_steadily
-from benchmarks.timers import Fired, Timer, due_together, faults, fired, instant, lateness, now, sleep_until
+from benchmarks.timers import Timer, due_together, instant, now, sleep_until
 
 _STREAM = "SCHEDULES"
 _FIRED = "schedules.fired"
@@ -45,61 +43,34 @@ async def nats_accept(rig: Rig, size: int) -> Result:
 
 async def nats_drain(rig: Rig, size: int) -> Result:
     """Schedule messages for one instant. Measure how fast the broker publishes them."""
-    timers = due_together("bench", size, rig.soon(size // 4))
-    events, seconds = await _fire_together(rig, timers)
-    figures = {
-        "timers": size,
-        "seconds from the instant to the last event": seconds,
-        "timers/s": size / seconds,
-        **lateness(timers, events, (0.5, 0.99)),
-    }
-    return Result(figures, faults(timers, events, _EVENT_TYPE))
+    return await measure_drain(rig, size, _fire_together, _EVENT_TYPE)
 
 
 async def nats_fair(rig: Rig, size: int) -> Result:
     """Schedule many messages and one message of another tenant for one instant. Measure how late the one is."""
-    due_at = rig.soon(size // 4)
-    timers = due_together("flood", size, due_at) + due_together("single", 1, due_at)
-    events, seconds = await _fire_together(rig, timers)
-    late = [event.at - due_at for event in events if event.tenant == "single"]
-    figures = {
-        "timers of the first tenant": size,
-        "seconds from the instant to the last event": seconds,
-        "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
-    }
-    return Result(figures, faults(timers, events, _EVENT_TYPE))
+    return await measure_fair(rig, size, _fire_together, _EVENT_TYPE)
 
 
 async def nats_lag(rig: Rig, seconds: int, rate: int = 200) -> Result:
     """Schedule messages at a steady rate. Measure how late each one arrives at a consumer."""
-    arrived: list[tuple[bytes, float]] = []
-
-    async def arrive(message: Msg) -> None:
-        arrived.append((message.data, time.time_ns() / 1_000_000))
-
-    async def missing() -> int:
-        return len(timers) - len(arrived)
-
     async with rig.broker() as client:
         await _add_stream(client)
         # A plain subscriber gets nothing: the broker writes these messages to the stream only.
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.NEW)
-        await client.jetstream().subscribe(_FIRED, stream=_STREAM, cb=arrive, config=config)
-        timers = await schedule_steadily(client, rate, seconds, _schedule)
-        await sleep_until(max(timer.due_at for timer in timers))
-        await until_none(Fleet([]), missing)
-        await asyncio.sleep(_DUPLICATES_SECONDS)
-    events = [fired(body, at) for body, at in arrived]
-    figures = {
-        "timers": len(timers),
-        "timers/s, scheduled 2 to 5 s ahead": rate,
-        **lateness(timers, events, (0.5, 0.99, 0.999, 1)),
-    }
-    return Result(figures, faults(timers, events, _EVENT_TYPE))
+        subscribe = partial(client.jetstream().subscribe, _FIRED, stream=_STREAM, config=config)
+        return await measure_lag(
+            client,
+            Fleet([]),
+            rate,
+            seconds,
+            subscribe=lambda arrive: subscribe(cb=arrive),
+            command_of=_schedule,
+            event_type=_EVENT_TYPE,
+        )
 
 
-async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float]:
-    """Schedule messages for one instant. Return them, and the seconds from the instant to the last one."""
+async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> Drained:
+    """Schedule messages for one instant, and wait until they are published."""
     frames = _frames(timers)
     async with rig.broker("default") as client:
         await _add_stream(client)
@@ -116,7 +87,7 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired]
         seconds = await until_none(Fleet([]), missing) - due_at / 1000
         await asyncio.sleep(_DUPLICATES_SECONDS)
         published = await _last_sequence(client) - len(timers)
-        return await read_events(client, _STREAM, _FIRED, published), seconds
+        return Drained(await read_events(client, _STREAM, _FIRED, published), seconds)
 
 
 def _schedule(timer: Timer) -> tuple[Command, Mapping[str, str]]:

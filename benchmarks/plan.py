@@ -40,8 +40,7 @@ COMPARISON = (
 def plan(groups: Sequence[Group], scenarios: Mapping[str, Scenario], rounds: int) -> list[Run]:
     """Return the runs in their order. The scenarios of a group take turns, so that both sides meet the same machine.
 
-    Every second round is in the opposite order. Measured on a shared machine, whichever of `drain` and `drain-limits`
-    came first had 2 to 14 % more timers/s in nine of ten rounds.
+    Every second round is in the opposite order: whichever comes first on a shared machine is ahead.
     """
     runs: list[Run] = []
     for group in groups:

@@ -2,11 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.result import Result
+
+@dataclass(frozen=True)
+class Result:
+    """The figures and the problems of one run. The name of each figure ends with its unit."""
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    """The benchmark fails if there is a problem."""
 
 
 class Run(NamedTuple):
@@ -71,5 +78,5 @@ def write(file: Path, benchmark: Benchmark) -> None:
 
 def _record(fields: Mapping[str, Any]) -> Record:
     run = Run(*(fields[name] for name in Run._fields))
-    result = Result(fields["figures"], fields["problems"], fields["samples"])
+    result = Result(fields["figures"], fields["problems"])
     return Record(run, result, fields["at"], fields["revision"])

@@ -1,16 +1,11 @@
 """The scenarios. Each counts only the events on the broker, and reports problems with them."""
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from nats.aio.msg import Msg
-
-from benchmarks.bloat import bloat
 from benchmarks.growth import idle, pending, retention
 from benchmarks.harness import (
     COMMANDS,
@@ -25,16 +20,16 @@ from benchmarks.harness import (
     until_begun,
     until_none,
 )
+from benchmarks.measure import Drained, measure_drain, measure_fair, measure_lag
 from benchmarks.nats_scheduler import nats_accept, nats_drain, nats_fair, nats_lag
 from benchmarks.peers.scenarios import PEERS, dbos, queue_scenario
-from benchmarks.result import Result
+from benchmarks.records import Result
 from benchmarks.runs import runs
-from benchmarks.schedules import crons, intervals, slots
+from benchmarks.schedules import crons, intervals
 from benchmarks.sender import frame, send_frames
 from benchmarks.signals import signals
-from benchmarks.steady import schedule_steadily
-from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until
-from benchmarks.workflows import polls, sleeps, starts, steps, workflows
+from benchmarks.timers import Timer, due_together, now, sleep_until
+from benchmarks.workflows import starts, steps, workflows
 
 _DUPLICATES_SECONDS = 1
 """How long to wait for duplicate events."""
@@ -69,32 +64,12 @@ async def ingest(rig: Rig, size: int) -> Result:
 
 async def drain(rig: Rig, size: int) -> Result:
     """Schedule timers for one instant. Measure how fast their events are published."""
-    timers = due_together("bench", size, rig.soon(size))
-    drained = await _fire_together(rig, timers)
-    figures = {
-        "timers": size,
-        "seconds from the instant to the last event": drained.seconds,
-        "timers/s": size / drained.seconds,
-        "CPU seconds, all instances": drained.cpu_seconds,
-        **lateness(timers, drained.events, (0.5, 0.99)),
-        "stream of events, bytes per event": drained.stream_bytes / size,
-    }
-    return Result(figures, faults(timers, drained.events))
+    return await measure_drain(rig, size, _fire_together)
 
 
 async def fair(rig: Rig, size: int) -> Result:
     """Schedule many timers of one tenant and one timer of another for one instant. Measure how late the one is."""
-    due_at = rig.soon(size)
-    single = due_together("single", 1, due_at)
-    timers = due_together("flood", size, due_at) + single
-    drained = await _fire_together(rig, timers)
-    late = [event.at - due_at for event in drained.events if event.tenant == "single"]
-    figures = {
-        "timers of the first tenant": size,
-        "seconds from the instant to the last event": drained.seconds,
-        "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
-    }
-    return Result(figures, faults(timers, drained.events))
+    return await measure_fair(rig, size, _fire_together)
 
 
 async def accept(rig: Rig, size: int) -> Result:
@@ -117,37 +92,10 @@ async def accept(rig: Rig, size: int) -> Result:
 
 async def lag(rig: Rig, seconds: int, rate: int = _LAG_RATE) -> Result:
     """Schedule timers for random instants at a steady rate. Measure how late each event arrives at a subscriber."""
-    arrived: list[tuple[bytes, float]] = []
-
-    async def arrive(message: Msg) -> None:
-        arrived.append((message.data, time.time_ns() / 1_000_000))
-
-    async def missing() -> int:
-        return len(timers) - len(arrived)
-
     async with rig.broker() as client, rig.service() as service:
-        await client.subscribe("timer.evt.v1.>", cb=arrive)
-        timers = await schedule_steadily(client, rate, seconds)
-        await sleep_until(max(timer.due_at for timer in timers))
-        await until_none(service, missing)
-        await asyncio.sleep(_DUPLICATES_SECONDS)
-    events = [fired(body, at) for body, at in arrived]
-    figures = {
-        "timers": len(timers),
-        "timers/s, scheduled 2 to 5 s ahead": rate,
-        **lateness(timers, events, (0.5, 0.99, 0.999, 1)),
-    }
-    return Result(figures, faults(timers, events))
-
-
-async def ingest_with_limits(rig: Rig, size: int) -> Result:
-    """Like `ingest`, with all limits of the tenants."""
-    return await ingest(replace(rig, limited=True), size)
-
-
-async def drain_with_limits(rig: Rig, size: int) -> Result:
-    """Like `drain`, with all limits of the tenants."""
-    return await drain(replace(rig, limited=True), size)
+        return await measure_lag(
+            client, service, rate, seconds, subscribe=lambda arrive: client.subscribe("timer.evt.v1.>", cb=arrive)
+        )
 
 
 class Scenario(NamedTuple):
@@ -174,8 +122,6 @@ SCENARIOS = {
     "ingest": Scenario(ingest, 50_000, 500_000, 8),
     "accept": Scenario(accept, 50_000, 500_000, 10),
     "drain": Scenario(drain, 50_000, 200_000, 18),
-    "ingest-limits": Scenario(ingest_with_limits, 50_000, 500_000, 8),
-    "drain-limits": Scenario(drain_with_limits, 50_000, 200_000, 18),
     "lag": Scenario(lag, 8, 60, 16),
     "lag-2000": Scenario(partial(lag, rate=2000), 8, 60, 16),
     "fair": Scenario(fair, 20_000, 100_000, 10),
@@ -183,16 +129,12 @@ SCENARIOS = {
     "runs": Scenario(runs, 300, 1000, 8),
     "intervals": Scenario(intervals, 20_000, 100_000, 40),
     "crons": Scenario(crons, 20_000, 100_000, 45),
-    "slots": Scenario(slots, 15, 60, 25),
     "workflows": Scenario(workflows, 5000, 20_000, 11),
     "starts": Scenario(starts, 15, 60, 22),
     "steps": Scenario(steps, 1000, 5000, 5),
-    "sleeps": Scenario(sleeps, 15, 60, 60),
-    "polls": Scenario(polls, 30, 120, 75),
     "pending": Scenario(pending, 1_000_000, 10_000_000, 24),
     "idle": Scenario(idle, 1_000_000, 1_000_000, 60),
     "retention": Scenario(retention, 50_000, 500_000, 8),
-    "bloat": Scenario(bloat, 100_000, 1_000_000, 240, ("postgres",)),
     "nats-accept": Scenario(nats_accept, 50_000, 500_000, 7, _SQLITE),
     "nats-drain": Scenario(nats_drain, 50_000, 200_000, 17, _SQLITE),
     "nats-lag": Scenario(nats_lag, 8, 60, 15, _SQLITE),
@@ -206,19 +148,7 @@ SCENARIOS = {
 }
 
 
-class _Drained(NamedTuple):
-    """What is known of timers that were due together."""
-
-    events: list[Fired]
-    seconds: float
-    """From the instant to the last event."""
-    cpu_seconds: float
-    """The processor time of all instances meanwhile."""
-    stream_bytes: int
-    """The bytes of the events in the stream."""
-
-
-async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> _Drained:
+async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> Drained:
     """Schedule timers for one instant, and wait for their events."""
     await load(rig, timers)
     due_at = timers[0].due_at
@@ -236,4 +166,8 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> _Drained:
         used = service.cpu_seconds() - used
         await asyncio.sleep(_DUPLICATES_SECONDS)
         stream_bytes = (await ask(client, f"STREAM.INFO.{EVENTS}"))["state"]["bytes"]
-        return _Drained(await read_events(client), seconds, used, stream_bytes)
+        more = {
+            "CPU seconds, all instances": used,
+            "stream of events, bytes per event": stream_bytes / len(timers),
+        }
+        return Drained(await read_events(client), seconds, more)

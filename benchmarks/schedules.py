@@ -1,9 +1,8 @@
-"""Schedules that are due at one instant, and schedules that fire at a steady rate."""
+"""Schedules that are due at one instant."""
 
 import asyncio
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -12,12 +11,11 @@ from typing import Any, NamedTuple
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from benchmarks.harness import Publisher, Rig, stored_events, unhandled, until_none
+from benchmarks.harness import Message, Rig, command, publish, stored_events, unhandled, until_none
 from benchmarks.processes import BenchmarkError, Fleet
-from benchmarks.result import Result
-from benchmarks.timers import instant, now, percentiles, sleep_until
+from benchmarks.records import Result
+from benchmarks.timers import count_faults, instant, now, sleep_until
 
-_RATE = 200
 _DUPLICATES_SECONDS = 1
 _DAY_MS = 24 * 3_600_000
 _SAMPLE = 0.1
@@ -25,26 +23,6 @@ _SAMPLE = 0.1
 _RESERVE = 2
 """The schedules are due after this many times as long as storing them should take, and `_MARGIN_MS`."""
 _MARGIN_MS = 15_000
-
-
-class Put(NamedTuple):
-    """A PutSchedule."""
-
-    tenant: str
-    schedule: str
-    fields: Mapping[str, Any]
-
-    @property
-    def subject(self) -> str:
-        return f"timer.cmd.v1.{self.tenant}.put-schedule"
-
-    @property
-    def id(self) -> str:
-        return f"put-{self.tenant}-{self.schedule}"
-
-    def body(self) -> bytes:
-        payload = {"scheduleId": self.schedule, "data": {"order": 4711, "step": "payment"}, **self.fields}
-        return json.dumps({"id": self.id, "type": "PutSchedule", "tenantId": self.tenant, "payload": payload}).encode()
 
 
 class Slot(NamedTuple):
@@ -66,42 +44,21 @@ async def crons(rig: Rig, size: int) -> Result:
     return await _fire_together(rig, size, _cron)
 
 
-async def slots(rig: Rig, seconds: int) -> Result:
-    """Put schedules that fire each second. Measure how late each event arrives at a subscriber."""
-    begin = _next_second(5000)
-    end = begin + 1000 * seconds
-    puts = [
-        Put("bench", f"s-{n}", {"every": 1000, "startAt": instant(begin + 1000 * n // _RATE), "endAt": instant(end)})
-        for n in range(_RATE)
-    ]
-
-    async def missing(arrived: Sequence[Slot]) -> int:
-        return _RATE * seconds - len(arrived)
-
-    async with rig.broker() as client, rig.service() as service:
-        arrived = await _listen(client)
-        await _store(rig, client, puts, service)
-        await sleep_until(end)
-        await until_none(service, partial(missing, arrived))
-        await asyncio.sleep(_DUPLICATES_SECONDS)
-    figures = {
-        "slots": len(arrived),
-        "slots/s": _RATE,
-        **percentiles("lateness", [slot.arrived - slot.at for slot in arrived], (0.5, 0.99, 1)),
-    }
-    expected = {(f"s-{n}", begin + 1000 * n // _RATE + 1000 * k) for n in range(_RATE) for k in range(seconds)}
-    return Result(figures, _faults(arrived, expected))
-
-
 async def _fire_together(rig: Rig, size: int, fields_of: Callable[[int, int], Mapping[str, Any]]) -> Result:
+    arrived: list[Slot] = []
+
+    async def arrive(message: Msg) -> None:
+        event, at = json.loads(message.data), now()
+        slot_at = round(datetime.fromisoformat(event["payload"]["slotAt"]).timestamp() * 1000)
+        arrived.append(Slot(event["tenantId"], event["payload"]["scheduleId"], slot_at, at))
+
     async with rig.broker() as client, rig.service() as service:
-        sample = _due_together("sample", math.ceil(size * _SAMPLE), now() + _DAY_MS, fields_of)
-        began = now()
-        await _store(rig, client, sample, service)
-        due_at = _next_second(_MARGIN_MS + round(_RESERVE * (now() - began) / _SAMPLE))
-        puts = _due_together("bench", size, due_at, fields_of)
-        puts.append(Put("single", "s", {"every": "P1D", "startAt": instant(due_at), "maxCount": 1}))
-        arrived = await _listen(client)
+        count, began = math.ceil(size * _SAMPLE), now()
+        await _store(rig, client, [_put("sample", n, fields_of(now() + _DAY_MS, n)) for n in range(count)], service)
+        due_at = (now() + _MARGIN_MS + round(_RESERVE * (now() - began) / _SAMPLE)) // 1000 * 1000 + 1000
+        puts = [_put("bench", n, fields_of(due_at, n)) for n in range(size)]
+        puts.append(_put("single", 0, {"every": "P1D", "startAt": instant(due_at)}))
+        await client.subscribe("timer.evt.v1.*.schedule-fired", cb=arrive)
         if not await _store(rig, client, puts, service) or now() >= due_at:
             raise BenchmarkError(f"this machine did not store {size} schedules before they were due")
 
@@ -118,13 +75,15 @@ async def _fire_together(rig: Rig, size: int, fields_of: Callable[[int, int], Ma
         "events/s": 2 * len(puts) / seconds,
         "lateness of another tenant's schedule, ms": late,
     }
-    return Result(figures, _faults(arrived, {(put.schedule, due_at) for put in puts}))
+    expected = [("single", "s-0", due_at), *(("bench", f"s-{n}", due_at) for n in range(size))]
+    early = sum(slot.arrived < slot.at for slot in arrived)
+    return Result(figures, count_faults(expected, (slot[:3] for slot in arrived), early))
 
 
-def _due_together(
-    tenant: str, count: int, due_at: int, fields_of: Callable[[int, int], Mapping[str, Any]]
-) -> list[Put]:
-    return [Put(tenant, f"s-{n}", {**fields_of(due_at, n), "maxCount": 1}) for n in range(count)]
+def _put(tenant: str, number: int, fields: Mapping[str, Any]) -> Message:
+    data = {"order": 4711, "step": "payment"}
+    payload = {"scheduleId": f"s-{number}", "data": data, **fields, "maxCount": 1}
+    return command("PutSchedule", f"put-{tenant}-{number}", payload, tenant)
 
 
 def _cron(due_at: int, number: int) -> Mapping[str, Any]:
@@ -138,41 +97,8 @@ def _cron(due_at: int, number: int) -> Mapping[str, Any]:
     return {"cron": " ".join(map(str, fields)), "startAt": instant(due_at), "catchUp": late}
 
 
-def _next_second(ahead_ms: int) -> int:
-    return (now() + ahead_ms) // 1000 * 1000 + 1000
-
-
-async def _store(rig: Rig, client: Client, puts: Sequence[Put], service: Fleet) -> bool:
+async def _store(rig: Rig, client: Client, puts: Sequence[Message], service: Fleet) -> bool:
     """Send commands. Return whether the service has handled all of them."""
-    publisher = Publisher(client)
-    await publisher.open()
-    for put in puts:
-        await publisher.send(put)
-    await publisher.flush()
+    await publish(client, puts)
     await until_none(service, partial(unhandled, rig, client))
     return not await unhandled(rig, client)
-
-
-async def _listen(client: Client) -> list[Slot]:
-    """Return a list to which each slot is added when its event arrives."""
-    arrived: list[Slot] = []
-
-    async def arrive(message: Msg) -> None:
-        event, at = json.loads(message.data), now()
-        slot_at = datetime.fromisoformat(event["payload"]["slotAt"])
-        slot = round(slot_at.timestamp() * 1000)
-        arrived.append(Slot(event["tenantId"], event["payload"]["scheduleId"], slot, at))
-
-    await client.subscribe("timer.evt.v1.*.schedule-fired", cb=arrive)
-    return arrived
-
-
-def _faults(arrived: Sequence[Slot], expected: set[tuple[str, int]]) -> list[str]:
-    times = Counter((slot.schedule, slot.at) for slot in arrived)
-    counts = {
-        "missing": len(expected - times.keys()),
-        "duplicate": times.total() - len(times),
-        "unexpected": len(times.keys() - expected),
-        "early": sum(slot.arrived < slot.at for slot in arrived),
-    }
-    return [f"{count} {fault} events" for fault, count in counts.items() if count]

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -83,14 +83,18 @@ def percentiles(what: str, values: Iterable[float], shares: Sequence[float]) -> 
 
 
 def faults(timers: Sequence[Timer], events: Sequence[Fired], event_type: str = "DueTimeReached") -> list[str]:
-    """Return a line for each kind of fault: missing, duplicate, early and unexpected events."""
-    due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
-    fires = [event for event in events if event.type == event_type and (event.tenant, event.call) in due]
-    times = Counter((event.tenant, event.call) for event in fires)
+    """Return a line for each kind of fault of the events of timers."""
+    due = {(event_type, timer.tenant, timer.call): timer.due_at for timer in timers}
+    return count_faults(due, (each[:3] for each in events), sum(each.at < due.get(each[:3], 0) for each in events))
+
+
+def count_faults(expected: Iterable[Hashable], found: Iterable[Hashable], early: int = 0) -> list[str]:
+    """Return a line for each kind of fault: missing, duplicate, unexpected and early events."""
+    wanted, times = set(expected), Counter(found)
     counts = {
-        "missing": len(due.keys() - times.keys()),
-        "duplicate": sum(count - 1 for count in times.values()),
-        "early": sum(event.at < due[event.tenant, event.call] for event in fires),
-        "unexpected": len(events) - len(fires),
+        "missing": len(wanted - times.keys()),
+        "duplicate": sum(times[each] - 1 for each in wanted & times.keys()),
+        "unexpected": sum(times[each] for each in times.keys() - wanted),
+        "early": early,
     }
     return [f"{count} {fault} events" for fault, count in counts.items() if count]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import ROOT, Rig
 from benchmarks.processes import BenchmarkError
-from benchmarks.result import Result
+from benchmarks.records import Result
 from benchmarks.stores import PostgresStore
 
 _ENVIRONMENT = ROOT / ".venv-peers"

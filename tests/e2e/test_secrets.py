@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 
 from tests.harness.cli import Cli
+from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer
-from tests.harness.provision import RestartablePostgres
 
 SECRET = "hunter2-4711"
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -64,7 +64,7 @@ async def test_refused_by_the_broker(tmp_path: Path, login: dict[str, str]) -> N
 
 
 @pytest.mark.slow
-async def test_refused_by_postgres(tmp_path: Path, broker: NatsServer, postgres_server: RestartablePostgres) -> None:
+async def test_refused_by_postgres(tmp_path: Path, broker: NatsServer, postgres_server: PostgresServer) -> None:
     """No command prints the password of a database that refuses it, that is away, or whose URL is wrong."""
     await require_password(postgres_server.url)
     cli = Cli(tmp_path, broker.url)

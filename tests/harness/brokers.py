@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from tests.harness.clock import NOW
 from tests.harness.jetstream import Snapshot, restore_snapshot, take_snapshot
 from tests.harness.nats_client import read_stream, round_trip
-from tests.harness.provision import Provision, RestartableNats, restartable_nats
+from tests.harness.processes import NatsServer
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.memory.log import MemoryLog
 from timer_service.adapters.nats import NatsBroker
@@ -202,7 +202,7 @@ class _NatsInbox:
 class NatsHarness:
     """The `BrokerHarness` of a real nats-server."""
 
-    def __init__(self, server: RestartableNats, broker: NatsBroker, user: Client, stack: AsyncExitStack) -> None:
+    def __init__(self, server: NatsServer, broker: NatsBroker, user: Client, stack: AsyncExitStack) -> None:
         self.broker = broker
         self._server = server
         self._stack = stack
@@ -278,8 +278,7 @@ class NatsHarness:
 @asynccontextmanager
 async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
     folder: Path = request.getfixturevalue("tmp_path")
-    provision: Provision = request.getfixturevalue("provision")
-    async with restartable_nats(provision, folder / "nats") as server:
+    async with NatsServer(folder / "nats") as server:
         broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
         options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
         async with await nats.connect(server.url, **options) as user, AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ from timer_service.adapters.sqlite.files import FileWatch
 from timer_service.app.service import App
 from timer_service.app.storage import Storage
 from timer_service.config import Config
-from timer_service.core.due.loop import Loop, Pass
+from timer_service.core.due.loop import Pass
 from timer_service.core.ports.broker import ReceiveRequest
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
@@ -98,11 +98,6 @@ class Instance:
         finally:
             self.app.stop()
             await asyncio.wait([task])
-
-    def loop(self, name: str) -> Loop:
-        """Return a loop. There must be exactly one of this name."""
-        (loop,) = [each for each in self.app._loops if each.name == name]
-        return loop
 
     def passes(self, loop: str) -> float:
         """Return how many passes a loop has done."""

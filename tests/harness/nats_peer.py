@@ -38,6 +38,18 @@ class ScriptedPeer:
         assert self._server is not None
         return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
+    async def start(self) -> None:
+        """Listen for connections."""
+        self._server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        """End the connections."""
+        assert self._server is not None
+        self._server.close()
+        if self._writer is not None:
+            self._writer.transport.abort()
+        await asyncio.gather(*(task for task in self._serving if task is not None))
+
     async def send(self, raw: bytes) -> None:
         """Send bytes as they are."""
         assert self._writer is not None
@@ -125,11 +137,8 @@ def _matches(pattern: str, subject: str) -> bool:
 async def scripted_peer() -> AsyncIterator[ScriptedPeer]:
     """Start a peer, and stop it when the block ends."""
     peer = ScriptedPeer()
-    peer._server = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
+    await peer.start()
     try:
         yield peer
     finally:
-        peer._server.close()
-        if peer._writer is not None:
-            peer._writer.transport.abort()
-        await asyncio.gather(*(task for task in peer._serving if task is not None))
+        await peer.stop()

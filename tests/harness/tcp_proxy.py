@@ -89,8 +89,6 @@ class TcpProxy:
         self._pairs: set[_Pair] = set()
         self._link = GOOD
         self._refusing = False
-        self.accepted = 0
-        """The number of connections that clients have opened."""
 
     @property
     def port(self) -> int:
@@ -98,11 +96,6 @@ class TcpProxy:
         assert self._server is not None, "not started"
         port: int = self._server.sockets[0].getsockname()[1]
         return port
-
-    @property
-    def open_connections(self) -> int:
-        """The number of open connections."""
-        return len(self._pairs)
 
     def set_link(self, link: Link) -> None:
         """Forward the bytes of all connections, open and new, as `link` says."""
@@ -152,7 +145,6 @@ class TcpProxy:
         await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
         if self._refusing:
             writer.transport.abort()
             return

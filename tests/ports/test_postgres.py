@@ -11,7 +11,7 @@ import pytest
 from tests.harness.builders import in_state, scheduled
 from tests.harness.clock import NOW
 from tests.harness.databases import Databases
-from tests.harness.provision import RestartablePostgres
+from tests.harness.postgres import PostgresServer
 from tests.harness.stores import bring_to_head
 from tests.harness.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
@@ -117,7 +117,7 @@ async def test_commands_on_the_same_timer_wait(postgres: PostgresDatabase) -> No
     assert (skipped, before, read) == ([], [], [Position(1, 5)])
 
 
-async def test_restart_of_the_server(postgres_server: RestartablePostgres) -> None:
+async def test_restart_of_the_server(postgres_server: PostgresServer) -> None:
     """While the server is down, the database is unavailable and unhealthy. Afterwards the same object works."""
     database = await PostgresDatabase.open(postgres_server.url)
     async with database.transaction() as tx:

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.provision import RestartablePostgres
+from tests.harness.postgres import PostgresServer
 from tests.harness.stores import MIGRATIONS, bring_to_head
 from timer_service.adapters.migrations import migrate, pending_migrations, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
@@ -20,7 +20,7 @@ from timer_service.core.values.errors import DatabaseUnavailableError, StartErro
 BUNDLED = read_migrations(MIGRATIONS)
 
 
-async def test_open_waits_for_the_server(postgres_server: RestartablePostgres) -> None:
+async def test_open_waits_for_the_server(postgres_server: PostgresServer) -> None:
     """`open` succeeds if the server starts within ten seconds."""
     await postgres_server.stop()
     opening = asyncio.create_task(PostgresDatabase.open(postgres_server.url))
@@ -33,7 +33,7 @@ async def test_open_waits_for_the_server(postgres_server: RestartablePostgres) -
     await database.close()
 
 
-async def test_standby_is_an_outage(postgres_server: RestartablePostgres) -> None:
+async def test_standby_is_an_outage(postgres_server: PostgresServer) -> None:
     """A standby is an outage although it could be read. The outage ends when the standby is promoted."""
     database = await PostgresDatabase.open(postgres_server.url)
     async with database.transaction() as tx:

@@ -1,7 +1,5 @@
 """The clock is ahead for a while and is then set back: no row that was written in between waits too long."""
 
-from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from timer_service.app.slices import build_clock_repair
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Database
-from timer_service.core.service.clock_repair import SLACK_MS, ClockRepair
+from timer_service.core.service.clock_repair import ClockRepair
 from timer_service.core.values.message import Position
 from timer_service.runs.run import SWEEP_MS
 
@@ -86,17 +84,12 @@ async def test_timer_that_was_handled_while_the_clock_was_ahead(timers: Timers, 
     assert sorted(timers.fired()) == ["late", "other"]
 
 
-def set_back_after_claims(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the clock back by five seconds after each claim, before the events are published."""
-    monkeypatch.setattr(timers.metrics, "claimed", lambda _: timers.clock.advance(seconds=-5))
-
-
 async def test_clock_that_is_set_back_between_claim_and_publishing(
     timers: Timers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timer fires once, at the instant of its claim: its event is not older than its due time."""
     await timers.schedule("call-1", NOW)
-    set_back_after_claims(timers, monkeypatch)
+    monkeypatch.setattr(timers.metrics, "claimed", lambda _: timers.clock.advance(seconds=-5))
     await timers.tick()
     timers.clock.set(after(hours=1))
     await timers.tick()
@@ -105,16 +98,15 @@ async def test_clock_that_is_set_back_between_claim_and_publishing(
     assert (await timers.row("call-1"))["state"] == "Reached"
 
 
-async def test_clock_that_is_set_back_before_an_event_is_refused(
-    timers: Timers, monkeypatch: pytest.MonkeyPatch
+async def test_clock_that_is_set_back_between_the_claim_and_the_firing_of_a_signal(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next attempt is not before the timer is due."""
-    await timers.schedule("call-1", NOW)
-    await timers.schedule("other", NOW)
-    set_back_after_claims(timers, monkeypatch)
-    await refuse(timers, "call-1")
-    row = await timers.row("call-1")
-    assert (row["available_at"], row["state"], row["attempt"]) == (NOW, "Scheduled", 1)
+    """The signal fires at the first attempt, at the instant of the claim."""
+    await signals.remind(iso(NOW))
+    monkeypatch.setattr(signals.metrics, "claimed", lambda _: signals.clock.set(after(seconds=-5)))
+    await signals.firings.tick(NOW)
+    (firing,) = await signals.rows("work_signal_firings")
+    assert (firing["status"], firing["attempt"], firing["settled_at"]) == ("enqueued", 1, NOW)
 
 
 async def test_timers_that_are_due_much_later(timers: Timers) -> None:
@@ -141,53 +133,6 @@ async def test_rows_that_a_right_clock_wrote(timers: Timers) -> None:
     assert (await timers.row("held"))["lease_token"] == held["lease_token"]
     timers.clock.set(NOW - 1001)
     assert await scan(new_repair(timers), timers.clock) == 1
-
-
-async def test_rows_that_are_claimed_while_a_pass_waits_for_the_database(timers: Timers) -> None:
-    """A lease that another instance has taken since the pass began is not ended: its timer would fire a second time."""
-    await timers.schedule("claimed", NOW)
-    began = timers.clock.now()
-    timers.clock.advance(seconds=2)
-    assert await claim(timers, timers.lease) == 1
-    claimed = await timers.row("claimed")
-    assert (await new_repair(timers).tick(began)).done == 0
-    assert await timers.row("claimed") == claimed
-
-
-async def test_no_row_waits_longer_than_a_right_clock_allows(timers: Timers) -> None:
-    """After a jump of any length, a lease ends and a retry comes within the longest delay."""
-    for number in range(20):
-        await timers.schedule(f"call-{number}", NOW - 100 + number)
-    for number, ahead in enumerate((1000, 20_000, 200_000, 2_000_000, 20_000_000)):
-        async with timers.database.transaction() as tx:
-            rows = await timers.lease.claim(tx, NOW + ahead, 4)
-            await timers.lease.retry(tx, [Failure(rows[0], "refused", NOW + ahead + 200 * number)])
-    await scan(new_repair(timers), timers.clock)
-    rows = list(await timers.database.reader.fetch("SELECT available_at FROM timer_schedules"))
-    for row in rows:
-        assert row["available_at"] <= after(minutes=5, seconds=1)
-    assert len({row["available_at"] for row in rows}) > 2
-
-
-@pytest.mark.parametrize("attempts", [0, 1, 3])
-async def test_events_of_a_clock_that_was_minutes_ahead(runs: Runs, attempts: int) -> None:
-    """An event that was added or refused then waits at most for the delay of its attempt after the clock is right."""
-    ahead = timedelta(minutes=4)
-    runs.clock.advance(minutes=4)
-    await runs.start({"a": []})
-    lease = Lease(OUTBOX, VISIBILITY_TIMEOUT)
-    for number in range(attempts):
-        async with runs.database.transaction() as tx:
-            (row,) = await lease.claim(tx, runs.clock.now(), 10)
-            await lease.retry(tx, [Failure(row, "refused", runs.clock.now() + 1000 * 2**number)])
-        runs.clock.advance(seconds=2**number)
-    runs.clock.advance(milliseconds=-(ahead // timedelta(milliseconds=1)))
-    await scan(new_repair(runs), runs.clock)
-    (at,) = await available(runs.database, "outbox")
-    longest = 0 if attempts == 0 else 1000 * 2 ** (attempts - 1) + SLACK_MS
-    assert at <= runs.clock.now() + longest
-    runs.clock.advance(milliseconds=longest)
-    assert [each.address.message for each in await runs.stored()] == ["job-ready"]
 
 
 async def test_events_that_were_added_while_the_clock_was_ahead(runs: Runs) -> None:
@@ -236,49 +181,19 @@ async def test_runs_that_were_swept_while_the_clock_was_ahead(runs: Runs) -> Non
     assert [row["stale_at"] for row in await runs.rows("run_jobs")] == [after(hours=2)] * 2
 
 
-async def test_runs_that_a_right_clock_swept(runs: Runs) -> None:
-    """The sweep of an old run may be far away. It is not wrong."""
-    await runs.request("StartRun", jobs=[{"name": "a", "staleAfterSeconds": 1_000_000}])
-    runs.clock.advance(days=8)
-    assert (await runs.sweep.tick(runs.clock.now())).done == 1
-    assert await scan(new_repair(runs), runs.clock) == 0
-    assert [row["sweep_at"] for row in await runs.rows("runs")] == [after(days=10, milliseconds=1)]
-
-
-# When rows are read
-
-
-async def write_wrong_row(timers: Timers, call: str) -> None:
-    """Write a timer like an instance whose clock is a year ahead."""
-    async with timers.database.transaction() as tx:
-        wrong = scheduled(call, NOW, Position(1, 1))._replace(available_at=after(days=AHEAD_DAYS))
-        await put_timers(tx, [wrong])
-
-
-async def found_after(timers: Timers, repair: ClockRepair, steps: Sequence[dict[str, Any]]) -> list[int]:
-    """Write a wrong row before each step of the clock. Return how many rows are repaired after each."""
-    found = []
-    for number, step in enumerate(steps):
-        await write_wrong_row(timers, f"call-{number}")
-        timers.clock.advance(**step)
-        found.append(await scan(repair, timers.clock))
-    return found
-
-
 async def test_scans(timers: Timers) -> None:
     """All rows are read at the start and after the clock was set back by a second, and again a minute after that."""
     steps: list[dict[str, Any]] = [
-        {},
-        {"minutes": 1},
-        {"milliseconds": -999},
-        {"seconds": 5},
-        {"milliseconds": -1},
-        {"seconds": 59},
-        {"seconds": 2},
-        {"minutes": 5},
-        {"seconds": -5},
+        *({}, {"minutes": 1}, {"milliseconds": -999}, {"seconds": 5}, {"milliseconds": -1}, {"seconds": 59}),
+        *({"seconds": 2}, {"minutes": 5}, {"seconds": -5}),
     ]
-    found = await found_after(timers, new_repair(timers), steps)
+    repair, found = new_repair(timers), []
+    for number, step in enumerate(steps):
+        wrong = scheduled(f"call-{number}", NOW, Position(1, 1))._replace(available_at=after(days=AHEAD_DAYS))
+        async with timers.database.transaction() as tx:
+            await put_timers(tx, [wrong])
+        timers.clock.advance(**step)
+        found.append(await scan(repair, timers.clock))
     assert found == [1, 1, 0, 0, 3, 0, 2, 0, 2]
 
 

@@ -1,12 +1,13 @@
 """The limits of tenants: what exceeds one ends as `over_quota` and has no effect, and other tenants notice nothing."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
-from timer_service import events, runs, signals, timers, workflows
+from timer_service import runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES, queries
 from timer_service.app.usage import GetUsage, usage_query
@@ -15,11 +16,10 @@ from timer_service.core.ports.database import Database
 from timer_service.core.service.slice import Slice
 from timer_service.runs.graph import read_needs
 
-SLICES = (timers.SLICE, signals.SLICE, SCHEDULES, workflows.SLICE, runs.SLICE, events.SLICE)
 LATER = iso(after(hours=1))
 
 
-def conversation(store: Database, slice_: Slice, broker: MemoryBroker | None = None, **limits: Any) -> InProcess:
+def conversation(store: Database, slice_: Slice, broker: MemoryBroker | None = None, **limits: int) -> InProcess:
     """Return a slice in which `acme` has the limits. The other tenants have the default limits."""
     tenants = TenantLimits(tenants={"acme": Limits(**limits)})
     return InProcess(store, broker or MemoryBroker(), ManualClock(), slice_, limits=tenants)
@@ -37,49 +37,138 @@ async def outcome(talk: InProcess, message_type: str, **fields: Any) -> Any:
     return dict(reply["limit"]) if reply["outcome"] == "over_quota" else str(reply["outcome"])
 
 
-async def test_pending_timers(store: Database) -> None:
-    """A tenant with as many timers as it may have can change and cancel them. Each that ends makes room for one."""
-    talk = conversation(store, timers.SLICE, pending_timers=2)
-    over = {"name": "pending_timers", "most": 2}
-    found = [await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{n}", dueAt=LATER) for n in (1, 2, 3)]
-    assert found == ["scheduled", "scheduled", over]
-    changed = iso(after(hours=2))
-    assert [
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=changed),
-        await outcome(talk, "CancelTimer", serviceCallId="call-3"),
-        await outcome(talk, "CancelTimer", serviceCallId="call-1"),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-4", dueAt=LATER),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER),
-        await outcome(talk, "ScheduleTimer", tenant="globex", serviceCallId="call-5", dueAt=LATER),
-    ] == ["rescheduled", "not_found", "cancelled", "scheduled", over, "scheduled"]
-    assert talk.metrics.commands["ScheduleTimer", "over_quota"] == 2
-    assert (await talk.ask("count-timers"))["counts"]["Scheduled"] == 2
+def jobs(count: int, prefix: str = "j", **fields: Any) -> list[dict[str, Any]]:
+    return [{"name": f"{prefix}{number}", **fields} for number in range(count)]
+
+
+def start(run: str, count: int, *groups: str, **fields: Any) -> dict[str, Any]:
+    return {"message_type": "StartRun", "runId": run, "jobs": jobs(count, **fields), "groups": list(groups)}
+
+
+GROUPS = [f"g{number}" for number in range(5)]
+COMMANDS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "timer": lambda name: {"message_type": "ScheduleTimer", "serviceCallId": name, "dueAt": LATER},
+    "move": lambda name: {"message_type": "ScheduleTimer", "serviceCallId": name, "dueAt": iso(after(hours=2))},
+    "other": lambda name: {"message_type": "ScheduleTimer", "tenant": "globex", "serviceCallId": name, "dueAt": LATER},
+    "small": lambda name: {"message_type": "ScheduleTimer", "serviceCallId": name, "dueAt": LATER, "data": "x" * 900},
+    "large": lambda name: {"message_type": "ScheduleTimer", "serviceCallId": name, "dueAt": LATER, "data": "x" * 2000},
+    "cancel": lambda name: {"message_type": "CancelTimer", "serviceCallId": name},
+    "signal": lambda name: {
+        "message_type": "CreateWorkSignal",
+        "signalId": name,
+        "triggerKind": "time",
+        "triggerSpec": {"kind": "time.at", "at": LATER},
+    },
+    "pause": lambda name: {"message_type": "PauseWorkSignal", "signalId": name},
+    "end": lambda name: {"message_type": "CancelWorkSignal", "signalId": name},
+    "hourly": lambda name: {"message_type": "PutSchedule", "scheduleId": name, "every": "PT1H"},
+    "daily": lambda name: {"message_type": "PutSchedule", "scheduleId": name, "every": "P1D"},
+    "trigger": lambda name: {"message_type": "TriggerSchedule", "scheduleId": name},
+    "delete": lambda name: {"message_type": "DeleteSchedule", "scheduleId": name},
+    "run": lambda name: start(name, 5, "g"),
+    "needing": lambda name: start(name, 5, "g", needs=[{"group": "g"}]),
+    "tenth": lambda name: start(name, 10),
+    "eleventh": lambda name: start(name, 11),
+    "group": lambda name: start(name, 0, "g"),
+    "groups": lambda name: start(name, 0, *GROUPS),
+    "stop": lambda name: {"message_type": "CancelRun", "runId": name},
+    "report": lambda name: {"message_type": "ReportJobStatus", "runId": name, "jobName": "j0", "status": "success"},
+    "member": lambda name: {"message_type": "ReportJobStatus", "runId": name, "jobName": "g0", "status": "success"},
+    **{
+        f"resolve{count}": lambda name, count=count: {  # type: ignore[misc]
+            "message_type": "ResolveGroup",
+            "runId": name,
+            "groupName": "g",
+            "jobs": jobs(count, "g"),
+        }
+        for count in (1, 3, 4, 5, 10)
+    },
+}
+STORIES: dict[str, tuple[Slice, str, int, str]] = {
+    "a timer that ends makes room, one that changes needs none": (
+        *(timers.SLICE, "pending_timers", 2),
+        (
+            "timer 1 scheduled, timer 2 scheduled, timer 3 over, move 1 rescheduled, cancel 3 not_found, "
+            "cancel 1 cancelled, timer 4 scheduled, timer 1 over, other 5 scheduled"
+        ),
+    ),
+    "large data counts while its timer is stored, settled or not": (
+        *(timers.SLICE, "stored_data", 5000),
+        (
+            "large 0 scheduled, large 1 scheduled, small 2 scheduled, large 3 over, small 4 scheduled, "
+            "cancel 0 cancelled, large 9 over, small 1 updated, large 9 scheduled, large 1 over"
+        ),
+    ),
+    "a signal that ends makes room, and a repeated one is unchanged": (
+        *(signals.SLICE, "open_signals", 2),
+        (
+            "signal 1 created, signal 2 created, signal 3 over, signal 1 unchanged, pause 1 paused, end 1 cancelled, "
+            "signal 4 created, signal 5 over"
+        ),
+    ),
+    "a schedule that goes makes room": (
+        *(SCHEDULES, "schedules", 1),
+        "hourly 1 created, hourly 2 over, daily 1 updated, trigger 1 triggered, delete 1 deleted, hourly 2 created",
+    ),
+    "a run that ends makes room": (
+        *(runs.SLICE, "open_runs", 1),
+        "run 1 started, run 2 over, run 1 unchanged, stop 1 cancelled, run 2 started",
+    ),
+    "jobs, needs and groups of running runs count": (
+        *(runs.SLICE, "run_rows", 10),
+        (
+            "run 1 started, run 2 over, groups 2 over, resolve5 1 over, resolve4 1 resolved, resolve4 1 unchanged, "
+            "run 1 unchanged, stop 1 cancelled, tenth 2 started"
+        ),
+    ),
+    "each job of a group is one more need for each job that needs the group": (
+        *(runs.SLICE, "run_rows", 30),
+        "needing 1 started, resolve4 1 over, resolve3 1 resolved",
+    ),
+    "jobs of a group that was resolved early count when the run is started": (
+        *(runs.SLICE, "run_rows", 10),
+        "resolve10 1 kept, group 1 over, eleventh 2 over, stop 1 not_found",
+    ),
+    "commands that wait for their runs, or for a group, count until these begin": (
+        *(runs.SLICE, "early_commands", 7000),
+        (
+            "report 1 kept, report 2 kept, report 3 kept, report 4 over, run 1 started, member 1 kept, report 4 over, "
+            "resolve1 1 resolved, report 4 kept"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+async def test_limit(store: Database, story: tuple[Slice, str, int, str]) -> None:
+    """A command that would exceed a limit has no effect, and its reply names the limit. Others go on."""
+    slice_, limit, most, steps = story
+    talk = conversation(store, slice_, None, **{limit: most})
+    for step in steps.split(", "):
+        command, name, expected = step.split()
+        reply = await talk.request(**COMMANDS[command](name))
+        assert reply["outcome"] == ("over_quota" if expected == "over" else expected), step
+        assert reply.get("limit") == ({"name": limit, "most": most} if expected == "over" else None), step
     assert await talk.dead_letters() == []
+    if limit == "run_rows" and most > 10:
+        await has_as_many_rows_as_counted(talk)
 
 
 async def test_audit_lines(store: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the tenant, id and type of each command over quota, without its data."""
+    """The log names the tenant, id and type of each command over quota, without its data, and that of an operator."""
     caplog.set_level("INFO")
-    talk = conversation(store, timers.SLICE, pending_timers=1)
-    for number in (1, 2):
-        await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER, data="secret")
-    (line,) = [vars(record) for record in caplog.records if record.message == "command over quota"]
-    assert {"tenant": "acme", "type": "ScheduleTimer", "outcome": "over_quota"}.items() <= line.items()
-    assert {"command_id", "sequence"} <= line.keys()
-    assert "secret" not in str(line)
-
-
-async def test_audit_lines_of_an_operator(store: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """An action of an operator that exceeds a limit is found among the others, too."""
-    caplog.set_level("INFO")
-    talk = conversation(store, SCHEDULES, open_backfills=0)
-    await talk.request("PutSchedule", scheduleId="s", every="PT1H")
-    over = {"name": "open_backfills", "most": 0}
-    backfill = {"from_": iso(after(hours=-1)), "to": LATER}
-    assert await outcome(talk, "BackfillSchedule", scheduleId="s", **backfill) == over
-    lines = [vars(record) for record in caplog.records if vars(record).get("type") == "BackfillSchedule"]
-    assert [line["message"] for line in lines] == ["command over quota", "operator action"]
-    assert {line["outcome"] for line in lines} == {"over_quota"}
+    talk = conversation(store, SCHEDULES, schedules=1, open_backfills=0)
+    for name in ("s1", "s2"):
+        await talk.request("PutSchedule", scheduleId=name, every="PT1H", data="secret")
+    await talk.request("BackfillSchedule", scheduleId="s1", from_=iso(after(hours=-1)), to=LATER)
+    lines = [vars(record) for record in caplog.records if vars(record).get("outcome") == "over_quota"]
+    assert [(line["message"], line["type"]) for line in lines] == [
+        ("command over quota", "PutSchedule"),
+        ("command over quota", "BackfillSchedule"),
+        ("operator action", "BackfillSchedule"),
+    ]
+    assert all({"tenant", "command_id", "sequence"} <= line.keys() for line in lines)
+    assert "secret" not in str(lines)
 
 
 async def test_pending_timers_in_one_batch(store: Database) -> None:
@@ -119,125 +208,6 @@ async def test_timers_that_are_due(store: Database) -> None:
     assert (used["limit"], used["used"]) == ("pending_timers", 2)
 
 
-async def test_stored_data(store: Database) -> None:
-    """Large data counts while its timer is stored, settled or not. Small data does not count."""
-    talk = conversation(store, timers.SLICE, stored_data=5000)
-    over = {"name": "stored_data", "most": 5000}
-    found = [
-        await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{n}", dueAt=LATER, data="x" * size)
-        for n, size in enumerate((2000, 2000, 900, 2000, 900))
-    ]
-    assert found == ["scheduled", "scheduled", "scheduled", over, "scheduled"]
-    assert [
-        await outcome(talk, "CancelTimer", serviceCallId="call-0"),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER, data="x" * 2000),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="small"),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER, data="x" * 2000),
-        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="x" * 2000),
-    ] == ["cancelled", over, "updated", "scheduled", over]
-
-
-async def test_open_signals(store: Database) -> None:
-    """A tenant with as many open signals as it may have can change them. One that ends makes room."""
-    talk = conversation(store, signals.SLICE, open_signals=2)
-    fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": LATER}}
-    over = {"name": "open_signals", "most": 2}
-    found = [await outcome(talk, "CreateWorkSignal", signalId=f"s{n}", **fields) for n in (1, 2, 3)]
-    assert [each if isinstance(each, dict) else each.partition("_")[0] for each in found] == [
-        "created",
-        "created",
-        over,
-    ]
-    assert [
-        await outcome(talk, "PauseWorkSignal", signalId="s1"),
-        await outcome(talk, "ActivateWorkSignal", signalId="s1"),
-        await outcome(talk, "CancelWorkSignal", signalId="s1"),
-    ] == ["paused", "activated", "cancelled"]
-    assert await outcome(talk, "CreateWorkSignal", signalId="s4", **fields) == found[0]
-    assert await outcome(talk, "CreateWorkSignal", signalId="s5", **fields) == over
-
-
-async def test_schedules(store: Database) -> None:
-    """A tenant with as many schedules as it may have can change, pause and trigger them. One that goes makes room."""
-    talk = conversation(store, SCHEDULES, schedules=1)
-    over = {"name": "schedules", "most": 1}
-    assert [
-        await outcome(talk, "PutSchedule", scheduleId="s1", every="PT1H"),
-        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
-        await outcome(talk, "PutSchedule", scheduleId="s1", every="PT2H"),
-        await outcome(talk, "PauseSchedule", scheduleId="s1"),
-        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
-        await outcome(talk, "PauseSchedule", scheduleId="s2"),
-        await outcome(talk, "TriggerSchedule", scheduleId="s1"),
-        await outcome(talk, "DeleteSchedule", scheduleId="s1"),
-        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
-    ] == ["created", over, "updated", "paused", over, "not_found", "triggered", "deleted", "created"]
-
-
-async def test_open_runs(store: Database) -> None:
-    """A tenant with as many running runs as it may have can report and cancel. A run that ends makes room."""
-    talk = conversation(store, runs.SLICE, open_runs=1)
-    over = {"name": "open_runs", "most": 1}
-    jobs = [{"name": "a"}, {"name": "b", "needs": [{"job": "a"}]}]
-    assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=jobs),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs),
-        await outcome(talk, "StartRun", runId="r1", jobs=jobs),
-        await outcome(talk, "ReportJobStatus", runId="r1", jobName="a", status="success"),
-        await outcome(talk, "CancelRun", runId="r1"),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs),
-    ] == ["started", over, "unchanged", "recorded", "cancelled", "started"]
-
-
-def jobs(count: int, prefix: str = "j", **fields: Any) -> list[dict[str, Any]]:
-    return [{"name": f"{prefix}{number}", **fields} for number in range(count)]
-
-
-async def test_run_rows(store: Database) -> None:
-    """Jobs, needs and groups of running runs count. What a command does not change does not count again."""
-    talk = conversation(store, runs.SLICE, run_rows=10)
-    over = {"name": "run_rows", "most": 10}
-    assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=jobs(5), groups=["g"]),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs(5)),
-        await outcome(talk, "StartRun", runId="r2", jobs=[], groups=[f"g{n}" for n in range(5)]),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(5, "g")),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
-        await outcome(talk, "StartRun", runId="r1", jobs=jobs(5), groups=["g"]),
-        await outcome(talk, "CancelRun", runId="r1"),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs(10)),
-    ] == ["started", over, over, over, "resolved", "unchanged", "unchanged", "cancelled", "started"]
-
-
-async def test_needs_that_a_group_makes(store: Database) -> None:
-    """If jobs need a group, each job of the group is one more need for each of them."""
-    talk = conversation(store, runs.SLICE, run_rows=30)
-    needing = jobs(5, needs=[{"group": "g"}])
-    assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=needing, groups=["g"]),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(3, "g")),
-    ] == ["started", {"name": "run_rows", "most": 30}, "resolved"]
-    await has_as_many_rows_as_counted(talk)
-
-
-async def test_early_commands_that_a_run_applies(store: Database) -> None:
-    """The jobs of a group that was resolved early count when the run is started. A refused StartRun changes nothing."""
-    talk = conversation(store, runs.SLICE, run_rows=10)
-    over = {"name": "run_rows", "most": 10}
-    assert [
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(10, "g")),
-        await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g"]),
-        await outcome(talk, "StartRun", runId="r2", jobs=jobs(11)),
-    ] == ["kept", over, over]
-    (row,) = await talk.rows("runs")
-    assert (row["run_id"], row["status"]) == ("r1", None)
-    assert len(await talk.rows("run_pending_commands")) == 1
-    assert await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g", "h"]) == over
-    assert await outcome(talk, "CancelRun", runId="r1") == "not_found"
-
-
 async def has_as_many_rows_as_counted(talk: InProcess) -> None:
     tables = ("run_jobs", "run_groups", "run_group_needs")
     stored = sum([len(await talk.rows(table)) for table in tables])
@@ -263,28 +233,6 @@ async def test_batch_on_one_run(store: Database) -> None:
     await has_as_many_rows_as_counted(talk)
     found = {row["job_name"] for row in await talk.rows("run_jobs")}
     assert found == {"j0", "j1", "j2", "g00", "g01", "g02", "g20"}
-
-
-async def test_run_that_starts_and_ends_in_one_batch(store: Database) -> None:
-    """Commands of a batch that do not exceed the limit together are accepted."""
-    talk = conversation(store, runs.SLICE, open_runs=0)
-    talk.send("StartRun", runId="r1", jobs=jobs(1))
-    talk.send("CancelRun", runId="r1")
-    await talk.consume()
-    assert [talk.reply(n)["outcome"] for n in range(2)] == ["started", "cancelled"]
-
-
-async def test_early_commands(store: Database) -> None:
-    """Commands that wait for their runs count until the runs begin."""
-    talk = conversation(store, runs.SLICE, early_commands=7_000)
-    over = {"name": "early_commands", "most": 7000}
-    report = {"jobName": "a", "status": "success"}
-    found = [await outcome(talk, "ReportJobStatus", runId=f"r{n}", **report) for n in range(4)]
-    assert found == ["kept", "kept", "kept", over]
-    assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=[{"name": "a"}]),
-        await outcome(talk, "ReportJobStatus", runId="r4", **report),
-    ] == ["started", "kept"]
 
 
 async def fill(store: Database) -> InProcess:
@@ -331,32 +279,3 @@ async def test_usage(store: Database) -> None:
     assert min(whole["stored_data"], whole["early_commands"], whole["workflow_data"]) > 100
     for most, counted in ((4, 3), (3, 3), (2, 3), (1, 2), (0, 1)):
         assert await usage_of_each(talk, most) == {name: used // 3 * counted for name, used in whole.items()}, most
-
-
-async def test_commands_that_wait_for_a_group(store: Database) -> None:
-    """Commands that wait for a group of a running run count in the same way."""
-    talk = conversation(store, runs.SLICE, early_commands=7_000)
-    over = {"name": "early_commands", "most": 7000}
-    await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g"])
-    found = [await outcome(talk, "ReportJobStatus", runId="r1", jobName=f"g{n}", status="dispatched") for n in range(4)]
-    assert found == ["kept", "kept", "kept", over]
-    assert [
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(3, "g")),
-        await outcome(talk, "ReportJobStatus", runId="r2", jobName="a", status="dispatched"),
-    ] == ["resolved", "kept"]
-
-
-async def test_repeated_signals(store: Database) -> None:
-    """At the limit, a command that changes nothing ends as it does below the limit."""
-    talk = conversation(store, signals.SLICE, open_signals=1)
-    fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": LATER}}
-    found = [await outcome(talk, "CreateWorkSignal", signalId=name, **fields) for name in ("s1", "s1", "s2")]
-    assert found == ["created", "unchanged", {"name": "open_signals", "most": 1}]
-
-
-@pytest.mark.parametrize("slice_", SLICES, ids=lambda each: each.name)
-def test_every_limit_is_counted(slice_: Slice) -> None:
-    """Each usage has a limit of that name, and all limits of rows belong to a slice."""
-    assert {usage.limit for usage in slice_.usages} <= set(Limits.model_fields)
-    counted = {usage.limit for each in SLICES for usage in each.usages}
-    assert counted == set(Limits.model_fields)

@@ -28,6 +28,10 @@ COMMANDS: dict[str, tuple[Slice, str, dict[str, Any]]] = {
 }
 
 
+async def wake_nothing(*_: object) -> None:
+    """Wake no loop."""
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_handlers_stop_in_time(
     name: str, store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
@@ -36,15 +40,11 @@ async def test_handlers_stop_in_time(
     monkeypatch.setattr(turns, "TRANSACTION_SECONDS", -1)
     slice_, kind, fields = COMMANDS[name]
     process = InProcess(store, memory_broker, clock, slice_)
-    route, applied = recording_route(slice_, process._woken)
-    process.reader = process.parts.reader([route], process._wake_outbox)
+    route, applied = recording_route(slice_, wake_nothing)
+    process.reader = process.parts.reader([route], wake_nothing)
     names = ["a", "b", "c"]
     for each in names:
         values: dict[str, Any] = {key: each if value == "{}" else value for key, value in fields.items()}
         process.send(kind, **values)
     await process.consume()
-    assert [[name for name in names if f"'{name}'" in repr(payload)] for (payload,) in applied] == [
-        ["a"],
-        ["b"],
-        ["c"],
-    ]
+    assert [[name for name in names if f"'{name}'" in repr(payload)] for (payload,) in applied] == [["a"], ["b"], ["c"]]

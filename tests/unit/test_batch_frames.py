@@ -1,4 +1,4 @@
-"""The text of the protocol for the messages of an atomic batch."""
+"""The text of the protocol for the messages of an atomic batch, and the addresses of subjects."""
 
 import pytest
 from nats.errors import BadHeaderError
@@ -18,18 +18,18 @@ def message(message_id: str = "id", body: str = "{}", headers: dict[str, str] | 
     return Message(Address(Kind.EVENT, "acme", "something"), message_id, body.encode(), headers or {})
 
 
-def block(message_id: str, number: int, more: str = "") -> str:
-    lines = f"Nats-Msg-Id: {message_id}\r\n{more}Nats-Batch-Id: batch\r\nNats-Batch-Sequence: {number}"
-    return f"NATS/1.0\r\n{lines}\r\n\r\n"
-
-
 def test_messages_of_a_batch() -> None:
-    """Each message has its id, the id of the batch and its number. Sizes are in bytes."""
-    text = frames(message("a", "1"), message("b", "ü"), first=9)
-    headers = block("a", 9), block("b", 10)
+    """Each message has its id, its headers, the id of the batch and its number. Sizes are in bytes."""
+    text = frames(message("a", "1"), message("b", "ü", {"tracestate": "ä=1"}), first=9)
+    more = ("", "tracestate: ä=1\r\n")
+    blocks = [
+        f"NATS/1.0\r\nNats-Msg-Id: {name}\r\n{lines}Nats-Batch-Id: batch\r\nNats-Batch-Sequence: {number}\r\n\r\n"
+        for name, lines, number in zip("ab", more, (9, 10), strict=True)
+    ]
+    sizes = [len(each.encode()) for each in blocks]
     assert text == (
-        f"HPUB {SUBJECT} {len(headers[0])} {len(headers[0]) + 1}\r\n{headers[0]}1\r\n"
-        f"HPUB {SUBJECT} {len(headers[1])} {len(headers[1]) + 2}\r\n{headers[1]}ü\r\n"
+        f"HPUB {SUBJECT} {sizes[0]} {sizes[0] + 1}\r\n{blocks[0]}1\r\n"
+        f"HPUB {SUBJECT} {sizes[1]} {sizes[1] + 2}\r\n{blocks[1]}ü\r\n"
     )
 
 
@@ -46,3 +46,12 @@ def test_name_that_cannot_be_sent(name: str) -> None:
     """A header whose name the protocol does not allow is an error, as with the driver."""
     with pytest.raises(BadHeaderError):
         frames(message(headers={name: "x"}))
+
+
+@pytest.mark.parametrize(
+    ("subject", "tenant", "message"),
+    [("timer.cmd.v1.acme.schedule-timer", "acme", "schedule-timer"), ("legacy.tick", "legacy", "tick"), ("t", "", "t")],
+)
+def test_addresses_of_subjects(subject: str, tenant: str, message: str) -> None:
+    """A subject that no command has still has an address, so that the message becomes a dead letter."""
+    assert Subjects("timer").address(Kind.COMMAND, subject) == Address(Kind.COMMAND, tenant, message)

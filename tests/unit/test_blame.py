@@ -27,24 +27,6 @@ def test_blame(error: Exception, cause: Blame) -> None:
     assert blame(error) is cause
 
 
-def test_evidence_of_one_command() -> None:
-    """One command that fails again and again is no evidence against the environment."""
-    evidence = Evidence()
-    for _ in range(5):
-        evidence.record([], [("timers", 1)])
-    assert not evidence.is_environment("timers")
-
-
-def test_evidence_of_two_commands() -> None:
-    """Two commands of a handler that fail are evidence, until the handler handles a command."""
-    evidence = Evidence()
-    evidence.record([], [("timers", 1)])
-    evidence.record(["runs"], [("timers", 2), ("runs", 3), ("runs", 4)])
-    before = evidence.is_environment("timers"), evidence.is_environment("runs")
-    evidence.record(["timers"], [("timers", 1), ("timers", 2)])
-    assert (before, evidence.is_environment("timers")) == ((True, False), False)
-
-
 def test_evidence_of_a_command_that_was_given_up() -> None:
     """A command that was given up is no longer evidence."""
     evidence = Evidence()
@@ -52,11 +34,3 @@ def test_evidence_of_a_command_that_was_given_up() -> None:
     evidence.forget("timers", 1)
     evidence.record([], [("timers", 2)])
     assert not evidence.is_environment("timers")
-
-
-def test_evidence_is_bounded() -> None:
-    """However many commands fail, evidence keeps as few as it needs."""
-    evidence = Evidence()
-    for command in range(1000):
-        evidence.record([], [("timers", command)])
-    assert len(evidence._failed["timers"]) == 2

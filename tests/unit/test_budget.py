@@ -1,11 +1,8 @@
-"""The shares of the memory budget, as docs/guarantees.md gives them."""
-
-from dataclasses import fields
+"""The shares of the memory budget, as docs/performance.md gives them."""
 
 import pytest
 
 from timer_service.config import Config
-from timer_service.core.service.slice import Parts
 from timer_service.core.values.budget import DEFAULT_BUDGET, MIB, Budget
 
 SHARES = {
@@ -20,13 +17,6 @@ SHARES = {
 
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_shares(size: int) -> None:
-    """The shares of a budget grow with it. Those of the default budget are in the documentation."""
-    budget = Budget.of(size * 256 * MIB)
-    assert budget._asdict() == {name: size * share for name, share in SHARES.items()}
-
-
-def test_default() -> None:
-    """Without a setting, a process may use 256 MiB."""
-    assert Budget.of(Config().memory_budget) == Budget.of() == DEFAULT_BUDGET == Budget.of(256 * MIB)
-    (budget,) = [each for each in fields(Parts) if each.name == "budget"]
-    assert budget.default == DEFAULT_BUDGET
+    """The shares of a budget grow with it. Without a setting, a process may use 256 MiB."""
+    assert Budget.of(size * 256 * MIB)._asdict() == {name: size * share for name, share in SHARES.items()}
+    assert Budget.of(Config().memory_budget) == DEFAULT_BUDGET == Budget.of(256 * MIB)

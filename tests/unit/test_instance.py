@@ -1,50 +1,39 @@
-"""What an instance starts, says and stops, with each role and after each fault. The broker is in memory."""
+"""What an instance starts, serves and stops, with each role and after each fault. The broker is in memory."""
 
 import asyncio
-import json
-import socket
-import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from unittest.mock import PropertyMock, patch
 
 import pytest
 
-from tests.harness.builders import cancel_timer, command_address, scheduled
+from tests.harness.builders import command_address, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker, until
 from tests.harness.timers import put_timers
+from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
 from timer_service.app.worker_requests import WorkerRequests
-from timer_service.core.due import loop as loop_module
-from timer_service.core.due.lease import Lease
-from timer_service.core.due.loop import Pass
-from timer_service.core.intake.backlog import BacklogGate
+from timer_service.core.due.loop import Loop
 from timer_service.core.intake.reader import LogReader
-from timer_service.core.ports.health import HEALTHY, Health, RecentFailure
-from timer_service.core.values.errors import DatabaseUnavailableError, StartError
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind, Position
-from timer_service.timers.store import TIMERS
 
 DOWN = Health.down("it is away")
 UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
 HANDLING = {"audit", "tasks", "workflow-workers"}
-FIRING = {
+WORKING = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep", "dead-letters"),
-    *("announcements", "workflow-deadlines", "event-limits"),
+    *("announcements", "workflow-deadlines", "event-limits", "row-counts"),
+    *(f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs", "events")),
 }
-WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs", "events")}
-WORKING |= {"row-counts"}
 LOOPS = {"all": UPKEEP | HANDLING | WORKING, "handler": UPKEEP | HANDLING, "worker": UPKEEP | WORKING}
-TASKS_BESIDES = {
-    "all": {"commands", "queries", "requests", "polls"},
-    "handler": {"commands", "queries", "requests", "polls"},
-    "worker": set[str](),
-}
+RECEIVING = {"commands", "queries", "requests", "polls"}
+TASKS_BESIDES = {"all": RECEIVING, "handler": RECEIVING, "worker": set[str]()}
 FLOWS = {
     "all": {"commands", "events", "queries", "requests"},
     "handler": {"commands", "queries", "requests"},
@@ -52,9 +41,8 @@ FLOWS = {
 }
 ROLES = ["all", "handler", "worker"]
 REQUESTS = {"poll-tasks", "report-tasks", "renew-tasks", "get-effects"}
-WAITING = {"http", "stop", "broker-lost"}
-
 READY = dict.fromkeys([*FLOWS["all"], "service"], "ok")
+POLL = b'{"workerId": "w", "types": ["order"], "slots": 1, "waitMs": 10000}'
 
 NewInstance = Callable[..., Instance]
 
@@ -70,34 +58,29 @@ def task_names() -> list[str]:
     return sorted(each for each in names if not each.startswith(("Task-", "test_", "starlette")))
 
 
+async def caught_up() -> None:
+    await until(lambda: "catch-up" not in task_names())
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_what_runs(new: NewInstance, role: str) -> None:
-    """Each loop of a role runs, each task runs once, and all of them have ended when the instance has stopped."""
+    """Each loop of a role runs, each task runs once, and all of them have ended when the instance has stopped.
+
+    A role that handles commands opens their log, and serves the queries and requests of every slice.
+    """
     instance = new(role=role)
+    assert {flow for flow, health in instance.app.flows().items() if not health.usable} == FLOWS[role] - {"queries"}
     async with instance.running():
         await until(lambda: all(instance.passes(each) for each in LOOPS[role]))
-        await until(lambda: "catch-up" not in task_names())
+        await caught_up()
         running = task_names()
-        ready = await instance.page("/readyz")
-        live = await instance.page("/livez")
-    assert running == sorted([*LOOPS[role], *TASKS_BESIDES[role], *WAITING])
-    assert ready == (200, dict.fromkeys([*FLOWS[role], "service"], "ok"))
-    assert live == (200, {"stalled": []})
-    assert task_names() == []
-    assert instance.drains == 1
-
-
-@pytest.mark.parametrize("role", ROLES)
-async def test_what_is_served(new: NewInstance, role: str) -> None:
-    """A role that handles commands opens their log, and serves the queries and requests of every slice."""
-    instance = new(role=role)
-    async with instance.running():
-        broker = instance.broker
-        found = broker.served, broker.stored.owner is not None
-        replies = [] if role == "worker" else [await broker.request("count-timers", "acme")]
-    served = {Kind.QUERY: {each.name for each in QUERIES}, Kind.REQUEST: REQUESTS}
-    assert found == (({}, False) if role == "worker" else (served, True))
-    assert all("counts" in json.loads(each.body) for each in replies)
+        ready, live = await instance.page("/readyz"), await instance.page("/livez")
+        served, reads = instance.broker.served, instance.broker.stored.owner is not None
+    names = {Kind.QUERY: {each.name for each in QUERIES}, Kind.REQUEST: REQUESTS}
+    assert (served, reads) == (({}, False) if role == "worker" else (names, True))
+    assert running == sorted([*LOOPS[role], *TASKS_BESIDES[role], "http", "stop", "broker-lost"])
+    assert (ready, live) == ((200, dict.fromkeys([*FLOWS[role], "service"], "ok")), (200, {"stalled": []}))
+    assert (task_names(), instance.drains) == ([], 1)
 
 
 async def test_disabled_workflows(new: NewInstance) -> None:
@@ -106,67 +89,26 @@ async def test_disabled_workflows(new: NewInstance) -> None:
     async with instance.running():
         reply = await instance.broker.request("poll-tasks", "acme", b"{}")
         running = set(task_names())
-        await until(lambda: "catch-up" not in task_names())
+        await caught_up()
         status, _ = await instance.page("/readyz")
     assert (reply.code, status) == ("BUSY", 200)
     assert running.isdisjoint({"requests", "polls", "tasks", "workflow-workers", "workflow-deadlines"})
 
 
-async def test_workflow(new: NewInstance) -> None:
-    """A command gives a held poll its task, and a report ends the workflow and is announced, without any pause."""
-    instance = new()
-    started = {"type": "StartWorkflow", "tenantId": "acme", "payload": {"workflowId": "order-1", "type": "order"}}
-
-    async def ask(name: str, **fields: object) -> Any:
-        return json.loads((await instance.broker.request(name, "acme", json.dumps(fields).encode())).body)
-
-    async with instance.running():
-        await until(lambda: instance.passes("workflow-workers") > 0)
-        asked = asyncio.create_task(ask("poll-tasks", workerId="w-1", types=["order"], slots=1))
-        await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
-        instance.broker.send(command_address("acme", "start-workflow"), json.dumps(started).encode())
-        (task,) = (await asked)["tasks"]
-        report = {"workflowId": "order-1", "token": task["token"], "number": 1, "then": {"action": "complete"}}
-        replied = await ask("report-tasks", workerId="w-2", reports=[report])
-        await until(lambda: len(instance.broker.events) == 1)
-        assert instance.app._requests is not None
-        seen = set(instance.app._requests._registry._pending)
-        counted = {
-            name: instance.registry.get_sample_value("timer_requests_total", {"request": name, "outcome": "answered"})
-            for name in ("poll-tasks", "report-tasks")
-        }
-    assert (task["workflowId"], replied["reports"][0]["outcome"]) == ("order-1", "completed")
-    assert instance.broker.events[0].address.message == "workflow-completed"
-    assert seen == {("acme", "w-1"), ("acme", "w-2")}
-    assert counted == {"poll-tasks": 1, "report-tasks": 1}
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-async def test_gauges_of_rows(new: NewInstance, *, enabled: bool) -> None:
+async def test_gauges_of_rows(new: NewInstance) -> None:
     """An instance counts the rows of every table that has due ones, and of each state, also of what is disabled."""
-    instance = new(**{f"{each}_enabled": enabled for each in ("signals", "runs", "schedules", "workflows")})
+    instance = new(**{f"{each}_enabled": False for each in ("signals", "runs", "schedules", "workflows")})
     async with instance.running():
         await until(lambda: instance.passes("row-counts") > 0)
         samples = [each for metric in instance.registry.collect() for each in metric.samples]
     due = {"timer_schedules", "work_signal_firings", "outbox", "dead_letters", "schedules", "workflows"}
     assert {each.labels["table"] for each in samples if each.name == "timer_overdue"} == due
-    assert {each.labels["table"] for each in samples if each.name == "timer_oldest_due_lag_seconds"} == due
-    states = [(each.labels["table"], each.labels["state"]) for each in samples if each.name == "timer_rows"]
-    assert len(states) == sum(len(each.counted) for each in SLICES)
-    assert {table for table, _ in states} >= due | {"runs", "workflows"}
+    assert len([each for each in samples if each.name == "timer_rows"]) == sum(len(each.counted) for each in SLICES)
 
 
-@contextmanager
-def failed(part: RecentFailure) -> Iterator[None]:
-    """Let a part be down during the block, as after an error."""
-    part.record("it is away")
-    yield
-    part.clear()
-
-
-def down(part: type) -> AbstractContextManager[object]:
+def down(part: type, health: str = "health") -> AbstractContextManager[object]:
     """Let the parts of a type be down during the block."""
-    return patch.object(part, "health", new_callable=PropertyMock, return_value=DOWN)
+    return patch.object(part, health, new_callable=PropertyMock, return_value=DOWN)
 
 
 async def test_fault_of_each_part(new: NewInstance) -> None:
@@ -174,26 +116,17 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
     instance = new()
     found, expected = {}, {}
     async with instance.running():
-        await until(instance.app._caught_up.is_set)
-        app, broker = instance.app, instance.broker
-        assert app._requests is not None
+        await caught_up()
+        broker = instance.broker
         faults: dict[str, tuple[AbstractContextManager[object], set[str]]] = {
             "broker": (down(InstanceBroker), FLOWS["all"]),
             "queries": (patch.object(broker, "query_health", DOWN), {"queries"}),
             "command stream": (patch.dict(broker.streams.health, {Kind.COMMAND: DOWN}), {"commands"}),
             "event stream": (patch.dict(broker.streams.health, {Kind.EVENT: DOWN}), {"events"}),
-            "dead letter stream": (patch.dict(broker.streams.health, {Kind.DEAD_LETTER: DOWN}), {"events"}),
             "writing": (down(SqliteDatabase), {"commands", "events", "requests"}),
-            "reading": (
-                patch.object(SqliteDatabase, "read_health", new_callable=PropertyMock, return_value=DOWN),
-                FLOWS["all"],
-            ),
+            "reading": (down(SqliteDatabase, "read_health"), FLOWS["all"]),
             "reader": (down(LogReader), {"commands"}),
-            "its task": (failed(app._reading._failure), {"commands"}),
             "requests": (down(WorkerRequests), {"requests"}),
-            "their task": (failed(app._requests._kept[0]._failure), {"requests"}),
-            "polls": (failed(app._requests._kept[1]._failure), {"requests"}),
-            "publishing": (failed(app._parts.publishing), {"events"}),
             "workers": (down(Workers), {"events"}),
         }
         for name, (fault, stopped) in faults.items():
@@ -203,40 +136,16 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
     assert found == expected
 
 
-async def test_loops_that_fail(new: NewInstance) -> None:
-    """A loop that fires or publishes and fails stops the events, and one for workers their requests."""
-    instance = new()
-    found = {}
-    async with instance.running():
-        await until(instance.app._caught_up.is_set)
-        for name in sorted(LOOPS["all"]):
-            loop = instance.loop(name)
-            failure, loop._failure = loop._failure, "it is away"
-            found[name] = {flow for flow, health in instance.app.flows().items() if health != HEALTHY}
-            loop._failure = failure
-    of_workers = {"tasks", "workflow-workers"}
-    expected = {name: {"events"} if name in FIRING else {"requests"} for name in FIRING | of_workers}
-    assert found == {name: expected.get(name, set()) for name in LOOPS["all"]}
-
-
-@pytest.mark.parametrize("role", ROLES)
-async def test_before_the_start(new: NewInstance, role: str) -> None:
-    """An instance that has not begun to serve is not ready."""
-    flows = new(role=role).app.flows()
-    assert {flow for flow, health in flows.items() if not health.usable} == FLOWS[role] - {"queries"}
-
-
 async def test_what_hangs(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page /livez fails and names the loops that hang, the reader, and a connection that is not read any more."""
     instance = new()
     async with instance.running():
-        await until(lambda: all(instance.passes(each) for each in LOOPS["all"]))
+        await caught_up()
         instance.broker.reading = False
-        monkeypatch.setattr(loop_module, "_LONGEST_PASS_SECONDS", -1000)  # any pass that has begun counts as stalled
-        monkeypatch.setattr(type(instance.app._reader), "stalled", True)
+        for each in (Loop, LogReader):
+            monkeypatch.setattr(each, "stalled", True)
         status, page = await instance.page("/livez")
-    assert status == 503
-    assert sorted(page["stalled"]) == sorted([*LOOPS["all"], "commands", "broker-reader"])
+    assert (status, sorted(page["stalled"])) == (503, sorted([*LOOPS["all"], "commands", "broker-reader"]))
 
 
 def end_task(_instance: Instance, name: str) -> None:
@@ -251,10 +160,8 @@ def end_task(_instance: Instance, name: str) -> None:
             lambda it: it.broker.lost.set_result("no server answers"),
             "the connection to the broker is closed and cannot be restored: no server answers",
         ),
-        (partial(end_task, name="http"), "a task ended unexpectedly: http"),
-        (partial(end_task, name="commands"), "a task ended unexpectedly: commands"),
-        (partial(end_task, name="timers"), "a task ended unexpectedly: timers"),
-        (partial(end_task, name="polls"), "a task ended unexpectedly: polls"),
+        *((partial(end_task, name=name), f"a task ended unexpectedly: {name}") for name in ("http", "commands")),
+        *((partial(end_task, name=name), f"a task ended unexpectedly: {name}") for name in ("timers", "polls")),
     ],
 )
 async def test_what_ends_an_instance(new: NewInstance, fail: Callable[[Instance], object], reason: str) -> None:
@@ -267,58 +174,56 @@ async def test_what_ends_an_instance(new: NewInstance, fail: Callable[[Instance]
     assert (str(error.value), instance.drains) == (reason, 1)
 
 
-def block(instance: Instance, loop: str, until_ended: Callable[[], Awaitable[object]]) -> list[str]:
-    """Make the pass of a loop last until something has ended. Return a list that gets how the pass ends."""
+async def add_due_timers(database: SqliteDatabase, *calls: str) -> None:
+    async with database.transaction() as tx:
+        await put_timers(tx, [scheduled(call, NOW, Position(0, 1)) for call in calls])
+
+
+def block_publishing(monkeypatch: pytest.MonkeyPatch, until_ended: Callable[[], Awaitable[object]]) -> list[str]:
+    """Make each publish last until something has ended. Return a list that gets how it ends."""
     ends: list[str] = []
+    publish = MemoryBroker.publish
 
-    async def tick(_now: int) -> Pass:
+    async def slow(*given: Any) -> Any:
         ends.append("began")
-        try:
-            await until_ended()
-        except asyncio.CancelledError:
-            ends.append("cancelled")
-            raise
+        await until_ended()
         ends.append("done")
-        return Pass(0)
+        return await publish(*given)
 
-    instance.loop(loop)._worker.tick = tick  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(InstanceBroker, "publish", slow)
     return ends
 
 
-@pytest.mark.parametrize(("pass_seconds", "timeout_ms", "end"), [(0.1, 60_000, "done"), (60, 20, "cancelled")])
-async def test_pass_during_the_end(new: NewInstance, pass_seconds: float, timeout_ms: int, end: str) -> None:
-    """An instance that stops waits for the pass of a loop, but no longer than the shutdown timeout."""
-    instance = new(shutdown_timeout=timeout_ms)
-    ends = block(instance, "sweep", partial(asyncio.sleep, pass_seconds))
-    async with asyncio.timeout(20), instance.running():
-        await until(lambda: ends == ["began"])
-    assert ends == ["began", end]
-
-
-async def test_readiness_during_the_end(new: NewInstance) -> None:
-    """While an instance drains, its pages are still served, and /readyz says so."""
-    instance = new()
+@pytest.mark.parametrize(("timeout_ms", "waits"), [(60_000, True), (20, False)])
+async def test_pass_during_the_end(
+    new: NewInstance, sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch, timeout_ms: int, *, waits: bool
+) -> None:
+    """An instance that stops waits for the pass of a loop, no longer than the shutdown timeout. /readyz says so."""
     shown = asyncio.Event()
-    ends = block(instance, "sweep", shown.wait)
-    async with instance.running():
+    ends = block_publishing(monkeypatch, shown.wait)
+    await add_due_timers(sqlite, "call-1")
+    instance = new(shutdown_timeout=timeout_ms)
+    async with asyncio.timeout(20), instance.running():
         await until(lambda: ends == ["began"])
         instance.app.stop()
         await until(lambda: instance.drains == 1)
-        status, page = await instance.page("/readyz")
-        shown.set()
-    assert (status, page["service"]) == (503, "draining")
+        if waits:
+            status, page = await instance.page("/readyz")
+            assert (status, page["service"]) == (503, "draining")
+            shown.set()
+    assert ends == (["began", "done"] if waits else ["began"])
+    shown.set()
 
 
 async def test_nothing_more_is_taken_at_the_end(new: NewInstance, sqlite: SqliteDatabase) -> None:
     """At its end, an instance gives up the log and takes no more requests. It answers the polls that it holds."""
     instance = new()
     async with instance.running():
-        poll = b'{"workerId": "w", "types": ["order"], "slots": 1, "waitMs": 10000}'
-        asked = asyncio.create_task(instance.broker.request("poll-tasks", "acme", poll))
+        asked = asyncio.create_task(instance.broker.request("poll-tasks", "acme", POLL))
         await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
     assert (await asked).body == b'{"tasks":[]}'
     with pytest.raises(IndexError):
-        await instance.broker.request("poll-tasks", "acme", poll)
+        await instance.broker.request("poll-tasks", "acme", POLL)
     assert [row["reader"] for row in await sqlite.reader.fetch("SELECT reader FROM command_log")] == [None]
 
 
@@ -335,94 +240,18 @@ async def test_commands_from_before_the_start(new: NewInstance, role: str) -> No
         instance.broker.stored.away = None
         await until(lambda: all(instance.passes(each) for each in held))
         after = instance.app.flows().get("events", HEALTHY)
-    assert before == set()
+    assert (before, after) == (set(), HEALTHY)
     assert role == "handler" or "until the commands are handled that were stored before the start" in str(events)
-    assert after == HEALTHY
 
 
-async def test_cancel_from_before_the_start(new: NewInstance, sqlite: SqliteDatabase) -> None:
-    """A timer that is due does not fire if a command cancels it that was stored before the start."""
-    async with sqlite.transaction() as tx:
-        await put_timers(tx, [scheduled(call, NOW, Position(0, 1)) for call in ("call-1", "call-2")])
-    instance = new()
-    instance.broker.send(command_address(message="cancel-timer"), cancel_timer("call-1"))
-    async with instance.running():
-        await until(lambda: bool(instance.broker.events))
-        await until(lambda: instance.passes("timers") > 1)
-    assert [json.loads(each.body)["payload"]["serviceCallId"] for each in instance.broker.events] == ["call-2"]
-
-
-async def test_end_before_the_first_pass(new: NewInstance, caplog: pytest.LogCaptureFixture) -> None:
-    """An instance that stops while its workers wait for commands from before the start does not wait for these."""
-    instance = new()
-    instance.broker.stored.away = "the stream has no leader"
-    async with instance.running():
-        pass
-    assert task_names() == []
-    assert [line.message for line in caplog.records if line.name == "timer_service.app.tasks"] == []
-
-
-async def test_outage_of_the_database_at_the_start(new: NewInstance, caplog: pytest.LogCaptureFixture) -> None:
-    """While the database is away, the workers wait for it, without a traceback for each look."""
-    outages = [DatabaseUnavailableError("away")] * 2
-
-    async def fail_twice(_gate: BacklogGate, _now: int) -> bool:
-        if outages:
-            raise outages.pop()
-        return True
-
-    instance = new()
-    with patch.object(BacklogGate, "is_open", fail_twice):
-        async with instance.running():
-            await until(lambda: bool(instance.passes("timers")))
-    assert outages == []
-    assert [line.message for line in caplog.records if line.name == "timer_service.app.tasks"] == []
-
-
-async def test_dead_letter(new: NewInstance) -> None:
-    """The dead letter of a command is published at once, not at the next look of the relay."""
-    instance = new(polling_interval=3_600_000)
-    async with instance.running():
-        await until(lambda: all(instance.passes(each) for each in LOOPS["all"]))
-        instance.broker.send(command_address(), b"not JSON")
-        await until(lambda: bool(instance.broker.dead_letters))
-
-
-async def test_claims_of_a_dead_process(new: NewInstance, sqlite: SqliteDatabase) -> None:
-    """On SQLite, an instance fires at once what a process had claimed that died."""
-    lease = Lease(TIMERS, timedelta(seconds=30))
-    async with sqlite.transaction() as tx:
-        await put_timers(tx, [scheduled("call-1", NOW)])
-        assert len(await lease.claim(tx, NOW, 10)) == 1
-    instance = new()
-    async with instance.running():
-        await until(lambda: len(instance.broker.events) == 1)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have only one loopback address")
-async def test_address_of_the_pages(new: NewInstance) -> None:
-    """The pages are served at the configured address only."""
-    instance = new(http_host="127.0.0.2")
-    async with instance.running():
-        with socket.create_connection(("127.0.0.2", instance.config.http_port), timeout=10):
-            pass
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", instance.config.http_port), timeout=10)
-
-
-@pytest.mark.parametrize("alone", [True, False])
-async def test_hints(new: NewInstance, sqlite: SqliteDatabase, *, alone: bool) -> None:
-    """A hint of another instance wakes the loop that it names, and for the polls of workers all lanes."""
-    with patch.object(type(sqlite), "exclusive", alone):
-        instance = new()
+async def test_wake_ups(new: NewInstance) -> None:
+    """The dead letter of a command is published at once, and a hint of another instance wakes the loop it names."""
+    with patch.object(SqliteDatabase, "exclusive", False):  # noqa: FBT003
+        instance = new(polling_interval=3_600_000)
         async with instance.running():
             await until(lambda: all(instance.passes(each) for each in LOOPS["all"]))
-            looks: list[int] = []
-            assert instance.app._requests is not None
-            with patch.object(instance.app._requests._dispatcher._held, "wake_all", looks.append):
-                loops = {each: instance.passes(each) for each in LOOPS["all"]}
-                await instance.broker.hint("sweep", NOW)
-                await instance.broker.hint("tasks", NOW)
-                woken = {"sweep", "tasks"} if not alone else set()
-                await until(lambda: all(instance.passes(each) > loops[each] for each in woken))
-            assert looks == ([] if alone else [NOW])
+            instance.broker.send(command_address(), b"not JSON")
+            await until(lambda: bool(instance.broker.dead_letters))
+            before = instance.passes("sweep")
+            await instance.broker.hint("sweep", NOW)
+            await until(lambda: instance.passes("sweep") > before)

@@ -1,6 +1,8 @@
 """The turns of long work."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +11,9 @@ from timer_service.core.ports import turns
 from timer_service.core.ports.turns import TransactionTime, Turns
 
 
-@pytest.mark.parametrize(("sizes", "seconds", "others"), [([1] * 4, 0.0, 0), ([60] * 4, 0.0, 3), ([1] * 4, 0.0008, 1)])
-async def test_others_run(sizes: list[int], seconds: float, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tasks run if the messages of a turn have too many bytes, or take more than 1 ms."""
-    now = 0.0
+@asynccontextmanager
+async def counted_runs() -> AsyncIterator[Callable[[], int]]:
+    """Yield a function that returns how often another task has run since the block began."""
     runs = 0
 
     async def other() -> None:
@@ -21,14 +22,22 @@ async def test_others_run(sizes: list[int], seconds: float, others: int, monkeyp
             runs += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now))
     task = asyncio.create_task(other())
-    work = Turns(100)
-    for size in sizes:
-        await work.take(size)
-        now += seconds
+    yield lambda: runs
     task.cancel()
-    assert runs == others
+
+
+@pytest.mark.parametrize(("size", "seconds", "others"), [(1, 0.0, 0), (60, 0.0, 3), (1, 0.0008, 1)])
+async def test_others_run(size: int, seconds: float, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks run if the messages of a turn have too many bytes, or take more than 1 ms."""
+    now = 0.0
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now))
+    work = Turns(100)
+    async with counted_runs() as runs:
+        for _ in range(4):
+            await work.take(size)
+            now += seconds
+        assert runs() == others
 
 
 @pytest.mark.parametrize(
@@ -59,19 +68,10 @@ async def test_others_run_for_as_long(
 async def test_time_of_a_transaction() -> None:
     """A handler applies one command at least, and no more after 50 ms. Other tasks run every millisecond."""
     now = 0.0
-    runs = 0
-
-    async def other() -> None:
-        nonlocal runs
-        while True:
-            runs += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(other())
     time = TransactionTime(lambda: now)
     found = []
-    for seconds in (0.0008, 0.0008, 0.0008, 0.03, 0.02):
-        found.append(await time.is_left())
-        now += seconds
-    assert (found, await time.is_left(), runs) == ([True] * 5, False, 2)
-    task.cancel()
+    async with counted_runs() as runs:
+        for seconds in (0.0008, 0.0008, 0.0008, 0.03, 0.02):
+            found.append(await time.is_left())
+            now += seconds
+        assert (found, await time.is_left(), runs()) == ([True] * 5, False, 2)

@@ -9,10 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from tests.harness.cases import case
 from timer_service.app.slices import SLICES
-from timer_service.core.values.codec import plain_words, rejection_of
+from timer_service.core.values.codec import rejection_of
 from timer_service.core.values.errors import Code
 from timer_service.core.values.message import Envelope
-from timer_service.runs.messages import NewJob
 from timer_service.workflows.protocol import ReportTasks
 
 WRONG: tuple[Any, ...] = (
@@ -72,24 +71,5 @@ def test_a_report_with_an_unknown_action_is_not_quoted(tag: str) -> None:
     assert "needs action to be one of 'continue', 'park', 'complete', 'fail', 'release'" in found
 
 
-def test_reasons_are_short() -> None:
-    assert len(plain_words("x " * 10_000)) == 1000
-
-
 def names(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def test_the_path_of_a_wrong_need_has_fields_only() -> None:
-    need = {"job": "a", "group": "g", "If-Failed": "run"}
-
-    with pytest.raises(ValidationError) as raised:
-        NewJob.model_validate({"name": "b", "needs": [need]})
-
-    faults = rejection_of(Code.INVALID_PAYLOAD, "the payload", raised.value, "payload").faults
-    assert [fault.path for fault in faults] == [
-        "payload.needs.0",
-        "payload.needs.0.group",
-        "payload.needs.0.If-Failed",
-        "payload.needs.0.job",
-    ]

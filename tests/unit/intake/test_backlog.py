@@ -12,7 +12,6 @@ from timer_service.core.intake import waiting_rows
 from timer_service.core.intake.backlog import LONGEST_WAIT_MS, RECHECK_MS, Backlog, BacklogGate
 from timer_service.core.intake.waiting_rows import find_first, rows_of
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.raw_command import RawCommand
 
 
 async def wake_nothing() -> None:
@@ -75,31 +74,26 @@ async def test_commands_from_before_the_start(site: Site) -> None:
     assert found == [False, False, True]
 
 
-async def test_an_empty_log(site: Site) -> None:
-    """If no command was stored before the start, the gate is open at once, also if nobody reads."""
-    assert await BacklogGate(site.broker, site.database).is_open(0)
-
-
-async def test_a_log_that_nobody_reads(sqlite: SqliteDatabase) -> None:
-    """A database that has never read the log has handled no command of it."""
+async def test_an_empty_log(sqlite: SqliteDatabase) -> None:
+    """If no command was stored before the start, the gate is open at once, also if nobody reads. Otherwise it waits."""
     site = Site(sqlite)
+    assert await BacklogGate(site.broker, sqlite).is_open(0)
     site.send()
     assert not await site.is_open()
 
 
-async def test_an_open_gate_asks_nothing(site: Site) -> None:
-    """Without another outage the gate stays open, whatever waits and even if the log cannot be read."""
-    found = [await site.is_open()]
-    site.send()
-    site.broker.stored.away = "no leader"
-    assert [*found, await site.is_open(after_ms=LONGEST_WAIT_MS)] == [True, True]
+@pytest.mark.parametrize("away", [None, "no leader"])
+async def test_the_longest_wait(site: Site, away: str | None) -> None:
+    """The gate opens after a minute if a command is never handled, or if the end of the log is not known.
 
-
-async def test_a_log_that_cannot_be_read(site: Site) -> None:
-    """While the end of the log is not known, the gate is closed, for a minute at most."""
+    It stays open until the next outage.
+    """
     site.send()
-    site.broker.stored.away = "no leader"
-    assert [await site.is_open(), await site.wait()] == [False, LONGEST_WAIT_MS]
+    site.broker.stored.away = away
+    waited = [await site.wait(), await site.wait()]
+    site.lose_the_broker()
+    site.broker.health = HEALTHY
+    assert [*waited, await site.wait()] == [LONGEST_WAIT_MS, 0, LONGEST_WAIT_MS]
 
 
 async def test_each_outage_begins_another_wait(site: Site) -> None:
@@ -113,16 +107,6 @@ async def test_each_outage_begins_another_wait(site: Site) -> None:
     await site.handle()
     found.append(await site.is_open(after_ms=RECHECK_MS))
     assert found == [True, False, False, True]
-
-
-async def test_the_longest_wait(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """The gate opens after a minute, although a command is never handled, and stays open until the next outage."""
-    site.send()
-    waited = [await site.wait(), await site.wait()]
-    site.lose_the_broker()
-    site.broker.health = HEALTHY
-    assert [*waited, await site.wait()] == [LONGEST_WAIT_MS, 0, LONGEST_WAIT_MS]
-    assert [line.levelname for line in caplog.records if "going on without" in line.message] == ["WARNING"] * 2
 
 
 async def test_an_outage_does_not_count_as_waiting(site: Site) -> None:
@@ -145,14 +129,6 @@ async def test_a_clock_that_is_set_back(site: Site) -> None:
     assert [*found, await site.is_open(after_ms=1)] == [False, False, False, True]
 
 
-async def store_waiting(site: Site, raws: list[RawCommand], available_at: int) -> None:
-    async with site.database.transaction() as tx:
-        await waiting_rows.add(tx, rows_of(raws))
-        if available_at > site.clock.now():
-            (row,) = await find_first(tx, ["acme"])
-            await waiting_rows.postpone(tx, row, available_at, 1, "locked")
-
-
 async def test_waiting_commands(site: Site) -> None:
     """The gate waits for waiting commands, unless they failed or are locked. `is_read` does not wait for them."""
     site.send(2)
@@ -162,22 +138,15 @@ async def test_waiting_commands(site: Site) -> None:
     await site.handle(2)
     now = site.clock.now()
     assert (await backlog.is_read(), await backlog.is_applied(now)) == (True, True)
-    await store_waiting(site, [first], now + 1)
-    await store_waiting(site, [second], now)  # it is behind the first one
+    async with site.database.transaction() as tx:
+        await waiting_rows.add(tx, rows_of([first]))
+        (row,) = await find_first(tx, ["acme"])
+        await waiting_rows.postpone(tx, row, now + 1, 1, "locked")
+        await waiting_rows.add(tx, rows_of([second]))  # it is behind the first one
     found = [await backlog.is_read(), await backlog.is_applied(now), await backlog.is_applied(now + 1)]
+    assert not await site.is_open(after_ms=1)
     async with site.database.transaction() as tx:
         for _ in range(2):
             (row,) = await find_first(tx, ["acme"])
             await waiting_rows.advance(tx, row, 1)
     assert [*found, await backlog.is_applied(now + 1)] == [True, True, False, True]
-
-
-async def test_waiting_commands_from_after_the_start(site: Site) -> None:
-    """Waiting commands that were stored later do not keep the gate closed."""
-    site.send()
-    backlog = Backlog(site.broker, site.database)
-    assert await backlog.begin()
-    await site.handle()
-    site.send()
-    await store_waiting(site, site.broker.stored.commands[1:], 0)
-    assert await backlog.is_applied(site.clock.now())

@@ -11,10 +11,10 @@ from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake import cursor, waiting_rows
+from timer_service.core.intake import cursor
+from timer_service.core.intake.crash_care import SUSPECT_MS
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import CommandResult, Route
-from timer_service.core.intake.waiting_rows import rows_of
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Command
@@ -33,6 +33,7 @@ class Processes:
         self.broker = MemoryBroker()
         self.metrics = RecordingMetrics()
         self.clock = ManualClock()
+        self._began = self.clock.now()
         self.deadly: set[int] = set()
         """The commands that kill the process each time, by their numbers."""
         self.kills_from_outside = 0
@@ -41,6 +42,8 @@ class Processes:
         """How many of the next transactions fail because the database is away."""
         self.tried: list[list[list[int]]] = []
         """For each process, the commands of each of its transactions."""
+        self.ages: list[list[int]] = []
+        """For each process, how old it was at each of its transactions, in ms."""
         self.applied: list[int] = []
 
     def send(self, *numbers: int) -> None:
@@ -49,24 +52,14 @@ class Processes:
             body = cancel_timer(f"call-{number}", envelope={"id": f"{number}"})
             self.broker.send(command_address(message="cancel-timer"), body)
 
-    async def store_waiting(self) -> None:
-        """Let the commands of the log wait in the database, as if a process before had read them."""
-        reader = self._reader([])
-        assert await reader.begin()
-        raws = self.broker.stored.commands
-        async with self.database.transaction() as tx:
-            await waiting_rows.add(tx, rows_of(raws))
-            last = raws[-1]
-            end = {"sequence": last.position.sequence, "stored_at": last.stored_at}
-            await tx.execute("UPDATE command_log SET sequence = :sequence, stored_at = :stored_at", end)
-        await self._stop()
-
     async def run(self) -> bool:
         """Run a process until it is killed, or stops in order. Return whether it was not killed.
 
         It stops when it has handled all commands, or after a second outage that nothing was applied between.
         """
         self.tried.append([])
+        self.ages.append([])
+        self._began = self.clock.now()
         reader = self._reader([Route(SLICE.commands, self._handle, _wake)])
         try:
             for _ in range(2):
@@ -101,6 +94,7 @@ class Processes:
     async def _handle(self, tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         numbers = [int(each.id) for each in commands]
         self.tried[-1].append(numbers)
+        self.ages[-1].append(self.clock.now() - self._began)
         if self.kills_from_outside:
             self.kills_from_outside -= 1
             raise KilledError
@@ -130,63 +124,55 @@ def alone(*numbers: int) -> list[list[int]]:
     return [[number] for number in numbers]
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_a_deadly_command_among_few(processes: Processes, *, stored: bool) -> None:
-    """After a crash, few commands are applied one by one. One that kills three processes becomes a dead letter."""
-    processes.send(1, 2, 3, 4)
-    if stored:
-        await processes.store_waiting()
-    processes.deadly = {3}
-    assert await processes.run_all() == [[[1, 2, 3, 4]], alone(1, 2, 3), alone(3), alone(4)]
-    assert (processes.applied, processes.rejected()) == ([1, 2, 4], {"INTERNAL": 1})
+def numbers(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1))
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_a_deadly_command_among_many(processes: Processes, *, stored: bool) -> None:
-    """Many commands are applied in groups of 32, and then the group that was not survived one by one."""
-    processes.send(*range(1, 101))
-    if stored:
-        await processes.store_waiting()
-    processes.deadly = {40}
-    first, second, third, fourth, fifth = await processes.run_all()
-    groups = [list(range(1, 33)), list(range(33, 65))]
-    assert (first, second) == ([list(range(1, 101))], groups)
-    assert (third, fourth) == (alone(*range(33, 41)), alone(40))
-    assert [number for each in fifth for number in each] == list(range(41, 101))
-    assert max(map(len, fifth)) <= 32
-    assert processes.applied == [number for number in range(1, 101) if number != 40]
-    assert processes.rejected() == {"INTERNAL": 1}
+GROUPS = [numbers(1, 32), numbers(33, 64)]
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_two_deadly_commands(processes: Processes, *, stored: bool) -> None:
-    """Each command needs its own deaths: those of the one before it do not count against it."""
+@pytest.mark.parametrize(
+    ("count", "deadly", "tried"),
+    [
+        (4, {3}, [[[1, 2, 3, 4]], alone(1, 2, 3), alone(3), alone(4)]),
+        (3, {1, 2}, [[[1, 2, 3]], alone(1), alone(1), alone(2), alone(2), alone(3)]),
+        (
+            72,
+            {40},
+            [[numbers(1, 72)], GROUPS, alone(*range(33, 41)), alone(40), alone(*range(41, 73))],
+        ),
+    ],
+    ids=["one of few", "two of few", "one of many"],
+)
+async def test_deadly_commands(
+    processes: Processes, count: int, deadly: set[int], tried: list[list[list[int]]]
+) -> None:
+    """After a crash, few commands are applied one by one, and many in groups of 32.
+
+    A command that kills a process each time becomes a dead letter. The deaths of another one do not count against it.
+    """
+    processes.send(*range(1, count + 1))
+    processes.deadly = deadly
+    assert await processes.run_all() == tried
+    assert processes.applied == [number for number in range(1, count + 1) if number not in deadly]
+    assert processes.rejected() == {"INTERNAL": len(deadly)}
+
+
+async def test_kills_from_outside(processes: Processes) -> None:
+    """If processes are killed for another reason, no command is blamed, and all are applied once.
+
+    A command that was near a death is tried a second after the start, and the others at once.
+    """
     processes.send(1, 2, 3)
-    if stored:
-        await processes.store_waiting()
-    processes.deadly = {1, 2}
-    found = await processes.run_all()
-    assert found == [[[1, 2, 3]], alone(1), alone(1), alone(2), alone(2), alone(3)]
-    assert (processes.applied, processes.rejected()) == ([3], {"INTERNAL": 2})
-
-
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_kills_from_outside(processes: Processes, *, stored: bool) -> None:
-    """If processes are killed for another reason, no command is blamed, and all are applied once."""
-    processes.send(1, 2, 3)
-    if stored:
-        await processes.store_waiting()
     processes.kills_from_outside = 2
     assert await processes.run_all() == [[[1, 2, 3]], alone(1), alone(1, 2, 3)]
+    assert (processes.ages[1], [age > SUSPECT_MS for age in processes.ages[2]]) == ([0], [True] * 3)
     assert (processes.applied, processes.rejected()) == ([1, 2, 3], {})
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_outages_after_a_crash(processes: Processes, *, stored: bool) -> None:
+async def test_outages_after_a_crash(processes: Processes) -> None:
     """A process that begins again after an outage has not died, so no command is blamed."""
     processes.send(1)
-    if stored:
-        await processes.store_waiting()
     processes.kills_from_outside = 2
     assert [await processes.run(), await processes.run()] == [False, False]
     processes.outages = 1
@@ -194,33 +180,12 @@ async def test_outages_after_a_crash(processes: Processes, *, stored: bool) -> N
     assert (processes.tried[2:], processes.applied, processes.rejected()) == ([alone(1, 1)], [1], {})
 
 
-async def test_other_tenants_after_a_crash(processes: Processes) -> None:
-    """A waiting command that kills the process keeps another tenant's waiting commands from nothing."""
-    processes.send(1, 2)
-    body = cancel_timer("call-3", tenant="globex", envelope={"id": "3"})
-    processes.broker.send(command_address("globex", "cancel-timer"), body)
-    await processes.store_waiting()
-    processes.deadly = {1}
-    await processes.run_all()
-    assert (sorted(processes.applied), processes.rejected()) == ([2, 3], {"INTERNAL": 1})
-
-
-@pytest.mark.parametrize("stored", [False, True], ids=["in the log", "waiting"])
-async def test_an_orderly_stop(processes: Processes, *, stored: bool) -> None:
-    """After an orderly stop, commands are applied together, and nothing is marked."""
-    assert await processes.run()
-    processes.send(1, 2, 3)
-    if stored:
-        await processes.store_waiting()
-    assert await processes.run()
-    assert processes.tried == [[], [[1, 2, 3]]]
-
-
 async def test_care_ends(processes: Processes) -> None:
-    """When as many commands were applied as a transaction has at most, the next ones are applied together again."""
+    """After an orderly stop, commands are applied together. After a crash, they are again after a whole transaction."""
+    assert await processes.run()
     processes.send(*range(1, BATCH + 101))
     processes.kills_from_outside = 1
-    _, found = await processes.run_all()
+    _, first, found = await processes.run_all()
     sizes = [len(each) for each in found]
-    assert (sum(sizes), sizes[: BATCH // 32]) == (BATCH + 100, [32] * (BATCH // 32))
-    assert sizes[-1] > 32
+    assert ([len(each) for each in first], sum(sizes)) == ([BATCH], BATCH + 100)
+    assert (sizes[: BATCH // 32], sizes[-1] > 32) == ([32] * (BATCH // 32), True)

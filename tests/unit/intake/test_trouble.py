@@ -10,7 +10,7 @@ from timer_service.core.intake.trouble import Trouble
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, OutageLog
 from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError
-from timer_service.core.values.message import Command, Position, TenantPayload, Trace
+from timer_service.core.values.message import Command, Position, Trace
 from timer_service.timers.messages import CancelTimer, RetryTimer
 
 BUG = KeyError("a bug")
@@ -24,11 +24,7 @@ async def wake(_at: int, _loop: str | None) -> None:
     """Wake no loop."""
 
 
-def route(*payloads: type[TenantPayload]) -> Route:
-    return Route(payloads, handle, wake)
-
-
-ROUTE, OTHER = route(CancelTimer), route(RetryTimer)
+ROUTE, OTHER = (Route((payload,), handle, wake) for payload in (CancelTimer, RetryTimer))
 
 
 @pytest.fixture
@@ -72,12 +68,6 @@ def test_a_handler_that_fails_for_every_command(trouble: Trouble) -> None:
     assert (found, set(trouble.stopped)) == ([False] * 4, {"cancel-timer"})
     assert "every command fails: KeyError" in (trouble.health.reason or "")
     assert fail(trouble, 1, 100)
-
-
-def test_commands_of_two_handlers(trouble: Trouble) -> None:
-    """That one command of each of two handlers fails is no sign of a fault outside the commands."""
-    found = [fail(trouble, 1, 1), fail(trouble, 2, 1, OTHER), fail(trouble, 1, 2), fail(trouble, 2, 2, OTHER)]
-    assert (found, trouble.stopped) == ([False, False, True, True], frozenset())
 
 
 def test_a_handler_that_works_again(trouble: Trouble) -> None:

@@ -1,23 +1,11 @@
-"""The waiting commands: their rows, and what the reader knows of them."""
+"""What the reader knows of the waiting commands. `tests/ports/test_intake.py` has their rows."""
 
 import pytest
 
-from tests.harness.builders import command_address, raw_command
-from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake import waiting_rows as rows
 from timer_service.core.intake.waiting import Waiting
-from timer_service.core.intake.waiting_rows import ROW_BYTES, ROW_COMMANDS, rows_of
-from timer_service.core.values.dead_letter import UNREADABLE
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Position
-from timer_service.core.values.raw_command import RawCommand
 
 NOW = 1000
 MANY = 10**9
-
-
-def command(sequence: int, tenant: str = "acme", body: bytes = b"", epoch: int = 1) -> RawCommand:
-    address = command_address(tenant)
-    return raw_command(body, address=address, position=Position(epoch, sequence), stored_at=sequence + 7)
 
 
 @pytest.fixture
@@ -28,16 +16,6 @@ def waiting() -> Waiting:
         waiting.added(tenant, number, size)
         waiting.postponed(tenant, available_at)
     return waiting
-
-
-def test_turns(waiting: Waiting) -> None:
-    """The tenants take turns. One that has had its turn is behind all others."""
-    found = []
-    for _ in range(4):
-        turn = waiting.next_tenants(3 * NOW, 1, MANY)
-        waiting.end_turn(turn)
-        found += turn
-    assert found == ["a", "b", "c", "a"]
 
 
 @pytest.mark.parametrize(
@@ -56,12 +34,6 @@ def test_whose_turn_it_is(waiting: Waiting, now: int, limit: int, most_bytes: in
     """These are the tenants whose time has come, until they have enough commands or bytes; at least one."""
     assert waiting.next_tenants(now, limit, most_bytes) == tenants
     assert waiting.has_ready(now) == bool(tenants)
-
-
-def test_a_tenant_with_much(waiting: Waiting) -> None:
-    """A tenant counts with no more than what its oldest row can have."""
-    waiting.added("a", 100 * ROW_COMMANDS, 100 * MAX_MESSAGE_BYTES)
-    assert waiting.next_tenants(2 * NOW, ROW_COMMANDS + 1, MAX_MESSAGE_BYTES + 1) == ["a", "b"]
 
 
 def test_what_is_known(waiting: Waiting) -> None:
@@ -89,81 +61,3 @@ def test_retry_all(waiting: Waiting) -> None:
     """When what made commands fail is over, all tenants have their turn at once."""
     waiting.retry_all()
     assert waiting.next_tenants(0, MANY, MANY) == ["a", "b", "c"]
-
-
-def test_rows_of_commands() -> None:
-    """Each tenant has its own rows, of limited size and of one epoch. Names that no tenant can have share rows."""
-    large = b"x" * (ROW_BYTES // 2)
-    stored = [
-        *(command(number, "many") for number in range(1, ROW_COMMANDS + 2)),
-        *(command(number, "large", large) for number in range(1, 4)),
-        *(command(number, "huge", 3 * large) for number in range(1, 3)),
-        *(command(1, "epochs", epoch=epoch) for epoch in (1, 2)),
-        *(command(1, name) for name in ("a b", "", "ä")),
-    ]
-    found: dict[str, list[int]] = {}
-    for row in rows_of(stored):
-        found.setdefault(row.tenant, []).append(len(row.commands))
-        assert row.size == sum(each.size for each in row.commands)
-    expected = {"many": [ROW_COMMANDS, 1], "large": [1, 1, 1], "huge": [1, 1], "epochs": [1, 1], UNREADABLE: [3]}
-    assert found == expected
-
-
-async def test_stored_commands(sqlite: SqliteDatabase) -> None:
-    """A command is read as it was stored. A row without its applied commands has the others, in order."""
-    stored = [
-        RawCommand(
-            command_address("acme", message),
-            f"timer.cmd.v1.acme.{message}",
-            body,
-            raw_command(headers=headers).headers,
-            Position(3, 2**53 + number),
-            size,
-            2**62 + number,
-        )
-        for number, (message, body, headers, size) in enumerate(
-            [
-                ("schedule-timer", b"{}", {}, 1),
-                (r"\xff ä", b"\x00\xff" * 99, {"a": "1", "ü": "2"}, 2000),
-                ("", b"", {"Nats-Msg-Id": "message-1"}, 0),
-            ]
-        )
-    ]
-    async with sqlite.transaction() as tx:
-        await rows.add(tx, rows_of(stored))
-    (row,) = await rows.find_first(sqlite.reader, ["acme"])
-    assert [fields(each) for each in row.commands] == [fields(each) for each in stored]
-    async with sqlite.transaction() as tx:
-        await rows.advance(tx, row, 1)
-    (row,) = await rows.find_first(sqlite.reader, ["acme"])
-    assert [fields(each) for each in row.commands] == [fields(each) for each in stored[1:]]
-    async with sqlite.transaction() as tx:
-        await rows.advance(tx, row, 2)
-    assert await rows.find_first(sqlite.reader, ["acme"]) == []
-
-
-def fields(raw: RawCommand) -> tuple[object, ...]:
-    return (raw.address, raw.source, raw.body, raw.headers.block, raw.position, raw.size, raw.stored_at)
-
-
-async def test_known_after_a_start(sqlite: SqliteDatabase) -> None:
-    """A process that begins to read knows the same as the one before it."""
-    before = Waiting()
-    async with sqlite.transaction() as tx:
-        for row in rows_of([command(1, "a"), command(2, "b"), command(3, "a")]):
-            await rows.add(tx, [row])
-            before.added(row.tenant, len(row.commands), row.size)
-        for row in rows_of([command(4, "a")]):
-            await rows.add(tx, [row])
-            before.added(row.tenant, 1, row.size)
-    (first, other) = await rows.find_first(sqlite.reader, ["a", "b"])
-    async with sqlite.transaction() as tx:
-        await rows.advance(tx, first, 1)
-        await rows.postpone(tx, other, 9 * NOW, 1, "a bug")
-    before.applied("a", 1, 0)
-    before.postponed("b", 9 * NOW)
-    after = Waiting()
-    after.load(await rows.find_all(sqlite.reader))
-    for each in (before, after):
-        assert (sorted(each), each.number, each.size) == (["a", "b"], 3, before.size)
-        assert [each.next_tenants(at, MANY, MANY) for at in (NOW, 9 * NOW)] == [["a"], ["a", "b"]]

@@ -1,7 +1,6 @@
 """The computing of queries leaves a part of the event loop to other tasks."""
 
 import asyncio
-from contextlib import suppress
 
 from timer_service.core.requests.computing import Computing, Steps
 
@@ -62,15 +61,3 @@ async def test_short_work_counts_too() -> None:
         async with computing.slice():
             time.now += 0.001
     assert time.rests == [0.002, 0.002]
-
-
-async def test_failed_work_counts_too() -> None:
-    """A query that cannot be read has computed too."""
-    time = Time()
-    computing = time.computing()
-    for _ in range(2):
-        with suppress(ValueError):
-            async with computing.slice():
-                time.now += 0.004
-                int("no number")
-    assert time.rests == [0.004]

@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -35,12 +34,9 @@ class Queue:
     def _wait(self, change: int) -> None:
         self.gauge += change
 
-    def add(self, *names: str, size: int = 0) -> list[str]:
-        """Add requests. Return those that left."""
-        return [left for name in names for left in refused(self.queue.receive(ask(name, size)))]
-
-    def take(self, most: int = 100, room: float = math.inf, skip: str = "") -> list[str]:
-        return names(self.next(most, room, skip).entries)
+    def add(self, *names: str) -> None:
+        """Add requests. There is room for all."""
+        assert not any(self.queue.receive(ask(name)) for name in names)
 
     def next(self, most: int = 100, room: float = math.inf, skip: str = "") -> Taken:
         return asyncio.run(self.queue.next(most, room, lambda tenant: tenant not in skip))
@@ -58,11 +54,6 @@ def refused(replies: Replies) -> list[str]:
     """Return who got BUSY. Nothing refers to its body any more."""
     assert {(request.body, reply.code) for request, reply in replies} <= {(b"", Code.BUSY)}
     return [request.reply_to for request, _ in replies]
-
-
-@pytest.fixture
-def queue() -> Queue:
-    return Queue()
 
 
 class Anything(RuleBasedStateMachine):
@@ -130,38 +121,16 @@ class Anything(RuleBasedStateMachine):
 test_anything = Anything.TestCase
 
 
-def test_tenants_take_turns(queue: Queue) -> None:
-    """Each tenant has one turn, then the next one. A new tenant waits for one turn of each other tenant."""
-    queue.add("a1", "a2", "a3", "b1", "c1", "c2")
-    assert queue.take(2) == ["a1", "b1"]
-    queue.add("d1")
-    assert [queue.take(2), queue.take()] == [["c1", "a2"], ["d1", "c2", "a3"]]
+def test_tenants_take_turns() -> None:
+    """Each tenant has one turn, then the next one. A new tenant waits for one turn of each other tenant.
 
-
-def test_room(queue: Queue) -> None:
-    """An entry that does not fit is the first one of the next batch. A single one may have more."""
-    queue.add("b1", "b2")
-    queue.add("a1", "a2", size=2 * EMPTY)
-    queue.add("c1")
-    assert [queue.take(room=2 * EMPTY) for _ in range(5)] == [["b1"], ["a1"], ["c1", "b2"], ["a2"], []]
-
-
-def test_skipped_tenants(queue: Queue) -> None:
-    """A tenant that has no turn now keeps its place."""
-    queue.add("a1", "b1", "a2")
-    assert [queue.take(skip="a"), queue.take()] == [["b1"], ["a1", "a2"]]
-
-
-def test_what_is_put_back(queue: Queue) -> None:
-    """Entries that are put back keep their order and age, and are next."""
-    queue.add("a1", "b1", "a2", "c1")
-    entries = queue.next().entries
-    assert names(entries) == ["a1", "b1", "c1", "a2"]
-    queue.now = 4
-    queue.add("d1", "a3")
-    queue.queue.put_back(entries[1:])
-    assert queue.take(4) == ["b1", "c1", "a2", "d1"]
-    queue.queue.put_back(entries[:1])
-    queue.now = 6
-    taken = queue.next()
-    assert (refused(taken.late), names(taken.entries)) == (["a1"], ["a3"])
+    What is put back keeps its order, and is next.
+    """
+    site = Queue()
+    site.add("a1", "a2", "a3", "b1", "c1", "c2")
+    first = site.next(2).entries
+    assert names(first) == ["a1", "b1"]
+    site.queue.put_back(first)
+    assert names(site.next(2).entries) == ["a1", "b1"]
+    site.add("d1")
+    assert [names(site.next(most).entries) for most in (2, 9)] == [["c1", "a2"], ["d1", "c2", "a3"]]
