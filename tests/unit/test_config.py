@@ -196,16 +196,12 @@ def test_database_url_with_a_raw_password(password: str) -> None:
     [
         ("[default", "is not TOML"),
         ("[default]\npending_timer = 1", "default.pending_timer: is not a known field"),
-        ("[default]\npending_timers = -1", "default.pending_timers: must be greater than or equal to 0"),
         ("[default]\npending_timers = '5'", "default.pending_timers: must be a valid integer"),
         ("[default]\npending_timers = 9223372036854775807", "default.pending_timers: must be less than or equal to 10"),
-        ("[default]\nstored_data = inf", "default.stored_data: must be a whole number, or a text such as '1GiB'"),
         ("[tenants.acme]\ncommands_per_second = 5", "tenants.acme.commands_per_second: is not a known field"),
         ("[tenants.'a b']\nopen_runs = 1", "tenants.a b"),
         ("[tenant.acme]", "tenant: is not a known field"),
-        ("[tenants]\nacme = 5", "tenants.acme: must be"),
         (f"a = {'[' * 100_000}", "is not TOML: it is nested too deeply"),
-        (f"[default]\npending_timers = {'9' * 5000}", "is not TOML: "),
     ],
 )
 def test_wrong_limits(text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
