@@ -12,7 +12,6 @@ from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
 from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer, Service, body
-from tests.harness.postgres import PostgresServer
 from tests.harness.stores import MIGRATIONS
 
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
+import shutil
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -13,9 +16,11 @@ import asyncpg
 import pytest
 
 from tests.e2e.conftest import User
+from tests.e2e.test_logins import make_certificate
 from tests.harness.cases import case
 from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
+from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer, Service, body
 from timer_service.app.slices import SLICES
 from timer_service.core.values.message import kebab
@@ -193,8 +198,6 @@ async def test_service_cannot_change_the_schema(tmp_path: Path, broker: NatsServ
 @pytest.mark.slow
 async def test_tls(tmp_path: Path, broker: NatsServer, postgres_server: PostgresServer) -> None:
     """With `sslmode=verify-full` the service talks only to a server with a certificate of the authority."""
-    if shutil.which("openssl") is None or not isinstance(postgres_server, PostgresServer):
-        pytest.skip("needs openssl, and a server on this machine")
     make_certificate(tmp_path)
     (other := tmp_path / "other").mkdir()
     make_certificate(other)

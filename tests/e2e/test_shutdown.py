@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User, check_fired
-from tests.harness.postgres import PostgresServer
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 
 QUICK = {"TIMER_SHUTDOWN_TIMEOUT": "200"}

@@ -11,11 +11,12 @@ import pytest
 from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from timer_service.core.due.due_rows import DueRows
+from timer_service.core.due.isolate import Retry
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Row, Transaction
-from timer_service.core.values.message import Event, Position
+from timer_service.core.values.message import Command, Event, Position, Trace
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
 from timer_service.schedules.schedule import Schedule
@@ -23,8 +24,11 @@ from timer_service.schedules.store import SCHEDULES
 from timer_service.signals import firing_store
 from timer_service.signals import store as signals
 from timer_service.signals.firing_store import FIRINGS
+from timer_service.signals.firings import FiringStatus
 from timer_service.signals.signal import ItemKey, Key
 from timer_service.timers import store as timers
+from timer_service.timers.messages import PlainTimer
+from timer_service.timers.rules import key_of, requested
 from timer_service.timers.store import TIMERS
 
 IDS = ["c", "a", "e", "b", "d"]
@@ -65,7 +69,7 @@ LEASE: dict[str, Write] = {
 }
 
 
-@pytest.mark.parametrize("table", [TIMERS, OUTBOX, FIRINGS], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [TIMERS, OUTBOX], ids=lambda table: table.name)
 @pytest.mark.parametrize("write", LEASE.values(), ids=LEASE)
 async def test_lease(write: Write, table: Any) -> None:
     """Every step on claimed rows is in the order of the keys."""
@@ -91,9 +95,10 @@ async def write_timers(tx: Transaction) -> None:
 
 
 async def write_firings(tx: Transaction) -> None:
-    rows = claimed(*FIRINGS.key)
-    await firing_store.lock_held(tx, rows)
-    await firing_store.fail(tx, failures(rows), NOW)
+    keys = [firing_store.FiringKey("acme", name) for name in IDS]
+    await DueRows(FIRINGS).select_keys(tx, keys, NOW)
+    await firing_store.settle(tx, FiringStatus.ENQUEUED, dict.fromkeys(keys), NOW)
+    await firing_store.retry(tx, dict.fromkeys(keys, Retry(NOW, "an error")), counts=True)
 
 
 async def write_schedules(tx: Transaction) -> None:
@@ -123,7 +128,7 @@ STATEMENTS: dict[str, tuple[tuple[str, ...], Callable[[Transaction], Awaitable[o
         lambda tx: outbox.lock_states(tx, [outbox.EventKey("acme", name) for name in IDS]),
         1,
     ),
-    "firings": (("tenant_id", "firing_id"), write_firings, 2),
+    "firings": (("tenant_id", "firing_id"), write_firings, 3),
     "schedules": (("tenant_id", "schedule_id"), write_schedules, 5),
 }
 
@@ -141,6 +146,10 @@ async def test_rows_are_locked_and_written_in_key_order(name: str) -> None:
 async def test_new_timers() -> None:
     """New timers with different columns are inserted by one statement. Two could not have one order."""
     tx = new_transaction()
-    made = [scheduled(name, correlation_id=name if name in "ab" else None) for name in IDS]
-    await timers.insert_new(tx, [timers.new_row(timer) for timer in made])
+    rows = []
+    for name in IDS:
+        payload = PlainTimer("acme", name, NOW, None, None)
+        sent = Command(name, payload, Position(1, 1), name if name in "ab" else None, Trace(), None)
+        rows.append(timers.new_row(key_of(sent), sent, requested(key_of(sent), sent, NOW), NOW))
+    await timers.insert_new(tx, rows)
     assert [[call for _, call, *_ in statement] for statement in statements_of(tx)] == [sorted(IDS)]

@@ -35,7 +35,7 @@ from tests.harness.workflows import (
 )
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.due.lease import Failure
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.requests.query import Queries, QueryRoute
 from timer_service.core.requests.requests import RequestRoute
 from timer_service.core.values.codec import decode_command, decode_envelope, encode
@@ -50,6 +50,7 @@ from timer_service.core.values.message import (
 )
 from timer_service.core.values.raw_command import Headers, RawCommand
 from timer_service.signals.events import failed_event
+from timer_service.signals.firing_store import FIRINGS
 
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
@@ -251,8 +252,8 @@ async def test_messages_about_signals(sqlite: SqliteDatabase, clock: ManualClock
     for verb, signal in (("Pause", "paused"), ("Cancel", "cancelled"), ("Resolve", "resolved"), ("Resolve", "nobody")):
         await signals.about(verb, signal)
     async with sqlite.transaction() as tx:
-        (row,) = await signals.lease.claim(tx, START, 1)
-    sent.broker.events.append(encode(failed_event(Failure(row, "refused", START), START)))
+        (row,) = await DueRows(FIRINGS).select(tx, START, 1)
+    sent.broker.events.append(encode(failed_event(row, "refused", START)))
     await signals.run()
     await sent.ask(
         signals.queries,
