@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import nats.errors
@@ -24,7 +25,16 @@ _NO_STREAM = (
     "tenants are separated?"
 )
 
+_ATOMIC_DISABLED = 10174
+
 Ended = Outcome | CommandError | NoAnswerError
+
+
+@dataclass(slots=True)
+class Batches:
+    """Whether the stream of commands takes atomic batches, as far as is known."""
+
+    taken: bool = True
 
 
 class Command(NamedTuple):
@@ -38,6 +48,7 @@ class Command(NamedTuple):
 async def send_commands(
     connection: Client,
     calls: Calls,
+    batches: Batches,
     commands: Sequence[Command],
     timeout_seconds: float,
     progress: Callable[[int], object] | None = None,
@@ -53,7 +64,7 @@ async def send_commands(
     reason = f"no outcome within {timeout_seconds} s; the command may be handled later"
     try:
         async with asyncio.timeout(timeout_seconds):
-            await calls.run(exchange.run())
+            await calls.run(exchange.run(batches))
     except TimeoutError:
         pass
     except (nats.errors.Error, NoAnswerError) as error:
@@ -83,19 +94,21 @@ class _Exchange:
         """The headers with the trace context of the caller; none if it has no span."""
         TraceContextTextMapPropagator().inject(self._trace)
 
-    async def run(self) -> None:
-        """Publish the commands in atomic batches, and wait until every command has ended.
+    async def run(self, batches: Batches) -> None:
+        """Publish the commands, in atomic batches if the stream takes them, and wait until every command has ended.
 
-        If the stream refuses a batch, its messages are published singly: the client may not be allowed to read the
-        configuration of the stream.
+        A batch is published to find this out: the client may not be allowed to read the configuration of the stream.
         """
         # Without limits on pending messages, because the driver drops messages above them.
         self._subscription = await self._connection.subscribe(
             f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
         )
         for chunk in split(self._commands, lambda command: len(command.body)):
-            if len(chunk) > 1 and "batch" in await self._publish_batch(chunk):
-                continue
+            if len(chunk) > 1 and batches.taken:
+                acknowledged = await self._publish_batch(chunk)
+                if "batch" in acknowledged:
+                    continue
+                batches.taken = _may_take_batches(acknowledged)
             for start in range(0, len(chunk), _WINDOW):
                 await self._publish_each(chunk[start : start + _WINDOW])
         if self._ends:
@@ -180,3 +193,9 @@ def _why(error: object) -> str:
         return f"JetStream refused the command: {error}"
     code = f" ({error['err_code']})" if "err_code" in error else ""
     return f"{error.get('description')}{code}"
+
+
+def _may_take_batches(refusal: Mapping[str, Any]) -> bool:
+    """Return False if the stream or the server takes no batches. Other errors are about one batch."""
+    error = refusal.get("error")
+    return isinstance(error, Mapping) and error.get("err_code", _ATOMIC_DISABLED) != _ATOMIC_DISABLED

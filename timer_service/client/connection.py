@@ -15,7 +15,7 @@ from timer_service.cancellation import keep_cancellation
 from timer_service.client.answers import read_cursor, read_object, read_rows
 from timer_service.client.calls import Calls
 from timer_service.client.checks import check_seconds, check_tenant, write_json
-from timer_service.client.commands import Command, Ended, send_commands
+from timer_service.client.commands import Batches, Command, Ended, send_commands
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
@@ -35,6 +35,7 @@ class Connection:
         self._client = client
         self._prefix = prefix
         self._calls = Calls()
+        self._batches = Batches()
         self._watches = Watches(client, self._calls)
 
     async def end_calls(self) -> None:
@@ -87,7 +88,7 @@ class Connection:
         self, commands: Sequence[Command], timeout_seconds: float, progress: Callable[[int], object] | None = None
     ) -> list[Ended]:
         """Send commands and return how each ended, in the same order. See `send_commands`."""
-        return await send_commands(self._client, self._calls, commands, timeout_seconds, progress)
+        return await send_commands(self._client, self._calls, self._batches, commands, timeout_seconds, progress)
 
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""
