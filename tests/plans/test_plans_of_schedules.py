@@ -88,7 +88,7 @@ PLANS = {
     "who created a schedule": (backfill_store._SQL["find_created"], [KEY]),
     "the data of a backfill": (backfill_store._SQL["load_data"], [BACKFILL]),
     "a backfill after a portion": (backfill_store._SQL["save"], [BACKFILL]),
-    "a backfill that failed": (backfill_store._SQL["postpone"], [BACKFILL]),
+    "a backfill that failed": (BACKFILLS.sql("postpone"), [BACKFILL]),
     "a backfill that has ended": (backfill_store._SQL["delete"], [BACKFILL]),
     "the backfills of a schedule": (
         backfill_store._SQL["of_schedule"],

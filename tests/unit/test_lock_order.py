@@ -127,12 +127,12 @@ async def test_new_timers_are_inserted_in_key_order() -> None:
 async def test_backfills_are_written_in_key_order() -> None:
     """Backfills are added, saved, postponed and deleted in the order of their keys."""
     recurrence = Recurrence(None, 60_000)
-    keys = [BackfillKey("acme", Position(1, number)) for number in (3, 1, 2)]
+    keys = [BackfillKey("acme", 1, number) for number in (3, 1, 2)]
     made = [Backfill(key, "daily", recurrence, 0, None, Cause("id"), 0, NOW, 5, -1, NOW) for key in keys]
     tx = Recorder("tenant_id", "position_sequence")
     await backfills.add(tx, made)
     await backfills.save(tx, made)
-    await backfills.postpone(tx, dict.fromkeys(keys, Retry(NOW, "an error")))
+    await DueRows(backfills.BACKFILLS).postpone(tx, dict.fromkeys(keys, Retry(NOW, "an error")))
     await backfills.delete(tx, keys)
     assert tx.statements == [[("acme", 1), ("acme", 2), ("acme", 3)]] * 4
 

@@ -25,8 +25,8 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.clock_repair import ClockRepair
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Event
+from timer_service.schedules import room
 from timer_service.schedules.backfill import store as backfill_store
-from timer_service.schedules.backfill import transaction as backfill_pass
 from timer_service.schedules.backfill import worker as backfill_worker
 from timer_service.schedules.backfill.store import COUNTED, TIMED
 
@@ -52,7 +52,7 @@ async def slots_in_outbox(schedules: Schedules) -> Counter[str]:
 
 async def test_slots_of_a_transaction(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction fires at most 250 slots. The next one goes on behind them."""
-    monkeypatch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", 1000)
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", 1000)
     send_backfill(schedules)
     await schedules.consume()
     await schedules.backfill_worker.tick(NOW)
@@ -66,20 +66,20 @@ async def test_slots_of_a_transaction(schedules: Schedules, monkeypatch: pytest.
 
 async def test_data_of_a_transaction(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction adds at most so many characters of data, but always one slot of each backfill."""
-    monkeypatch.setattr(backfill_pass, "MOST_DATA", 70_000)
+    monkeypatch.setattr(room, "MOST_DATA", 70_000)
     await schedules.put(data="x" * 20_000)
     await schedules.backfill(after(minutes=-9), NOW)
     await schedules.backfill_worker.tick(NOW)
     assert await slots_in_outbox(schedules) == {"acme": 3}
     await schedules.publish()
-    monkeypatch.setattr(backfill_pass, "MOST_DATA", 1)
+    monkeypatch.setattr(room, "MOST_DATA", 1)
     await schedules.backfill_worker.tick(NOW)
     assert await slots_in_outbox(schedules) == {"acme": 1}
 
 
 async def test_computing_of_a_transaction(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction computes slots for a limited time, but at least one slot of each backfill."""
-    monkeypatch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", 0)
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", 0)
     send_backfill(schedules)
     send_backfill(schedules, tenant="other")
     await schedules.consume()
@@ -89,7 +89,7 @@ async def test_computing_of_a_transaction(schedules: Schedules, monkeypatch: pyt
 
 async def test_tenants_share(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five tenants share a transaction equally, with one backfill each. Then it is the turn of the others."""
-    monkeypatch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", 1000)
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", 1000)
     tenants = [f"t{number}" for number in range(7)]
     for tenant in tenants:
         for schedule in ("a", "b"):
@@ -107,7 +107,7 @@ async def test_tenants_share(schedules: Schedules, monkeypatch: pytest.MonkeyPat
 
 async def test_events_of_others_delay_no_portion(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next portion of a tenant waits for the events of this tenant, however many others wait in the outbox."""
-    monkeypatch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", 1000)
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", 1000)
     many = [Event(f"e{number}", "JobReady", "flood", {}, NOW) for number in range(100)]
     await in_transaction(schedules.database, partial(outbox.add, events=many, now=NOW))
     send_backfill(schedules)
@@ -294,7 +294,7 @@ async def test_two_instances(
     postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two instances share the portions of a backfill. Each slot fires once."""
-    monkeypatch.setattr(backfill_pass, "MOST_SLOTS", 50)
+    monkeypatch.setattr(room, "MOST_SLOTS", 50)
     monkeypatch.setattr(backfill_worker, "_LOCKED_PAUSE_MS", 0)
     both = [Schedules(postgres, memory_broker, clock) for _ in range(2)]
     send_backfill(both[0])

@@ -165,7 +165,7 @@ async def test_put_and_pause_meanwhile(schedules: Schedules) -> None:
 @pytest.mark.parametrize("put_again", [True, False])
 async def test_delete_meanwhile(schedules: Schedules, monkeypatch: pytest.MonkeyPatch, *, put_again: bool) -> None:
     """A Delete ends a backfill, also if the schedule is put again before the next portion."""
-    monkeypatch.setattr("timer_service.schedules.backfill.transaction.MOST_SLOTS", 2)
+    monkeypatch.setattr("timer_service.schedules.room.MOST_SLOTS", 2)
     await schedules.put()
     assert await schedules.backfill(after(minutes=-9), NOW) == "backfilling"
     assert await schedules.fire_backfills(most=2) == 2

@@ -14,7 +14,7 @@ from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database
-from timer_service.schedules.backfill import transaction as backfill_pass
+from timer_service.schedules import room
 
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)
 HOLD_MS = 30_000
@@ -183,5 +183,5 @@ async def crash_while_backfilling(store: Database, point: Point) -> int:
 @pytest.mark.parametrize("point", [point for point in Point if "reply" not in point])
 async def test_kill_in_a_backfill(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
     """However a process dies, a backfill fires each slot under one id, and ends with one event and the right count."""
-    monkeypatch.setattr(backfill_pass, "MOST_SLOTS", 2)
+    monkeypatch.setattr(room, "MOST_SLOTS", 2)
     assert await crash_while_backfilling(sqlite, point) > 0

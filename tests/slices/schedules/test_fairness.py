@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.schedules import Schedules
 from timer_service.core.due.due_rows import DueRows
-from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules import room
 from timer_service.schedules.store import SCHEDULES
 
 PASS = 1000
@@ -19,7 +19,7 @@ CATCH_UP = {"policy": "all", "limit": 1000}
 @pytest.fixture(autouse=True)
 def _passes_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only the slots bound a pass, however slow the machine is."""
-    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", math.inf)
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", math.inf)
 
 
 async def put(schedules: Schedules, tenant: str, count: int, *, every: str) -> None:
@@ -100,8 +100,8 @@ async def test_schedule_with_a_rest_goes_behind_the_others(
     schedules: Schedules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A schedule fires a part of its slots and then waits for the others, also if more are due than are selected."""
-    monkeypatch.setattr(firing_pass, "MOST_SLOTS", 20)
-    monkeypatch.setattr(firing_pass, "MOST_SLOTS_OF_SCHEDULE", 10)
+    monkeypatch.setattr(room, "MOST_SLOTS", 20)
+    monkeypatch.setattr(room, "MOST_SLOTS_OF_SCHEDULE", 10)
     await put(schedules, "acme", 120, every="PT1S")
     schedules.send("PutSchedule", tenant="acme", scheduleId="young", every="PT2M")
     await schedules.consume()

@@ -19,7 +19,7 @@ from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, WorkflowStart
 from timer_service.core.values.errors import DatabaseBlockedError
-from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules import room
 from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows import store
 from timer_service.workflows.commands.slot_start import start_workflows
@@ -42,7 +42,7 @@ def starting(
     locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> StartingSchedules:
     """Return the slices of schedules and workflows. However slow this machine is, no pass ends because of the time."""
-    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", inf)
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", inf)
     return StartingSchedules(locks.database, memory_broker, clock)
 
 

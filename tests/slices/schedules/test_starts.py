@@ -14,7 +14,7 @@ from tests.simulation.faults import FaultyDatabase, Gate, Point, Process
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
-from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules import room
 
 ALL = {"policy": "all"}
 KEY = {"concurrencyKey": "only-one"}
@@ -53,7 +53,7 @@ async def test_each_slot_starts_a_workflow(starting: StartingSchedules) -> None:
 
 async def test_a_transaction_starts_few_workflows(starting: StartingSchedules, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction starts 250 workflows, so that others need not wait long. The rest follows at once."""
-    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", inf)
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", inf)
     for number in range(301):
         starting.send("PutSchedule", scheduleId=f"s-{number:03}", every="PT1M", start={"type": "order"})
     await starting.consume()
@@ -388,7 +388,7 @@ async def test_schedules_without_start_pay_nothing(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, *, enabled: bool
 ) -> None:
     """A pass has as many statements as before there were starts, and a trigger too."""
-    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", inf)  # however slow this machine is
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", inf)  # however slow this machine is
     gate = CountingGate()
     database = FaultyDatabase(store, gate, exclusive=True)
     starting = StartingSchedules(database, memory_broker, clock, enabled=enabled)

@@ -19,10 +19,10 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.requests.computing import Steps
+from timer_service.schedules import room
 from timer_service.schedules.calendar import recurrence, zones
 from timer_service.schedules.decision import Decision, decide_in_steps
-from timer_service.schedules.firing import left_to_others
-from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules.firing import transaction
 from timer_service.schedules.firing import worker as firing_worker
 from timer_service.schedules.schedule import Schedule
 from timer_service.zone_data import zone_data
@@ -475,7 +475,7 @@ def count_computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[schedule.key.schedule_id] += 1
         return decide_in_steps(schedule, now, most)
 
-    monkeypatch.setattr(firing_pass, "decide_in_steps", counting)
+    monkeypatch.setattr(transaction, "decide_in_steps", counting)
     return counts
 
 
@@ -489,7 +489,7 @@ async def test_many_schedules_with_a_zone_that_one_instance_lacks(
     clock.advance(seconds=1)
     await schedules.put("plain")
     clock.advance(minutes=1)
-    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", 1e-9)
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", 1e-9)
     with lack(monkeypatch, "Europe/Berlin"):
         found = [await next_at(schedules.worker, clock.now()) for _ in range(22)]
     assert found == [*[clock.now()] * 21, clock.now() + 50]
@@ -502,7 +502,6 @@ async def test_a_newer_slot_behind_many_schedules_that_are_left(
 ) -> None:
     """If all that a pass selects is left to others, it is left for two seconds. Then newer slots get their turn."""
     monkeypatch.setattr(firing_worker, "MOST_SLOTS", 2)
-    monkeypatch.setattr(left_to_others, "_MANY", 2)
     schedules = Schedules(postgres, memory_broker, clock)
     for number in range(2):
         await schedules.put(f"berlin-{number}", cron="* * * * *", zone="Europe/Berlin")
@@ -575,7 +574,7 @@ def lack(monkeypatch: pytest.MonkeyPatch, zone: str) -> Iterator[None]:
         return ZoneInfo(name)
 
     names = zones._names() - {zone}
-    caches = (zones._stretches_of_year, zones._names_by_letter, recurrence.next_slot)
+    caches = (zones._stretches_of_year, zones._nearest, recurrence.next_slot)
     with monkeypatch.context() as patch:
         patch.setattr(zones, "ZoneInfo", open_zone)
         patch.setattr(zones, "_names", lambda: names)
