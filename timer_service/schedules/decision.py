@@ -71,7 +71,10 @@ def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[
         after = after._replace(last_slot_at=fired[-1], last_fired_at=now)
     for slot, reason in not_started.items():
         after = after._replace(last_skipped_at=slot, last_skip_reason=reason)
-    return aim(after, now)
+    after = aim(after, now)
+    if after.available_at is not None and after.available_at < now:  # the rest waits behind other schedules
+        return after._replace(available_at=now)
+    return after
 
 
 def _find_due(schedule: Schedule, definition: Definition, first: int, now: int) -> Steps[tuple[tuple[int, ...], int]]:

@@ -63,10 +63,7 @@ class Schedule(NamedTuple):
     slot_at: int | None = None
     """The next slot; None unless the schedule is active."""
     available_at: int | None = None
-    """When the next slot is due, or is tried again. If it was due already when this was written, it was written then.
-
-    So the slots that a pass leaves wait behind those of other schedules.
-    """
+    """When the next slot is due, or is tried again. If a pass has left slots, the instant of the pass."""
     fired_count: int = 0
     missed_since: int | None = None
     last_slot_at: int | None = None
@@ -141,7 +138,7 @@ def aim(schedule: Schedule, now: int) -> Schedule:
             return end(schedule, now)
         if schedule.is_paused:
             return _without_slot(schedule)
-        return schedule._replace(slot_at=slot, available_at=max(schedule.due_of(slot), now), last_error=None)
+        return schedule._replace(slot_at=slot, available_at=schedule.due_of(slot), last_error=None)
     except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
         without = _without_slot(schedule)
         if schedule.is_paused:
