@@ -14,7 +14,7 @@ from timer_service.core.events import outbox
 from timer_service.core.intake import backlog
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.message import Event
-from timer_service.schedules import backfills, handler, rules, schedule
+from timer_service.schedules import backfills, firings, handler, rules, schedule
 from timer_service.schedules import decision as firing
 from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.backfill import worker as backfill_worker
@@ -47,7 +47,7 @@ def cursor_moved_before_the_outbox_write(patch: pytest.MonkeyPatch) -> None:
 def event_id_from_the_count(patch: pytest.MonkeyPatch) -> None:
     """The id of a slot is its number since the start of the schedule, not its instant."""
     counts: dict[Any, int] = {}
-    decide, fire = firing_pass.decide_in_steps, firing_pass.fire
+    decide, fire = firing.decide_in_steps, firings.fire
 
     def decide_and_count(found: Any, now: int, most: int) -> Any:
         counts[found.key] = found.fired_count

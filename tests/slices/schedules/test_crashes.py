@@ -31,7 +31,7 @@ def send(user: StartingSchedules, tenant: str, start: int) -> None:
     user.send("TriggerSchedule", tenant=tenant, scheduleId="free")
     workflow = {"type": "order", "concurrencyKey": "only-one"}
     user.send("PutSchedule", tenant=tenant, scheduleId="busy", **put, start=workflow)
-    past = {"every": "PT1M", "startAt": iso(start - 3 * MINUTE), "endAt": iso(start)}
+    past: dict[str, Any] = {"every": "PT1M", "startAt": iso(start - 3 * MINUTE), "endAt": iso(start)}
     user.send("PutSchedule", tenant=tenant, scheduleId="past", **past)
     span: dict[str, Any] = {"from": iso(start - 3 * MINUTE), "to": iso(start)}
     user.send("BackfillSchedule", tenant=tenant, scheduleId="past", **span)

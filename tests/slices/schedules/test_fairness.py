@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ async def test_tenants_beyond_a_pass_come_first_in_the_next(
     """If a pass does not reach every tenant, the others come first in the next pass."""
     monkeypatch.setattr(room, "MOST_DATA", 50_000)
     for number in range(25):
-        fields = {"every": "PT1S", "catchUp": {"policy": "all"}, "data": "x" * 10_000}
+        fields: dict[str, Any] = {"every": "PT1S", "catchUp": {"policy": "all"}, "data": "x" * 10_000}
         schedules.send("PutSchedule", tenant=f"tenant-{number:02}", scheduleId="s", **fields)
     await schedules.consume()
     schedules.clock.advance(minutes=1)

@@ -133,7 +133,7 @@ async def test_bounds_of_a_pass(schedules: Schedules) -> None:
 async def test_data_of_a_pass(schedules: Schedules, policy: str) -> None:
     """One pass writes at most 2 MiB: other transactions wait for it. A row is also written if no slot fires."""
     for number in range(40):
-        fields = {"every": "PT1H", "data": "x" * 60_000, "catchUp": {"policy": policy}}
+        fields: dict[str, Any] = {"every": "PT1H", "data": "x" * 60_000, "catchUp": {"policy": policy}}
         schedules.send("PutSchedule", scheduleId=f"s{number}", **fields)
     await schedules.consume()
     schedules.clock.advance(minutes=90)

@@ -136,7 +136,7 @@ async def test_a_locked_workflow_of_a_backfill(starting: StartingSchedules, lock
     for tenant in ("acme", "other"):
         start = {"type": "order"}
         starting.send("PutSchedule", tenant=tenant, scheduleId="daily", every="PT1M", start=start)
-        span = {"from": iso(after(minutes=-3)), "to": iso(NOW)}
+        span: dict[str, Any] = {"from": iso(after(minutes=-3)), "to": iso(NOW)}
         starting.send("BackfillSchedule", tenant=tenant, scheduleId="daily", **span)
     await starting.consume()
     async with locks.locked(insert(f"daily/{iso(after(minutes=-2))}")):

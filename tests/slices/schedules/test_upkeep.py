@@ -3,6 +3,7 @@
 import itertools
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -163,7 +164,7 @@ async def test_preview(schedules: Schedules) -> None:
         ("get-schedule", {"scheduleId": "rare", "upcoming": 100}),
     ],
 )
-async def test_computing_slots_rests(schedules: Schedules, query: str, fields: dict[str, object]) -> None:
+async def test_computing_slots_rests(schedules: Schedules, query: str, fields: dict[str, Any]) -> None:
     """A query that computes slots for long leaves the event loop to other tasks in between, and soon ends."""
     await schedules.put("rare", cron="8 8 29 2 WED")
     rests: list[float] = []
