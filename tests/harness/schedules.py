@@ -1,4 +1,4 @@
-"""Conversations about schedules: with the schedules slice in this process, and with the real service."""
+"""Conversations about schedules with the schedules slice in this process."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Unpack
 from tests.harness.clock import ManualClock, iso
 from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, Options, exhaust
-from tests.harness.live_service import Live
 from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
@@ -146,7 +145,3 @@ class StartingSchedules(Schedules):
         """Return the slots that started no workflow, with the reasons."""
         events = await self.events_of("ScheduleSkipped", schedule)
         return sorted((each["payload"]["slotAt"], each["payload"]["reason"]) for each in events)
-
-
-class LiveSchedules(ScheduleConversation, Live):
-    """The real service."""

@@ -14,7 +14,7 @@ from timer_service.core.events import outbox
 from timer_service.core.intake import backlog
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.message import Event
-from timer_service.schedules import backfills, events, handler, rules, schedule
+from timer_service.schedules import backfills, firings, handler, rules, schedule
 from timer_service.schedules import decision as firing
 from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.backfill import worker as backfill_worker
@@ -46,17 +46,31 @@ def cursor_moved_before_the_outbox_write(patch: pytest.MonkeyPatch) -> None:
 
 def event_id_from_the_count(patch: pytest.MonkeyPatch) -> None:
     """The id of a slot is its number since the start of the schedule, not its instant."""
-    inner = events.fired_events
+    counts: dict[Any, int] = {}
+    decide, fire = firing.decide_in_steps, firings.fire
 
-    def fired_events(decision: Any, data: Any, now: int) -> list[Event]:
-        last = decision.schedule.fired_count
-        first = last - len(decision.fired) + 1
-        about = [(*decision.schedule.key, "slot", str(number)) for number in range(first, last + 1)]
-        ids = [hashlib.blake2b("\0".join(each).encode(), digest_size=16).hexdigest() for each in about]
-        found = inner(decision, data, now)
-        return [each._replace(id=event_id) for each, event_id in zip(found, ids, strict=True)]
+    def decide_and_count(found: Any, now: int, most: int) -> Any:
+        counts[found.key] = found.fired_count
+        return decide(found, now, most)
 
-    patch.setattr(firing_pass, "fired_events", fired_events)
+    async def fire_and_number(tx: Any, firings: Any, start: Any, now: int) -> Any:
+        fired = await fire(tx, firings, start, now)
+        return [
+            ended._replace(
+                events=[
+                    event._replace(id=_id(*of.schedule, "slot", counts[of.schedule] + number))
+                    for number, event in enumerate(ended.events, 1)
+                ]
+            )
+            for of, ended in zip(firings, fired, strict=True)
+        ]
+
+    patch.setattr(firing_pass, "decide_in_steps", decide_and_count)
+    patch.setattr(firing_pass, "fire", fire_and_number)
+
+
+def _id(*about: object) -> str:
+    return hashlib.blake2b("\0".join(map(str, about)).encode(), digest_size=16).hexdigest()
 
 
 def catch_up_without_bound(patch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,7 @@ from timer_service.core.service.slice import Slice
 from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.message import Command, kebab
 from timer_service.runs import events as run_events
-from timer_service.schedules.backfill import transaction as backfill_pass
-from timer_service.schedules.firing import transaction as firing_pass
+from timer_service.schedules import room
 from timer_service.workflows.tasks import dispatcher
 from timer_service.workflows.tasks.requests import POLL_TASKS
 
@@ -580,11 +579,9 @@ def _ignore_crashes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 def small_passes() -> Iterator[None]:
     """Let a pass fire few slots, however long computing them takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(firing_pass, "MOST_SLOTS", 20)
-        patch.setattr(firing_pass, "MOST_SLOTS_OF_SCHEDULE", 7)
-        patch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", math.inf)
-        patch.setattr(backfill_pass, "MOST_SLOTS", 3)
-        patch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", math.inf)
+        patch.setattr(room, "MOST_SLOTS", 20)
+        patch.setattr(room, "MOST_SLOTS_OF_SCHEDULE", 7)
+        patch.setattr(room, "MOST_COMPUTING_SECONDS", math.inf)
         patch.setattr(run_events, "MOST_BYTES", 3_000)  # one or two of them
         yield
 

@@ -50,6 +50,7 @@ async def send_commands(
     calls: Calls,
     batches: Batches,
     commands: Sequence[Command],
+    *,
     timeout_seconds: float,
     progress: Callable[[int], object] | None = None,
 ) -> list[Ended]:

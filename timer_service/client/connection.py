@@ -88,7 +88,14 @@ class Connection:
         self, commands: Sequence[Command], timeout_seconds: float, progress: Callable[[int], object] | None = None
     ) -> list[Ended]:
         """Send commands and return how each ended, in the same order. See `send_commands`."""
-        return await send_commands(self._client, self._calls, self._batches, commands, timeout_seconds, progress)
+        return await send_commands(
+            self._client,
+            self._calls,
+            self._batches,
+            commands,
+            timeout_seconds=timeout_seconds,
+            progress=progress,
+        )
 
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""

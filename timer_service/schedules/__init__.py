@@ -10,14 +10,6 @@ The states of a schedule. A tombstone (`deleted`) only remembers the pause and t
        |                |    |   resume: active   | put that starts again      |
        |                |    +--------------------+----------------------------+
        +---- delete ----+------------------------------------------------------+
-
-What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` that shows it:
-
-- in a pass, before its commit: the slots are still due, with the same event ids (test_kill_in_a_pass)
-- in a pass, after its commit: the events are in the outbox (test_kill_around_the_commit)
-- after an event was published, before its row is deleted: it is published again, under the same id
-  (test_kill_around_publishing)
-- in a backfill: it goes on behind the last portion that was committed (test_kill_in_a_backfill)
 """
 
 from functools import partial

@@ -21,7 +21,13 @@ class BackfillKey(NamedTuple):
     """The key of a backfill: the tenant, and the position of the command."""
 
     tenant_id: str
-    position: Position
+    position_epoch: int
+    position_sequence: int
+
+    @property
+    def position(self) -> Position:
+        """The position of the command."""
+        return Position(self.position_epoch, self.position_sequence)
 
 
 class Backfill(NamedTuple):
@@ -91,30 +97,13 @@ class Backfill(NamedTuple):
         return None if self.left else BackfillEnd.LIMIT
 
 
-class OpenBackfill(NamedTuple):
-    """How far a backfill is, for readers. It has no part that must be parsed, so it can be read if others are damaged.
-
-    The fields mean the same as in `Backfill`.
-    """
-
-    command_id: str
-    from_at: int
-    to_at: int
-    slot_limit: int
-    after_at: int
-    available_at: int
-    fired_count: int
-    skipped_count: int
-    last_error: str | None
-
-
 def new_backfill(schedule: Schedule, command: Command, now: int) -> Backfill:
     """Return the backfill of a BackfillSchedule that was accepted."""
     payload, definition = command.payload, schedule.definition
     assert isinstance(payload, BackfillSchedule)  # noqa: S101 - the handler passes no other command
     assert definition is not None  # noqa: S101 - no tombstone is backfilled
     return Backfill(
-        key=BackfillKey(command.tenant, command.position),
+        key=BackfillKey(command.tenant, *command.position),
         schedule_id=payload.schedule_id,
         recurrence=definition.recurrence,
         jitter_ms=definition.jitter_ms,

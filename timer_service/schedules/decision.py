@@ -1,37 +1,33 @@
 """Which slots of a schedule fire, and which are skipped. Pure: the current time is an argument."""
 
+from collections.abc import Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from timer_service.core.requests.computing import Steps
 from timer_service.schedules.calendar.recurrence import newest_slots, next_slot, slots_between
-from timer_service.schedules.messages import Policy
+from timer_service.schedules.messages import Policy, SkipReason
 from timer_service.schedules.schedule import Definition, Schedule, aim
 
 _PIECE = 50
 """How many slots are computed at a time. A slot takes about 0.1 ms."""
 _MOST_COUNTED = 100
 """Counting the skipped slots of a cron expression stops there. Each must be computed."""
+_NONE: Mapping[int, SkipReason] = MappingProxyType({})
 
 
 class Decision(NamedTuple):
     """What becomes of the due slots of a schedule."""
 
     schedule: Schedule
-    """The schedule afterwards. If more slots are due than it may fire, the rest stays due."""
-    fired: tuple[int, ...] = ()
+    """The schedule afterwards, if all of `slots` fire. If more slots are due than it may fire, the rest stays due."""
+    slots: tuple[int, ...] = ()
+    """The slots that fire."""
     missed_since: int | None = None
-    """The first slot that was skipped since the firing before the first of `fired`."""
+    """The first slot that was skipped since the firing before the first of `slots`."""
     skipped: int = 0
     """How many slots were skipped. Counting stops at 100 for a cron expression."""
-
-
-class _Due(NamedTuple):
-    """The due slots of a schedule, as far as its policy needs them."""
-
-    slots: tuple[int, ...]
-    """The newest slots in order, at least those that can fire."""
-    newest: int
 
 
 def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
@@ -45,51 +41,66 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
     first = next_slot(recurrence, schedule.after_at) if schedule.last_error else schedule.slot_at
     if first is None or schedule.due_of(first) > now:
         return Decision(aim(schedule, now))
-    due = yield from _find_due(schedule, definition, first, now)
-    fires = _select(schedule, definition, due.slots, now)
+    slots, newest = yield from _find_due(schedule, definition, first, now)
+    fires = _select(schedule, definition, slots, now)
     if definition.max_count is not None:
         fires = fires[: definition.max_count - schedule.fired_count]
     fired, rest = fires[:most], fires[most:]
     is_used_up = fired and definition.max_count == schedule.fired_count + len(fired)
-    skipped = _count_skipped(definition, first, fires[0] if fires else None, due.newest)
+    skipped = _count_skipped(definition, first, fires[0] if fires else None, newest)
     missed_since = schedule.missed_since if schedule.missed_since is not None or not skipped else first
-    after = schedule._replace(
-        after_at=fired[-1] if rest or is_used_up else due.newest,  # a later Put may fire what maxCount left over
-        fired_count=schedule.fired_count + len(fired),
-        missed_since=None if fired else missed_since,
-        last_slot_at=fired[-1] if fired else schedule.last_slot_at,
-        last_fired_at=now if fired else schedule.last_fired_at,
+    after_at = fired[-1] if rest or is_used_up else newest  # a later Put may fire what maxCount left over
+    decision = Decision(schedule._replace(after_at=after_at), fired, missed_since, skipped)
+    return decision._replace(schedule=settle(schedule, decision, now))
+
+
+def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[int, SkipReason] = _NONE) -> Schedule:
+    """Return a schedule after a decision. The slots of `not_started`, in order, have started no workflow.
+
+    Such a slot does not count for `maxCount`. So the schedule may go on although the decision ended it.
+    """
+    fired = [slot for slot in decision.slots if slot not in not_started]
+    missed = [slot for slot in (decision.missed_since, *not_started) if slot is not None]
+    since = (slot for slot in missed if not fired or slot > fired[-1])
+    after = before._replace(
+        after_at=decision.schedule.after_at,
+        fired_count=before.fired_count + len(fired),
+        missed_since=next(since, None),
     )
-    return Decision(aim(after, now), fired, missed_since if fired else None, skipped)
+    if fired:
+        after = after._replace(last_slot_at=fired[-1], last_fired_at=now)
+    for slot, reason in not_started.items():
+        after = after._replace(last_skipped_at=slot, last_skip_reason=reason)
+    after = aim(after, now)
+    if after.available_at is not None and after.available_at < now:  # the rest waits behind other schedules
+        return after._replace(available_at=now)
+    return after
 
 
-def _find_due(schedule: Schedule, definition: Definition, first: int, now: int) -> Steps[_Due]:
-    """Return the due slots from `first` on, which is due. They are found from the newest one back."""
+def _find_due(schedule: Schedule, definition: Definition, first: int, now: int) -> Steps[tuple[tuple[int, ...], int]]:
+    """Return the due slots that can fire, in order, and the newest due slot. `first` is due.
+
+    They are found from the newest one back. Slots that no policy fires may be among them.
+    """
     recurrence = definition.recurrence
     second = next_slot(recurrence, first)
     if second is None or second > now or schedule.due_of(second) > now:
-        return _Due((first,), first)
+        return (first,), first
     after = first - 1
     if definition.policy is not Policy.ALL:  # later slots are all that can fire, except for the newest one
         after = max(after, now - definition.late_by_ms - definition.jitter_ms - 1)
-    newest = _newest_due(schedule, first, now)
+    slots = newest_slots(recurrence, first - 1, now, 2)
+    newest = slots[-1] if schedule.due_of(slots[-1]) <= now else slots[0]  # jitter keeps the order of slots
     found: list[int] = []
     until = newest
     while until > after and (missing := definition.limit - len(found)) > 0:
-        piece = newest_slots(recurrence, after, until, min(missing, _PIECE)).slots
+        piece = newest_slots(recurrence, after, until, min(missing, _PIECE))
         if not piece:
             break
         found[:0] = piece
         until = piece[0] - 1
         yield
-    return _Due(tuple(found) or (newest,), newest)
-
-
-def _newest_due(schedule: Schedule, first: int, now: int) -> int:
-    """Return the newest due slot. Jitter keeps the order of slots, so only the newest slot may not be due yet."""
-    assert schedule.definition is not None  # noqa: S101 - as above
-    slots = newest_slots(schedule.definition.recurrence, first - 1, now, 2).slots
-    return slots[-1] if schedule.due_of(slots[-1]) <= now else slots[0]
+    return tuple(found) or (newest,), newest
 
 
 def _select(schedule: Schedule, definition: Definition, slots: tuple[int, ...], now: int) -> tuple[int, ...]:

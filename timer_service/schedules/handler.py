@@ -2,28 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from timer_service.core.events import outbox
+from timer_service.core.events.cause import cause_of
 from timer_service.core.intake.batch import MOST_DATA, Change, apply_in_order, count_before, load_in_portions
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Amounts, Quotas
 from timer_service.core.ports.database import Transaction
-from timer_service.core.service.workflow_start import Started, StartResult, StartWorkflows, WorkflowStart
+from timer_service.core.service.workflow_start import StartResult, StartWorkflows
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Event
 from timer_service.schedules import rules, store
 from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.backfills import LOOP, Backfill, new_backfill
-from timer_service.schedules.events import Skipped, ended_event, skipped_event, trigger_event
-from timer_service.schedules.messages import FiringCause, SkipReason, TriggerSchedule
+from timer_service.schedules.events import ended_event
+from timer_service.schedules.firings import Fired, Firing, fire
+from timer_service.schedules.messages import FiringCause, TriggerSchedule
 from timer_service.schedules.queries import schedule_view
 from timer_service.schedules.rules import Outcome
 from timer_service.schedules.schedule import Schedule, tombstone
-from timer_service.schedules.starts import has_start, reason_of, trigger_start
-
-_FIRING = {Outcome.TRIGGERED, Outcome.BACKFILLING}
-"""The outcomes of the commands that fire slots or events, and change nothing of the schedule."""
 
 
 async def handle(
@@ -36,36 +34,41 @@ async def handle(
     keys = [rules.key_of(command) for command in commands]
     before, left = await load_in_portions(keys, partial(store.load, tx), _characters)
     after = dict(before)
-    firing = _Firing()
+    events: list[Event] = []
+    triggers: dict[int, Firing] = {}
+    backfills: list[Backfill] = []
+    room = _Room()
 
     def decide(number: int) -> Change | None:
         key, command = keys[number], commands[number]
         found = after.get(key) or tombstone(key, now)
         applied = rules.apply(found, command, now)
-        if not firing.has_room(applied, command):
+        data = _data_of(command, applied)
+        if not room.take(data):
             return None
 
         def keep() -> CommandResult:
             if applied.schedule != found:
                 after[key] = applied.schedule
             if applied.ends(found):
-                firing.events.append(ended_event(applied.schedule, now))
-            if applied.outcome in _FIRING:
-                firing.add(number, applied, command, now)
+                events.append(ended_event(applied.schedule, now))
+            if applied.outcome is Outcome.BACKFILLING:
+                backfills.append(new_backfill(applied.schedule, command, now))
+            elif applied.outcome is Outcome.TRIGGERED:
+                triggers[number] = _trigger(applied.schedule, command, data)
             return _result(applied, now, wants_view=command.reply_to is not None)
 
         return Change(keep, _growth(found, applied))
 
     results = await apply_in_order(commands[: count_before(keys, left)], quotas.admission(tx, now), decide)
     await store.save(tx, before, after)
-    if firing.backfills:
-        await backfill_store.add(tx, firing.backfills)
-    starting = firing.starting
-    started = await start(tx, [each.wanted for each in starting.values()], now, quotas=quotas) if starting else []
-    for (number, each), result in zip(starting.items(), started, strict=True):
-        results[number] = _start_result(each, result, now)
-        firing.events += _skipped_events(each, result, now)
-    await outbox.add(tx, firing.events, now)
+    if backfills:
+        await backfill_store.add(tx, backfills)
+    fired = await fire(tx, list(triggers.values()), partial(start, quotas=quotas), now)
+    for number, each in zip(triggers, fired, strict=True):
+        results[number] = _start_result(results[number], each)
+        events += each.events
+    await outbox.add(tx, events, now)
     return results
 
 
@@ -77,39 +80,22 @@ def _growth(before: Schedule, applied: rules.Applied) -> Amounts:
     }
 
 
-class _Starting(NamedTuple):
-    """A trigger that starts a workflow."""
-
-    applied: rules.Applied
-    command: Command
-    wanted: WorkflowStart
-
-
-class _Firing:
-    """What the triggers and the backfills of a transaction add."""
+class _Room:
+    """How much data the triggers and the backfills of a transaction may have. Those of the first one always fit."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.starting: dict[int, _Starting] = {}
-        """The triggers that start workflows, by their numbers in the batch."""
-        self.backfills: list[Backfill] = []
-        self._room = MOST_DATA
+        self._left = MOST_DATA
 
-    def has_room(self, applied: rules.Applied, command: Command) -> bool:
-        """Return whether the data of a trigger or a backfill fit in this transaction. Those of the first one do."""
-        return applied.outcome not in _FIRING or len(_data_of(command, applied.schedule) or "") <= self._room
+    def take(self, data: str | None) -> bool:
+        """Take room for data. Return whether there was enough."""
+        self._left -= len(data or "")
+        return self._left >= 0
 
-    def add(self, number: int, applied: rules.Applied, command: Command, now: int) -> None:
-        """Add a trigger or a backfill."""
-        schedule = applied.schedule
-        data = _data_of(command, schedule)
-        self._room -= len(data or "")
-        if applied.outcome is Outcome.BACKFILLING:
-            self.backfills.append(new_backfill(schedule, command, now))
-        elif has_start(schedule):
-            self.starting[number] = _Starting(applied, command, trigger_start(schedule, command, data))
-        else:
-            self.events.append(trigger_event(schedule, command, data, now))
+
+def _trigger(schedule: Schedule, command: Command, data: str | None) -> Firing:
+    assert schedule.definition is not None  # noqa: S101 - no tombstone fires
+    about = (schedule.key, (command.stored_at,), FiringCause.TRIGGER, command.position, cause_of(command))
+    return Firing(*about, schedule.definition.start, data)
 
 
 _OUTCOMES = {
@@ -119,34 +105,29 @@ _OUTCOMES = {
 }
 
 
-def _start_result(starting: _Starting, started: Started, now: int) -> CommandResult:
+def _start_result(result: CommandResult, fired: Fired) -> CommandResult:
+    """Return the result of a trigger. One that would exceed a limit has no effect."""
+    if not fired.started:
+        return result
+    (started,) = fired.started
     outcome = _OUTCOMES.get(started.result, Outcome.TRIGGERED)
     if outcome is Outcome.OVER_QUOTA:
         return CommandResult(outcome, view=started.excess and started.excess.view)
-    result = _result(starting.applied, now, wants_view=starting.command.reply_to is not None)
     return result._replace(name=outcome, lane=started.lane, loop=started.loop)
-
-
-def _skipped_events(starting: _Starting, started: Started, now: int) -> list[Event]:
-    """Return the event of a trigger that started no workflow. A trigger that exceeds a limit has no effect."""
-    reason = reason_of(started)
-    if reason is None or reason is SkipReason.OVER_QUOTA:
-        return []
-    skipped = Skipped(starting.command.stored_at, FiringCause.TRIGGER, reason)
-    return [skipped_event(starting.applied.schedule.key, skipped, starting.wanted, now)]
 
 
 def _characters(schedule: Schedule) -> int:
     return len((schedule.definition and schedule.definition.data) or "")
 
 
-def _data_of(command: Command, schedule: Schedule) -> str | None:
-    """Return the data that a trigger or a backfill publishes: its own, or the schedule's."""
-    payload = command.payload
-    assert schedule.definition is not None  # noqa: S101 - no tombstone fires
+def _data_of(command: Command, applied: rules.Applied) -> str | None:
+    """Return the data that a trigger or a backfill publishes: its own, or the schedule's; None for other commands."""
+    payload, definition = command.payload, applied.schedule.definition
+    if applied.outcome not in {Outcome.TRIGGERED, Outcome.BACKFILLING} or definition is None:
+        return None
     if isinstance(payload, TriggerSchedule) and "data" in payload.model_fields_set:
         return dump_data(payload.data)
-    return schedule.definition.data
+    return definition.data
 
 
 def _result(applied: rules.Applied, now: int, *, wants_view: bool) -> CommandResult:

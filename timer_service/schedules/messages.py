@@ -13,7 +13,7 @@ from timer_service.core.values.duration import DAY, SECOND, WRITE_DURATION, Dura
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, TenantPayload
 from timer_service.schedules.calendar.errors import RecurrenceError
-from timer_service.schedules.calendar.recurrence import MAX_EVERY, MIN_EVERY, Recurrence, parse_recurrence
+from timer_service.schedules.calendar.recurrence import Recurrence, parse_recurrence
 
 MAX_ID_WITH_START = 150
 """The most characters in the id of a schedule that starts workflows."""
@@ -89,7 +89,7 @@ class Policy(StrEnum):
     ALL = "all"
 
 
-Every = Annotated[int, parse_between(MIN_EVERY, MAX_EVERY), WRITE_DURATION, schema_between(MIN_EVERY, MAX_EVERY)]
+Every = Annotated[int, parse_between(SECOND, 366 * DAY), WRITE_DURATION, schema_between(SECOND, 366 * DAY)]
 Jitter = Annotated[int, parse_between(0, DAY), WRITE_DURATION, schema_between(0, DAY)]
 LateBy = Annotated[int, parse_between(SECOND, DAY), WRITE_DURATION, schema_between(SECOND, DAY)]
 

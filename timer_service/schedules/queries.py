@@ -15,7 +15,7 @@ from timer_service.core.values.paging import read_cursor, read_page
 from timer_service.core.values.stored_json import RawJson, write_view
 from timer_service.schedules import store
 from timer_service.schedules.backfill import store as backfill_store
-from timer_service.schedules.backfills import OpenBackfill
+from timer_service.schedules.backfills import Backfill
 from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.recurrence import Recurrence, next_slot
 from timer_service.schedules.messages import ShownStatus
@@ -96,10 +96,10 @@ async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> R
     return _view_with_upcoming(found, request.upcoming, now, more)
 
 
-def _backfill_view(backfill: OpenBackfill) -> Mapping[str, Any]:
+def _backfill_view(backfill: Backfill) -> Mapping[str, Any]:
     has_begun = backfill.after_at >= backfill.from_at
     return {
-        "commandId": backfill.command_id,
+        "commandId": backfill.cause.command_id,
         "from": format_instant(backfill.from_at),
         "to": format_instant(backfill.to_at),
         **omit_none(

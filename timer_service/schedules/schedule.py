@@ -9,8 +9,6 @@ from timer_service.core.values.message import Position
 from timer_service.schedules.calendar.recurrence import Recurrence, due_of, next_slot
 from timer_service.schedules.messages import EndReason, Policy, SkipReason, Status
 
-RETRY_MS = 60_000
-"""How long a schedule waits whose next slot cannot be computed or fired."""
 CLOCKS_APART_MS = 3_600_000
 """How far the broker's clock may be ahead of the service's. A cursor further ahead shows that a clock was wrong."""
 NEVER = Position(0, 0)
@@ -65,7 +63,7 @@ class Schedule(NamedTuple):
     slot_at: int | None = None
     """The next slot; None unless the schedule is active."""
     available_at: int | None = None
-    """When the next slot is due, or is tried again."""
+    """When the next slot is due, or is tried again. If a pass has left slots, the instant of the pass."""
     fired_count: int = 0
     missed_since: int | None = None
     last_slot_at: int | None = None
@@ -92,10 +90,6 @@ class Schedule(NamedTuple):
     def is_live(self) -> bool:
         """Whether the schedule is active or paused."""
         return self.definition is not None and self.ended_at is None
-
-    def is_due(self, now: int) -> bool:
-        """Return whether a slot is due, or is tried again, at `now`."""
-        return self.available_at is not None and self.available_at <= now
 
     def due_of(self, slot: int) -> int:
         """Return the earliest instant at which a slot may fire."""
@@ -158,12 +152,6 @@ def aim(schedule: Schedule, now: int) -> Schedule:
 
 def _without_slot(schedule: Schedule) -> Schedule:
     return schedule._replace(slot_at=None, available_at=None, last_error=None)
-
-
-def fail(schedule: Schedule, error: str, now: int) -> Schedule:
-    """Return a schedule whose next slot cannot be computed or fired. It is tried again in a minute."""
-    assert schedule.slot_at is not None  # noqa: S101 - only due schedules fail
-    return schedule._replace(available_at=max(now + RETRY_MS, schedule.slot_at), last_error=error)
 
 
 def end(schedule: Schedule, now: int) -> Schedule:

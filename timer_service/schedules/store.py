@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from timer_service.core.due.due_rows import DueTable
-from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.limits.quotas import Usage
@@ -14,10 +13,11 @@ from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.data import dump_data
+from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
 from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.messages import EndReason, Policy, ShownStatus, SkipReason, Status
-from timer_service.schedules.schedule import CLOCKS_APART_MS, RETRY_MS, Definition, Key, Schedule
+from timer_service.schedules.schedule import CLOCKS_APART_MS, Definition, Key, Schedule
 
 _KEY = ("tenant_id", "schedule_id")
 _ADVANCES = (
@@ -65,6 +65,8 @@ COUNTED = (
 )
 """The schedules that the gauges count."""
 
+LONGEST_DELAY_MS = int(LONGEST.total_seconds() * 1000)
+"""How long a row that failed waits at most."""
 _IS_AHEAD = f"after_at - {CLOCKS_APART_MS} > :now"
 
 TIMED = (
@@ -72,7 +74,8 @@ TIMED = (
         table=SCHEDULES.name,
         instant="available_at",
         # later than its slot can be due, and later than it can be tried again; or the cursor is later than now
-        is_wrong=f"(available_at - {RETRY_MS + SLACK_MS} > :now AND available_at > slot_at + jitter_ms) OR {_IS_AHEAD}",
+        is_wrong=f"(available_at - {LONGEST_DELAY_MS + SLACK_MS} > :now AND available_at > slot_at + jitter_ms)"
+        f" OR {_IS_AHEAD}",
         # A cursor that was ahead goes back. A pass soon computes the next slot of a schedule with an error again. Slots
         # that have fired already keep their event ids.
         repair=f"after_at = CASE WHEN {_IS_AHEAD} THEN :now ELSE after_at END, "
@@ -110,12 +113,6 @@ async def advance(tx: Transaction, schedules: Collection[Schedule]) -> None:
     """Write what a pass has changed of schedules. Their rows are locked."""
     in_order = sorted(schedules, key=lambda schedule: schedule.key)
     await tx.executemany(_SQL["advance"], [{**each.key._asdict(), **_advance_parameters(each)} for each in in_order])
-
-
-async def postpone(tx: Transaction, retries: Mapping[Key, Retry]) -> None:
-    """Let locked due schedules wait, with the error of each. Their rows are not read: they may be damaged."""
-    many = [{**key._asdict(), "error": error, "retry_at": at} for key, (at, error) in sorted(retries.items())]
-    await tx.executemany(_SQL["postpone"], many)
 
 
 async def load_data(tx: Transaction, keys: Collection[Key]) -> dict[Key, str]:

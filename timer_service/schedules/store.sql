@@ -16,11 +16,6 @@ UPDATE schedules SET {updates} WHERE tenant_id = :tenant_id AND schedule_id = :s
 -- Writes what a pass can change of a locked schedule: its cursor, its next slot, its counts, its error and its end.
 UPDATE schedules SET {advances} WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
 
--- name: postpone
--- Lets a locked due schedule wait with an error. Nothing of its row is read.
-UPDATE schedules SET available_at = :retry_at, last_error = :error
-WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
-
 -- name: load_data
 -- Returns the data of a schedule.
 SELECT tenant_id, schedule_id, data

@@ -90,7 +90,7 @@ class ScheduleView(Payload):
     last_skipped_at: Instant | None = Field(default=None, description="The last slot that started no workflow.")
     last_skip_reason: SkipReason | None = None
     last_error: str | None = Field(
-        default=None, description="Why the next slot cannot fire. It is tried again every minute."
+        default=None, description="Why the next slot cannot fire. It is tried again within a minute."
     )
     ended_at: Instant | None = None
     end_reason: EndReason | None = None

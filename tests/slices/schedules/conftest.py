@@ -1,10 +1,7 @@
-from collections.abc import AsyncIterator
-
 import pytest
 
 from tests.harness.clock import ManualClock
-from tests.harness.live_service import Server
-from tests.harness.schedules import LiveSchedules, Schedules, StartingSchedules
+from tests.harness.schedules import Schedules, StartingSchedules
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 
@@ -19,10 +16,3 @@ def schedules(store: Database, memory_broker: MemoryBroker, clock: ManualClock) 
 def starting(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> StartingSchedules:
     """Return the slices of schedules and workflows on each store in turn."""
     return StartingSchedules(store, memory_broker, clock)
-
-
-@pytest.fixture
-async def live_schedules(service_on_sqlite: Server) -> AsyncIterator[LiveSchedules]:
-    """Return a conversation about schedules with the real service, on SQLite."""
-    async with LiveSchedules.connect(service_on_sqlite) as live:
-        yield live

@@ -1,17 +1,32 @@
 """BackfillSchedule: past slots fire under their own ids, and nothing of the schedule changes."""
 
+import asyncio
+from collections import Counter
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.in_process import next_at
 from tests.harness.schedules import Schedules, StartingSchedules
 from timer_service.adapters.memory import FEATURES, MemoryBroker
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.events import outbox
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.broker import BrokerFeatures
-from timer_service.core.ports.database import Database
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.core.values.message import Event
+from timer_service.schedules import room
+from timer_service.schedules.backfill import store as backfill_store
 
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)
+RECHECK_MS = 250
+SECONDS = 1200
 
 
 def minutes(*numbers: int) -> list[str]:
@@ -19,11 +34,28 @@ def minutes(*numbers: int) -> list[str]:
     return [iso(after(minutes=each)) for each in numbers]
 
 
+def send_backfill(
+    schedules: Schedules, schedule: str = "daily", tenant: str = "acme", *, seconds: int = SECONDS, **fields: Any
+) -> None:
+    """Put a schedule with a slot each second, and send a backfill of the last seconds."""
+    schedules.send("PutSchedule", tenant=tenant, scheduleId=schedule, every="PT1S", **fields)
+    span: dict[str, Any] = {"from_": iso(NOW - 1000 * seconds), "to": iso(NOW)}
+    schedules.send("BackfillSchedule", tenant=tenant, scheduleId=schedule, limit=10_000, **span)
+
+
+async def slots_in_outbox(schedules: Schedules) -> Counter[str]:
+    """Return how many events of slots of each tenant are in the outbox."""
+    rows = await schedules.rows("outbox")
+    return Counter(row["tenant_id"] for row in rows if row["message"] == "schedule-fired")
+
+
 async def test_slots_before_the_schedule(schedules: Schedules) -> None:
     """Slots fire that were before the PutSchedule, with the data of the schedule and the ids of the command."""
     await schedules.put(data={"to": "team"})
     before = await schedules.row()
+    schedules.command_wakes.clear()
     assert await schedules.backfill(after(minutes=-3), NOW) == "backfilling"
+    assert schedules.command_wakes == [NOW]
     await schedules.fire_backfills()
     events = await schedules.events_of("ScheduleFired")
     names = {"tenantId": "acme", "scheduleId": "daily"}
@@ -31,14 +63,8 @@ async def test_slots_before_the_schedule(schedules: Schedules) -> None:
     assert [each["payload"] for each in events] == [{**names, **fired, "slotAt": slot} for slot in minutes(-3, -2, -1)]
     (ended,) = await schedules.events_of("ScheduleBackfilled")
     command = ended["payload"].pop("commandId")
-    assert ended["payload"] == {
-        **names,
-        "from": minutes(-3)[0],
-        "to": iso(NOW),
-        "count": 3,
-        "skipped": 0,
-        "reason": "done",
-    }
+    about = {"from": minutes(-3)[0], "to": iso(NOW), "count": 3, "skipped": 0, "reason": "done"}
+    assert ended["payload"] == {**names, **about}
     assert {each["causationId"] for each in (*events, ended)} == {command}
     assert await schedules.row() == before
     assert await schedules.rows("schedule_backfills") == []
@@ -71,17 +97,14 @@ async def test_what_does_not_change(schedules: Schedules) -> None:
     await schedules.advance(seconds=30)
     payloads = [each["payload"] for each in await schedules.events_of("ScheduleFired")]
     assert [each["slotAt"] for each in payloads if "missedSince" in each] == minutes(4)
-    assert (await schedules.view())["firedCount"] == 1
 
 
 async def test_bounds_of_the_range(schedules: Schedules) -> None:
     """The range has its first instant and not its last one. It ends at the command time, and at the bounds of slots."""
     await schedules.put(startAt=minutes(-5)[0], endAt=minutes(-1)[0])
-    assert await schedules.backfill(after(minutes=-3), after(minutes=-2)) == "backfilling"
-    await schedules.fire_backfills()
-    assert await schedules.backfilled() == minutes(-3)
-    assert await schedules.backfill(after(days=-1), after(days=1)) == "backfilling"
-    await schedules.fire_backfills()
+    for span in ((after(minutes=-3), after(minutes=-2)), (after(days=-1), after(days=1))):
+        assert await schedules.backfill(*span) == "backfilling"
+        await schedules.fire_backfills()
     assert [(each["from"], each["to"], each["count"]) for each in await schedules.ends()] == [
         (*minutes(-3, -2), 1),
         (iso(after(days=-1)), iso(NOW), 4),
@@ -89,24 +112,7 @@ async def test_bounds_of_the_range(schedules: Schedules) -> None:
 
 
 async def test_jitter(schedules: Schedules) -> None:
-    """A slot that is not due because of its jitter does not fire early. Others fire at once."""
-    await schedules.put(every="PT1H", jitter="PT1H")
-    schedules.clock.advance(hours=2)
-    row = await schedules.row()
-    due = row["available_at"] - row["slot_at"]  # of the slot after one hour
-    assert await schedules.backfill(NOW, after(hours=5)) == "backfilling"
-    await schedules.fire_backfills()
-    assert 0 < due < 3_600_000
-    assert await schedules.backfilled() == [iso(NOW), iso(after(hours=1))]
-    await schedules.put("late", every="PT1H", jitter="PT1H")
-    schedules.clock.set((await schedules.row("late"))["available_at"] - 1)
-    assert await schedules.backfill(after(hours=2), after(hours=9), "late") == "backfilling"
-    await schedules.fire_backfills()
-    assert await schedules.backfilled("late") == [iso(after(hours=2))]
-
-
-async def test_jitter_of_a_paused_schedule(schedules: Schedules) -> None:
-    """The slot that is left does not fire by itself if the schedule is paused. The event names it."""
+    """A slot that is not due because of its jitter does not fire early, nor later. The event names it."""
     await schedules.put(every="PT1H", jitter="PT1H")
     due = (await schedules.row())["available_at"]
     await schedules.about("Pause")
@@ -152,7 +158,7 @@ async def test_outcomes(schedules: Schedules) -> None:
 
 
 async def test_put_and_pause_meanwhile(schedules: Schedules) -> None:
-    """A backfill keeps the definition with which it was accepted. A Put, a Pause or a Trigger does not change it."""
+    """A backfill keeps the definition with which it was accepted. A Put or a Pause does not change it."""
     await schedules.put(data=1)
     assert await schedules.backfill(after(minutes=-3), NOW) == "backfilling"
     await schedules.put(every="PT1H", data=2)
@@ -165,7 +171,7 @@ async def test_put_and_pause_meanwhile(schedules: Schedules) -> None:
 @pytest.mark.parametrize("put_again", [True, False])
 async def test_delete_meanwhile(schedules: Schedules, monkeypatch: pytest.MonkeyPatch, *, put_again: bool) -> None:
     """A Delete ends a backfill, also if the schedule is put again before the next portion."""
-    monkeypatch.setattr("timer_service.schedules.backfill.transaction.MOST_SLOTS", 2)
+    monkeypatch.setattr(room, "MOST_SLOTS", 8)
     await schedules.put()
     assert await schedules.backfill(after(minutes=-9), NOW) == "backfilling"
     assert await schedules.fire_backfills(most=2) == 2
@@ -176,19 +182,16 @@ async def test_delete_meanwhile(schedules: Schedules, monkeypatch: pytest.Monkey
     assert await schedules.backfilled() == minutes(-9, -8, -7, -6)
     (end,) = await schedules.ends()
     assert (end["count"], end["reason"]) == (4, "deleted")
-    assert await schedules.rows("schedule_backfills") == []
 
 
 async def test_view(schedules: Schedules) -> None:
     """get-schedule shows the backfills that have not ended."""
     await schedules.put()
-    await schedules.put("other")
-    assert "backfills" not in await schedules.view()
     reply = await schedules.request("BackfillSchedule", scheduleId="daily", from_=minutes(-9)[0], to=iso(NOW), limit=7)
     assert reply["schedule"]["status"] == "active"
     wanted = {"from": minutes(-9)[0], "to": iso(NOW), "limit": 7, "count": 0, "skipped": 0}
-    assert (await schedules.view())["backfills"] == [{"commandId": reply["commandId"], **wanted}]
     assert (await schedules.view(upcoming=1))["backfills"] == [{"commandId": reply["commandId"], **wanted}]
+    await schedules.put("other")
     assert "backfills" not in await schedules.view("other")
     await schedules.fire_backfills()
     assert "backfills" not in await schedules.view()
@@ -203,9 +206,6 @@ async def test_limit_of_a_tenant(store: Database, memory_broker: MemoryBroker, c
     assert (await schedules.request("BackfillSchedule", **span))["outcome"] == "backfilling"
     over = await schedules.request("BackfillSchedule", **span)
     assert (over["outcome"], over["limit"]) == ("over_quota", {"name": "open_backfills", "most": 1})
-    assert (await schedules.request("BackfillSchedule", scheduleId="none", from_=span["from_"], to=iso(NOW)))[
-        "outcome"
-    ] == "not_found"
     await schedules.fire_backfills()
     assert (await schedules.request("BackfillSchedule", **span))["outcome"] == "backfilling"
 
@@ -233,34 +233,18 @@ async def test_workflows(starting: StartingSchedules) -> None:
     assert (row["fired_count"], row["last_skipped_at"]) == (1, None)
 
 
-async def test_workflows_with_a_key(starting: StartingSchedules) -> None:
-    """With a concurrency key, slots are skipped while a workflow with the key is open."""
-    await starting.put_start(start={"concurrencyKey": "only-one"})
-    assert await starting.backfill(after(minutes=-3), NOW) == "backfilling"
-    await starting.fire_backfills()
-    assert await starting.skipped() == [(slot, "busy") for slot in minutes(-2, -1)]
-    assert await starting.backfill(after(minutes=-2), NOW) == "backfilling"
-    await starting.fire_backfills()
-    assert await starting.skipped() == [(slot, "busy") for slot in minutes(-2, -2, -1, -1)]
-    assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (0, 2)]
-
-
 async def test_skipped_workflows_are_started_later(starting: StartingSchedules) -> None:
     """A slot that was skipped because of its key starts its workflow in a later backfill, when the key is free."""
     await starting.put_start(start={"concurrencyKey": "only-one", "input": 1})
-    await starting.backfill(after(minutes=-3), NOW)
-    await starting.fire_backfills()
     ids = [f"daily/{slot}" for slot in minutes(-3, -2, -1)]
-    assert list((await starting.workflows()).values()) == ["waiting", "cancelled", "cancelled"]
-    for number, found in enumerate((["waiting", "cancelled"], ["cancelled", "waiting"]), start=1):
-        await starting.about_workflow("Cancel", ids[number - 1])
+    for number, found in enumerate((["waiting", "cancelled", "cancelled"], ["cancelled", "waiting", "cancelled"])):
         await starting.backfill(after(minutes=number - 3), NOW)
         await starting.fire_backfills()
         rows = await starting.workflows()
-        assert [rows[each] for each in ids[1:]] == found
-    assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (1, 1), (1, 0)]
-    (data,) = [row for row in await starting.rows("workflow_data") if row["workflow_id"] == ids[2]]
-    assert data["input"] == "1"
+        assert [rows[each] for each in ids] == found
+        await starting.about_workflow("Cancel", ids[number])
+    assert await starting.skipped() == [(slot, "busy") for slot in minutes(-2, -1, -1)]
+    assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (1, 1)]
 
 
 async def test_cancelled_workflows(starting: StartingSchedules) -> None:
@@ -272,3 +256,156 @@ async def test_cancelled_workflows(starting: StartingSchedules) -> None:
     await starting.fire_backfills()
     assert await starting.skipped() == [(minutes(-1)[0], "cancelled")]
     assert (await starting.workflows())["daily/" + minutes(-2)[0]] == "waiting"
+
+
+# Bounds
+
+
+async def test_slots_of_a_transaction(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction fires at most 250 slots. The next one follows when these events have left the outbox."""
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", 1000)
+    send_backfill(schedules)
+    await schedules.consume()
+    many = [Event(f"e{number}", "JobReady", "flood", {}, NOW) for number in range(100)]
+    await in_transaction(schedules.database, partial(outbox.add, events=many, now=NOW))  # nothing waits for these
+    await schedules.backfill_worker.tick(NOW)
+    assert await next_at(schedules.backfill_worker, NOW) == NOW + 20
+    assert await slots_in_outbox(schedules) == {"acme": 250}
+    assert await schedules.fire_backfills() == 4
+    assert await schedules.backfilled() == [iso(NOW - 1000 * seconds) for seconds in range(SECONDS, 0, -1)]
+    assert [(each["count"], each["reason"]) for each in await schedules.ends()] == [(SECONDS, "done")]
+
+
+@pytest.mark.parametrize(
+    ("bound", "most", "fired"), [("MOST_DATA", 70_000, 3), ("MOST_DATA", 1, 1), ("MOST_COMPUTING_SECONDS", 0, 1)]
+)
+async def test_data_and_time_of_a_transaction(
+    schedules: Schedules, monkeypatch: pytest.MonkeyPatch, bound: str, most: int, fired: int
+) -> None:
+    """A transaction has a share of data and time for each backfill, but at least one slot of each."""
+    monkeypatch.setattr(room, bound, 2 * most)
+    for tenant in ("acme", "other"):
+        send_backfill(schedules, tenant=tenant, data="x" * 20_000)
+    await schedules.consume()
+    await schedules.backfill_worker.tick(NOW)
+    assert await slots_in_outbox(schedules) == {"acme": fired, "other": fired}
+
+
+async def test_tenants_share(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tenants share a transaction equally, with one backfill each. Then it is the turn of the others."""
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", 1000)
+    tenants = [f"t{number}" for number in range(7)]
+    for tenant in tenants:
+        for schedule in ("a", "b"):
+            send_backfill(schedules, schedule, tenant)
+    await schedules.consume()
+    found: list[Counter[str]] = []
+    for _ in range(2):
+        await schedules.backfill_worker.tick(NOW)
+        found.append(await slots_in_outbox(schedules))
+        await schedules.publish()
+    assert found == [dict.fromkeys(tenants[:5], 50), dict.fromkeys([*tenants[5:], *tenants[:3]], 50)]
+    rows = await schedules.rows("schedule_backfills")
+    assert {row["fired_count"] for row in rows if row["schedule_id"] == "b"} == {0}
+
+
+async def test_broker_away(schedules: Schedules) -> None:
+    """Nothing fires while the broker is away, and after that not before older commands were handled."""
+    await schedules.put()
+    assert await next_at(schedules.backfill_worker, NOW) is None
+    await schedules.backfill(after(minutes=-3), NOW)
+    schedules.broker.health = Health.down("away")
+    assert await next_at(schedules.backfill_worker, NOW) == NOW + RECHECK_MS
+    schedules.send("DeleteSchedule")
+    schedules.broker.health = HEALTHY
+    assert await next_at(schedules.backfill_worker, NOW) == NOW + RECHECK_MS
+    await schedules.consume()
+    await schedules.fire_backfills()
+    assert (await schedules.backfilled(), [each["reason"] for each in await schedules.ends()]) == ([], ["deleted"])
+
+
+# Failures and several instances
+
+
+@pytest.mark.parametrize("broken", ["zone = 'Moon/Tycho', every_ms = NULL, cron = '* * * * *'", "start = 'no JSON'"])
+async def test_a_broken_backfill(schedules: Schedules, broken: str) -> None:
+    """A backfill that cannot be read or computed waits, longer each time, with the error. Others go on."""
+    for tenant in ("acme", "other"):
+        send_backfill(schedules, tenant=tenant, seconds=3)
+    schedules.send("BackfillSchedule", scheduleId="daily", from_=minutes(-9)[0], to=iso(after(minutes=-9) + 1000))
+    await schedules.consume()
+    position = schedules.positions[1].sequence
+    await schedules.sql(f"UPDATE schedule_backfills SET {broken} WHERE position_sequence = {position}")
+    await schedules.fire_backfills()
+    assert (len(await schedules.backfilled(tenant="other")), await schedules.backfilled()) == (3, minutes(-9))
+    (row,) = await schedules.rows("schedule_backfills")
+    assert (row["available_at"], row["fired_count"]) == (after(seconds=1), 0)
+    assert schedules.metrics.settled_in["schedule_backfills", "failed"] == 1
+    schedules.clock.advance(seconds=1)
+    await schedules.fire_backfills()
+    assert (await schedules.rows("schedule_backfills"))[0]["available_at"] == after(seconds=3)
+    await schedules.sql("UPDATE schedule_backfills SET zone = 'UTC', cron = NULL, every_ms = 1000, start = NULL")
+    (shown,) = (await schedules.view())["backfills"]
+    assert (shown["lastError"], shown["retryAt"]) == (row["last_error"], iso(after(seconds=3)))
+    schedules.clock.advance(seconds=2)
+    await schedules.fire_backfills()
+    assert len(await schedules.backfilled()) == 4
+
+
+@pytest.mark.parametrize(
+    ("tenants", "error"),
+    [("b", ValueError("no")), ("abc", ValueError("no")), ("abc", DatabaseUnavailableError("away"))],
+)
+async def test_a_transaction_that_fails(
+    schedules: Schedules, monkeypatch: pytest.MonkeyPatch, tenants: str, error: Exception
+) -> None:
+    """Only a backfill that fails alone waits. If all fail, or the database is away, no backfill is changed."""
+    save = backfill_store.delete
+
+    async def fail(tx: Transaction, keys: Any) -> None:
+        if any(key.tenant_id in tenants for key in keys):
+            raise error
+        await save(tx, keys)
+
+    for tenant in ("a", "b", "c"):
+        send_backfill(schedules, tenant=tenant, seconds=3)
+    await schedules.consume()
+    monkeypatch.setattr(backfill_store, "delete", fail)
+    if tenants == "b":
+        await schedules.fire_backfills()
+        assert [len(await schedules.backfilled(tenant=each)) for each in ("a", "b", "c")] == [3, 0, 3]
+    else:
+        with pytest.raises(type(error)):
+            await schedules.fire_backfills()
+    errors = [row["last_error"] for row in await schedules.rows("schedule_backfills")]
+    assert errors == (["ValueError"] if tenants == "b" else [None] * 3)
+
+
+async def test_a_locked_backfill(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """A backfill that another instance has locked is skipped, and so are the later ones of its tenant."""
+    schedules = Schedules(postgres, memory_broker, clock)
+    send_backfill(schedules)
+    send_backfill(schedules)
+    await schedules.consume()
+    async with asyncio.timeout(10), postgres.transaction() as tx:
+        await tx.fetch("SELECT 1 FROM schedule_backfills ORDER BY position_sequence LIMIT 1 FOR UPDATE")
+        assert await next_at(schedules.backfill_worker, NOW) == NOW + 50
+        assert await slots_in_outbox(schedules) == {}
+
+
+async def test_two_instances(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two instances share the portions of a backfill. Each slot fires once."""
+    monkeypatch.setattr(room, "MOST_SLOTS", 200)
+    both = [Schedules(postgres, memory_broker, clock) for _ in range(2)]
+    send_backfill(both[0])
+    await both[0].consume()
+    order = Random(1)
+    while await both[0].rows("schedule_backfills"):
+        chosen = order.sample(both, 2)
+        await asyncio.gather(*(each.backfill_worker.tick(NOW) for each in chosen))
+        await both[0].publish()
+    assert Counter(await both[0].backfilled()) == {iso(NOW - 1000 * seconds): 1 for seconds in range(1, SECONDS + 1)}
+    shares = [each.metrics.settled_in["schedule_backfills", "fired"] for each in both]
+    assert (sum(shares), min(shares) > 0) == (SECONDS, True)

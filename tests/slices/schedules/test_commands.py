@@ -71,18 +71,6 @@ async def test_remembered_pause_holds_for_the_next_put(schedules: Schedules) -> 
     assert await schedules.fired() == [iso(after(minutes=12))]
 
 
-async def test_slots_of_a_pause_are_not_missed(schedules: Schedules) -> None:
-    """Slots of a pause neither fire nor count as missed."""
-    await schedules.put(catchUp={"policy": "all"})
-    await schedules.about("Pause")
-    await schedules.advance(minutes=10)
-    await schedules.about("Resume")
-    await schedules.advance(minutes=1)
-    (event,) = await schedules.events_of("ScheduleFired")
-    assert (event["payload"]["slotAt"], "missedSince" in event["payload"]) == (iso(after(minutes=11)), False)
-    assert schedules.metrics.missed == 0
-
-
 async def test_trigger(schedules: Schedules) -> None:
     """A trigger fires at once, with the data of the schedule or its own, and moves nothing."""
     await schedules.put(every="PT1H", data="own", maxCount=1)
@@ -99,14 +87,6 @@ async def test_trigger(schedules: Schedules) -> None:
     assert len({each["id"] for each in events}) == 3
     assert (events[0]["causationId"], events[0]["correlationId"], before) == ("trigger-1", "corr", 0)
     assert schedules.command_wakes[-1] == schedules.clock.now()
-
-
-async def test_trigger_of_an_ended_schedule(schedules: Schedules) -> None:
-    """A schedule that has ended can be triggered."""
-    await schedules.put(maxCount=1)
-    await schedules.advance(minutes=1)
-    assert (await schedules.status(), await schedules.about("Trigger")) == ("ended", "triggered")
-    assert len(await schedules.events_of("ScheduleFired")) == 2
 
 
 async def test_ended_event(schedules: Schedules) -> None:
@@ -130,19 +110,6 @@ async def test_ended_event(schedules: Schedules) -> None:
     assert (view["status"], view["endReason"], view["endedAt"]) == ("ended", "max_count", iso(after(minutes=7)))
 
 
-async def test_each_end_of_a_batch_has_an_event(schedules: Schedules) -> None:
-    """A schedule that ends in a batch has an event, also if a later command of the batch starts or deletes it."""
-    await schedules.put()
-    schedules.send("PutSchedule", every="PT1M", endAt=iso(NOW))
-    schedules.send("PutSchedule", every="PT1M", endAt=iso(NOW), data=1)
-    schedules.send("PutSchedule", every="PT1H", endAt=iso(NOW))
-    schedules.send("PutSchedule", every="PT1H")
-    schedules.send("DeleteSchedule")
-    await schedules.consume()
-    ended = await schedules.events_of("ScheduleEnded")
-    assert len({each["id"] for each in ended}) == len(ended) == 2
-
-
 async def test_null_is_the_default(schedules: Schedules) -> None:
     """An optional field that is null has its default, as if it were left out."""
     optional = ("zone", "startAt", "endAt", "maxCount", "jitter", "catchUp")
@@ -163,17 +130,6 @@ async def test_large_data_is_deferred(schedules: Schedules) -> None:
     assert schedules.metrics.commands["TriggerSchedule", "triggered"] == 150
     assert len(schedules.command_wakes) - before == 5, "each transaction wakes the loops"
     assert len(await schedules.events_of("ScheduleFired")) == 150
-
-
-async def test_many_large_schedules_are_deferred(schedules: Schedules) -> None:
-    """Commands on schedules with more data than a transaction may read are handled in several."""
-    for number in range(600):
-        schedules.send("PutSchedule", scheduleId=f"s-{number}", every="PT1H", data="x" * 30_000)
-    await schedules.consume()
-    for number in range(600):
-        schedules.send("PauseSchedule", scheduleId=f"s-{number}")
-    await schedules.consume()
-    assert schedules.metrics.commands["PauseSchedule", "paused"] == 600
 
 
 REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -201,12 +157,3 @@ async def test_rejections(schedules: Schedules) -> None:
             *others, letter = await schedules.dead_letters()
             assert json.loads(letter.body)["payload"].get("cron") == fields.get("cron")
             assert (len(others), await schedules.all_rows()) == (number, [])
-
-
-async def test_commands_without_effect_leave_no_row(schedules: Schedules) -> None:
-    """A command on an unknown schedule leaves a row only if it is a Pause."""
-    for verb in ("Resume", "Delete", "Trigger"):
-        assert await schedules.about(verb) == "not_found"
-    assert await schedules.all_rows() == []
-    assert await schedules.about("Pause") == "not_found"
-    assert (await schedules.row())["is_paused"] == 1

@@ -165,13 +165,6 @@ def test_put_that_goes_on(fields: dict[str, Any]) -> None:
     assert (outcome, kept) == (Outcome.UPDATED, (after(minutes=7), after(minutes=8), 7))
 
 
-def test_lower_max_count() -> None:
-    """A Put with a lower maximum starts again, also if more slots have fired."""
-    fired = after_all(put(1, **EVERY, max_count=9))._replace(fired_count=7)
-    schedule, outcome = apply(fired, put(9, **EVERY, max_count=2))
-    assert (outcome, schedule.status, schedule.fired_count) == (Outcome.UPDATED, Status.ACTIVE, 0)
-
-
 def test_each_put_on_an_ended_schedule() -> None:
     """Only a Put that starts the schedule again ends its end."""
     ended = after_all(put(1, **EVERY, max_count=1))._replace(

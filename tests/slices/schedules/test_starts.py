@@ -1,8 +1,6 @@
 """Schedules whose slots and triggers start workflows: what is started, what is skipped, and how that shows."""
 
-from collections import Counter
-from collections.abc import Coroutine, Mapping
-from math import inf
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,11 +8,9 @@ import pytest
 from tests.harness.cases import case
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.schedules import StartingSchedules
-from tests.simulation.faults import FaultyDatabase, Gate, Point, Process
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
-from timer_service.schedules.firing import transaction as firing_pass
 
 ALL = {"policy": "all"}
 KEY = {"concurrencyKey": "only-one"}
@@ -51,20 +47,6 @@ async def test_each_slot_starts_a_workflow(starting: StartingSchedules) -> None:
     assert (await starting.view())["firedCount"] == 1
 
 
-async def test_a_transaction_starts_few_workflows(starting: StartingSchedules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction starts 250 workflows, so that others need not wait long. The rest follows at once."""
-    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", inf)
-    for number in range(301):
-        starting.send("PutSchedule", scheduleId=f"s-{number:03}", every="PT1M", start={"type": "order"})
-    await starting.consume()
-    starting.clock.advance(minutes=1)
-    counts = []
-    for _ in range(2):
-        await starting.worker.tick(starting.clock.now())
-        counts.append(len(await starting.rows("workflows")))
-    assert counts == [250, 301]
-
-
 async def test_the_view_shows_the_start(starting: StartingSchedules) -> None:
     """The reply to get-schedule and the page have the fields of `start`, with the defaults."""
     await starting.put_start(start={"input": [1], "deadlineIn": 60_000, "retry": {"maxAttempts": 2}, **KEY})
@@ -92,32 +74,6 @@ async def test_the_same_start_as_a_command(starting: StartingSchedules) -> None:
     assert await starting.start(*ids(1), input={"a": [2]}) == "exists"
 
 
-async def test_a_late_schedule_follows_its_policy(starting: StartingSchedules) -> None:
-    """After an outage, the policy decides which slots start workflows."""
-    await starting.put_start("all", catchUp=ALL)
-    await starting.put_start("last")
-    await starting.advance(minutes=10, seconds=30)
-    found = await starting.workflows()
-    assert [sum(name.startswith(schedule) for name in found) for schedule in ("all", "last")] == [10, 1]
-    assert starting.metrics.missed == 9
-
-
-async def test_a_late_slot_creates_the_same_workflow(starting: StartingSchedules) -> None:
-    """A slot can fire again after a restore. `createdAt` is the slot, so the keys of the steps stay."""
-    await starting.put_start(maxCount=1)
-    await starting.advance(minutes=1, seconds=20)
-    (row,) = await starting.rows("workflows")
-    assert row["created_at"] == after(minutes=1)
-
-
-async def test_max_count_and_the_end(starting: StartingSchedules) -> None:
-    """The schedule ends after `maxCount` workflows."""
-    await starting.put_start(maxCount=2, catchUp=ALL)
-    await starting.advance(minutes=5)
-    assert list(await starting.workflows()) == ids(1, 2)
-    assert (await starting.view())["endReason"] == "max_count"
-
-
 async def test_a_put_changes_the_start(starting: StartingSchedules) -> None:
     """A Put with another `start` is `updated`. It keeps the slots that are due, which start the new workflow."""
     await starting.put_start(catchUp=ALL)
@@ -130,31 +86,6 @@ async def test_a_put_changes_the_start(starting: StartingSchedules) -> None:
     assert await starting.put(catchUp=ALL) == "updated"
     await starting.advance(minutes=1)
     assert (await starting.fired(), list(await starting.workflows())) == ([slot(3)], ids(1, 2))
-
-
-async def test_pause_resume_and_delete(starting: StartingSchedules) -> None:
-    """No workflow is started for the slots of a pause, nor after a delete."""
-    await starting.put_start()
-    await starting.about("Pause")
-    await starting.advance(minutes=2)
-    await starting.about("Resume")
-    await starting.advance(minutes=1)
-    await starting.about("Delete")
-    await starting.advance(minutes=5)
-    assert list(await starting.workflows()) == ids(3)
-
-
-async def test_a_clock_that_was_ahead(starting: StartingSchedules) -> None:
-    """If a slot comes again after the clock was set back, its workflow stays as it is, and the slot fires."""
-    await starting.put_start(catchUp=ALL)
-    await starting.advance(minutes=2)
-    before = await starting.workflow_rows()
-    await starting.sql(
-        f"UPDATE schedules SET after_at = {after()}, slot_at = {after(minutes=1)}, available_at = {after(minutes=1)}"
-    )
-    await starting.advance(minutes=1)
-    assert (await starting.workflow_rows())[:2] == before
-    assert (list(await starting.workflows()), await starting.skipped()) == (ids(1, 2, 3), [])
 
 
 async def test_disabled_workflows_are_stored(starting: StartingSchedules) -> None:
@@ -185,38 +116,6 @@ async def test_a_busy_key(starting: StartingSchedules) -> None:
     assert "missedSince" not in await starting.view()
 
 
-async def test_an_event_of_a_skipped_slot(starting: StartingSchedules) -> None:
-    """The event names the slot, the workflow and the reason."""
-    await starting.put_start(start=KEY)
-    await starting.start("mine", **KEY)
-    await starting.advance(minutes=1)
-    (event,) = await starting.events_of("ScheduleSkipped")
-    about = {"tenantId": "acme", "scheduleId": "daily", "slotAt": slot(1), "skippedAt": slot(1)}
-    assert event["payload"] == {**about, "cause": "slot", "reason": "busy", "workflowId": ids(1)[0]}
-    assert event["causationId"] == (await starting.row())["causation_id"]
-
-
-async def test_several_slots_with_one_key(starting: StartingSchedules) -> None:
-    """Of the slots and schedules that are due together with one key, the first one starts its workflow."""
-    await starting.put_start(start=KEY, catchUp=ALL)
-    await starting.put_start("other", start=KEY)
-    await starting.advance(minutes=3)
-    assert list((await starting.workflows()).values()).count("waiting") == 1
-    assert starting.metrics.not_started == {"busy": 4}
-
-
-async def test_messages_before_slots_with_one_key(
-    starting: StartingSchedules, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of two slots with one key for which messages are kept, one starts its workflow. No pass fails."""
-    for name in ("a", "b"):
-        await starting.put_start(name, start=KEY)
-        await starting.request("SendToWorkflow", workflowId=f"{name}/{slot(1)}", name="approval")
-    await starting.advance(minutes=1)
-    assert sorted((await starting.workflows()).values()) == ["cancelled", "waiting"]
-    assert "pass failed" not in caplog.text
-
-
 async def test_skipped_slots_do_not_count(starting: StartingSchedules) -> None:
     """`maxCount` counts workflows. A schedule whose last slot is skipped goes on."""
     await starting.put_start(start=KEY, catchUp=ALL, maxCount=2)
@@ -226,46 +125,6 @@ async def test_skipped_slots_do_not_count(starting: StartingSchedules) -> None:
     await starting.advance(minutes=1)
     assert (await starting.view())["endReason"] == "max_count"
     assert len(await starting.events_of("ScheduleEnded")) == 1
-
-
-@pytest.mark.parametrize("when", ["before the Put", "after the Put"])
-async def test_a_workflow_of_the_user_with_the_id(starting: StartingSchedules, when: str) -> None:
-    """The workflow of the user stays untouched. The slot is skipped visibly, and the schedule goes on."""
-    if when == "after the Put":
-        await starting.put_start()
-    await starting.start(*ids(1), input="mine")
-    before = await starting.workflow_rows()
-    await starting.put_start()
-    await starting.advance(minutes=1)
-    assert await starting.workflow_rows() == before
-    assert (await starting.skipped(), starting.metrics.not_started) == ([(slot(1), "exists")], {"exists": 1})
-    await starting.advance(minutes=1)
-    assert list(await starting.workflows()) == ids(1, 2)
-
-
-async def test_a_cancel_before_the_slot(starting: StartingSchedules) -> None:
-    """A CancelWorkflow that is newer than the definition wins. After another Put, the slot is started."""
-    await starting.put_start()
-    await starting.about_workflow("Cancel", *ids(1))
-    await starting.about_workflow("Cancel", *ids(2))
-    await starting.advance(minutes=1)
-    assert (await starting.skipped(), await starting.workflows()) == (
-        [(slot(1), "cancelled")],
-        dict.fromkeys(ids(1, 2), "cancelled"),
-    )
-    await starting.put_start(start={"queue": "other"})
-    await starting.advance(minutes=1)
-    assert (await starting.workflows())[ids(2)[0]] == "waiting"
-
-
-async def test_a_message_before_the_slot(starting: StartingSchedules) -> None:
-    """A message that was sent to the id before is kept for the workflow."""
-    await starting.put_start()
-    reply = await starting.request("SendToWorkflow", workflowId=ids(1)[0], name="approval", data=1)
-    assert reply["outcome"] == "kept"
-    await starting.advance(minutes=1)
-    row = next(row for row in await starting.rows("workflows") if row["workflow_id"] == ids(1)[0])
-    assert (row["status"], row["messages"]) == ("waiting", 1)
 
 
 async def test_a_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -279,15 +138,6 @@ async def test_a_limit(store: Database, memory_broker: MemoryBroker, clock: Manu
     await starting.about_workflow("Cancel", *ids(1))
     await starting.advance(minutes=1)
     assert (await starting.workflows())[ids(3)[0]] == "waiting"
-
-
-async def test_a_limit_of_data(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """The inputs of slots count, too."""
-    starting = limited(store, memory_broker, clock, workflow_data=3000)
-    await starting.put_start(start={"input": "x" * 2000})
-    await starting.advance(minutes=1)
-    await starting.advance(minutes=1)
-    assert await starting.skipped() == [(slot(2), "over_quota")]
 
 
 # Triggers
@@ -370,43 +220,3 @@ async def test_the_longest_id(starting: StartingSchedules) -> None:
 
 
 # Cost
-
-
-class CountingGate(Gate):
-    """Counts the statements."""
-
-    def __init__(self) -> None:
-        super().__init__(Process(lambda: None), Counter())
-        self.statements = 0
-
-    async def reach(self, point: Point) -> None:
-        self.statements += point is Point.BEFORE_STATEMENT
-
-
-@pytest.mark.parametrize("enabled", [True, False], ids=["workflows on", "workflows off"])
-async def test_schedules_without_start_pay_nothing(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, *, enabled: bool
-) -> None:
-    """A pass has as many statements as before there were starts, and a trigger too."""
-    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", inf)  # however slow this machine is
-    gate = CountingGate()
-    database = FaultyDatabase(store, gate, exclusive=True)
-    starting = StartingSchedules(database, memory_broker, clock, enabled=enabled)
-    for number in range(50):
-        starting.send("PutSchedule", scheduleId=f"s-{number}", every="PT1M")
-    await starting.consume()
-
-    async def count(work: Coroutine[Any, Any, Any]) -> int:
-        gate.statements = 0
-        await work
-        return gate.statements
-
-    clock.advance(minutes=1)
-    passed = await count(starting.worker.tick(clock.now()))
-    starting.send("TriggerSchedule", scheduleId="s-0")
-    await starting.reader.begin()
-    triggered = await count(starting.reader.turn())
-    await starting.put_start("with-start")
-    clock.advance(minutes=1)
-    assert (passed, triggered) == (6, 5)
-    assert await count(starting.worker.tick(clock.now())) > passed

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from timer_service.core.due.isolate import Retry
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 
 SQL = load_sql("timer_service.core.due", "due_rows.sql")
-NOTHING: Mapping[str, int] = {}
 _MOST_LOOKED_AT = 5000
 """How many tenants with rows to fire one scan looks at, due or not. On SQLite, 5,000 take about 25 ms."""
 _POLL_MS = 1_000
@@ -195,23 +195,21 @@ class DueRows(FairRows):
         self._due_of_tenant = table.sql("due_of_tenant")
         self._due_by_key = table.sql("due_by_key")
         self._oldest_of_tenant = table.sql("oldest_of_tenant")
+        self._postpone = table.sql("postpone")
 
-    async def select(
-        self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = (), beyond: Mapping[str, int] = NOTHING
-    ) -> list[Row]:
+    async def select(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> list[Row]:
         """Lock and return up to `limit` due rows fairly, as `take`, in the order in which they became due.
 
-        A tenant in `beyond` gets so many rows in addition: its oldest rows are not those that come first. Rows with a
-        damaged key are left out: nothing can be written to them, so they would be handled in each pass.
+        Rows with a damaged key are left out: nothing can be written to them, so they would be handled in each pass.
         """
 
         async def select_shares(shares: Shares) -> Sequence[Row]:
-            each = [{"tenant_id": name, "now": now, "limit": share + beyond.get(name, 0)} for name, share in shares]
+            each = [{"tenant_id": name, "now": now, "limit": share} for name, share in shares]
             return await tx.fetch_each(f"{self._due_of_tenant}\n/* skip locked */", each)
 
         async def add_oldest(rows: list[Row], count: int) -> list[Row]:
             known = set(map(self._key_of, rows))
-            most = len(rows) + count + sum(beyond.values())
+            most = len(rows) + count
             oldest = await tx.fetch(self._due, {"now": now, "limit": most})
             return rows + [row for row in oldest if self._key_of(row) not in known][: most - len(rows)]
 
@@ -238,3 +236,11 @@ class DueRows(FairRows):
         """
         each = [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)]
         return list(await tx.fetch_each(self._oldest_of_tenant, each))
+
+    async def postpone(self, tx: Transaction, retries: Mapping[Any, Retry]) -> None:
+        """Let locked rows wait, by their keys, with the error of each."""
+        many = [
+            {**dict(zip(self._key, key, strict=True)), "retry_at": at, "error": error}
+            for key, (at, error) in sorted(retries.items())
+        ]
+        await tx.executemany(self._postpone, many)

@@ -74,3 +74,7 @@ WHERE COALESCE({available} <= :now, FALSE) AND tenant_id = :tenant_id AND ({rest
     SELECT {rest_of_key} FROM {table} WHERE tenant_id = :tenant_id AND {where} ORDER BY {order} LIMIT 1
 )
 /* skip locked */
+
+-- name: postpone
+-- Lets a locked row wait with an error. Nothing of the row is read: it may be damaged.
+UPDATE {table} SET {available} = :retry_at, last_error = :error WHERE {key_is}

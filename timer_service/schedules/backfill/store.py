@@ -4,22 +4,20 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from timer_service.core.due.due_rows import DueTable
-from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.limits.quotas import Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
-from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
-from timer_service.schedules.backfills import Backfill, BackfillKey, OpenBackfill
+from timer_service.schedules.backfills import Backfill, BackfillKey
 from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.schedule import Key
-from timer_service.schedules.store import dump_spec, read_spec
+from timer_service.schedules.store import LONGEST_DELAY_MS, dump_spec, read_spec
 
 TABLE = "schedule_backfills"
-_KEY = ("tenant_id", "position_epoch", "position_sequence")
+_KEY = BackfillKey._fields
 _PLAIN = (
     *("schedule_id", "jitter_ms", "from_at", "to_at", "slot_limit", "after_at", "available_at"),
     *("fired_count", "skipped_count", "last_error", "data_size"),
@@ -34,15 +32,14 @@ _COLUMNS = (*_WITHOUT_DATA, "data")
 
 _SQL = load_sql("timer_service.schedules.backfill", "store.sql")
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
+_SQL["of_schedule"] = _SQL["of_schedule"].format(columns=", ".join(_WITHOUT_DATA))
 
 BACKFILLS = DueTable(TABLE, _KEY, order=("available_at", *_KEY[1:]), columns=_WITHOUT_DATA)
-
-_LONGEST_DELAY_MS = int(LONGEST.total_seconds() * 1000)
 
 TIMED = TimedRows(
     table=TABLE,
     instant="available_at",
-    is_wrong=f"available_at - {_LONGEST_DELAY_MS + SLACK_MS} > :now",
+    is_wrong=f"available_at - {LONGEST_DELAY_MS + SLACK_MS} > :now",
     repair="available_at = :now",
 )
 """The backfills that wait for their next portion."""
@@ -71,7 +68,7 @@ async def find_created(reader: Reader, schedules: Collection[Key]) -> dict[Key, 
 
 async def load_data(reader: Reader, keys: Collection[BackfillKey]) -> dict[BackfillKey, str]:
     """Return the data of backfills that have any."""
-    rows = await reader.fetch_each(_SQL["load_data"], [_key_columns(key) for key in sorted(keys)])
+    rows = await reader.fetch_each(_SQL["load_data"], [key._asdict() for key in sorted(keys)])
     return {key_of(row): row["data"] for row in rows}
 
 
@@ -79,30 +76,24 @@ async def save(tx: Transaction, backfills: Collection[Backfill]) -> None:
     """Write how far some backfills are. They are locked."""
     in_order = sorted(backfills, key=lambda each: each.key)
     counts = ("after_at", "fired_count", "skipped_count")
-    many = [{**_key_columns(each.key), **{name: getattr(each, name) for name in counts}} for each in in_order]
+    many = [{**each.key._asdict(), **{name: getattr(each, name) for name in counts}} for each in in_order]
     await tx.executemany(_SQL["save"], many)
-
-
-async def postpone(tx: Transaction, retries: Mapping[BackfillKey, Retry]) -> None:
-    """Let locked backfills wait until an instant each, with the error of each."""
-    many = [{**_key_columns(key), "retry_at": at, "error": error} for key, (at, error) in sorted(retries.items())]
-    await tx.executemany(_SQL["postpone"], many)
 
 
 async def delete(tx: Transaction, keys: Collection[BackfillKey]) -> None:
     """Delete backfills that have ended. They are locked."""
-    await tx.executemany(_SQL["delete"], [_key_columns(key) for key in sorted(keys)])
+    await tx.executemany(_SQL["delete"], [key._asdict() for key in sorted(keys)])
 
 
-async def of_schedule(reader: Reader, schedule: Key, limit: int) -> list[OpenBackfill]:
-    """Return how far the oldest backfills of a schedule are."""
+async def of_schedule(reader: Reader, schedule: Key, limit: int) -> list[Backfill]:
+    """Return the oldest backfills of a schedule, without their data."""
     rows = await reader.fetch(_SQL["of_schedule"], {**schedule._asdict(), "limit": limit})
-    return [OpenBackfill(*(row[name] for name in OpenBackfill._fields)) for row in rows]
+    return [read_backfill(row) for row in rows]
 
 
 def key_of(row: Row) -> BackfillKey:
     """Return the key in a row of `schedule_backfills`."""
-    return BackfillKey(row["tenant_id"], Position(row["position_epoch"], row["position_sequence"]))
+    return BackfillKey(row["tenant_id"], row["position_epoch"], row["position_sequence"])
 
 
 def read_backfill(row: Row) -> Backfill:
@@ -116,17 +107,9 @@ def read_backfill(row: Row) -> Backfill:
     )
 
 
-def _key_columns(key: BackfillKey) -> Mapping[str, Any]:
-    return {
-        "tenant_id": key.tenant_id,
-        "position_epoch": key.position.epoch,
-        "position_sequence": key.position.sequence,
-    }
-
-
 def _parameters(backfill: Backfill) -> Mapping[str, Any]:
     return {
-        **_key_columns(backfill.key),
+        **backfill.key._asdict(),
         **{name: getattr(backfill, name) for name in _PLAIN},
         **backfill.recurrence._asdict(),
         "start": dump_spec(backfill.start),

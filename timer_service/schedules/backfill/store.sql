@@ -20,11 +20,6 @@ UPDATE schedule_backfills
 SET after_at = :after_at, fired_count = :fired_count, skipped_count = :skipped_count, last_error = NULL
 WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_sequence = :position_sequence
 
--- name: postpone
--- Lets a locked backfill wait. Nothing of its row is read.
-UPDATE schedule_backfills SET available_at = :retry_at, last_error = :error
-WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_sequence = :position_sequence
-
 -- name: delete
 -- Deletes a locked backfill that has ended.
 DELETE FROM schedule_backfills
@@ -37,8 +32,8 @@ SELECT COUNT(*) AS used FROM (
 ) AS counted
 
 -- name: of_schedule
--- Returns how far the oldest backfills of a schedule are. It reads no column that must be parsed.
-SELECT causation_id AS command_id, from_at, to_at, slot_limit, after_at, available_at, fired_count, skipped_count, last_error
+-- Returns the oldest backfills of a schedule.
+SELECT {columns}
 FROM schedule_backfills
 WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
 ORDER BY position_epoch, position_sequence

@@ -5,10 +5,7 @@ module that imports cronsim. cronsim parses an expression and searches on dateti
 """
 
 import re
-from calendar import monthrange
-from collections.abc import Collection, Iterator, Mapping
-from datetime import date, datetime, timedelta
-from functools import cache
+from datetime import datetime, timedelta
 
 from cronsim import CronSim
 
@@ -35,7 +32,15 @@ _FIELDS = {  # the fields in their order, and the values that each allows
     "day of week": "0 to 7 (0 and 7 are Sunday), SUN to SAT, MON#2 (the second Monday), 5L (the last Friday)",
 }
 _SYNTAX = "lists (`1,2`), ranges that go up (`22-23,0-2`, not `22-2`) and steps (`*/2`)"
-_HINTS = (  # texts that other programs accept: the field, the form, and the remedy
+_FORMS = (  # whole expressions that other programs accept: the form, and the remedy
+    (r"@REBOOT\b.*", "`@reboot` is not supported; write the times at which the schedule fires instead"),
+    (r"@EVERY\b.*", "`@every` is not supported; write the field `every` instead of `cron`, such as PT1H30M"),
+    (r"@NOON\b.*", "`@noon` is not supported; write `0 12 * * *` instead"),
+    (r"@.*", f"this name is not known; write {', '.join(map(str.lower, _ALIASES))} or five fields"),
+    (r"(CRON_)?TZ=.*", "the expression names a zone; write the field `zone` instead"),
+    (r"(\S+ ){6}\S+", "the expression has seven fields; leave out the year, and write `startAt` and `endAt` instead"),
+)
+_HINTS = (  # fields that other programs accept: the field, the form, and the remedy
     ("", r".*\?.*", "`?` is not supported; write `*` instead"),
     ("", r".*/0(?!\d).*", "a step is at least 1; write `*` for every value, or `*/2` for every second one"),
     ("day of month", r".*\dW.*", "`W` is not supported; write `LW` for the last day from Monday to Friday"),
@@ -72,14 +77,14 @@ def parse_cron(text: str) -> str:
         raise _invalid("the expression has characters that are not ASCII; write digits, English names and `* , - / #`")
     words = " ".join(text.upper().split())
     cron = _STEPPED_RANGE.sub(_without_step, _LEADING_ZEROS.sub("", _ALIASES.get(words, words)))
-    _check_form(cron.split())
+    _check_form(cron)
     try:
         parsed = CronSim(cron, _EPOCH)
     except Exception as error:  # whatever the parser raises
         for name, field in zip(_FIELDS, _with_second(cron), strict=True):
             _check_field(name, field)
         raise _never_fires(cron) from error  # each field is valid by itself
-    if not any(map(parsed.match_day, _days_of_months(parsed.months))):
+    if next(parsed, None) is None:  # no match in 50 years; every date with every weekday comes again within 40
         raise _never_fires(cron)
     return cron
 
@@ -133,24 +138,13 @@ def _without_step(stepped: re.Match[str]) -> str:
     return first if _VALUES.get(first, first) == _VALUES.get(last, last) else stepped[0]
 
 
-def _check_form(fields: list[str]) -> None:
-    first = fields[0] if fields else ""
-    if first == "@REBOOT":
-        raise _invalid("`@reboot` is not supported; write the times at which the schedule fires instead")
-    if first == "@EVERY":
-        raise _invalid("`@every` is not supported; write the field `every` instead of `cron`, such as PT1H30M")
-    if first == "@NOON":
-        raise _invalid("`@noon` is not supported; write `0 12 * * *` instead")
-    if first.startswith("@"):
-        known = ", ".join(each.lower() for each in _ALIASES)
-        raise _invalid(f"{' '.join(fields)[:_QUOTED]!r} is not known; write {known} or five fields")
-    if re.match(r"(CRON_)?TZ=", first):
-        raise _invalid("the expression names a zone; write the field `zone` instead")
-    if len(fields) == len(_FIELDS) + 1:
-        raise _invalid("the expression has seven fields; leave out the year, and write `startAt` and `endAt` instead")
-    if len(fields) not in (len(_FIELDS) - 1, len(_FIELDS)):
+def _check_form(cron: str) -> None:
+    for form, remedy in _FORMS:
+        if re.fullmatch(form, cron):
+            raise _invalid(remedy)
+    if (count := len(cron.split())) not in (len(_FIELDS) - 1, len(_FIELDS)):
         names = ", ".join(list(_FIELDS)[1:])
-        raise _invalid(f"write five fields ({names}), or six with the second first; this expression has {len(fields)}")
+        raise _invalid(f"write five fields ({names}), or six with the second first; this expression has {count}")
 
 
 def _check_field(name: str, field: str) -> None:
@@ -173,20 +167,3 @@ def _invalid(message: str) -> RecurrenceError:
 def _never_fires(cron: str) -> RecurrenceError:
     text = f"no date matches {cron!r}; write days that its months have, and weekdays that these days can be"
     return RecurrenceError("NEVER_FIRES", "cron", text)
-
-
-def _days_of_months(months: Collection[int]) -> Iterator[date]:
-    """Yield the days of one month of each kind that the months can have: at most 826 days.
-
-    A kind is a length and a first weekday. Whether a day matches depends on nothing else.
-    """
-    lengths = {monthrange(year, month)[1] for month in months for year in (1972, 1973)}  # with a 29 February, without
-    for (_, length), first in _month_kinds().items():
-        if length in lengths:
-            yield from (first + timedelta(days=passed) for passed in range(length))
-
-
-@cache
-def _month_kinds() -> Mapping[tuple[int, int], date]:
-    """Return a first day for each first weekday and length of a month. The kinds repeat after 28 years."""
-    return {monthrange(year, month): date(year, month, 1) for year in range(1972, 2000) for month in range(1, 13)}

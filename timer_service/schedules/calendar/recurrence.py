@@ -9,24 +9,14 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from timer_service.core.values.duration import DAY, SECOND, parse_duration
+from timer_service.core.values.duration import DAY, SECOND
 from timer_service.core.values.instant import LATEST
 from timer_service.schedules.calendar.cron import first_match, is_fixed, last_match, parse_cron
 from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at
 
-MIN_EVERY = SECOND
-MAX_EVERY = 366 * DAY
-
 _HORIZON = 50 * 366 * DAY // SECOND
 """How far a search goes, in seconds. Every date with every weekday comes again within 40 years."""
-_MOST_STRETCHES = 16
-"""In how many stretches of a zone a match is looked for. More are only looked at if every match is in a gap.
-
-Without a limit, an expression whose matches all are in gaps takes 40 ms.
-"""
-_ALL_STRETCHES = 1000
-"""More than there are in 50 years."""
 _LARGEST_CHANGE = DAY // SECOND
 """No clock changes by more, in seconds."""
 _LARGEST_OFFSET = 2 * DAY // SECOND
@@ -56,17 +46,10 @@ class Recurrence(NamedTuple):
         return LATEST if self.end_at is None else min(self.end_at - 1, LATEST)
 
 
-class NewestSlots(NamedTuple):
-    """The newest slots of a range, in order, and the oldest slot of the range if it is not among them."""
-
-    slots: tuple[int, ...]
-    first_older: int | None
-
-
 def parse_recurrence(
     *,
     cron: str | None,
-    every: str | int | None,
+    every: int | None,
     zone: str | None = None,
     start_at: int | None = None,
     end_at: int | None = None,
@@ -85,44 +68,24 @@ def parse_recurrence(
         check_zone(zone)
     recurrence = Recurrence(
         cron=None if cron is None else parse_cron(cron),
-        every_ms=None if every is None else parse_every(every),
+        every_ms=every,
         zone=zone or "UTC",
         start_at=start_at,
         end_at=end_at,
     )
-    check_fires(recurrence)
+    _check_fires(recurrence)
     return recurrence
 
 
-def parse_every(value: object) -> int:
-    """Return the distance of slots in milliseconds, from 1 s to 366 days.
-
-    Raises `RecurrenceError` (INVALID_PAYLOAD) if the value is not such a duration.
-    """
-    try:
-        every = parse_duration(value)
-    except ValueError as error:
-        raise RecurrenceError("INVALID_PAYLOAD", "every", f"`every` {error}") from error
-    if not MIN_EVERY <= every <= MAX_EVERY:
-        raise RecurrenceError("INVALID_PAYLOAD", "every", "`every` must be from 1 s (PT1S) to 366 days (P366D)")
-    return every
-
-
-def check_fires(recurrence: Recurrence) -> None:
+def _check_fires(recurrence: Recurrence) -> None:
     """Raise `RecurrenceError` (NEVER_FIRES) if no slot is in [`start_at`, `end_at`), whatever the time."""
     if recurrence.first > recurrence.last:
         start = "1970-01-01T00:00:00Z" if recurrence.start_at is None else "`startAt`"
         raise RecurrenceError("NEVER_FIRES", "endAt", f"`endAt` must be later than {start}")
-    if next_slot(recurrence, recurrence.first - 1) is None and not _fires_later(recurrence):
+    if next_slot(recurrence, recurrence.first - 1) is None:
         end = "" if recurrence.end_at is None else " and before `endAt`"
         text = f"no slot is at or after `startAt`{end}; write an earlier `startAt`{end and ' or a later `endAt`'}"
         raise RecurrenceError("NEVER_FIRES", "startAt", text)
-
-
-def _fires_later(recurrence: Recurrence) -> bool:
-    """Return whether a slot follows many matches in gaps: `*/15 2 * 4 0L` in America/Toronto, from 1987 on."""
-    slot = _first_slot(recurrence, recurrence.first, _ALL_STRETCHES)
-    return slot is not None and slot <= recurrence.last
 
 
 @lru_cache(maxsize=1024)
@@ -145,15 +108,12 @@ def slots_between(recurrence: Recurrence, after: int, until: int) -> Iterator[in
         after = slot
 
 
-def newest_slots(recurrence: Recurrence, after: int, until: int, limit: int) -> NewestSlots:
-    """Return the newest `limit` slots later than `after` and not later than `until`. Older slots are not computed.
+def newest_slots(recurrence: Recurrence, after: int, until: int, limit: int) -> tuple[int, ...]:
+    """Return the newest `limit` slots later than `after` and not later than `until`, in order.
 
-    To compute in pieces, call it again with `until` before the oldest slot that it returned.
+    No other slot is computed. Call it again with `until` before the oldest slot that it returned for more.
     """
-    newest = tuple(islice(_slots_back(recurrence, after, until), limit))[::-1]
-    oldest = next_slot(recurrence, after)
-    all_found = oldest is None or oldest > until or oldest in newest[:1]
-    return NewestSlots(newest, None if all_found else oldest)
+    return tuple(islice(_slots_back(recurrence, after, until), limit))[::-1]
 
 
 def due_of(recurrence: Recurrence, slot: int, jitter_ms: int, tenant_id: str, schedule_id: str) -> int:
@@ -182,11 +142,11 @@ def _slots_back(recurrence: Recurrence, after: int, until: int) -> Iterator[int]
         last = slot - 1
 
 
-def _first_slot(recurrence: Recurrence, first: int, most_stretches: int = _MOST_STRETCHES) -> int | None:
+def _first_slot(recurrence: Recurrence, first: int) -> int | None:
     """Return the first slot from `first` on, without regard to the end."""
     if recurrence.every_ms is not None:
         return first + (recurrence.first - first) % recurrence.every_ms
-    return _first_cron_slot(recurrence.cron or "", recurrence.zone, -(-first // SECOND), most_stretches)
+    return _first_cron_slot(recurrence.cron or "", recurrence.zone, -(-first // SECOND))
 
 
 def _last_slot(recurrence: Recurrence, last: int) -> int | None:
@@ -196,14 +156,12 @@ def _last_slot(recurrence: Recurrence, last: int) -> int | None:
     return _last_cron_slot(recurrence.cron or "", recurrence.zone, last // SECOND)
 
 
-def _first_cron_slot(cron: str, zone: str, second: int, most_stretches: int) -> int | None:
+def _first_cron_slot(cron: str, zone: str, second: int) -> int | None:
     """Return the first slot from a second on. Each stretch of the zone is searched until a match is in it."""
     fixed = is_fixed(cron)
     horizon = min(second + _HORIZON, LAST_SECOND)
     searched, match = 0, None
-    for _ in range(most_stretches):
-        if second > horizon:
-            return None
+    while second <= horizon:
         stretch = stretch_at(zone, second)
         wall = _first_wall(stretch, fixed=fixed)
         if second > stretch.start:
@@ -224,9 +182,7 @@ def _last_cron_slot(cron: str, zone: str, second: int) -> int | None:
     fixed = is_fixed(cron)
     horizon = max(second - _HORIZON, 0)
     searched, match = 0, None
-    for _ in range(_MOST_STRETCHES):
-        if second < horizon:
-            return None
+    while second >= horizon:
         stretch = stretch_at(zone, second)
         wall = second + stretch.offset
         if match is None or not match <= wall <= searched:

@@ -1,10 +1,9 @@
 """Time zones: their names, and the stretches of time in which a zone has one offset. Pure, but for the zone data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cache, lru_cache
-from itertools import groupby
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -111,21 +110,11 @@ def _unknown(name: str) -> RecurrenceError:
     return RecurrenceError("UNKNOWN_ZONE", "zone", text)
 
 
-def _nearest(name: str) -> list[str]:
-    """Return at most three known names that look like a name and whose last part begins with the same letter."""
+@lru_cache(maxsize=256)  # computing them takes 3 ms
+def _nearest(name: str) -> tuple[str, ...]:
+    """Return at most three known names that look like a name."""
     if len(name) > _LONGEST_NAME:
-        return []
+        return ()
     lower = name.lower()
-    known = {each.lower(): each for each in _names_by_letter().get(_letter(lower), ())}
-    return [known[lower]] if lower in known else [known[each] for each in get_close_matches(lower, known, 3)]
-
-
-@cache
-def _names_by_letter() -> Mapping[str, Sequence[str]]:
-    """Return the names by the first letter of their last part, because a comparison with all names takes 3 ms."""
-    ordered = sorted(_names(), key=_letter)
-    return {letter: sorted(names) for letter, names in groupby(ordered, _letter)}
-
-
-def _letter(name: str) -> str:
-    return name.rpartition("/")[2][:1].lower()
+    known = {each.lower(): each for each in _names()}
+    return (known[lower],) if lower in known else tuple(known[each] for each in get_close_matches(lower, known, 3))
