@@ -24,6 +24,8 @@ from timer_service.core.service.clock_repair import leased_rows
 from timer_service.runs.announcements import ANNOUNCEMENTS
 from timer_service.schedules.backfill.store import BACKFILLS
 from timer_service.schedules.store import SCHEDULES
+from timer_service.signals.firing_store import FIRINGS
+from timer_service.signals.store import UNEVALUATED
 from timer_service.timers.cancellations import CANCELLATIONS
 from timer_service.ui.views import TENANT_ROWS
 from timer_service.ui.views.failed import KINDS
@@ -34,8 +36,10 @@ SELECT = (*NEXT, "count_available", "next_available_after", "due", "due_of_tenan
 OLDEST = (*NEXT, "oldest_of_tenant")
 DUE: dict[DueTable, Sequence[str]] = {
     CANCELLATIONS: OLDEST,
-    BACKFILLS: OLDEST,
-    SCHEDULES: SELECT,
+    BACKFILLS: (*OLDEST, "postpone"),
+    SCHEDULES: (*SELECT, "postpone"),
+    FIRINGS: SELECT,
+    UNEVALUATED: (*NEXT, "due_of_tenant", "due_by_key"),
     ANNOUNCEMENTS: SELECT,
     OVERDUE: (*NEXT, "due_of_tenant", "due_by_key"),
 }
@@ -62,6 +66,20 @@ VARIANTS = {
         "of an item": {"where": "work_item_id = :work_item_id AND status = 'active'"},
     },
     "schedules/store page": {"active": {"status": "active"}},
+    "runs/loader find_jobs": {
+        "one": {"each": "/* each of many */", "which": "AND job_name = :job_name"},
+        "all": {"each": "", "which": "ORDER BY job_name"},
+        "open": {"each": "", "which": "AND settled_at IS NULL ORDER BY job_name"},
+    },
+    "runs/loader find_value": {"": {"column": "outputs"}},
+    "runs/store update_jobs": {"one": {"which": "= :job_name"}, "many": {"which": "= ANY (:job_names)"}},
+    "runs/retention delete_rows": {"": {"table": "run_jobs", "key": "tenant_id, run_id, job_name"}},
+    "runs/retention has_no_rows": {},  # a part of `delete_run`
+    "runs/retention delete_run": {
+        "": {
+            "is_last": "NOT EXISTS (SELECT 1 FROM run_jobs AS rest WHERE rest.tenant_id = :tenant_id AND rest.run_id = :run_id)"
+        }
+    },
     "runs/queries page": {"all": {"and_status": ""}, "failed": {"and_status": "AND status = 'failed'"}},
     "workflows/queries page": {"open": {"where": "ended_at IS NULL"}, "ended": {"where": ENDED}},
     "workflows/queries page_end": {"open": {"where": "ended_at IS NULL"}, "ended": {"where": ENDED}},
