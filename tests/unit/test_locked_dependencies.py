@@ -1,6 +1,5 @@
 """The lock files of the dependencies, and the report of their audit."""
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from requirements.audit import FILES, describe, read_report
+from requirements.audit import FILES
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -97,27 +96,3 @@ def dependencies_of(name: str, extra: str, environment: dict[str, str]) -> Itera
     for each in map(Requirement, texts):
         if each.marker is None or each.marker.evaluate({**environment, "extra": extra}):
             yield each
-
-
-FINE = {"name": "a", "version": "1", "vulns": []}
-SKIPPED = {"name": "b", "skip_reason": "Dependency not found and could not be audited: b (1)"}
-BAD = {"name": "c", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}
-
-
-@pytest.mark.parametrize(
-    ("dependencies", "code", "text"),
-    [
-        ([FINE], 0, "1 dependencies checked, 0 vulnerabilities known"),
-        ([FINE, SKIPPED], 2, "NOT CHECKED"),
-        ([], 2, "pip-audit failed: no network"),
-        ([FINE, SKIPPED, BAD], 1, "c 1: CVE-1, fixed in 2"),
-    ],
-    ids=["fine", "skipped", "no network", "vulnerable"],
-)
-def test_audit(dependencies: list[dict[str, Any]], code: int, text: str) -> None:
-    """Only an audit that has checked every dependency and found nothing ends with 0."""
-    report = (
-        read_report(json.dumps({"dependencies": dependencies}), "") if dependencies else read_report("", "no network")
-    )
-    assert report.exit_code == code
-    assert text in describe(report)

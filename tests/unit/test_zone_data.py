@@ -33,9 +33,3 @@ def test_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_line: b
     if first_line is not None:
         (tmp_path / "tzdata.zi").write_bytes(first_line)
     assert str(zone_data()) == f"system {expected}, tzdata {version('tzdata')}"
-
-
-def test_a_system_without_zones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an empty `PYTHONTZPATH`, the system has no data."""
-    monkeypatch.setattr(module, "TZPATH", ())
-    assert zone_data().system == "none"

@@ -24,7 +24,7 @@ NO_TRANSACTION = cast("Transaction", None)
 """Handlers of these tests write nothing."""
 
 
-async def wake(_at: int, _loop: str | None) -> None:
+async def wake(*_: object) -> None:
     """Wake no loop."""
 
 

@@ -13,7 +13,6 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake import cursor
 from timer_service.core.intake.crash_care import SUSPECT_MS
-from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import DatabaseUnavailableError
@@ -60,7 +59,8 @@ class Processes:
         self.tried.append([])
         self.ages.append([])
         self._began = self.clock.now()
-        reader = self._reader([Route(SLICE.commands, self._handle, _wake)])
+        parts = make_parts(self.database, self.broker, self.clock, self.metrics)
+        reader = parts.reader([Route(SLICE.commands, self._handle, _wake_nothing)], _wake_nothing)
         try:
             for _ in range(2):
                 try:
@@ -72,7 +72,8 @@ class Processes:
             return False
         except DatabaseUnavailableError:
             pass
-        await self._stop()
+        (row,) = await self.database.reader.fetch("SELECT reader FROM command_log")
+        await cursor.release(self.database, row["reader"])
         return True
 
     async def run_all(self) -> list[list[list[int]]]:
@@ -83,13 +84,6 @@ class Processes:
 
     def rejected(self) -> dict[str, int]:
         return dict(self.metrics.dead_letters)
-
-    async def _stop(self) -> None:
-        (row,) = await self.database.reader.fetch("SELECT reader FROM command_log")
-        await cursor.release(self.database, row["reader"])
-
-    def _reader(self, routes: list[Route]) -> LogReader:
-        return make_parts(self.database, self.broker, self.clock, self.metrics).reader(routes, _wake_nothing)
 
     async def _handle(self, tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         numbers = [int(each.id) for each in commands]
@@ -107,11 +101,7 @@ class Processes:
         return [CommandResult("cancelled")] * len(commands)
 
 
-async def _wake_nothing() -> None:
-    """Wake no loop."""
-
-
-async def _wake(_at: int, _loop: str | None) -> None:
+async def _wake_nothing(*_: object) -> None:
     """Wake no loop."""
 
 
