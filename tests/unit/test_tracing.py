@@ -7,7 +7,6 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from tests.harness.builders import raw_command
@@ -84,21 +83,6 @@ async def test_event_begins_a_trace_that_links_to_its_command(tracing: Tracing, 
     }
 
 
-async def test_event_of_a_command_without_a_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    """It has a span without a link, and carries its context."""
-    message = await fire(tracing, PUBLISHED, {})
-    (span,) = exporter.get_finished_spans()
-    assert (list(span.links), span.parent) == ([], None)
-    assert message.headers["traceparent"].split("-")[1] == ids(span.get_span_context())[0]
-
-
-async def test_event_that_is_not_sampled() -> None:
-    """It carries the context of its command, as without an SDK."""
-    tracing = Tracing(TracerProvider(sampler=ALWAYS_OFF).get_tracer("test"))
-    headers = {"traceparent": TRACEPARENT, "tracestate": "user=1"}
-    assert await fire(tracing, PUBLISHED, headers) == event(headers)
-
-
 async def test_event_that_is_not_published(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
     """The span of an event that the broker refuses is an error with the reason."""
     await fire(tracing, PublishResult(PublishStatus.REFUSED, "too large"), {})
@@ -153,16 +137,6 @@ def test_command(tracing: Tracing, exporter: InMemorySpanExporter, *, rejected: 
     assert (receive.status.description, process.status.description) == (None, failure)
     assert process.status.status_code is (StatusCode.UNSET if failure is None else StatusCode.ERROR)
     assert (process.attributes or {})["messaging.message.id"] == "command-1"
-
-
-@pytest.mark.parametrize("stored_at", [0, BEGAN + 1])
-def test_command_without_a_time_before_its_transaction(
-    tracing: Tracing, exporter: InMemorySpanExporter, stored_at: int
-) -> None:
-    """If the time of the broker is not known, or its clock is ahead, no span ends before it begins."""
-    tracing.trace_commands(done_with(raw_command(stored_at=stored_at), rejected=False), BEGAN)
-    receive, _ = exporter.get_finished_spans()
-    assert (receive.start_time, receive.end_time) == (BEGAN, BEGAN)
 
 
 def test_process_without_an_sdk() -> None:

