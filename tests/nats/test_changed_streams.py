@@ -184,21 +184,6 @@ async def test_stream_that_was_recreated(site: Site, *, running: bool) -> None:
     assert site.positions == sorted(set(site.positions))
 
 
-async def test_stream_that_is_missing(site: Site) -> None:
-    """While the stream is missing, the health says so. When it is there again, its commands are applied."""
-    await site.send("1")
-    async with site.running():
-        await site.until_applied("1")
-        config = (await site.js.stream_info("TIMER_CMD")).config
-        await site.js.delete_stream("TIMER_CMD")
-        reason = await site.until_down("TIMER_CMD")
-        await site.js.add_stream(config)
-        await site.send("2")
-        await site.until_applied("2")
-    assert reason == "the command log cannot be read: stream TIMER_CMD is missing"
-    assert site.applied == ["1", "2"]
-
-
 # The stream was rolled back
 
 
@@ -285,15 +270,3 @@ async def test_another_database(site: Site) -> None:
         await site.until_applied("3")
     assert "nats consumer rm TIMER_CMD timer-service" in reason
     assert site.applied == ["1", "2", "1", "2", "3"]
-
-
-async def test_older_copy_of_the_database(site: Site) -> None:
-    """A database that was restored reads on where it was. So the commands since then are applied, once."""
-    await site.handle("1")
-    await asyncio.to_thread(shutil.copy, site.folder / "timers.db", site.folder / "backup.db")
-    await site.handle("2", "3")
-    await site.send("4")
-    async with site.running(database="backup.db"):
-        await site.until_applied("4")
-    assert site.applied == ["1", "2", "3", "2", "3", "4"]
-    assert site.positions[3:5] == site.positions[1:3]

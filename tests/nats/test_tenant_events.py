@@ -112,10 +112,3 @@ async def test_older_copy_of_the_stream_of_events(operator: Client, server: Nats
         await stream_events(client, SUBJECTS, ["a"])
         await publish(client, "a", b"3")
         assert await read(client.jetstream(), "a", 2) == [b"1", b"3"]
-
-
-async def test_another_stream_with_the_name(operator: Client) -> None:
-    """A stream that takes something else is not used: the error names it."""
-    await operator.jetstream().add_stream(name="TIMER_EVT_a", subjects=["any"])
-    with pytest.raises(StartError, match="TIMER_EVT_a does not take the events of a: delete it"):
-        await stream_events(operator, SUBJECTS, ["a"])

@@ -18,7 +18,6 @@ from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.cli.tenant_streams import separate_tenants
 from timer_service.core.ports.health import HEALTHY
-from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind
 
 SUBJECTS = Subjects("timer")
@@ -160,13 +159,3 @@ async def test_stream_of_commands_has_no_room(server: NatsServer) -> None:
         found = await until_taken(client, 200)
         assert [each for each in found if each[0] == "a"] == [f"a {number}" for number in range(100)]
         assert [each for each in found if each[0] == "b"] == [f"b {number}" for number in range(100)]
-
-
-async def test_refusal_of_the_server(server: NatsServer) -> None:
-    """A refusal is reported with the reason of the server, and the tenants can go on as before."""
-    async with operator(server) as client, service(server) as broker:
-        await client.jetstream().add_stream(name="OTHER", subjects=["*"])
-        with pytest.raises(StartError, match="the streams of the tenants cannot be set up: subjects overlap"):
-            await separate_tenants(client, SUBJECTS, ["a"])
-        await publish(client, "a", "as before")
-        assert await read(broker, 1) == ["as before"]

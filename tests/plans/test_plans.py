@@ -141,9 +141,7 @@ WHOLE = {
     *("timer_cancellations count Waiting", "schedule_backfills count open", "run_announcements count waiting"),
 }
 """Statements that read a whole index which has all rows."""
-GROUPED = {f"runs/{name}" for name in ("events counts", "loader count_group_needs", "queries counts")} | {
-    "workflows/queries count_open"
-}
+GROUPED = {"runs/loader count_by_status", "workflows/queries count_open"}
 """Statements that group the rows of one tenant or run by a column without an index."""
 OTHER_INDEX = {
     "run_announcements": {"run_announcements_available", "run_announcements_pkey"},

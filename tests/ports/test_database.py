@@ -122,14 +122,6 @@ async def test_missing_table_column_or_function(database: Database, statement: s
     assert database.health == HEALTHY
 
 
-async def test_refused_value_is_not_a_wrong_setup(database: Database) -> None:
-    """A value that the database refuses is neither an outage nor a fault of the set-up."""
-    with pytest.raises(Exception, match=r"(?i)unique|out of|too large") as caught:
-        async with database.transaction() as tx:
-            await tx.execute(INSERT, {"number": 2**64})
-    assert not isinstance(caught.value, DatabaseUnavailableError)
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_cancellation_at_any_point(database: Database, at_once: bool) -> None:  # noqa: FBT001
     """A transaction that is cancelled is committed whole or not at all; `then` is called if it was. The next works."""

@@ -201,20 +201,6 @@ async def test_recreated_log(harness: BrokerHarness) -> None:
     assert_behind(other, caller)
 
 
-async def test_recreated_while_it_is_read(harness: BrokerHarness) -> None:
-    """A log that is recreated while it is open cannot be read until it is opened again. Then nothing is skipped."""
-    await send(harness, "a", "b", "c")
-    caller = await opened(harness)
-    await caller.read(1)
-    before = list(caller.commands)
-    await harness.recreate_log()
-    await send(harness, "d", "e")
-    assert (await caller.read_until("e"))[-2:] == ["d", "e"]
-    later = [each.position for each in caller.commands if each.body in {b"d", b"e"}]
-    assert caller.openings[-1].is_other
-    assert min(later) > max(each.position for each in before)
-
-
 @pytest.mark.parametrize("new", [2, 3, 6])
 async def test_log_that_was_rolled_back(harness: BrokerHarness, new: int) -> None:
     """A log that was restored from an older backup is another one, whether it is shorter, as long, or longer now.

@@ -1,6 +1,5 @@
 """Texts of more than 1,000 characters are in a table of their own, and are read just before they are published."""
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_l
 from timer_service.core.events.relay import Encode
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.message import Address, Event, Kind, Message
-from timer_service.timers import store as timer_store
 
 LONG = "x" * 2_000
 OTHER = "y" * 3_000
@@ -55,19 +53,6 @@ async def test_the_data_of_a_timer(timers: Timers, steps: Sequence[str | None], 
         await (timers.cancel() if text is None else timers.schedule(due_at=LATER + number, data=text))
     assert await texts(timers.database) == kept
     assert await shown(timers) == [each for each in steps if each is not None][-1]
-
-
-async def test_a_timer_with_long_data_fires(timers: Timers) -> None:
-    """The event has the data. The text is deleted with the timer, and no other."""
-    await timers.schedule("call-1", data=LONG)
-    await timers.schedule("call-2", data="short")
-    await timers.schedule("later", due_at=LATER, data=OTHER)
-    await timers.tick()
-    assert sorted(json.loads(each.body)["payload"]["data"] for each in timers.broker.events) == ["short", LONG]
-    assert await shown(timers) == LONG
-    async with timers.database.transaction() as tx:
-        assert await timer_store.delete_settled(tx, timers.clock.now() + 1, 10) == 2
-    assert await texts(timers.database) == ['"y']
 
 
 async def test_a_text_that_is_missing(timers: Timers) -> None:

@@ -98,17 +98,6 @@ async def test_refusals(harness: BrokerHarness, instance: Instance, send: Send) 
     assert await send(b"next") == QueryReply(b"next")
 
 
-async def test_held_requests(harness: BrokerHarness, instance: Instance, send: Send) -> None:
-    """Those that wait for their replies do not keep later ones from being received. Each gets its own reply."""
-    await instance.serve(harness.broker)
-    instance.held.clear()
-    bodies = [b"%d" % number for number in range(50)]
-    waiting = [asyncio.create_task(send(body)) for body in bodies]
-    await instance.until_received(50)
-    instance.held.set()
-    assert [each.body for each in await asyncio.gather(*waiting)] == bodies
-
-
 async def test_instances_share_requests(harness: BrokerHarness) -> None:
     """One instance gets each request. If one stops taking requests, the other one gets all of them."""
     first, second = Instance(Kind.REQUEST), Instance(Kind.REQUEST)

@@ -146,6 +146,17 @@ async def test_restore_keeps_the_old_database(config: Config, file: Path) -> Non
     assert file.read_bytes() == before
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can restore a database of another user")
+async def test_restore_as_root_keeps_the_owner(config: Config, file: Path) -> None:
+    """If root restores the database of another user, this user owns the new one too."""
+    await write_database(config.db_path, OLD)
+    os.chown(config.db_path, 12345, 12346)
+    await write_database(file, NEW)
+    await restore(config, file)
+    found = config.db_path.stat()
+    assert (found.st_uid, found.st_gid) == (12345, 12346)
+
+
 @pytest.mark.slow
 async def test_restore_while_the_database_is_used(config: Config, file: Path) -> None:
     """A restore fails while a service has the database, and while another program reads it."""

@@ -1,8 +1,5 @@
 """A backup that is killed at any step, or that meets a fault, leaves a whole file under its name or none."""
 
-import errno
-import os
-import re
 import shutil
 from pathlib import Path
 
@@ -10,10 +7,8 @@ import pytest
 
 from tests.harness.disk_order import DiskOrder
 from tests.harness.sqlite_files import KILLED, kill_while_open, read_epochs, run_until_step, write_database
-from timer_service.adapters.sqlite.files import new_file
 from timer_service.app.backup import back_up
 from timer_service.config import Config, load_config
-from timer_service.core.values.errors import StartError
 
 ROWS = [1, 2]
 
@@ -63,17 +58,3 @@ async def test_backup_and_a_power_cut(tmp_path: Path, monkeypatch: pytest.Monkey
     disk = DiskOrder(monkeypatch, tmp_path)
     await _back_up(tmp_path)
     assert (disk.steps, disk.unwritten) == (["backup.db", "sync"], [])
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """If the file system has no hard links, the backup fails, says what to do, and leaves no file."""
-
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", refuse)
-    reason = re.escape(f"its file system does not support hard links ({os.strerror(code)})")
-    with pytest.raises(StartError, match=reason), new_file(tmp_path / "backup.db") as draft:
-        draft.write_text("backup")
-    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 import nats
 
 from tests.harness.processes import NatsServer
-from timer_service.cli.tenant_streams import as_operator, separate_tenants, stream_events
+from timer_service.cli.tenant_streams import as_operator, separate_tenants
 from timer_service.config import Config
 
 SERVER = """
@@ -30,16 +30,3 @@ async def test_settings(tmp_path: Path) -> None:
     subjects = {subject for each in streams for subject in each.config.subjects or ()}
     assert found == [["a", "b"], ["c"]]
     assert subjects >= {f"acme.x.cmd.v1.{tenant}.*" for tenant in ("a", "b", "c")}
-
-
-async def test_settings_of_streams_with_events(tmp_path: Path) -> None:
-    """A stream with events has the prefix of the settings, and takes the events of its tenant."""
-    async with NatsServer(tmp_path / "nats", config=SERVER) as server:
-        config = Config.model_validate(
-            {"broker_url": server.url, "subject_prefix": "acme.x", "nats_user": "operator", "nats_password": "s3cret"}
-        )
-        assert await as_operator(config, stream_events, ["a"]) == {"a": "ACME_X_EVT_a"}
-        async with await nats.connect(server.url, user="operator", password="s3cret") as connection:
-            info = await connection.jetstream().stream_info("ACME_X_EVT_a")
-    sources = [(each.name, each.filter_subject) for each in info.config.sources or []]
-    assert sources == [("ACME_X_EVT", "acme.x.evt.v1.a.*")]

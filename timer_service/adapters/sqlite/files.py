@@ -1,6 +1,5 @@
 """Files of SQLite databases: whole copies, private new files, the lock, and whether an open file is still there."""
 
-import errno
 import fcntl
 import os
 import sqlite3
@@ -17,7 +16,6 @@ from timer_service.core.values.errors import DatabaseUnavailableError, StartErro
 _LOOKING_MS = 2000
 PRIVATE_FILE = 0o600
 _READ_SCHEMA = "SELECT COUNT(*) FROM sqlite_master"
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _IN_USE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -53,7 +51,7 @@ def new_file(path: Path) -> Iterator[Path]:
             create_private_file(draft)
             yield draft
             sync(draft)
-            _link(draft, path)
+            os.link(draft, path)  # only a rename could replace a file
             sync(path.parent)
     except FileExistsError as error:
         raise _exists(path) from error
@@ -128,19 +126,6 @@ def sync(path: Path) -> None:
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-
-
-def _link(draft: Path, path: Path) -> None:
-    """Give the draft a second name in one step. Raises `FileExistsError`: only a rename could replace a file."""
-    try:
-        os.link(draft, path)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        raise StartError(
-            f"cannot write {path}: its file system does not support hard links ({error.strerror}). Give a file on "
-            "another file system, and copy it from there"
-        ) from error
 
 
 def _exists(path: Path) -> StartError:
