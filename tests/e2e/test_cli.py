@@ -246,7 +246,7 @@ async def test_rejected_and_unanswered(cli: Cli, broker: NatsServer, service: Se
     assert (done.returncode, f"cannot connect to the broker at {broker.url}: " in done.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("stored", ["sqlite"], indirect=True)  # test_doctor_postgres.py has the other
+@ON_SQLITE
 async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user: User, client: TimerClient) -> None:
     """Beside a healthy service doctor exits with 0. It changes nothing and needs no lock."""
     await client.schedule("acme", "call-1", LATER)  # this creates the consumer
@@ -272,7 +272,7 @@ async def test_doctor_before_the_first_start(cli: Cli, broker: NatsServer) -> No
     assert not (cli.folder / "service").exists()
 
 
-@pytest.mark.parametrize("stored", ["sqlite"], indirect=True)  # test_doctor_postgres.py has the other
+@ON_SQLITE
 async def test_doctor_beside_a_stopped_service(cli: Cli, service: Service) -> None:
     """Doctor reads the schema of a closed file, creates no file beside it, and says that no service runs."""
     await service.terminate()

@@ -37,7 +37,6 @@ class RawNats:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._subscriptions = 0
 
     @classmethod
     @asynccontextmanager
@@ -64,20 +63,6 @@ class RawNats:
                 await self._flush()
                 unread = 0
         await self._flush()
-
-    async def repeat(self, messages: Iterable[RawMessage], times: int) -> None:
-        """Publish the same messages many times, with little work for this process."""
-        block = b"".join(each.encode() for each in messages)
-        for _ in range(times):
-            self._writer.write(block)
-            await self._flush()
-
-    async def subscribe(self, count: int) -> None:
-        """Add subscriptions. The next `publish` shows whether the server accepted them."""
-        for number in range(self._subscriptions, self._subscriptions + count):
-            self._writer.write(b"SUB _INBOX.any.%d %d\r\n" % (number, number + 1))
-        self._subscriptions += count
-        await self._writer.drain()
 
     async def _flush(self) -> None:
         self._writer.write(b"PING\r\n")
