@@ -1,20 +1,17 @@
 """Queries about timers. A tenant sees only its own timers."""
 
-from collections.abc import Callable, Mapping
-from operator import attrgetter
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic.alias_generators import to_camel
-
 from timer_service.core.ports.database import Reader
-from timer_service.core.requests.query import QueryRoute
+from timer_service.core.requests.query import QueryRoute, omit_none
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.instant import LATEST, format_instant
+from timer_service.core.values.instant import LATEST, format_instant, format_optional
 from timer_service.core.values.paging import read_cursor, read_page
 from timer_service.core.values.stored_json import RawJson, write_view
 from timer_service.timers import store
 from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, State, TimerCounts, TimerPage, TimerView
-from timer_service.timers.rules import Key, Schedule, Timer
+from timer_service.timers.rules import Key, Timer
 from timer_service.timers.store import Cursor
 
 _MAX_COUNT = 1_000_000
@@ -23,26 +20,22 @@ _NO_BOUND = LATEST + 1
 
 
 def timer_view(timer: Timer) -> RawJson:
-    """Return the view of a timer for replies: the fields of `TimerView` that are not None.
-
-    Not a dumped `TimerView`: for a page of 1,000 timers that takes twice as long or more.
-    """
-    values = ((name, read(timer), write) for name, read, write in _VIEW_FIELDS)
-    fields = {name: write(value) for name, value, write in values if value is not None}
-    return write_view(fields, {"data": timer.schedule.data})
-
-
-def _view_field(name: str) -> tuple[str, Callable[[Timer], Any], Callable[[Any], Any]]:
-    """Return the wire name of a field of `TimerView`, where its value is, and how the value is written."""
-    owner = "key." if name in Key._fields else "schedule." if name in Schedule._fields else ""
-    return to_camel(name), attrgetter(owner + name), format_instant if name.endswith("_at") else _as_it_is
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields if name != "data"]
+    """Return the view of a timer for replies."""
+    schedule = timer.schedule
+    fields = omit_none(
+        tenantId=timer.key.tenant_id,
+        serviceCallId=timer.key.service_call_id,
+        dueAt=format_instant(schedule.due_at),
+        state=timer.state,
+        registeredAt=format_instant(timer.registered_at),
+        attempt=timer.attempt,
+        expiresAt=format_optional(schedule.expires_at),
+        reachedAt=format_optional(timer.reached_at),
+        expiredAt=format_optional(timer.expired_at),
+        lastError=timer.last_error,
+        correlationId=schedule.correlation_id,
+    )
+    return write_view(fields, {"data": schedule.data})
 
 
 async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> RawJson:
