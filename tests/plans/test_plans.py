@@ -76,9 +76,7 @@ VARIANTS = {
     "runs/retention delete_rows": {"": {"table": "run_jobs", "key": "tenant_id, run_id, job_name"}},
     "runs/retention has_no_rows": {},  # a part of `delete_run`
     "runs/retention delete_run": {
-        "": {
-            "is_last": "NOT EXISTS (SELECT 1 FROM run_jobs AS rest WHERE rest.tenant_id = :tenant_id AND rest.run_id = :run_id)"
-        }
+        "": {"is_last": "NOT EXISTS (SELECT 1 FROM run_jobs WHERE tenant_id = :tenant_id AND run_id = :run_id)"}
     },
     "runs/queries page": {"all": {"and_status": ""}, "failed": {"and_status": "AND status = 'failed'"}},
     "workflows/queries page": {"open": {"where": "ended_at IS NULL"}, "ended": {"where": ENDED}},
