@@ -4,10 +4,12 @@ import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from testcontainers.community.postgres import PostgresContainer
 
 from tests.harness.brokers import HARNESSES, BrokerHarness
 from tests.harness.clock import ManualClock
@@ -15,7 +17,7 @@ from tests.harness.databases import Databases
 from tests.harness.locks import LockedPostgres, open_locked_postgres
 from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
-from tests.harness.postgres import PostgresServer, find_programs
+from tests.harness.postgres import SETTINGS, PostgresServer, find_programs
 from tests.harness.postgres import postgres_server as new_postgres_server
 from tests.harness.stores import STORES, open_postgres, open_sqlite
 from tests.harness.timeouts import Timeouts
@@ -81,11 +83,21 @@ def postgres_programs() -> Path:
     return found
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--postgres-image", help="an image such as postgres:17: each process starts a container of it")
+
+
 @pytest.fixture(scope="session")
-def databases(postgres_programs: Path) -> Iterator[Databases]:
+def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
     """Yield the databases of one Postgres server, for all tests of this process."""
-    with new_postgres_server(postgres_programs) as server, Databases(server.url) as started:
-        yield started
+    with ExitStack() as stack:
+        if image := request.config.option.postgres_image:
+            command = ["postgres", *(word for setting in SETTINGS for word in ("-c", setting))]
+            container = PostgresContainer(image, username="postgres", driver=None).with_command(command)
+            url = stack.enter_context(container).get_connection_url()
+        else:
+            url = stack.enter_context(new_postgres_server(request.getfixturevalue("postgres_programs"))).url
+        yield stack.enter_context(Databases(url))
 
 
 @pytest.fixture
