@@ -73,19 +73,6 @@ async def test_ended_and_created_again_in_one_batch(signals: Signals) -> None:
 # Causes
 
 
-async def test_same_event_id_on_another_item(signals: Signals) -> None:
-    """A signal that is created again on another work item fires on that item's transition of the same id."""
-    await signals.create()
-    await signals.transition(eventId="1")
-    await signals.run()
-    await signals.about("Resolve")
-    await signals.create(item="item-2")
-    await signals.transition(item="item-2", eventId="1")
-    await signals.run()
-    assert [event["payload"]["workItemId"] for event in signals.events_of()] == ["item-1", "item-2"]
-    assert len({event["id"] for event in signals.events_of()}) == 2
-
-
 @pytest.mark.parametrize("evaluating", [True, False])
 async def test_transition_before_a_pause_does_not_count(signals: Signals, *, evaluating: bool) -> None:
     """A transition from before a pause does not fire the signal after it is activated, however late it is processed."""
