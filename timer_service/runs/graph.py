@@ -137,7 +137,9 @@ def _write(others: Sequence[tuple[str, IfFailed]]) -> str | None:
     """Return an object with the names of the jobs at the other ends of edges, by `if_failed`."""
     if not others:
         return None
-    return to_json({key: [name for name, each in others if each is kind] for key, kind in _IF_FAILED.items()}).decode()
+    skip = [name for name, if_failed in others if if_failed is IfFailed.SKIP]
+    run = [name for name, if_failed in others if if_failed is IfFailed.RUN] if len(skip) < len(others) else []
+    return to_json({"skip": skip, "run": run}).decode()
 
 
 def read_needs(text: str) -> list[tuple[str, IfFailed]]:

@@ -198,6 +198,10 @@ class StartRun(RunPayload):
         """The digest of the graph."""
         return _digest(self.jobs, self.groups)
 
+    def model_post_init(self, _context: object) -> None:
+        """Compute the digest with the command, before its transaction begins."""
+        _ = self.digest
+
     @model_validator(mode="after")
     def _check_groups_differ(self) -> Self:
         if len(set(self.groups)) < len(self.groups):
@@ -218,6 +222,10 @@ class ResolveGroup(RunPayload):
     def digest(self) -> str:
         """The digest of the jobs."""
         return _digest(self.jobs, ())
+
+    def model_post_init(self, _context: object) -> None:
+        """Compute the digest with the command, before its transaction begins."""
+        _ = self.digest
 
 
 class ReportJobStatus(RunPayload):
