@@ -61,6 +61,7 @@ from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.message import Command, kebab
 from timer_service.runs import events as run_events
 from timer_service.schedules import room
+from timer_service.schedules.backfill import transaction as backfill_pass
 from timer_service.workflows.tasks import dispatcher
 from timer_service.workflows.tasks.requests import POLL_TASKS
 
@@ -582,6 +583,7 @@ def small_passes() -> Iterator[None]:
         patch.setattr(room, "MOST_SLOTS", 20)
         patch.setattr(room, "MOST_SLOTS_OF_SCHEDULE", 7)
         patch.setattr(room, "MOST_COMPUTING_SECONDS", math.inf)
+        patch.setattr(backfill_pass, "COSTLY", 6)  # a portion of a backfill has three slots
         patch.setattr(run_events, "MOST_BYTES", 3_000)  # one or two of them
         yield
 

@@ -84,33 +84,6 @@ async def test_ids_of_slots(store: Database, clock: ManualClock) -> None:
     assert (len(ids), len(set(ids)), len({each for _, each in ids})) == (6, 3, 3)
 
 
-async def test_what_does_not_change(schedules: Schedules) -> None:
-    """Backfilled slots count for no `maxCount`, move no cursor, and do not say what was missed."""
-    await schedules.put(maxCount=2, catchUp={"policy": "skip", "lateBy": "PT1S"})
-    await schedules.advance(minutes=3, seconds=30)
-    before = await schedules.row()
-    assert before["missed_since"] == after(minutes=1)
-    assert await schedules.backfill(NOW, after(minutes=9)) == "backfilling"
-    await schedules.fire_backfills()
-    assert await schedules.backfilled() == minutes(0, 1, 2, 3)
-    assert await schedules.row() == before
-    await schedules.advance(seconds=30)
-    payloads = [each["payload"] for each in await schedules.events_of("ScheduleFired")]
-    assert [each["slotAt"] for each in payloads if "missedSince" in each] == minutes(4)
-
-
-async def test_bounds_of_the_range(schedules: Schedules) -> None:
-    """The range has its first instant and not its last one. It ends at the command time, and at the bounds of slots."""
-    await schedules.put(startAt=minutes(-5)[0], endAt=minutes(-1)[0])
-    for span in ((after(minutes=-3), after(minutes=-2)), (after(days=-1), after(days=1))):
-        assert await schedules.backfill(*span) == "backfilling"
-        await schedules.fire_backfills()
-    assert [(each["from"], each["to"], each["count"]) for each in await schedules.ends()] == [
-        (*minutes(-3, -2), 1),
-        (iso(after(days=-1)), iso(NOW), 4),
-    ]
-
-
 async def test_jitter(schedules: Schedules) -> None:
     """A slot that is not due because of its jitter does not fire early, nor later. The event names it."""
     await schedules.put(every="PT1H", jitter="PT1H")
@@ -127,20 +100,6 @@ async def test_jitter(schedules: Schedules) -> None:
     assert ends == [(1, "done", iso(after(hours=1))), (1, "done", None)]
 
 
-async def test_limit(schedules: Schedules) -> None:
-    """At most the oldest `limit` slots fire. The event says where to continue, unless none is left."""
-    await schedules.put()
-    for limit in (2, 5, 4):
-        assert await schedules.backfill(after(minutes=-4), NOW, limit=limit) == "backfilling"
-    await schedules.fire_backfills()
-    ends = await schedules.ends()
-    assert [(each["count"], each["reason"], each.get("nextSlotAt")) for each in ends] == [
-        (2, "limit", minutes(-2)[0]),
-        (4, "done", None),
-        (4, "done", None),
-    ]
-
-
 async def test_outcomes(schedules: Schedules) -> None:
     """A schedule that is paused or has ended is backfilled, and one that is deleted is not."""
     span = (after(minutes=-2), NOW)
@@ -155,33 +114,6 @@ async def test_outcomes(schedules: Schedules) -> None:
     assert (await schedules.backfilled(), await schedules.backfilled("over")) == (minutes(-2, -1), minutes(-2))
     await schedules.about("Delete")
     assert await schedules.backfill(*span) == "not_found"
-
-
-async def test_put_and_pause_meanwhile(schedules: Schedules) -> None:
-    """A backfill keeps the definition with which it was accepted. A Put or a Pause does not change it."""
-    await schedules.put(data=1)
-    assert await schedules.backfill(after(minutes=-3), NOW) == "backfilling"
-    await schedules.put(every="PT1H", data=2)
-    await schedules.about("Pause")
-    await schedules.fire_backfills()
-    assert await schedules.backfilled() == minutes(-3, -2, -1)
-    assert {each["payload"]["data"] for each in await schedules.events_of("ScheduleFired")} == {1}
-
-
-@pytest.mark.parametrize("put_again", [True, False])
-async def test_delete_meanwhile(schedules: Schedules, monkeypatch: pytest.MonkeyPatch, *, put_again: bool) -> None:
-    """A Delete ends a backfill, also if the schedule is put again before the next portion."""
-    monkeypatch.setattr(room, "MOST_SLOTS", 8)
-    await schedules.put()
-    assert await schedules.backfill(after(minutes=-9), NOW) == "backfilling"
-    assert await schedules.fire_backfills(most=2) == 2
-    await schedules.about("Delete")
-    if put_again:
-        await schedules.put()
-    await schedules.fire_backfills()
-    assert await schedules.backfilled() == minutes(-9, -8, -7, -6)
-    (end,) = await schedules.ends()
-    assert (end["count"], end["reason"]) == (4, "deleted")
 
 
 async def test_view(schedules: Schedules) -> None:

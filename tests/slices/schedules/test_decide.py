@@ -1,14 +1,12 @@
 """Which slots fire and which are skipped: the table of policies in docs/schedules.md."""
 
 import time
-from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.cases import case
 from tests.harness.clock import NOW
 from timer_service.core.values.instant import LATEST
 from timer_service.schedules.calendar.recurrence import Recurrence, due_of, slots_between
@@ -22,7 +20,6 @@ EVERY_MINUTE = Recurrence(None, MINUTE)
 CRON_EVERY_MINUTE = Recurrence("* * * * *", None)
 RECURRENCES = {"every": EVERY_MINUTE, "cron": CRON_EVERY_MINUTE}
 MOST = 100
-MISSED = [0, 1, 5, 10_000]
 
 
 def schedule(recurrence: Recurrence = EVERY_MINUTE, after_at: int = NOW, **fields: Any) -> Schedule:
@@ -54,36 +51,6 @@ def numbers(decision: Decision) -> list[int]:
     return [(slot - NOW) // MINUTE for slot in decision.slots]
 
 
-def range_of(newest: int, count: int) -> list[int]:
-    return list(range(newest - count + 1, newest + 1))
-
-
-def test_policies() -> None:
-    """Slots in time fire. The policy decides on late slots: the newest one if all are late, none, or the newest 100.
-
-    All slots up to the one in time are late, by more than a minute.
-    """
-    for policy, missed, recurrence in product(Policy, MISSED, RECURRENCES.values()):
-        with case(policy, missed, recurrence):
-            newest = missed + 1
-            now = NOW + newest * MINUTE + SECOND
-            decision = decide(schedule(recurrence, policy=policy, late_by_ms=59 * SECOND), now, MOST)
-            fired = {Policy.LAST: [newest], Policy.SKIP: [newest], Policy.ALL: range_of(newest, min(newest, 100))}[
-                policy
-            ]
-            skipped = newest - len(fired)
-            assert numbers(decision) == fired
-            assert decision.skipped == (skipped if recurrence is EVERY_MINUTE else min(skipped, 100))
-            assert decision.missed_since == (NOW + MINUTE if skipped else None)
-            after = decision.schedule
-            assert (after.after_at, after.slot_at, after.fired_count) == (
-                NOW + newest * MINUTE,
-                NOW + (newest + 1) * MINUTE,
-                len(fired),
-            )
-            assert (after.missed_since, after.last_slot_at, after.last_fired_at) == (None, decision.slots[-1], now)
-
-
 def test_not_due_yet() -> None:
     """A slot does not fire early, also if the row is selected too early."""
     due = schedule()
@@ -100,21 +67,6 @@ def test_missed_since_is_kept_until_the_next_firing() -> None:
     fourth = decide(third.schedule, NOW + 7 * MINUTE, MOST)
     assert [numbers(each) for each in (first, second, third, fourth)] == [[], [], [6], [7]]
     assert [each.missed_since for each in (third, fourth)] == [NOW + MINUTE, None]
-
-
-def test_rest_stays_due() -> None:
-    """Slots beyond the bounds of a pass stay due, in order. The first pass skips what the limit excludes."""
-    now = NOW + 1000 * MINUTE
-    left = schedule(policy=Policy.ALL, limit=250)
-    fired: list[int] = []
-    passes = 0
-    while left.available_at is not None and left.available_at <= now:
-        decision = decide(left, now, MOST)
-        passes += 1
-        assert decision.missed_since == (NOW + MINUTE if passes == 1 else None)
-        fired += numbers(decision)
-        left = decision.schedule
-    assert (fired, passes, left.after_at) == (range_of(1000, 250), 3, now)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import pytest
-
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after, iso
 from timer_service.core.values.message import Command, Position, Trace
@@ -25,7 +23,6 @@ KEY = Key("acme", "daily")
 MINUTE = 60_000
 EVERY = {"every": "PT1M"}
 HOURLY = {"every": "PT1H"}
-LATER = {**EVERY, "start_at": iso(after(days=1))}
 PAST = {**EVERY, "end_at": iso(NOW - MINUTE)}
 PAYLOADS: dict[str, type[SchedulePayload]] = {
     "pause": PauseSchedule,
@@ -54,9 +51,8 @@ def put(place: int, **fields: Any) -> Sent:
     return Sent(place, "put", fields or EVERY)
 
 
-def apply(schedule: Schedule | None, sent: Sent, *, minutes: float = 0) -> tuple[Schedule, Outcome]:
-    """Apply a command so many minutes after it was stored."""
-    now = NOW + sent.place * MINUTE + round(minutes * MINUTE)
+def apply(schedule: Schedule | None, sent: Sent) -> tuple[Schedule, Outcome]:
+    now = NOW + sent.place * MINUTE
     schedule, outcome = rules.apply(schedule or tombstone(KEY, now), sent.command, now)
     is_active = schedule.status is Status.ACTIVE
     assert (schedule.slot_at is not None, schedule.available_at is not None) == (is_active, is_active)
@@ -140,31 +136,6 @@ def test_command_that_is_published_again() -> None:
             assert found is (outcome if outcome in again else Outcome.UNCHANGED)
 
 
-def test_put_starts_at_its_command_time() -> None:
-    """The first slot follows the time at which the command was stored, however late it is handled."""
-    schedule, _ = apply(None, put(3), minutes=30)
-    assert (schedule.after_at, schedule.slot_at, schedule.available_at) == (after(minutes=3), *[after(minutes=4)] * 2)
-
-
-@pytest.mark.parametrize("fields", [HOURLY, {**EVERY, "max_count": 3}, {**EVERY, "end_at": iso(after(days=9))}, LATER])
-def test_put_starts_again(fields: dict[str, Any]) -> None:
-    """A Put that changes the recurrence, the end or the maximum moves the cursor to its time and the count to 0."""
-    fired = after_all(put(1))._replace(fired_count=7, after_at=after(minutes=7), slot_at=after(minutes=8))
-    schedule, _ = apply(fired, put(9, **fields))
-    assert (schedule.after_at, schedule.fired_count) == (after(minutes=9), 0)
-    earlier, _ = apply(fired._replace(after_at=after(minutes=20), slot_at=after(minutes=21)), put(9, **fields))
-    assert earlier.after_at == after(minutes=20), "the cursor never moves back"
-
-
-@pytest.mark.parametrize("fields", [{"data": 1}, {"jitter": 1000}, {"catch_up": {"policy": "all"}}])
-def test_put_that_goes_on(fields: dict[str, Any]) -> None:
-    """A Put of other data, jitter or another policy keeps the cursor and the count."""
-    fired = after_all(put(1))._replace(fired_count=7, after_at=after(minutes=7), slot_at=after(minutes=8))
-    schedule, outcome = apply(fired, put(9, **EVERY, **fields))
-    kept = (schedule.after_at, schedule.slot_at, schedule.fired_count)
-    assert (outcome, kept) == (Outcome.UPDATED, (after(minutes=7), after(minutes=8), 7))
-
-
 def test_each_put_on_an_ended_schedule() -> None:
     """Only a Put that starts the schedule again ends its end."""
     ended = after_all(put(1, **EVERY, max_count=1))._replace(
@@ -192,33 +163,11 @@ def test_each_put_on_an_ended_schedule() -> None:
     }
 
 
-def test_put_after_a_delete_starts_again() -> None:
-    """The count of the deleted schedule is gone, and its cursor stays."""
-    fired = after_all(put(1))._replace(fired_count=7, after_at=after(minutes=30), slot_at=after(minutes=31))
-    deleted, _ = apply(fired, Sent(8, "delete"))
-    schedule, _ = apply(deleted, put(9))
-    assert (schedule.fired_count, schedule.after_at) == (0, after(minutes=30))
-
-
-def test_resume_skips_the_slots_of_the_pause() -> None:
-    """The cursor moves to the time of the Resume, so the slots of the pause are neither late nor missed."""
-    schedule = after_all(put(1), Sent(2, "pause"), Sent(9, "resume"))
-    assert (schedule.after_at, schedule.slot_at) == (after(minutes=9), after(minutes=10))
-    again = after_all(put(1), Sent(9, "resume"))
-    assert again.after_at == after(minutes=1), "it ended no pause"
-
-
 def test_resume_after_the_last_slot() -> None:
     """A schedule whose last slot was in the pause ends when it is resumed."""
     paused = after_all(put(1, **EVERY, end_at=iso(after(minutes=5))), Sent(2, "pause"))
     schedule, outcome = apply(paused, Sent(9, "resume"))
     assert (outcome, schedule.status, schedule.end_reason) == (Outcome.RESUMED, Status.ENDED, EndReason.END_AT)
-
-
-def test_delete_ends_the_pause() -> None:
-    """A schedule that is put after a Delete is active. A pause after the Delete holds."""
-    assert after_all(put(1), Sent(2, "pause"), Sent(3, "delete"), put(4)).status is Status.ACTIVE
-    assert after_all(put(1), Sent(3, "delete"), Sent(4, "pause"), put(5)).status is Status.PAUSED
 
 
 def test_retention_restarts_with_a_put_or_a_pause() -> None:

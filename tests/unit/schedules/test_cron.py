@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.harness.cron_texts import cron_texts
 from tests.harness.reference_slots import PlainCron
-from timer_service.schedules.calendar.cron import first_match, is_fixed, last_match, parse_cron
+from timer_service.schedules.calendar.cron import first_match, last_match, parse_cron
 from timer_service.schedules.calendar.errors import RecurrenceError
 
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
@@ -111,25 +111,6 @@ def test_searches_agree_with_a_plain_evaluator(text: str, start: int, lead: int)
         back.append(at)
         at = last_match(cron, at - 1)
     assert back == expected[::-1]
-
-
-@pytest.mark.parametrize(
-    ("text", "fixed"),
-    [
-        ("30 2 * * *", True),
-        ("0-59 0-23 * * *", True),
-        ("1,*/2 2 * * *", True),
-        ("0 30 2 * * *", True),
-        ("*/30 2 * * *", False),
-        ("30 * * * *", False),
-        ("30 */2 * * *", False),
-        ("* 30 2 * * *", False),
-        ("*/20 30 2 * * *", False),
-    ],
-)
-def test_fixed_times(text: str, *, fixed: bool) -> None:
-    """An expression names fixed times if neither its second, minute nor hour begins with `*`."""
-    assert is_fixed(text) == fixed
 
 
 DAYS = ("29", "30", "31", "29-31", "30,31", "L", "LW", "*", "*/30", "*/29")

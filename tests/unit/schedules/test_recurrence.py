@@ -109,16 +109,6 @@ def test_newest_slots_of_a_long_range() -> None:
     assert newest_slots(new_year, start, end - 1, 2) == (last - 1000, last)
 
 
-@given(st.integers(1000, 366 * DAY), st.none() | instants, instants)
-def test_every_counts_from_its_start(every: int, start_at: int | None, after: int) -> None:
-    """The slots of `every` are the start (or 1970) plus whole multiples, the start itself included."""
-    recurrence = Recurrence(None, every, start_at=start_at)
-    start = start_at or 0
-    assert next_slot(recurrence, start - 1) == start
-    slot = next_slot(recurrence, after)
-    assert slot == start + max(0, (after - start) // every + 1) * every
-
-
 def test_start_and_end() -> None:
     """A slot may be at the start, but not at the end."""
     start, end = parse_instant("2027-01-01T00:00:00Z"), parse_instant("2027-01-03T00:00:00Z")
