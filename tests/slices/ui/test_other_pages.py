@@ -129,7 +129,7 @@ async def test_pages_use_the_reader_of_queries(filled: Page, monkeypatch: pytest
 
 async def test_nothing_on_the_first_page(filled: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a page has looked at many workflows and none of them matches, it leads on."""
-    monkeypatch.setattr("timer_service.workflows.queries._LOOKED_AT", 2)
+    monkeypatch.setattr("timer_service.workflows.queries.LOOKED_AT", 2)
     text = (await filled.get("/ui/workflows?tenant=acme&workflow_type=nope")).text
     assert "None of these workflows matches." in text
     assert 'rel="next"' in text
