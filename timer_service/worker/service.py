@@ -1,6 +1,5 @@
 """How a worker sends requests to the service, repeats them, and divides them if the service refuses them."""
 
-import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -9,12 +8,9 @@ from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceE
 
 _Item = TypeVar("_Item")
 
-log = logging.getLogger(__name__)
-
 POLL, REPORT, RENEW, EFFECTS = "poll-tasks", "report-tasks", "renew-tasks", "get-effects"
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 2.0
-
 
 Send = Callable[[str, bytes, float], Awaitable[Mapping[str, Any]]]
 """Sends a request to the service: a name and a body. Returns the reply, within a number of seconds.

@@ -147,7 +147,7 @@ class Dispatcher:
 
     async def _dispatch(self, lanes: Sequence[Lane], now: int) -> tuple[int, dict[Lane, int]]:
         """Claim workflows of lanes, and send them. Return how many, and when to look at each lane next."""
-        looks = dict(zip(lanes, await look(self._database.reader, lanes, now, MAX_SLOTS + 1), strict=True))
+        looks = await look(self._database.reader, lanes, now, MAX_SLOTS + 1)
         available = {lane: each.available for lane, each in looks.items() if each.available}
         shares = share_tasks(available, self._held.polls_of, self._held.fitting, _MOST_TASKS)
         claimed = await self._claim(shares, now) if shares else NOTHING

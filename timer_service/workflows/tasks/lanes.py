@@ -38,11 +38,11 @@ class LaneClaim(NamedTuple):
     lease_ms: int
 
 
-async def look(reader: Reader, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
+async def look(reader: Reader, lanes: Sequence[Lane], now: int, limit: int) -> dict[Lane, LaneLook]:
     """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
     each = [{**_values(lane), "now": now, "limit": limit, "number": number} for number, lane in enumerate(lanes)]
-    rows = sorted(await reader.fetch_each(_SQL["look"], each), key=itemgetter("number"))
-    return [LaneLook(row["available"], row["next_at"]) for row in rows]
+    rows = await reader.fetch_each(_SQL["look"], each)
+    return {lanes[row["number"]]: LaneLook(row["available"], row["next_at"]) for row in rows}
 
 
 async def claim(tx: Transaction, claims: Sequence[LaneClaim], now: int) -> list[list[Row]]:

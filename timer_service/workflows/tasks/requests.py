@@ -76,7 +76,8 @@ async def handle_requests(
     asked = asked[: _count_fitting(asked, workflows, room)]
     if not asked:
         return [Answer(_TOO_LARGE)]
-    batch = await _Batch.load(tx, asked, workflows, Rules(now, rng, may_time_out))
+    tasks = await task_store.load(tx, workflows, _wanted(asked, workflows))
+    batch = _Batch(tasks, Rules(now, rng, may_time_out))
     turns = Turns(_BYTES_PER_TURN)
     decided = [await batch.decide(each, turns) for each in asked]
     adds_events = await task_store.save(tx, batch.before, batch.tasks, now)
@@ -121,13 +122,6 @@ class _Batch:
         self.tasks = dict(before)
         """Those that no report or renewal holds are without their effects."""
         self._rules = rules
-
-    @classmethod
-    async def load(
-        cls, tx: Transaction, asked: Sequence[Asked], workflows: Mapping[Key, Workflow], rules: Rules
-    ) -> "_Batch":
-        """Load the tasks of the locked workflows, those that requests name with their current tokens."""
-        return cls(await task_store.load(tx, workflows, _wanted(asked, workflows)), rules)
 
     async def decide(self, asked: Asked, turns: Turns) -> list[Decision | None]:
         """Apply a request; return the decision about each of its tasks, None for one that is not found."""
