@@ -67,6 +67,15 @@ async def test_one_reader(store: Database) -> None:
     assert await cursor.take(store, "one", NOW + 1001 + LEASE_MS) is None
 
 
+async def test_after_an_orderly_stop(store: Database) -> None:
+    """After a release, another process reads at once, and without care."""
+    taken = await take(store, "one")
+    await move(store, taken.place, cursor=READ)
+    await cursor.release(store, "one")
+    second = await take(store, "two")
+    assert (second.after_crash, second.place.cursor) == (False, READ)
+
+
 async def test_lease_from_a_clock_that_was_ahead(store: Database) -> None:
     """If a reader whose clock was an hour ahead has died, nobody waits for an hour."""
     await take(store, "one", NOW + 3_600_000)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,7 +14,7 @@ from tests.harness.tcp_proxy import GOOD, STALLED, TcpProxy
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.values.errors import DatabaseBlockedError, DatabaseBusyError, DatabaseUnavailableError
 
 
 @asynccontextmanager
@@ -126,6 +126,19 @@ async def test_slow_statement_on_a_dead_connection(databases: Databases, monkeyp
         assert not isinstance(found.value, DatabaseBlockedError)
         assert not database.health.usable
         proxy.cut()
+
+
+async def test_all_connections_in_use(postgres: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all connections are in use for too long, the database is busy and not away. Queries are answered meanwhile."""
+    monkeypatch.setattr(database_module, "STATEMENT_SECONDS", 0.2)
+    async with AsyncExitStack() as transactions:
+        for _ in range(10):
+            await transactions.enter_async_context(postgres.transaction())
+        with pytest.raises(DatabaseBusyError, match="all 10 connections are in use"):
+            await transactions.enter_async_context(postgres.transaction())
+        (answer,) = await postgres.queries.fetch("SELECT 42 AS number")
+        assert (answer["number"], postgres.health) == (42, HEALTHY)
+    assert await postgres.clock_at() > 0
 
 
 async def test_server_that_accepts_no_connection(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Queries and requests of workers over every broker: who gets them, their replies, and what hostile ones can do."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from typing import Any
 
 import nats.errors
@@ -181,3 +183,20 @@ async def test_hostile_messages(
     assert [each.body for each in instance.received] == [b"strange"] * 4 + [b"next"]
     assert "a message could not be processed" in caplog.text
     assert nats_harness.broker.health == HEALTHY
+
+
+async def test_micro_service(nats_harness: NatsHarness) -> None:
+    """Queries are the endpoints of a micro service, which INFO describes, and STATS counts."""
+    await Instance(Kind.QUERY).serve(nats_harness.broker, "get-timer", "count-timers")
+    for number in range(5):
+        await nats_harness.request(Kind.QUERY, "get-timer", "acme", b"%d" % number)
+    info, stats = [
+        json.loads((await nats_harness.user.request(f"$SRV.{each}.timer-service", timeout=10)).data)
+        for each in ("INFO", "STATS")
+    ]
+    assert (info["name"], info["version"]) == ("timer-service", version("timer-service"))
+    assert {each["name"]: each["subject"] for each in info["endpoints"]} == {
+        "get-timer": "timer.qry.v1.*.get-timer",
+        "count-timers": "timer.qry.v1.*.count-timers",
+    }
+    assert [each["num_requests"] for each in stats["endpoints"]] == [5, 0]

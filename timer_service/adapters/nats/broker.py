@@ -76,7 +76,7 @@ class NatsBroker:
         last reason, if no server answers.
         """
         subjects, options = Subjects(subject_prefix), login.options()
-        connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES)
+        connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES, harmless=subjects.hint(""))
         await connection.open(urls, options)
         client = connection.client
         try:

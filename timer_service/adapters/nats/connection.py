@@ -85,9 +85,13 @@ class Connection:
         *,
         unsent_bytes: int,
         part: str = "the broker",
+        harmless: str = "",
         new: NewClient = GuardedClient,
     ) -> None:
-        """`name`: for the server. A publish waits while `unsent_bytes` are not sent yet. `part`: for messages."""
+        """`name`: for the server. A publish waits while `unsent_bytes` are not sent yet. `part`: for messages.
+
+        `harmless`: a subject. If the server denies a permission for it, the health stays as it is.
+        """
         self.client = new()
         self.outages = 0
         """How many times the connection was lost."""
@@ -100,6 +104,7 @@ class Connection:
         self._name = name
         self._unsent_bytes = unsent_bytes
         self._part = part
+        self._harmless = harmless.lower()  # the driver reports errors of the server in lower case
         self._new = new
         self._denied: str | None = None
         self._closing = False
@@ -178,7 +183,8 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         """Record an error that the server or the driver reports."""
         reason = str(error) or type(error).__name__
-        if "permissions violation" in reason.lower():
+        # A denied hint does not count: without hints timers only fire later, and `doctor` reports the permission.
+        if "permissions violation" in reason.lower() and not (self._harmless and self._harmless in reason.lower()):
             self._denied = reason
         if reason == self.last_error:  # each attempt to reconnect reports the same error
             return
