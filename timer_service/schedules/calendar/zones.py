@@ -116,5 +116,5 @@ def _nearest(name: str) -> tuple[str, ...]:
     if len(name) > _LONGEST_NAME:
         return ()
     lower = name.lower()
-    known = {each.lower(): each for each in _names()}
+    known = {each.lower(): each for each in sorted(_names())}
     return (known[lower],) if lower in known else tuple(known[each] for each in get_close_matches(lower, known, 3))
