@@ -77,8 +77,8 @@ CREATE INDEX work_signals_by_status ON work_signals (tenant_id, status, signal_i
 -- Used by `ended`, the retention of signals.
 CREATE INDEX work_signals_ended ON work_signals (ended_at) WHERE ended_at IS NOT NULL;
 
--- Firings. A row is one firing: one cause that makes one definition of a signal fire. Its id depends only on these. Rows are leased
--- through available_at, as timer_service/core describes. `defined` is the position of the signal's definition, `position` is the
+-- Firings. A row is one firing: one cause that makes one definition of a signal fire. Its id depends only on these. It is due
+-- from available_at on, and is processed in the transaction that selects it. `defined` is the position of the signal's definition, `position` is the
 -- position of the cause. An enqueued firing with a work item is a task of the work item: the follow-up work. It stays as long as
 -- the signal.
 CREATE TABLE work_signal_firings (
@@ -100,17 +100,15 @@ CREATE TABLE work_signal_firings (
     traceparent TEXT,
     tracestate TEXT,
     available_at BIGINT,
-    lease_token TEXT,
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     PRIMARY KEY (tenant_id, firing_id),
     -- A cause that is older than a definition does not fire it.
     CHECK ((position_epoch, position_sequence) >= (defined_epoch, defined_sequence)),
     CHECK (CASE status
-        WHEN 'queued' THEN available_at IS NOT NULL AND lease_token IS NULL AND settled_at IS NULL
-        WHEN 'processing' THEN available_at IS NOT NULL AND lease_token IS NOT NULL AND settled_at IS NULL
-        WHEN 'enqueued' THEN settled_at IS NOT NULL AND settled_at >= due_at AND available_at IS NULL AND lease_token IS NULL
-        WHEN 'failed' THEN settled_at IS NOT NULL AND available_at IS NULL AND lease_token IS NULL
+        WHEN 'queued' THEN available_at IS NOT NULL AND settled_at IS NULL
+        WHEN 'enqueued' THEN settled_at IS NOT NULL AND settled_at >= due_at AND available_at IS NULL
+        WHEN 'failed' THEN settled_at IS NOT NULL AND available_at IS NULL
         ELSE FALSE
     END),
     -- A firing is never processed early.

@@ -108,7 +108,7 @@ class Loop:
             self._next_at = min(self._next_at, at)
             await self._sleep()
 
-    async def _pass(self) -> int:
+    async def _pass(self) -> float:
         now = self._clock.now()
         started = self._pass_began = time.monotonic()
         self._passing = True
@@ -128,8 +128,7 @@ class Loop:
         self._metrics.ticked(self.name, time.monotonic() - started)
         if done:
             log.debug("pass done", extra={"loop": self.name, "done": done, "next_at": at})
-        latest = self._clock.now() + self._poll_ms
-        return latest if at is None else min(at, latest)
+        return math.inf if at is None else at
 
     def _record(self, reason: str, *, is_blocked: bool) -> None:
         """Record a pass without the database. A blocked pass is no outage: others can use the database."""
