@@ -232,15 +232,10 @@ class App:
             log.debug("cannot look how far the commands are handled", extra={"reason": error_text(error)})
             return False
 
-    async def _run_worker(self, loop: Loop) -> None:
-        await self._caught_up.wait()
-        await loop.run()
-
     def _start_tasks(self) -> list[asyncio.Task[None]]:
         workers = [loop for part in (self._workers, self._requests) for loop in ([] if part is None else part.loops)]
         kept = [
-            KeptTask(loop.name, partial(self._run_worker, loop) if loop in workers else loop.run)
-            for loop in self._loops
+            KeptTask(each.name, each.run, after=self._caught_up if each in workers else None) for each in self._loops
         ]
         if self._config.role != "worker":
             kept.append(self._reading)

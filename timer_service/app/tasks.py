@@ -32,8 +32,12 @@ def build_loop(
 class KeptTask:
     """A task that is started again a second after an unexpected error: a bug, or a surprise of a driver."""
 
-    def __init__(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self, name: str, run: Callable[[], Coroutine[Any, Any, None]], *, after: asyncio.Event | None = None
+    ) -> None:
+        """`after`: the task waits for this event before it begins."""
         self.name = name
+        self._after = after
         self._run = run
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
 
@@ -44,6 +48,8 @@ class KeptTask:
 
     async def run(self) -> None:
         """Run until the function returns."""
+        if self._after is not None:
+            await self._after.wait()
         while True:
             try:
                 await self._run()

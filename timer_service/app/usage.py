@@ -8,8 +8,9 @@ from pydantic import Field
 from timer_service.core.limits.quotas import Usage
 from timer_service.core.limits.tenant_limits import TenantLimits
 from timer_service.core.ports.database import Reader
-from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.message import Payload
+from timer_service.core.values.stored_json import omit_none
 
 _MOST_COUNTED = 1_000_000
 

@@ -11,10 +11,9 @@ from pydantic_core import from_json
 
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Transaction
-from timer_service.core.requests.query import omit_none
 from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import Event
-from timer_service.core.values.stored_json import RawJson, read_stored, write_object
+from timer_service.core.values.stored_json import RawJson, omit_none, read_stored, write_object
 from timer_service.runs import announcements, loader
 from timer_service.runs.announcements import Announcement, States
 from timer_service.runs.draft import RunState

@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 from timer_service.core.ports.database import Reader, Row
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.requests.computing import Steps
-from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import LATEST, Instant, format_instant, format_optional
 from timer_service.core.values.message import Identifier, Payload, Tenant
@@ -27,6 +27,7 @@ from timer_service.core.values.paging import (
 )
 from timer_service.core.values.stored_json import (
     RawJson,
+    omit_none,
     quote,
     read_stored,
     write,

@@ -6,13 +6,13 @@ from typing import Any
 
 from timer_service.core.ports.database import Reader
 from timer_service.core.requests.computing import Steps
-from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.requests.query import QueryRoute
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.duration import format_duration
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import format_instant, format_optional
 from timer_service.core.values.paging import read_cursor, read_page
-from timer_service.core.values.stored_json import RawJson, write_view
+from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.schedules import store
 from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.backfills import Backfill

@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import Field
 
 from timer_service.core.ports.database import Reader, Row
-from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import Instant, format_instant, format_optional
 from timer_service.core.values.message import Identifier, Payload, Tenant
 from timer_service.core.values.paging import PageCursor, PageLimit, read_cursor, read_page
-from timer_service.core.values.stored_json import RawJson, write_view
+from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
 from timer_service.signals.firings import FiringStatus

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from timer_service.core.ports.database import Reader
-from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import LATEST, format_instant, format_optional
 from timer_service.core.values.paging import read_cursor, read_page
-from timer_service.core.values.stored_json import RawJson, write_view
+from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.timers import store
 from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, State, TimerCounts, TimerPage, TimerView
 from timer_service.timers.rules import Key, Timer

@@ -3,10 +3,9 @@
 import hashlib
 from collections.abc import Mapping
 
-from timer_service.core.requests.query import omit_none
 from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import Event
-from timer_service.core.values.stored_json import RawJson, read_stored, write_object
+from timer_service.core.values.stored_json import RawJson, omit_none, read_stored, write_object
 from timer_service.workflows.messages import (
     WorkflowBlocked,
     WorkflowCancelled,

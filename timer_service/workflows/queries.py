@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row
 from timer_service.core.ports.sql import load_sql
-from timer_service.core.requests.query import QueryRoute, omit_none
+from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import format_instant, format_optional
 from timer_service.core.values.paging import read_cursor, read_page
-from timer_service.core.values.stored_json import RawJson, write_view
+from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
 from timer_service.workflows.effect_store import Cursor

@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiosqlite
 
 from timer_service.adapters.sqlite.files import OpenFiles, create_if_missing, open_lock_file
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
-from timer_service.adapters.sqlite.statements import translate_errors
-from timer_service.adapters.sqlite.transaction import Statements, run_whole
+from timer_service.adapters.sqlite.statements import Statements, translate_errors
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
 from timer_service.core.ports.transactions import TransactionEnd, run_to_completion
@@ -156,7 +155,7 @@ class SqliteDatabase:
         """Run `work` in a write transaction, in one call to the thread of the connection."""
         async with self._write_lock:
             try:
-                result, changed = await run_to_completion(self._writer.submit(partial(run_whole, work=work)))
+                result, changed = await run_to_completion(self._writer.submit(partial(_run_whole, work=work)))
             except DatabaseUnavailableError as error:
                 self._written = Health.down(str(error))
                 raise
@@ -229,3 +228,38 @@ async def _connect(path: Path, *pragmas: str) -> _Connection:
         await connection.close()
         raise
     return connection
+
+
+def _run_whole(connection: sqlite3.Connection, *, work: Callable[[Transaction], Awaitable[_T]]) -> tuple[_T, int]:
+    """Run `work` in a write transaction. Return its result, and how many rows the transaction has changed.
+
+    What `on_commit` got is called in this thread.
+    """
+    end = TransactionEnd()
+
+    async def run_now(function: Callable[[sqlite3.Connection], Any]) -> Any:
+        with translate_errors():
+            return function(connection)
+
+    with translate_errors():
+        before = connection.total_changes
+        connection.execute("BEGIN IMMEDIATE").close()
+        try:
+            result = _finish(work(Statements(run_now, end)))
+            connection.execute("COMMIT").close()
+        except BaseException:
+            connection.rollback()  # does nothing if an error such as a full disk has ended the transaction already
+            raise
+        end.committed()
+        return result, connection.total_changes - before
+
+
+def _finish(work: Awaitable[_T]) -> _T:
+    """Return the result of a coroutine that never waits."""
+    steps = work.__await__()
+    try:
+        next(steps)
+    except StopIteration as end:
+        result: _T = end.value
+        return result
+    raise RuntimeError("the work awaits something else than its transaction")

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain
@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Parameters, Row
-from timer_service.core.ports.transactions import number_parameters
+from timer_service.core.ports.transactions import TransactionEnd, number_parameters
 from timer_service.core.values.errors import ConflictError, DatabaseSetupError, DatabaseUnavailableError
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,9 @@ _INSERTED = re.compile(r"\bINSERT INTO (\w+)\b.*\bRETURNING\s+([\w\s,]+)", re.DO
 _EACH_OF = re.compile(r"/\* each of many \*/")
 _MANY = "(SELECT value AS parameter_set FROM json_each(?1)) CROSS JOIN "
 _ANY_OF = re.compile(r"= ANY \(:(?P<name>\w+)\)")
+Run = Callable[[Callable[[sqlite3.Connection], Any]], Awaitable[Any]]
+"""Calls a function with a connection, and returns its result. Each call wakes the thread, and then the event loop."""
+_NONE: Parameters = {}
 _NUL = "\\u0000"
 Rows = Sequence[Sequence[Any]]
 
@@ -231,3 +234,35 @@ def parts(rows: Rows) -> Iterator[Rows]:
             size //= 2
         yield rows[start : start + size] if size >= _FEW_ROWS else rows[start:]
         start += size if size >= _FEW_ROWS else len(rows)
+
+
+class Statements:
+    """`core.database.Transaction`, and `Reader` on a connection that only reads."""
+
+    def __init__(self, run: Run, end: TransactionEnd) -> None:
+        self._run = run
+        self.on_commit = end.on_commit
+
+    async def fetch(self, sql: str, parameters: Parameters = _NONE) -> list[Row]:
+        """See `Transaction.fetch`."""
+        rows: list[Row] = await self._run(partial(fetch, sql=sql, parameters=parameters))
+        return rows
+
+    async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> list[Row]:
+        """See `Transaction.fetch_each`."""
+        return await self._run(partial(fetch_each, sql=sql, many=many)) if many else []
+
+    async def execute(self, sql: str, parameters: Parameters = _NONE) -> int:
+        """See `Transaction.execute`."""
+        return await self.executemany(sql, [parameters])
+
+    async def executemany(self, sql: str, many: Sequence[Parameters]) -> int:
+        """See `Transaction.executemany`."""
+        return await self._run(partial(executemany, sql=sql, many=many)) if many else 0
+
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+        """See `Transaction.insert`."""
+        return await self._run(partial(insert, sql=sql, rows=rows)) if rows else []
+
+    async def wait_briefly(self) -> None:
+        """Do nothing: the transaction has the only lock there is."""

@@ -46,11 +46,6 @@ class QueryRoute(NamedTuple):
     """
 
 
-def omit_none(**fields: Any) -> Mapping[str, Any]:
-    """Return the fields that are not None. A reply omits a field whose value is not known."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 class Queries:
     """The queries of every slice. A few are answered at a time, and the tenants take turns."""
 

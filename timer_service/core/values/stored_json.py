@@ -73,3 +73,8 @@ def write_list(items: Iterable[RawJson]) -> RawJson:
 def write(value: Mapping[str, Any] | RawJson) -> RawJson:
     """Return the JSON of an object that may be written already."""
     return value if isinstance(value, RawJson) else RawJson(to_json(value).decode())
+
+
+def omit_none(**fields: Any) -> Mapping[str, Any]:
+    """Return the fields that are not None. A message omits a field whose value is not known."""
+    return {name: value for name, value in fields.items() if value is not None}

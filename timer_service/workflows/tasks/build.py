@@ -4,9 +4,15 @@ import random
 from collections.abc import Callable, Sequence
 
 from timer_service.core.ports.database import Row, Transaction
-from timer_service.core.requests.query import omit_none
 from timer_service.core.values.instant import format_instant, format_optional
-from timer_service.core.values.stored_json import RawJson, check_stored, read_stored, write_list, write_object
+from timer_service.core.values.stored_json import (
+    RawJson,
+    check_stored,
+    omit_none,
+    read_stored,
+    write_list,
+    write_object,
+)
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect_store import BYTES_PER_EFFECT, Cursor
 from timer_service.workflows.messages import FailureCode
