@@ -22,6 +22,8 @@ class Decision(NamedTuple):
 
     schedule: Schedule
     """The schedule afterwards, if all of `slots` fire. If more slots are due than it may fire, the rest stays due."""
+    after_at: int
+    """The cursor afterwards."""
     slots: tuple[int, ...] = ()
     """The slots that fire."""
     missed_since: int | None = None
@@ -40,7 +42,7 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
     recurrence = definition.recurrence
     first = next_slot(recurrence, schedule.after_at) if schedule.last_error else schedule.slot_at
     if first is None or schedule.due_of(first) > now:
-        return Decision(aim(schedule, now))
+        return Decision(aim(schedule, now), schedule.after_at)
     slots, newest = yield from _find_due(schedule, definition, first, now)
     fires = _select(schedule, definition, slots, now)
     if definition.max_count is not None:
@@ -50,8 +52,8 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
     skipped = _count_skipped(definition, first, fires[0] if fires else None, newest)
     missed_since = schedule.missed_since if schedule.missed_since is not None or not skipped else first
     after_at = fired[-1] if rest or is_used_up else newest  # a later Put may fire what maxCount left over
-    decision = Decision(schedule._replace(after_at=after_at), fired, missed_since, skipped)
-    return decision._replace(schedule=settle(schedule, decision, now))
+    after = settle(schedule, Decision(schedule, after_at, fired, missed_since), now)
+    return Decision(after, after_at, fired, missed_since, skipped)
 
 
 def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[int, SkipReason] = _NONE) -> Schedule:
@@ -59,16 +61,16 @@ def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[
 
     Such a slot does not count for `maxCount`. So the schedule may go on although the decision ended it.
     """
-    fired = [slot for slot in decision.slots if slot not in not_started]
+    fired = [slot for slot in decision.slots if slot not in not_started] if not_started else decision.slots
     missed = [slot for slot in (decision.missed_since, *not_started) if slot is not None]
     since = (slot for slot in missed if not fired or slot > fired[-1])
     after = before._replace(
-        after_at=decision.schedule.after_at,
+        after_at=decision.after_at,
         fired_count=before.fired_count + len(fired),
         missed_since=next(since, None),
+        last_slot_at=fired[-1] if fired else before.last_slot_at,
+        last_fired_at=now if fired else before.last_fired_at,
     )
-    if fired:
-        after = after._replace(last_slot_at=fired[-1], last_fired_at=now)
     for slot, reason in not_started.items():
         after = after._replace(last_skipped_at=slot, last_skip_reason=reason)
     after = aim(after, now)

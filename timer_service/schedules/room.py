@@ -46,16 +46,21 @@ class Room:
         self._share = 1 / max(len(self._used), 1)
         self._turn = 0.0
 
-    def in_order(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """Yield rows in order. Rows of tenants that have used their shares then get what others have left."""
+    def in_order(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int, int]]:
+        """Yield rows in order, with how many slots each may fire and their cost.
+
+        Rows of tenants that have used their shares then get what others have left.
+        """
         later = []
         for row in rows:
-            if self.most_slots(row["tenant_id"], row["data_size"]):
-                yield row
+            cost = 1 if row["start"] is None else COSTLY
+            if most := self.most_slots(row["tenant_id"], row["data_size"], cost):
+                yield row, most, cost
             else:
-                later.append(row)
+                later.append((row, cost))
         self._share = 1.0
-        yield from later
+        for row, cost in later:
+            yield row, self.most_slots(row["tenant_id"], row["data_size"], cost), cost
 
     def most_slots(self, tenant: str, size: int, cost: int = 1) -> int:
         """Return how many slots of a schedule may fire, each with `size` characters of data."""

@@ -116,6 +116,16 @@ async def test_a_busy_key(starting: StartingSchedules) -> None:
     assert "missedSince" not in await starting.view()
 
 
+async def test_a_skipped_slot_before_a_fired_one(starting: StartingSchedules) -> None:
+    """Of three slots of one pass, the second one has a workflow of the user. The third one ends `missedSince`."""
+    await starting.put_start(catchUp=ALL)
+    await starting.start(*ids(2), input="mine")
+    await starting.advance(minutes=3)
+    view = await starting.view()
+    fields = ("firedCount", "lastSlotAt", "lastSkippedAt", "missedSince")
+    assert tuple(view.get(name) for name in fields) == (2, slot(3), slot(2), None)
+
+
 async def test_skipped_slots_do_not_count(starting: StartingSchedules) -> None:
     """`maxCount` counts workflows. A schedule whose last slot is skipped goes on."""
     await starting.put_start(start=KEY, catchUp=ALL, maxCount=2)

@@ -24,7 +24,7 @@ def second(text: str) -> int:
         ("utc", "write UTC instead"),
         ("+02:00", "write an IANA name such as Europe/Berlin instead"),
         ("", "write an IANA name such as Europe/Berlin instead"),
-        ("Europe/", "write Europe/"),
+        ("Europe/", "instead"),
         ("localtime", "write an IANA name such as Europe/Berlin instead"),
         ("posix/Europe/Berlin", "write Europe/Berlin"),
         ("right/Europe/Berlin", "write Europe/Berlin"),

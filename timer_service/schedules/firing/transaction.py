@@ -16,7 +16,7 @@ from timer_service.schedules.decision import Decision, decide_in_steps, settle
 from timer_service.schedules.events import ended_event
 from timer_service.schedules.firings import Firing, Start, fire
 from timer_service.schedules.messages import FiringCause, Status
-from timer_service.schedules.room import COSTLY, Room
+from timer_service.schedules.room import Room
 from timer_service.schedules.schedule import Key, Schedule
 from timer_service.schedules.slot_worker import Done
 
@@ -109,10 +109,9 @@ async def fire_schedules(
 
 async def _decide(rows: Sequence[Row], to_others: LeftToOthers, done: FiredSchedules, now: int) -> None:
     room = Room({row["tenant_id"] for row in rows})
-    for row in room.in_order(rows):
+    for row, most, cost in room.in_order(rows):
         tenant, size = row["tenant_id"], row["data_size"]
-        cost = 1 if row["start"] is None else COSTLY
-        if not (most := room.most_slots(tenant, size, cost)):
+        if not most:
             done.is_whole = False
             continue
         slots = 0
