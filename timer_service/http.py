@@ -20,7 +20,7 @@ from timer_service.core.values.errors import StartError
 
 _GRACE_SECONDS = 1
 _CLOSE_SECONDS = 0.5
-_CONNECTION_SECONDS = 10
+CONNECTION_SECONDS = 10
 """How long a connection lasts at most, with its request and the response."""
 
 
@@ -100,7 +100,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._end = self.loop.call_later(_CONNECTION_SECONDS, transport.abort)
+        self._end = self.loop.call_later(CONNECTION_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -1,26 +1,21 @@
 """Which metrics and labels a PromQL query uses, and which ones the service has."""
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import promql_parser as promql
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics import MetricWrapperBase
 
 from timer_service.app.service import FLOWS
 from timer_service.app.slices import SLICES
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.values.errors import Code
 from timer_service.metrics import Metrics
 
-ADDED_BY_PROMETHEUS = frozenset({"job", "instance", "le"})
-"""Labels that Prometheus adds, and the one of the buckets of a histogram."""
-
-SUFFIXES: Mapping[str, tuple[str, ...]] = {
-    "counter": ("_total",),
-    "gauge": ("",),
-    "histogram": ("_bucket", "_sum", "_count"),
-}
-"""The endings of the names under which Prometheus stores a metric, by its type."""
+ADDED_BY_PROMETHEUS = frozenset({"job", "instance"})
+"""Labels that Prometheus adds."""
 
 
 class Selected(NamedTuple):
@@ -62,17 +57,14 @@ def _selected(selector: promql.VectorSelector, groups: list[frozenset[str]]) -> 
 
 
 def metrics_of_the_service() -> dict[str, frozenset[str]]:
-    """Return the labels of each metric of the service by its name, with the metrics that only have a value later."""
+    """Return the labels of each metric of the service by its name, once everything was measured."""
     registry = CollectorRegistry()
-    Metrics(registry)
-    found: dict[str, frozenset[str]] = {}
-    for collector in registry._collector_to_names:
-        if isinstance(collector, MetricWrapperBase):
-            names = [f"{collector._name}{suffix}" for suffix in SUFFIXES[str(collector._type)]]
-        else:
-            names = [sample.name for family in collector.collect() for sample in family.samples]
-        found |= dict.fromkeys(names, frozenset(getattr(collector, "_labelnames", ())))
-    return found
+    metrics = Metrics(registry)
+    metrics.watch(broker=bool, database=bool, flows=lambda: {"commands": HEALTHY})
+    for measure in (getattr(metrics, name) for name in vars(MetricsPort) if not name.startswith("_")):
+        measure(*("x" if each.annotation is str else 1 for each in inspect.signature(measure).parameters.values()))
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    return {each.name: frozenset(each.labels) for each in samples if not each.name.endswith("_created")}
 
 
 def unknown(queries: Iterable[str]) -> list[str]:

@@ -131,7 +131,7 @@ async def test_what_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -
 )
 async def test_slow_connection_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that does not send its request, or does not read its response, is closed after the limit."""
-    monkeypatch.setattr("timer_service.http._CONNECTION_SECONDS", 0.2)
+    monkeypatch.setattr("timer_service.http.CONNECTION_SECONDS", 0.2)
 
     async def large(_: Request) -> Response:
         return Response(b"x" * 20_000_000)
