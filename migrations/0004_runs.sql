@@ -113,11 +113,9 @@ CREATE TABLE run_edges (
     run_id TEXT COLLATE BINARY NOT NULL,
     job_name TEXT COLLATE BINARY NOT NULL,
     needs TEXT,  -- the jobs that it needs
-    needs_size INTEGER NOT NULL CHECK (needs_size >= 0),  -- the number of characters of `needs`, so that a page reads no more than it shows
     needed_by TEXT,  -- the jobs that need it
     PRIMARY KEY (tenant_id, run_id, job_name),
-    CHECK (needs IS NOT NULL OR needed_by IS NOT NULL),
-    CHECK ((needs IS NULL) = (needs_size = 0))
+    CHECK (needs IS NOT NULL OR needed_by IS NOT NULL)
 );
 
 -- Groups. A row is one group of a run, whose jobs are named later by a ResolveGroup.

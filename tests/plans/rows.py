@@ -106,8 +106,8 @@ INSERT INTO run_jobs (
 SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'pending', 0, 1, 0 FROM generate_series(1, $1::bigint) AS n
     """,
     """
-INSERT INTO run_edges (tenant_id, run_id, job_name, needs, needs_size, needed_by)
-SELECT 'tenant-7', 'tenant-7', 'job-' || n, '{"skip":["job-0"]}', 18, '{"run":["job-99999"]}'
+INSERT INTO run_edges (tenant_id, run_id, job_name, needs, needed_by)
+SELECT 'tenant-7', 'tenant-7', 'job-' || n, '{"skip":["job-0"]}', '{"run":["job-99999"]}'
 FROM generate_series(1, $1::bigint) AS n
     """,
     """

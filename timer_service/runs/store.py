@@ -127,7 +127,7 @@ def _added_edges(old: Edges, new: Edges) -> Iterator[Edge]:
             yield from edges[len(known) :]
 
 
-def _changed_edges(old: RunState, new: RunState) -> Iterator[tuple[str, str, str, str | None, int, str | None]]:
+def _changed_edges(old: RunState, new: RunState) -> Iterator[tuple[str, str, str, str | None, str | None]]:
     """Yield the row of each job that got an edge. Commands that add edges have read the whole run."""
     added = list(_added_edges(old.downstream, new.downstream))
     changed = {edge.job for edge in added} | {edge.upstream for edge in added}
@@ -137,7 +137,7 @@ def _changed_edges(old: RunState, new: RunState) -> Iterator[tuple[str, str, str
         upstream[edge.job].append(edge)
     for name in sorted(changed):
         needs = write_needs(upstream.get(name, ()))
-        yield tenant_id, run_id, name, needs, len(needs or ""), write_needed_by(new.downstream.get(name, ()))
+        yield tenant_id, run_id, name, needs, write_needed_by(new.downstream.get(name, ()))
 
 
 # Values -> parameters

@@ -23,10 +23,10 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
 -- name: upsert_edges
 -- Inserts or replaces the edges of a job.
-INSERT INTO run_edges (tenant_id, run_id, job_name, needs, needs_size, needed_by)
-VALUES (:tenant_id, :run_id, :job_name, :needs, :needs_size, :needed_by)
+INSERT INTO run_edges (tenant_id, run_id, job_name, needs, needed_by)
+VALUES (:tenant_id, :run_id, :job_name, :needs, :needed_by)
 ON CONFLICT (tenant_id, run_id, job_name)
-DO UPDATE SET needs = excluded.needs, needs_size = excluded.needs_size, needed_by = excluded.needed_by
+DO UPDATE SET needs = excluded.needs, needed_by = excluded.needed_by
 
 -- name: insert_group_need
 -- Inserts an edge from a group to a job that needs it.
