@@ -16,8 +16,6 @@ from timer_service.runs.size import bytes_of_groups, count_jobs
 SWEEP_MS = 10 * 60 * 1000
 """The delay from the start of a run to its first sweep."""
 
-_RESWEEP_MS = 60 * 1000
-"""The delay from a repeated report to the sweep of its run. One sweep serves all repeats of that time."""
 
 
 def apply(
@@ -165,9 +163,6 @@ class _CommandApplier:
             else:
                 self.draft.set_job(job._replace(outputs=dump_data(report.outputs), changed_by=command.id))
                 self.draft.run = self.draft.run._replace(has_outputs=True)
-        elif outcome is Outcome.UNCHANGED and job.ended and self.draft.run.sweep_at is not None:
-            sweep_at = min(self.draft.run.sweep_at, self.draft.now + _RESWEEP_MS)
-            self.draft.run = self.draft.run._replace(sweep_at=sweep_at)
 
     def _drop_jobs(self, names: Sequence[str], command: Command) -> list[str]:
         """End dropped jobs as `drift_dropped`. Return the names of the jobs that had not ended before."""

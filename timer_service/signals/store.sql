@@ -38,7 +38,7 @@ SELECT tenant_id, signal_id FROM work_signals WHERE tenant_id = :tenant_id AND s
 -- name: pause
 -- Pauses an active signal, one of whose firings was given up.
 UPDATE work_signals SET status = 'paused', last_error = :error
-WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status = 'active'
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND COALESCE(status, '') = 'active'  -- by the key, never by status
 
 -- name: waiting
 -- Returns the next active signals of a work item after a signal id. A long trigger is NULL.
