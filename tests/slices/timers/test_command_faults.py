@@ -180,6 +180,23 @@ async def test_what_failed_waits_over_a_restart(timers: Timers) -> None:
     assert timers.outcomes() == {"scheduled": 1, "rejected": 1}
 
 
+async def test_too_much_waits(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the waiting commands have as many bytes as they may have, the log is not read, and the health says so."""
+    await refuse_second_timers(timers)
+    send_bad(timers, "a1")
+    await timers.consume()
+    monkeypatch.setattr("timer_service.core.intake.reader.MOST_BYTES", 0)
+    send(timers, "b1")
+    timers.clock.advance(milliseconds=999)
+    assert not await timers.reader.turn()
+    assert timers.outcomes() == {}
+    assert timers.reader.health.reason == "1 commands wait to be applied; the log is read when fewer wait"
+    timers.clock.advance(milliseconds=1)
+    await timers.consume()
+    assert timers.outcomes() == {"scheduled": 1, "rejected": 1}
+    assert timers.reader.health == HEALTHY
+
+
 # Commands that end the process
 
 
