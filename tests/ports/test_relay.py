@@ -186,11 +186,12 @@ async def test_error_of_an_overlapping_batch(timers: Timers, failing: int) -> No
 
 
 async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """A claim of large rows is encoded and published in chunks, in order, and completed as a whole."""
+    """A claim of large rows, one of each tenant, is encoded and published in chunks, and completed as a whole."""
     timers = Timers(store, memory_broker, clock)
     names = [f"call-{number:02}" for number in range(40)]
     for name in names:
-        timers.send(schedule_timer(name, clock.now() + int(name[-2:]), data="x" * 64_000))
+        due_at = clock.now() + int(name[-2:])
+        timers.send(schedule_timer(name, due_at, tenant=name, data="x" * 64_000), tenant=name)
     await timers.consume()
     clock.advance(seconds=1)
     sizes: list[int] = []
