@@ -19,5 +19,5 @@ def without_logs() -> Iterator[None]:
 def no_pauses() -> Iterator[None]:
     """Let no task pause after a long turn: on a busy machine any turn may be long, and time is simulated here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turns, "_LONG_SECONDS", math.inf)
+        patch.setattr(turns, "LONG_SECONDS", math.inf)
         yield

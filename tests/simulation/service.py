@@ -252,7 +252,6 @@ class Service(BrokerObserver):
         self.loop = SteppedLoop()
         self.loop.set_exception_handler(_ignore_crashes)
         self.database = self.loop.run_to_completion(_open(path))
-        self.loop.run_to_completion(self.database._writer.control("PRAGMA synchronous = OFF"))
         self._reader = sqlite3.connect(path, isolation_level=None)
         self._reader.row_factory = sqlite3.Row
         self._tables = [row["name"] for row in self._reader.execute(_TABLES)]

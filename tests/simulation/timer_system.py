@@ -238,7 +238,6 @@ class TimerSystem(BrokerObserver):
         """
         self._process = Process(self._copy_files)
         self._database = self.loop.run_to_completion(SqliteDatabase.open(self._file()))
-        self.loop.run_to_completion(self._database._writer.control("PRAGMA synchronous = OFF"))
         self._reader = sqlite3.connect(self._file(), isolation_level=None)
         assert self._read_rows() == self._rows, "the rows after the crash differ from the committed rows"
         self.instances = [

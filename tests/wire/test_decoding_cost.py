@@ -120,7 +120,7 @@ async def test_most_fields(fields: int, faults: int) -> None:
 
 async def test_other_tasks_run_between_large_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run before each command of 64 KiB, and after each 64 KiB of small commands. Headers count too."""
-    monkeypatch.setattr(turns_module, "_LONG_SECONDS", math.inf)  # a pause on a slow machine has many turns
+    monkeypatch.setattr(turns_module, "LONG_SECONDS", math.inf)  # a pause on a slow machine has many turns
 
     async def measured(batch: list[RawCommand]) -> int:
         async with counted_turns() as turns:

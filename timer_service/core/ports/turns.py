@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 _LONGEST_SECONDS = 0.001
-_LONG_SECONDS = 0.005
+LONG_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.5
 """No message takes longer. If a turn did, the process was stopped meanwhile, as by `docker pause`."""
 TRANSACTION_SECONDS = 0.05
@@ -37,7 +37,7 @@ class Turns:
     async def begin(self, size: int) -> None:
         """Let other tasks run, and begin the next turn with work on `size` bytes."""
         took = time.perf_counter() - self._began
-        await asyncio.sleep(min(took, _LONGEST_PAUSE_SECONDS) if self._pauses and took > _LONG_SECONDS else 0)
+        await asyncio.sleep(min(took, _LONGEST_PAUSE_SECONDS) if self._pauses and took > LONG_SECONDS else 0)
         self._used = size
         self._began = time.perf_counter()
 
