@@ -5,21 +5,35 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from timer_service.adapters.sqlite.transaction import Statements
 
+from tests.simulation.faults import FaultyLog
 from timer_service.core.events import outbox
-from timer_service.core.intake import apply, commit, crash_care, cursor, reader, waiting, waiting_rows
+from timer_service.core.intake import apply, commit, cursor, reader, waiting, waiting_rows
 from timer_service.core.intake.commit import Commits
+from timer_service.core.intake.crash_care import CrashCare
 from timer_service.core.ports.database import Transaction
-from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.ports.log import LogCursor, Opening
+from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.message import Message
 from timer_service.core.values.raw_command import RawCommand
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
-def _replace(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, old: str, new: str = "") -> None:
-    assert old in statements[name]
-    patch.setitem(statements, name, statements[name].replace(old, new))
+def change_statement(patch: pytest.MonkeyPatch, file: str, name: str, old: str, new: str = "") -> None:
+    """Let SQLite run a statement of a `.sql` file with `new` in place of `old`. Its comment identifies it."""
+    package, _, file_name = f"timer_service/{file}.sql".rpartition("/")
+    text = load_sql(package.replace("/", "."), file_name)[name]
+    assert old in text
+    comment = text.partition("\n")[0]
+    for method in ("fetch", "fetch_each", "executemany"):
+        run = getattr(Statements, method)
+
+        async def run_changed(self: Statements, sql: str, *arguments: Any, run: Any = run) -> Any:
+            return await run(self, sql.replace(old, new) if sql.startswith(comment) else sql, *arguments)
+
+        patch.setattr(Statements, method, run_changed)
 
 
 def cursor_moved_before_the_effects(patch: pytest.MonkeyPatch) -> None:
@@ -27,7 +41,8 @@ def cursor_moved_before_the_effects(patch: pytest.MonkeyPatch) -> None:
     of_log = Commits.of_log
 
     async def move_and_apply(self: Any, decoded: Any, later: Any, last: Any) -> Any:
-        await self.keep(self._behind(last))
+        moved = self.place.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
+        await self.keep(self.place._replace(cursor=moved))
         return await of_log(self, decoded, later, last)
 
     patch.setattr(Commits, "of_log", move_and_apply)
@@ -54,7 +69,7 @@ def cursor_moved_after_the_effects(patch: pytest.MonkeyPatch) -> None:
 
 def cursor_compared_with_nothing(patch: pytest.MonkeyPatch) -> None:
     """A reader does not notice that another one has moved the cursor."""
-    _replace(patch, cursor._SQL, "move", " AND revision = :revision")
+    change_statement(patch, "core/intake/cursor", "move", " AND revision = :revision")
 
 
 def waiting_tenant_applied_directly(patch: pytest.MonkeyPatch) -> None:
@@ -81,39 +96,41 @@ def stored_in_reverse(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_rows_ordered_by_time(patch: pytest.MonkeyPatch) -> None:
     """The row that may be applied first comes first, also if an older one of its tenant is tried later."""
-    _replace(
-        patch, waiting_rows._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY available_at, first_sequence"
-    )
-    _replace(patch, waiting_rows._SQL, "tenants", "MAX(available_at)", "MIN(available_at)")
+    rows, by_time = "core/intake/waiting_rows", "ORDER BY available_at, first_sequence"
+    change_statement(patch, rows, "first", "ORDER BY epoch, first_sequence", by_time)
+    change_statement(patch, rows, "tenants", "MAX(available_at)", "MIN(available_at)")
 
 
 def waiting_rows_ordered_without_epoch(patch: pytest.MonkeyPatch) -> None:
     """Commands of a new log come before those of the old one, whose sequences are greater."""
-    _replace(patch, waiting_rows._SQL, "first", "ORDER BY epoch, first_sequence", "ORDER BY first_sequence")
+    by_epoch, by_sequence = "ORDER BY epoch, first_sequence", "ORDER BY first_sequence"
+    change_statement(patch, "core/intake/waiting_rows", "first", by_epoch, by_sequence)
 
 
 def given_up_after_one_death(patch: pytest.MonkeyPatch) -> None:
     """A command that was being applied when the process died is not tried again."""
-    patch.setattr(crash_care, "_MOST_DEATHS", 1)
+    patch.setattr(CrashCare, "gives_up", staticmethod(lambda row: row.deaths > 0))
 
 
 def dead_letter_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """Dead letters are stored in an own transaction, after that of the cursor."""
-    held: list[Message] = []
+    held: list[Callable[[Transaction], Any]] = []
 
-    async def hold(_tx: Transaction, letters: Sequence[Message], _now: int) -> None:
-        held.extend(letters)
-
-    write = Commits._write_fitting
-
-    async def write_and_add(self: Any, *arguments: Any) -> Any:
-        held.clear()
-        written = await write(self, *arguments)
-        await in_transaction(self._database, lambda tx: outbox.add_dead_letters(tx, held, self._clock.now()))
-        return written
+    async def hold(_tx: Transaction, letters: Sequence[Message], now: int) -> None:
+        held[:] = [lambda tx: outbox.add_dead_letters(tx, letters, now)]
 
     patch.setattr(apply, "outbox", SimpleNamespace(add=outbox.add, add_dead_letters=hold))
-    patch.setattr(Commits, "_write_fitting", write_and_add)
+    for name in ("of_log", "of_waiting"):
+        write = getattr(Commits, name)
+
+        async def write_and_add(self: Any, *arguments: Any, write: Any = write) -> Any:
+            held.clear()
+            done = await write(self, *arguments)
+            for add in held:
+                await self.change(add)
+            return done
+
+        patch.setattr(Commits, name, write_and_add)
 
 
 def waiting_row_deleted_in_own_transaction(patch: pytest.MonkeyPatch) -> None:
@@ -132,7 +149,7 @@ def waiting_row_deleted_in_own_transaction(patch: pytest.MonkeyPatch) -> None:
             for row, number in taken:
                 await advance(tx, row, number)
 
-        await in_transaction(self._database, delete)
+        await self.change(delete)
         return done
 
     patch.setattr(commit, "waiting_rows", SimpleNamespace(**{**vars(waiting_rows), "advance": remember}))
@@ -141,16 +158,17 @@ def waiting_row_deleted_in_own_transaction(patch: pytest.MonkeyPatch) -> None:
 
 def other_log_read_from_its_end(patch: pytest.MonkeyPatch) -> None:
     """After the log was replaced, reading goes on at its end."""
-    open_log = reader.LogReader._open_log
+    open_log = FaultyLog.open
 
-    async def open_at_the_end(self: Any, taken: Any) -> None:
-        await open_log(self, taken)
-        if self._commits.place.cursor.epoch != taken.place.cursor.epoch and not taken.is_new:
-            end = (await self._log.end())._replace(epoch=self._commits.place.cursor.epoch)
-            await self._commits.keep(self._commits.place._replace(cursor=end))
-            await self._log.open(end, taken.database_id)
+    async def open_at_the_end(self: FaultyLog, before: LogCursor | None, owner: str) -> Opening:
+        opening = await open_log(self, before, owner)
+        if before is None or opening.cursor.epoch == before.epoch:
+            return opening
+        end = (await self.end())._replace(epoch=opening.cursor.epoch)
+        await open_log(self, end, owner)
+        return opening._replace(cursor=end)
 
-    patch.setattr(reader.LogReader, "_open_log", open_at_the_end)
+    patch.setattr(FaultyLog, "open", open_at_the_end)
 
 
 INTAKE_MUTANTS: Sequence[Mutate] = (

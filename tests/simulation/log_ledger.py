@@ -82,6 +82,18 @@ class LogLedger:
         """How many errors were injected into transactions of readers."""
         self.takeovers = 0
         """How often a reader has begun after another one that has not stopped."""
+        self._last_reader: object = None
+        """The reader that has begun last, unless it has stopped."""
+
+    def reader_began(self, reader: object) -> None:
+        """Count the readers that begin after one that has not stopped."""
+        self.takeovers += self._last_reader not in {None, reader}
+        self._last_reader = reader
+
+    def reader_stopped(self, reader: object) -> None:
+        """Note that a reader has stopped in order."""
+        if self._last_reader is reader:
+            self._last_reader = None
 
     def send(self, command: str, tenant: str, stored_at: int, *, fails: bool = False) -> None:
         """Record a command that was stored in the log. `fails`: it is invalid, or its handler fails each time."""

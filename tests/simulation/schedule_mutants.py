@@ -1,7 +1,7 @@
 """Mutants of schedules that the history simulation must find."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.draws import Scenario
+from tests.simulation.intake_mutants import Mutate
 from tests.simulation.schedule_scenarios import schedules_one_by_one, schedules_read_late, schedules_with_faults
 from timer_service.core.events import outbox
 from timer_service.core.intake import backlog
@@ -21,8 +22,7 @@ from timer_service.schedules.backfill import worker as backfill_worker
 from timer_service.schedules.calendar import cron, recurrence
 from timer_service.schedules.firing import transaction as firing_pass
 from timer_service.schedules.firing import worker as firing_worker
-
-Mutate = Callable[[pytest.MonkeyPatch], None]
+from timer_service.schedules.messages import PutSchedule, ResumeSchedule
 
 
 def cursor_moved_before_the_outbox_write(patch: pytest.MonkeyPatch) -> None:
@@ -32,15 +32,20 @@ def cursor_moved_before_the_outbox_write(patch: pytest.MonkeyPatch) -> None:
     async def hold(_tx: Any, new: Sequence[Event], _now: int) -> None:
         held.extend(new)
 
-    tick = firing_worker.FiringWorker.tick
+    begin, tick = firing_worker.FiringWorker.__init__, firing_worker.FiringWorker.tick
+
+    def begin_with_database(self: Any, parts: Any, start: Any) -> None:
+        self.database = parts.database
+        begin(self, parts, start)
 
     async def tick_and_then_write(self: Any, now: int) -> Any:
         held.clear()
         passed = await tick(self, now)
-        await in_transaction(self._database, lambda tx: outbox.add(tx, held, now))
+        await in_transaction(self.database, lambda tx: outbox.add(tx, held, now))
         return passed
 
     patch.setattr(firing_pass, "outbox", SimpleNamespace(add=hold))
+    patch.setattr(firing_worker.FiringWorker, "__init__", begin_with_database)
     patch.setattr(firing_worker.FiringWorker, "tick", tick_and_then_write)
 
 
@@ -104,13 +109,15 @@ def classes_of_cron_swapped(patch: pytest.MonkeyPatch) -> None:
 
 def put_resumes(patch: pytest.MonkeyPatch) -> None:
     """A PutSchedule ends the pause."""
-    put = rules._put
+    apply = rules.apply
 
-    def put_and_resume(before: Any, command: Any, payload: Any, now: int) -> Any:
-        applied = put(before, command, payload, now)
+    def apply_and_resume(before: Any, command: Any, now: int) -> Any:
+        applied = apply(before, command, now)
+        if not isinstance(command.payload, PutSchedule):
+            return applied
         return applied._replace(schedule=schedule.aim(applied.schedule._replace(is_paused=False), now))
 
-    patch.setattr(rules, "_put", put_and_resume)
+    patch.setattr(rules, "apply", apply_and_resume)
 
 
 def count_kept_after_a_new_start(patch: pytest.MonkeyPatch) -> None:
@@ -127,22 +134,25 @@ def count_kept_after_a_new_start(patch: pytest.MonkeyPatch) -> None:
 
 def slots_of_a_pause_fire_later(patch: pytest.MonkeyPatch) -> None:
     """A ResumeSchedule does not move the cursor."""
-    pause = rules._pause
+    apply = rules.apply
 
-    def pause_without_cursor(before: Any, command: Any, now: int, *, pauses: bool) -> Any:
-        return pause(before, command._replace(stored_at=0), now, pauses=pauses)
+    def apply_without_cursor(before: Any, command: Any, now: int) -> Any:
+        resumes = isinstance(command.payload, ResumeSchedule)
+        return apply(before, command._replace(stored_at=0) if resumes else command, now)
 
-    patch.setattr(rules, "_pause", pause_without_cursor)
+    patch.setattr(rules, "apply", apply_without_cursor)
 
 
 def late_from_the_slot(patch: pytest.MonkeyPatch) -> None:
     """A slot is late by the time since the slot, not since its due."""
-    select = firing._select
+    decide = firing.decide_in_steps
 
-    def select_by_slot(found: Any, definition: Any, slots: Any, now: int) -> Any:
-        return select(found._replace(definition=definition._replace(jitter_ms=0)), definition, slots, now)
+    def decide_by_slot(found: Any, now: int, most: int) -> Any:
+        jitter = 0 if found.slot_at is None else found.due_of(found.slot_at) - found.slot_at
+        definition = found.definition._replace(late_by_ms=found.definition.late_by_ms - jitter)
+        return decide(found._replace(definition=definition), now, most)
 
-    patch.setattr(firing, "_select", select_by_slot)
+    patch.setattr(firing_pass, "decide_in_steps", decide_by_slot)
 
 
 def missed_slots_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ transaction, and a new process starts on the same database. `tests.simulation.ti
 files survive a crash.
 """
 
-import asyncio
 import itertools
 import json
 import math
@@ -37,7 +36,6 @@ from tests.simulation.faults import (
     FaultyBroker,
     FaultyDatabase,
     FaultyRequests,
-    Gate,
     InjectedError,
     Process,
 )
@@ -45,6 +43,7 @@ from tests.simulation.log_ledger import Applied, LogChange, LogLedger, Stored, c
 from tests.simulation.request_server import AppliedRequests, RequestServer
 from tests.simulation.small_intake import small_intake
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
+from tests.simulation.stepped_reader import GatedTask, SteppedReader, ignore_crashes, wake, wake_outbox
 from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -132,14 +131,6 @@ class CommitObserver:
         """Observe the start of a process, or the end of an outage of the broker."""
 
 
-class GatedTask:
-    """The gate and the current task of a reader or a worker. `task` is None while it is idle."""
-
-    def __init__(self, process: Process, counts: Counter[str]) -> None:
-        self.gate = Gate(process, counts)
-        self.task: asyncio.Task[Any] | None = None
-
-
 class Instance:
     """A reader of the log and the workers of every slice, composed as in `timer_service.app`."""
 
@@ -180,44 +171,13 @@ class Instance:
                 self.slice_of[name] = each
         self.workers[dispatcher.LOOP] = tasks, self.server.dispatcher
         self.slice_of[dispatcher.LOOP] = workflows.SLICE
-        self._routes = [Route(each.commands, partial(self._handle, each), _wake, offer) for each in SLICES]
-        self._reader_parts = parts(reader_database, self._broker)
-        self._start_reader()
+        routes = [Route(each.commands, partial(self._handle, each), wake, offer) for each in SLICES]
+        reader_parts = parts(reader_database, self._broker)
+        self.reader = SteppedReader(partial(reader_parts.reader, routes, wake_outbox), service.ledger)
 
     @property
     def tasks(self) -> list[GatedTask]:
         return [self.reader_task, self.requests_task, *(task for task, _ in self.workers.values())]
-
-    def _start_reader(self) -> None:
-        self._reader = self._reader_parts.reader(self._routes, _wake_outbox)
-        self._begun = False
-
-    async def read(self) -> bool:
-        """Begin if necessary, and take one turn. Return whether there was anything to do."""
-        try:
-            if not self._begun and not await self._begin():
-                return False
-            return await self._reader.turn()
-        except EXPECTED_ERRORS:
-            self._begun = False
-            raise
-
-    async def _begin(self) -> bool:
-        another_reads = False
-        try:
-            self._begun = await self._reader.begin()
-            another_reads = not self._begun
-        finally:
-            if not another_reads:  # after an error it may be the reader too
-                self._service.reader_began(self._reader)
-        return self._begun
-
-    async def stop_reader(self) -> None:
-        """Stop the reader in order, and start another one."""
-        await self._reader.stop()
-        await self._reader.run()  # it has stopped, so it only lets others read
-        self._service.reader_stopped(self._reader)
-        self._start_reader()
 
     async def _handle(
         self, slice_: Slice, tx: Transaction, commands: Sequence[Command], now: int
@@ -250,9 +210,8 @@ class Service(BrokerObserver):
 
     def __init__(self, path: Path) -> None:
         self.loop = SteppedLoop()
-        self.loop.set_exception_handler(_ignore_crashes)
+        self.loop.set_exception_handler(ignore_crashes)
         self.database = self.loop.run_to_completion(_open(path))
-        self.loop.run_to_completion(self.database._writer.control("PRAGMA synchronous = OFF"))
         self._reader = sqlite3.connect(path, isolation_level=None)
         self._reader.row_factory = sqlite3.Row
         self._tables = [row["name"] for row in self._reader.execute(_TABLES)]
@@ -285,8 +244,6 @@ class Service(BrokerObserver):
         self.has_crashed = False
         """Whether a process has ended in this history. Rows that it had claimed are available after their leases."""
         self._errors_before = self.counts[FaultKind.ERROR]
-        self._last_reader: object = None
-        """The reader that has begun last, unless it has stopped."""
         self.disabled: set[str] = set()
         """The names of the disabled slices."""
         self.defers = False
@@ -358,13 +315,13 @@ class Service(BrokerObserver):
     def read(self, instance: int = 0, fault: Fault | None = None) -> bool:
         """Let the reader of an instance take one step, if it is idle. Return whether it had anything to do."""
         one = self.instances[instance]
-        return one.reader_task.task is None and bool(self._begin(one.reader_task, one.read(), fault))
+        return one.reader_task.task is None and bool(self._begin(one.reader_task, one.reader.read(), fault))
 
     def stop_reader(self, instance: int, fault: Fault | None = None) -> None:
         """Let the reader of an instance stop in order, if it is idle."""
         one = self.instances[instance]
         if one.reader_task.task is None:
-            self._begin(one.reader_task, one.stop_reader(), fault)
+            self._begin(one.reader_task, one.reader.stop(), fault)
 
     def catch_up(self, instance: int = 0) -> None:
         """Let only one instance read, until the log has no more, and nothing waits that may be applied now."""
@@ -390,16 +347,6 @@ class Service(BrokerObserver):
             now = self.clock.now()
             self.clock.set(at if at is not None and now < at < now + _LEASE_MS else now + _LEASE_MS)
         raise AssertionError(f"{self.ledger.unapplied} were not applied")
-
-    def reader_began(self, reader: object) -> None:
-        """Count the readers that begin after one that has not stopped."""
-        self.ledger.takeovers += self._last_reader not in {None, reader}
-        self._last_reader = reader
-
-    def reader_stopped(self, reader: object) -> None:
-        """Note that a reader has stopped in order."""
-        if self._last_reader is reader:
-            self._last_reader = None
 
     def ask(self, requests: Sequence[Request], instance: int = 0, fault: Fault | None = None) -> None:
         """Pass requests of workers to an instance. If it is busy with others, only polls reach it."""
@@ -557,23 +504,10 @@ def _forget(_request: Request, _reply: QueryReply) -> None:
     """Do nothing with a reply for which no worker waits."""
 
 
-async def _wake(_at: int, _loop: str | None) -> None:
-    """Do nothing, because no loop sleeps here."""
-
-
-async def _wake_outbox() -> None:
-    """Do nothing: a test takes every pass."""
-
-
 async def _open(path: Path) -> SqliteDatabase:
     async with open_sqlite(path):
         pass
     return await SqliteDatabase.open(path)
-
-
-def _ignore_crashes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    if not isinstance(context.get("exception"), Crash):
-        loop.default_exception_handler(context)
 
 
 @contextmanager

@@ -22,9 +22,9 @@ def small_intake(monotonic: Callable[[], float], *, most_bytes: int = waiting.MO
         patch.setattr(reader, "time", time)
         for module in (reader, waiting):
             patch.setattr(module, "FAR_BEHIND", 2)
-        patch.setattr(waiting, "_PART", 2)
+        patch.setattr(waiting, "LARGE_PART", 2)
         patch.setattr(waiting_rows, "ROW_COMMANDS", 2)
         patch.setattr(reader, "MOST_BYTES", most_bytes)
-        patch.setattr(crash_care, "_GROUP", 2)
+        patch.setattr(crash_care, "GROUP_COMMANDS", 2)
         patch.setattr(turns, "TRANSACTION_SECONDS", math.inf)  # a history does not depend on how fast the machine is
         yield

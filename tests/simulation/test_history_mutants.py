@@ -2,7 +2,6 @@
 
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from tests.simulation.draws import Scenario
 from tests.simulation.intake_mutants import (
     INTAKE_MUTANTS,
+    Mutate,
     commands_behind_a_left_one_applied_directly,
     given_up_after_one_death,
 )
@@ -30,12 +30,14 @@ from tests.simulation.scenarios import (
     signals_one_by_one,
     two_readers_with_faults,
 )
-from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS, Mutate
+from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS
 from tests.simulation.service import running_service
 from tests.simulation.workflow_mutants import WORKFLOW_MUTANTS
 from timer_service.core.intake.backlog import Backlog
-from timer_service.runs import announcements, rules, run, sweep
+from timer_service.runs import announcements, rules, sweep
+from timer_service.runs.announcements import Announcement
 from timer_service.runs.draft import Draft
+from timer_service.runs.messages import ReportJobStatus
 from timer_service.signals import batch, firings
 
 _REPEATED = 100
@@ -51,12 +53,8 @@ _FIND = settings(
 
 def r1_count_of_a_group_not_written(patch: pytest.MonkeyPatch) -> None:
     """A job keeps waiting for a group after the group is resolved."""
-    count = Draft._change_counts
-
-    def count_no_less(self: Draft, needs: Counter[str], groups: Counter[str], command: Any) -> None:
-        count(self, needs, +groups, command)
-
-    patch.setattr(Draft, "_change_counts", count_no_less)
+    add_jobs = Draft.add_jobs
+    patch.setattr(Draft, "add_jobs", lambda *jobs, **how: add_jobs(*jobs, **{**how, "resolved": ()}))
 
 
 def r2_limit_checked_after_filtering(patch: pytest.MonkeyPatch) -> None:
@@ -90,12 +88,13 @@ def stale_before_waiting_reports(patch: pytest.MonkeyPatch) -> None:
 
 def r8_unknown_dropped_jobs_not_kept(patch: pytest.MonkeyPatch) -> None:
     """Unknown jobs in `droppedJobs` are not kept if the report's own job is known."""
-    names_later_jobs = run._CommandApplier._may_name_later_jobs
+    keep = Draft.keep_pending
 
-    def names_later_job(self: Any, report: Any) -> bool:
-        return report.job_name not in self.draft.jobs and names_later_jobs(self, report)
+    def keep_of_unknown(self: Draft, command: Any) -> bool:
+        report = command.payload
+        return (isinstance(report, ReportJobStatus) and report.job_name in self.jobs) or keep(self, command)
 
-    patch.setattr(run._CommandApplier, "_may_name_later_jobs", names_later_job)
+    patch.setattr(Draft, "keep_pending", keep_of_unknown)
 
 
 def r10_firing_id_without_creation_of_signal(patch: pytest.MonkeyPatch) -> None:
@@ -106,13 +105,19 @@ def r10_firing_id_without_creation_of_signal(patch: pytest.MonkeyPatch) -> None:
 
 def r13_ready_after_end(patch: pytest.MonkeyPatch) -> None:
     """JobReady is published for jobs that ended in the same batch."""
+    find = announcements.find
 
-    def ready_jobs(before: Any, after: Any) -> Any:
-        old = before.jobs
-        return [job for name, job in after.jobs.items() if job.ready_at and not (name in old and old[name].ready_at)]
+    def find_ended_too(before: Any, after: Any) -> list[Announcement]:
+        jobs = [
+            (state.run, job, before[key].jobs.get(job.name))
+            for key, state in after.items()
+            for job in state.jobs.values()
+        ]
+        ended = [(run, job) for run, job, old in jobs if job.ended and job.ready_at and not (old and old.ready_at)]
+        return [*(Announcement(*each) for each in ended), *find(before, after)]
 
-    patch.setattr(announcements, "_ready_jobs", ready_jobs)
-    patch.setattr(announcements.Announcement, "is_ready", property(lambda each: each.job.ready_at is not None))
+    patch.setattr(announcements, "find", find_ended_too)
+    patch.setattr(Announcement, "is_ready", property(lambda each: each.job.ready_at is not None))
 
 
 def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:

@@ -3,28 +3,28 @@
 import json
 import random
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.simulation.intake_mutants import INTAKE_MUTANTS
+from tests.simulation.intake_mutants import INTAKE_MUTANTS, Mutate, change_statement
 from tests.simulation.timer_state_machine import TALLY, TimerStateMachine
+from tests.simulation.timer_system import VISIBILITY_TIMEOUT
 from timer_service import timers
+from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.due import lease
 from timer_service.core.due.long_texts import LongTexts
-from timer_service.core.events.relay import Relay
-from timer_service.core.events.settlement import Settlement
+from timer_service.core.events.settlement import Settlement, Settler
 from timer_service.core.ports.broker import PublishResult, PublishStatus
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.values.message import Message
-from timer_service.timers import cancellations, events, rules, store
+from timer_service.timers import cancellations, events, rules
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Applied, Outcome
-
-Mutate = Callable[[pytest.MonkeyPatch], None]
 
 _FIND = settings(
     max_examples=3000,
@@ -37,27 +37,22 @@ _FIND = settings(
 )
 
 
-def _replace(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, old: str, new: str = "") -> None:
-    assert old in statements[name]
-    patch.setitem(statements, name, statements[name].replace(old, new))
-
-
 def no_fence(patch: pytest.MonkeyPatch) -> None:
     """Completing a claim does not check its lease token."""
-    _replace(patch, lease._SQL, "complete", " AND lease_token = :token")
+    change_statement(patch, "core/due/lease", "complete", " AND lease_token = :token")
     for name in ("complete_claim", "complete_claim_shared"):
-        _replace(patch, lease._SQL, name, " AND lease_token = :token")
+        change_statement(patch, "core/due/lease", name, " AND lease_token = :token")
 
 
 def no_fence_on_whole_claims(patch: pytest.MonkeyPatch) -> None:
     """Completing a whole claim in one statement does not check its lease token."""
     for name in ("complete_claim", "complete_claim_shared"):
-        _replace(patch, lease._SQL, name, " AND lease_token = :token")
+        change_statement(patch, "core/due/lease", name, " AND lease_token = :token")
 
 
 def no_fence_on_release(patch: pytest.MonkeyPatch) -> None:
     """Releasing rows does not check their lease token."""
-    _replace(patch, lease._SQL, "release", " AND lease_token = :token")
+    change_statement(patch, "core/due/lease", "release", " AND lease_token = :token")
 
 
 def update_keeps_its_id(patch: pytest.MonkeyPatch) -> None:
@@ -67,19 +62,18 @@ def update_keeps_its_id(patch: pytest.MonkeyPatch) -> None:
 
 def update_keeps_its_claim(patch: pytest.MonkeyPatch) -> None:
     """A claim of the previous schedule settles the new schedule."""
-    _replace(patch, store._SQL, "put", ", lease_token = NULL")
+    change_statement(patch, "timers/store", "put", ", lease_token = NULL")
 
 
 def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """A schedule with the same due time is ignored even if its data differs."""
-    schedule = rules._schedule
+    apply = rules.apply
 
-    def schedule_due_times(timer: rules.Timer | None, new: rules.Timer) -> Applied:
-        if timer is not None and timer.schedule.due_at == new.schedule.due_at:
-            new = new._replace(schedule=new.schedule._replace(data=timer.schedule.data))
-        return schedule(timer, new)
+    def apply_due_times(timer: rules.Timer | None, *rest: Any) -> Applied:
+        after, outcome = apply(timer, *rest)
+        return Applied(timer if outcome is Outcome.UPDATED else after, outcome)
 
-    patch.setattr(rules, "_schedule", schedule_due_times)
+    patch.setattr(rules, "apply", apply_due_times)
 
 
 def due_in_counts_from_the_handling(patch: pytest.MonkeyPatch) -> None:
@@ -127,7 +121,7 @@ def cancels_newer_timers(patch: pytest.MonkeyPatch) -> None:
     """A cancellation of many timers also cancels timers of newer commands."""
     guard = """
     AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)"""
-    _replace(patch, cancellations._SQL, "cancel", guard)
+    change_statement(patch, "timers/cancellations", "cancel", guard)
 
 
 def unchanged_timers_stay_old(patch: pytest.MonkeyPatch) -> None:
@@ -153,13 +147,16 @@ def only_one_page(patch: pytest.MonkeyPatch) -> None:
 
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
     """Rows are completed before they are published."""
+    claim_with = Settler.settle_and
 
-    async def fire(self: Relay, rows: Sequence[Row]) -> None:
-        at = self._clock.now()
-        await self._settler.settle([Settlement(at, complete=list(rows))])
-        await self._broker.publish([self._encode(row, at) for row in rows])
+    async def claim_and_settle(self: Settler, published: Sequence[Settlement], claim: Any) -> Any:
+        claimed = await claim_with(self, published, claim)
+        if claimed.rows:
+            at = claimed.rows[0]["available_at"] - VISIBILITY_TIMEOUT // timedelta(milliseconds=1)
+            await self.settle([Settlement(at, complete=list(claimed.rows))])
+        return claimed
 
-    patch.setattr(Relay, "_fire", fire)
+    patch.setattr(Settler, "settle_and", claim_and_settle)
 
 
 def long_data_is_written_once(patch: pytest.MonkeyPatch) -> None:
@@ -195,18 +192,18 @@ def claimed_early(patch: pytest.MonkeyPatch) -> None:
 
 def unavailable_counts_as_published(patch: pytest.MonkeyPatch) -> None:
     """An event counts as published even if the broker is unavailable."""
-    judge = Relay._sort_results
+    publish = MemoryBroker.publish
 
-    def optimistic(self: Relay, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: Any) -> None:
-        judge(self, rows, [PublishResult(PublishStatus.PUBLISHED) for _ in results], verdicts)
+    async def publish_all(self: MemoryBroker, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        return [PublishResult(PublishStatus.PUBLISHED) for _ in await publish(self, messages)]
 
-    patch.setattr(Relay, "_sort_results", optimistic)
+    patch.setattr(MemoryBroker, "publish", publish_all)
 
 
 def leases_never_end(patch: pytest.MonkeyPatch) -> None:
     """A leased row is never claimed again, even after its lease expired."""
-    for name in ("claim", "claim_of_tenant"):
-        _replace(patch, lease._SQL, name, "available_at <= :now", "available_at <= :now AND lease_token IS NULL")
+    available = "available_at <= :now"
+    change_statement(patch, "core/due/lease", "claim", available, f"{available} AND lease_token IS NULL")
 
 
 MUTANTS = [

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.simulation import test_history_mutants, test_mutants
-from tests.simulation.test_mutants import Mutate
+from tests.simulation.intake_mutants import Mutate
 
 _MUTANTS: list[Mutate] = [*test_mutants.MUTANTS, *test_history_mutants.MUTANTS]
 

@@ -33,13 +33,13 @@ from tests.simulation.faults import (
     FaultyBroker,
     FaultyDatabase,
     FaultyTransaction,
-    Gate,
     InjectedError,
     Process,
 )
 from tests.simulation.log_ledger import Applied, LogChange, LogLedger, change_log, read_stored
 from tests.simulation.small_intake import small_intake
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
+from tests.simulation.stepped_reader import GatedTask, SteppedReader, ignore_crashes, wake, wake_outbox
 from tests.simulation.timer_model import EXPIRED, FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -94,22 +94,6 @@ class BrokerMode(StrEnum):
     REFUSES_EVENTS = "refuses every event"
 
 
-async def _wake(_at: int, _loop: str | None) -> None:
-    """Do nothing, because no loop sleeps here."""
-
-
-async def _wake_outbox() -> None:
-    """Do nothing: the outbox is not published here."""
-
-
-class GatedTask:
-    """The gate and the current task of a reader or a relay. `task` is None while it is idle."""
-
-    def __init__(self, process: Process, counts: Counter[str]) -> None:
-        self.gate = Gate(process, counts)
-        self.task: asyncio.Task[Any] | None = None
-
-
 class Instance:
     """A reader of the log and the workers of timers, composed as in `timer_service.app`."""
 
@@ -125,7 +109,9 @@ class Instance:
         parts = partial(make_parts, clock=system.clock, metrics=self.metrics, max_attempts=MAX_ATTEMPTS)
         reader_database = faulty(self.reader_task.gate, committed=partial(system.commands_committed, self))
         reader_broker = FaultyBroker(system.broker, self.reader_task.gate, system)
-        self._reader_parts = parts(reader_database, reader_broker, batch_size=COMMANDS_AT_ONCE)
+        reader_parts = parts(reader_database, reader_broker, batch_size=COMMANDS_AT_ONCE)
+        route = Route(SLICE.commands, self._handle, wake)
+        self.reader = SteppedReader(partial(reader_parts.reader, [route], wake_outbox), system.ledger)
         self._relay_database = faulty(self.relay_task.gate, committed=system.leases_committed)
         self._clock = system.clock
         self._lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
@@ -137,11 +123,6 @@ class Instance:
         )
         cancellation_parts = parts(cancellation_database, relay_broker, batch_size=FIRED_AT_ONCE)
         self.cancellations = build_workers(SLICE, cancellation_parts)["cancellations"]
-        self._start_reader()
-
-    def _start_reader(self) -> None:
-        self._reader = self._reader_parts.reader([Route(SLICE.commands, self._handle, _wake)], _wake_outbox)
-        self._begun = False
 
     async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
         self.decided, self.decided_in = [], tx
@@ -157,33 +138,6 @@ class Instance:
         """Take over the claims of the previous process, if this process has the database to itself."""
         await take_over_claims(self._relay_database, self._lease, self._clock.now())
 
-    async def read(self) -> bool:
-        """Begin if necessary, and take one turn. Return whether there was anything to do."""
-        try:
-            if not self._begun and not await self._begin():
-                return False
-            return await self._reader.turn()
-        except EXPECTED_ERRORS:
-            self._begun = False
-            raise
-
-    async def _begin(self) -> bool:
-        another_reads = False
-        try:
-            self._begun = await self._reader.begin()
-            another_reads = not self._begun
-        finally:
-            if not another_reads:  # after an error it may be the reader too
-                self._system.reader_began(self._reader)
-        return self._begun
-
-    async def stop_reader(self) -> None:
-        """Stop the reader in order, and start another one."""
-        await self._reader.stop()
-        await self._reader.run()  # it has stopped, so it only lets others read
-        self._system.reader_stopped(self._reader)
-        self._start_reader()
-
 
 class TimerSystem(BrokerObserver):
     """The simulated system. It compares every commit and every publish with the model."""
@@ -194,7 +148,7 @@ class TimerSystem(BrokerObserver):
         self._open.enter_context(patch.object(cancellation_worker, "MOST_TIMERS", _TIMERS_OF_A_PAGE))
         self._open.enter_context(small_intake(lambda: self.clock.now() / 1000, most_bytes=_MOST_WAITING_BYTES))
         self.loop = self._open.enter_context(closing(SteppedLoop()))
-        self.loop.set_exception_handler(_ignore_crashes)
+        self.loop.set_exception_handler(ignore_crashes)
         self.loop.has_timers = True  # a reader waits for room in the database; `_settle` ends the wait
         self._folder = Path(self._open.enter_context(TemporaryDirectory(dir=memory_folder())))
         self._crashes = 0
@@ -209,8 +163,6 @@ class TimerSystem(BrokerObserver):
         self.defers = False
         """Whether the handler defers as many commands as it can."""
         self.ledger = LogLedger()
-        self._last_reader: object = None
-        """The reader that has begun last, unless it has stopped."""
         self.instances: list[Instance] = []
         self.failed_transactions: list[Exception] = []
         """The errors of transactions that no fault has caused. The reader would set the command aside."""
@@ -238,7 +190,6 @@ class TimerSystem(BrokerObserver):
         """
         self._process = Process(self._copy_files)
         self._database = self.loop.run_to_completion(SqliteDatabase.open(self._file()))
-        self.loop.run_to_completion(self._database._writer.control("PRAGMA synchronous = OFF"))
         self._reader = sqlite3.connect(self._file(), isolation_level=None)
         assert self._read_rows() == self._rows, "the rows after the crash differ from the committed rows"
         self.instances = [
@@ -298,20 +249,11 @@ class TimerSystem(BrokerObserver):
     def read(self, instance: Instance, fault: Fault | None = None) -> bool:
         """Let a reader take one step. Return whether it had anything to do."""
         self._has_read = False
-        self._begin(instance.reader_task, instance.read(), fault)
+        self._begin(instance.reader_task, instance.reader.read(), fault)
         return self._has_read
 
     def stop_reader(self, instance: Instance, fault: Fault | None = None) -> None:
-        self._begin(instance.reader_task, instance.stop_reader(), fault)
-
-    def reader_began(self, reader: object) -> None:
-        """Count the readers that begin after one that has not stopped."""
-        self.ledger.takeovers += self._last_reader not in {None, reader}
-        self._last_reader = reader
-
-    def reader_stopped(self, reader: object) -> None:
-        if self._last_reader is reader:
-            self._last_reader = None
+        self._begin(instance.reader_task, instance.reader.stop(), fault)
 
     def tick(self, instance: Instance, fault: Fault | None = None) -> None:
         self.counts["ticks"] += 1
@@ -521,12 +463,6 @@ class TimerSystem(BrokerObserver):
                 self._clean_up()
         finally:
             self._open.close()
-
-
-def _ignore_crashes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignore the crashes of tasks whose result is never read."""
-    if not isinstance(context.get("exception"), Crash):
-        loop.default_exception_handler(context)
 
 
 def _timer(tenant: str, call: str, epoch: int, sequence: int, *others: Any) -> tuple[TimerName, Row]:

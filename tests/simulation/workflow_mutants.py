@@ -1,7 +1,6 @@
 """Mutants of workflows and their workers that the simulation of workflows must find."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.draws import Scenario
+from tests.simulation.intake_mutants import Mutate, change_statement
 from tests.simulation.schedule_mutants import slots_fire_before_the_backlog
 from tests.simulation.workflow_scenarios import (
     workflows_one_by_one,
@@ -21,19 +21,12 @@ from timer_service.worker import report as worker_report
 from timer_service.worker import task as worker_task
 from timer_service.worker.replay import Replay
 from timer_service.worker.task import RunningTask
-from timer_service.workflows import effect, effect_store, events, store, workflow
-from timer_service.workflows.commands import batch, rules
+from timer_service.workflows import deadline_worker, effect, effect_store, events, store, workflow
+from timer_service.workflows.commands import handler, rules
+from timer_service.workflows.messages import CancelWorkflow
 from timer_service.workflows.protocol import EffectKind, EffectStatus, ReportOutcome
 from timer_service.workflows.tasks import build, lanes, report, requests, task_store
 from timer_service.workflows.workflow import Workflow
-
-Mutate = Callable[[pytest.MonkeyPatch], None]
-
-
-def _replace(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, old: str, new: str = "") -> None:
-    assert old in statements[name]
-    patch.setitem(statements, name, statements[name].replace(old, new))
-
 
 # Leases and claims
 
@@ -70,33 +63,40 @@ def token_reused(patch: pytest.MonkeyPatch) -> None:
 def claimed_early(patch: pytest.MonkeyPatch) -> None:
     """A workflow is claimed a second before it is available."""
     for name in ("claim", "look"):
-        _replace(patch, lanes._SQL, name, "available_at <= :now", "available_at <= :now + 1000")
+        change_statement(patch, "workflows/tasks/lanes", name, "available_at <= :now", "available_at <= :now + 1000")
 
 
 def claims_out_of_order(patch: pytest.MonkeyPatch) -> None:
     """The workflow of a lane that became available last is claimed first."""
-    _replace(patch, lanes._SQL, "claim", "ORDER BY available_at", "ORDER BY available_at DESC")
+    change_statement(patch, "workflows/tasks/lanes", "claim", "ORDER BY available_at", "ORDER BY available_at DESC")
 
 
 def reports_keep_the_attempt(patch: pytest.MonkeyPatch) -> None:
     """A report does not show that the worker lives: the leases that ran out before still count."""
-    patch.setattr(report, "_progressed", lambda found: found._replace(blocks=0, last_error=None))
+    apply = report.apply
+
+    def apply_and_keep(task: Any, asked: Any, about: Any) -> Any:
+        decision, before = apply(task, asked, about), task.workflow
+        if decision.outcome is ReportOutcome.RELEASED:
+            return decision
+        kept = decision.task.workflow._replace(attempt=before.attempt, renewed=before.renewed)
+        return decision._replace(task=decision.task._replace(workflow=kept))
+
+    patch.setattr(report, "apply", apply_and_keep)
 
 
 def lost_leases_are_failures_of_steps(patch: pytest.MonkeyPatch) -> None:
     """A lease that ran out uses up an attempt of each open step."""
-    admit = build._admit
 
-    def admit_and_count(task: Any, *rest: Any) -> Any:
-        admitted = admit(task, *rest)
-        if task.workflow.attempt == 1:
-            return admitted
+    def settle_and_count(task: Any, about: Any) -> Any:
+        settled, more = report.settle(task, about), task.workflow.attempt > 1
         counted = {
-            key: each._replace(failures=each.failures + (not each.is_wait)) for key, each in task.effects.items()
+            key: each._replace(failures=each.failures + (more and not each.is_wait))
+            for key, each in settled.effects.items()
         }
-        return admitted._replace(effects=counted)
+        return settled._replace(effects=counted)
 
-    patch.setattr(build, "_admit", admit_and_count)
+    patch.setattr(build, "report", SimpleNamespace(settle=settle_and_count))
 
 
 def no_delay_after_lost_leases(patch: pytest.MonkeyPatch) -> None:
@@ -107,8 +107,7 @@ def no_delay_after_lost_leases(patch: pytest.MonkeyPatch) -> None:
 
 def crashes_without_end(patch: pytest.MonkeyPatch) -> None:
     """A workflow that kills its workers never fails."""
-    admit = build._admit
-    patch.setattr(build, "_admit", lambda task, about, _most: admit(task, about, 10**6))
+    patch.setattr(build, "has_crashed", lambda _workflow, _most: False)
 
 
 def release_counts_as_attempt(patch: pytest.MonkeyPatch) -> None:
@@ -143,7 +142,8 @@ def late_copies_count(patch: pytest.MonkeyPatch) -> None:
 
 def numbers_of_results_not_stored(patch: pytest.MonkeyPatch) -> None:
     """The order in which the function got its results is forgotten."""
-    patch.setattr(report, "_mark_seen", lambda task, _seen: task)
+    apply = report.apply
+    patch.setattr(report, "apply", lambda task, asked, about: apply(task, asked.model_copy(update={"seen": ()}), about))
 
 
 def park_forgets_failed_steps(patch: pytest.MonkeyPatch) -> None:
@@ -163,15 +163,14 @@ def retry_delay_not_stored(patch: pytest.MonkeyPatch) -> None:
 
 def sleep_ends_on_claim(patch: pytest.MonkeyPatch) -> None:
     """A claim ends the sleeps of the workflow."""
-    admit = build._admit
 
-    def admit_and_wake(task: Any, *rest: Any) -> Any:
-        admitted = admit(task, *rest)
-        sleeps = [key for key, each in admitted.effects.items() if each.kind is EffectKind.SLEEP]
-        done = {key: admitted.effects[key]._replace(status=EffectStatus.DONE) for key in sleeps}
-        return admitted._replace(effects={**admitted.effects, **done})
+    def settle_and_wake(task: Any, about: Any) -> Any:
+        settled = report.settle(task, about)
+        sleeps = [key for key, each in settled.effects.items() if each.kind is EffectKind.SLEEP]
+        done = {key: settled.effects[key]._replace(status=EffectStatus.DONE) for key in sleeps}
+        return settled._replace(effects={**settled.effects, **done})
 
-    patch.setattr(build, "_admit", admit_and_wake)
+    patch.setattr(build, "report", SimpleNamespace(settle=settle_and_wake))
 
 
 def sleep_starts_again(patch: pytest.MonkeyPatch) -> None:
@@ -182,18 +181,15 @@ def sleep_starts_again(patch: pytest.MonkeyPatch) -> None:
 
 def message_consumed_twice(patch: pytest.MonkeyPatch) -> None:
     """A message that was taken can be taken again."""
-    _replace(patch, effect_store._SQL, "take_message", "data = NULL, taken_at = :now", "size = size + 0 * :now")
+    takes, keeps = "data = NULL, taken_at = :now", "size = size + 0 * :now"
+    change_statement(patch, "workflows/effect_store", "take_message", takes, keeps)
 
 
 def newest_message_first(patch: pytest.MonkeyPatch) -> None:
     """A wait takes the message that was sent last."""
-    _replace(
-        patch,
-        effect_store._SQL,
-        "next_messages",
-        "ORDER BY position_epoch, position_sequence",
-        "ORDER BY position_epoch DESC, position_sequence DESC",
-    )
+    order = "position_epoch, position_sequence"
+    newest = "position_epoch DESC, position_sequence DESC"
+    change_statement(patch, "workflows/effect_store", "next_messages", f"ORDER BY {order}", f"ORDER BY {newest}")
 
 
 def message_lost_when_the_waiter_parks(patch: pytest.MonkeyPatch) -> None:
@@ -208,7 +204,10 @@ def message_lost_when_the_waiter_parks(patch: pytest.MonkeyPatch) -> None:
 
 def message_wakes_no_worker(patch: pytest.MonkeyPatch) -> None:
     """A message to a parked workflow is stored, but no worker gets the workflow."""
-    patch.setattr(rules, "_is_idle", lambda _workflow, _now: False)
+    apply = rules.apply
+    patch.setattr(
+        rules, "apply", lambda found, sent, facts, now: apply(found, sent, facts._replace(is_awaited=False), now)
+    )
 
 
 def message_id_not_recognised(patch: pytest.MonkeyPatch) -> None:
@@ -218,7 +217,8 @@ def message_id_not_recognised(patch: pytest.MonkeyPatch) -> None:
         return set()
 
     patch.setattr(effect_store, "find_message_ids", find_none)
-    _replace(patch, effect_store._SQL, "insert_message", ":message_id,", "CASE WHEN :message_id = '' THEN '' END,")
+    without_id = "CASE WHEN :message_id = '' THEN '' END,"
+    change_statement(patch, "workflows/effect_store", "insert_message", ":message_id,", without_id)
 
 
 def timeout_before_its_message(patch: pytest.MonkeyPatch) -> None:
@@ -248,13 +248,14 @@ def timeouts_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
 
 def cancel_ignored_while_held(patch: pytest.MonkeyPatch) -> None:
     """A cancel does not end a workflow that a worker executes."""
-    cancel = rules._cancel
+    apply = rules.apply
 
-    def cancel_idle(before: Any, *rest: Any) -> Any:
-        applied = cancel(before, *rest)
-        return applied if before.hold is None else applied._replace(workflow=before)
+    def cancel_idle(found: Any, command: Any, *rest: Any) -> Any:
+        applied = apply(found, command, *rest)
+        ignored = isinstance(command.payload, CancelWorkflow) and found is not None and found.hold is not None
+        return applied._replace(workflow=found) if ignored else applied
 
-    patch.setattr(rules, "_cancel", cancel_idle)
+    patch.setattr(rules, "apply", cancel_idle)
 
 
 def retry_keeps_the_failed_step(patch: pytest.MonkeyPatch) -> None:
@@ -269,12 +270,7 @@ def retry_keeps_the_failed_step(patch: pytest.MonkeyPatch) -> None:
 
 def concurrency_key_not_freed(patch: pytest.MonkeyPatch) -> None:
     """A workflow that has ended keeps its concurrency key."""
-    _replace(patch, store._SQL, "find_open_with_key", " AND ended_at IS NULL")
-    patch.setattr(
-        batch.Batch,
-        "_is_busy",
-        lambda self, key, name: any(each != key for each in self._holders[key.tenant_id, name]),
-    )
+    change_statement(patch, "workflows/store", "find_open_with_key", " AND ended_at IS NULL")
 
 
 def event_without_outbox_row(patch: pytest.MonkeyPatch) -> None:
@@ -288,8 +284,13 @@ def event_without_outbox_row(patch: pytest.MonkeyPatch) -> None:
 
 def event_id_without_retries(patch: pytest.MonkeyPatch) -> None:
     """A workflow that fails again after a retry has an event with the id of the first failure."""
-    event = events._event
-    patch.setattr(events, "_event", lambda kind, found, _number, *rest: event(kind, found, 0, *rest))
+
+    def events_of(before: Any, after: Any, now: int) -> Any:
+        first, second = ({key: each._replace(retries=0) for key, each in some.items()} for some in (before, after))
+        return events.events_of(first, second, now)
+
+    for module in (handler, task_store, deadline_worker):
+        patch.setattr(module, "events_of", events_of)
 
 
 # Workers
@@ -321,15 +322,14 @@ def replay_skips_an_effect(patch: pytest.MonkeyPatch) -> None:
 
 def effects_begin_before_results_are_stored(patch: pytest.MonkeyPatch) -> None:
     """A worker starts a step before the results that lead to it are stored."""
-    take = RunningTask.take_steps
+    for name in ("advance", "deliver"):
+        decide = getattr(Replay, name)
 
-    def take_all(self: Any, now: float) -> Any:
-        stored, self._stored_seq = self._stored_seq, math.inf
-        found = take(self, now)
-        self._stored_seq = stored
-        return found
+        def decide_at_once(*about: Any, decide: Any = decide) -> Any:
+            decision = decide(*about)
+            return decision._replace(begin=[each._replace(after=0) for each in decision.begin])
 
-    patch.setattr(RunningTask, "take_steps", take_all)
+        patch.setattr(Replay, name, decide_at_once)
 
 
 def step_starts_while_the_task_parks(patch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,13 @@ def step_starts_while_the_task_parks(patch: pytest.MonkeyPatch) -> None:
 
 def lost_task_goes_on(patch: pytest.MonkeyPatch) -> None:
     """A worker goes on with a task that it has lost."""
-    patch.setattr(worker_task, "_GOES_ON", {"recorded", "resumed", "lost"})
+    reported = RunningTask.reported
+
+    def reported_as_stored(self: RunningTask, reply: Any, *rest: Any) -> None:
+        is_lost = reply["outcome"] == "lost"
+        reported(self, {**reply, "outcome": "recorded"} if is_lost else reply, *rest)
+
+    patch.setattr(RunningTask, "reported", reported_as_stored)
 
 
 _CALM, _LOSSES, _LEASES = workflows_one_by_one, workflows_with_lost_requests, workflows_with_lost_leases

@@ -17,7 +17,6 @@ SWEEP_MS = 10 * 60 * 1000
 """The delay from the start of a run to its first sweep."""
 
 
-
 def apply(
     before: RunState, commands: Sequence[Command], now: int, *, evaluating: bool
 ) -> tuple[RunState, list[Outcome]]:

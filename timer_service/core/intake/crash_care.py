@@ -15,7 +15,7 @@ from timer_service.core.intake.commit import Commits
 from timer_service.core.intake.waiting_rows import WaitingRow
 from timer_service.core.ports.clock import Clock
 
-_GROUP = 32
+GROUP_COMMANDS = 32
 _MOST_DEATHS = 2
 """How many processes may die while they apply one command alone."""
 SUSPECT_MS = 1000
@@ -58,7 +58,7 @@ class CrashCare:
             row = row._replace(deaths=row.deaths + (row.tried == 1))
             if row.deaths and 0 <= age < SUSPECT_MS:
                 return []
-        row = row._replace(limit=1 if alone > 0 or len(row.next) <= _GROUP else _GROUP)
+        row = row._replace(limit=1 if alone > 0 or len(row.next) <= GROUP_COMMANDS else GROUP_COMMANDS)
         self._alone[row.tenant] = max(alone - len(row.next), 0)
         self._survived[row.tenant] = self._survived.get(row.tenant, 0) + len(row.next)
         await self._commits.change(lambda tx: waiting_rows.mark(tx, row, len(row.next)))

@@ -17,7 +17,7 @@ MOST_BYTES = 1024 * 1024 * 1024
 """The log is not read while the waiting commands have more."""
 FAR_BEHIND = 5000
 """If more commands are stored behind a batch, those of other tenants may be among them."""
-_PART = 4
+LARGE_PART = 4
 """A tenant with more than this part of a batch then has more than its share."""
 
 
@@ -63,7 +63,7 @@ def _is_costly(command: RawCommand) -> bool:
 
 def _with_too_many(batch: Sequence[RawCommand]) -> frozenset[str]:
     counts = Counter(each.address.tenant for each in batch)
-    return frozenset(tenant for tenant, count in counts.items() if count > len(batch) // _PART)
+    return frozenset(tenant for tenant, count in counts.items() if count > len(batch) // LARGE_PART)
 
 
 class Waiting:
