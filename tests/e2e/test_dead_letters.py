@@ -97,6 +97,7 @@ async def test_resubmit_without_an_answer(
             sent += 1
             return await real(letter, timeout_seconds=0 if sent == 2 else 10)
 
+        assert [each.sequence for each in await client.dead_letters.list("acme", before=3)] == [2, 1]
         client.dead_letters.resubmit = resubmit  # type: ignore[method-assign, assignment]
         with pytest.raises(typer.Exit):
             await dead_letters.resubmit(client, "acme", [1, 2, 3])

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from timer_service.adapters.sqlite.transaction import Statements
 
 from tests.simulation.faults import FaultyLog
+from timer_service.adapters.sqlite.statements import Statements
 from timer_service.core.events import outbox
 from timer_service.core.intake import apply, commit, cursor, reader, waiting, waiting_rows
 from timer_service.core.intake.commit import Commits

@@ -34,3 +34,13 @@ async def test_a_request_that_is_too_large_for_the_broker() -> None:
     connection = Connection(Mock(is_connected=True, max_payload=10), "timer")
     with pytest.raises(QueryError, match="TOO_LARGE: the request has 11 bytes; the broker accepts 10"):
         await connection.request(Kind.REQUEST, "acme", "report-tasks", b"x" * 11, 1)
+
+
+def test_a_command_that_is_too_large_for_the_broker() -> None:
+    """The headers count too: the broker would end the connection."""
+    connection = Connection(Mock(is_connected=True, max_payload=2000), "timer")
+    connection.command("ScheduleTimer", "acme", {"data": "x" * 100})
+    with pytest.raises(
+        ValueError, match="data must be smaller: the command has 1... bytes, more than the broker accepts"
+    ):
+        connection.command("ScheduleTimer", "acme", {"data": "x" * 1000})

@@ -58,6 +58,7 @@ def test_the_source_of_each_setting(folder: Path, monkeypatch: pytest.MonkeyPatc
             "postgresql:///db?host=a,b&port=1,2&user=kim&password=hunter2",
             "postgresql:///db?host=a,b&port=1,2&user=kim&password=********",
         ),
+        ("DATABASE_URL", "postgresql:///db?sslpassword=hunter2", "postgresql:///db?sslpassword=********"),
         ("DATABASE_URL_FILE", "url", "url"),
         ("LIMITS_FILE", "limits.toml", "limits.toml"),
     ],

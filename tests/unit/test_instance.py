@@ -244,6 +244,15 @@ async def test_commands_from_before_the_start(new: NewInstance, role: str) -> No
     assert role == "handler" or "until the commands are handled that were stored before the start" in str(events)
 
 
+async def test_end_before_the_commands_from_before_the_start(new: NewInstance) -> None:
+    """An instance that must stop before they are applied ends at once."""
+    instance = new()
+    instance.broker.stored.away = "the stream has no leader"
+    async with asyncio.timeout(5), instance.running() as task:
+        instance.app.stop()
+        await task
+
+
 async def test_wake_ups(new: NewInstance) -> None:
     """The dead letter of a command is published at once, and a hint of another instance wakes the loop it names."""
     with patch.object(SqliteDatabase, "exclusive", False):  # noqa: FBT003
