@@ -40,7 +40,5 @@ def test_a_command_that_is_too_large_for_the_broker() -> None:
     """The headers count too: the broker would end the connection."""
     connection = Connection(Mock(is_connected=True, max_payload=2000), "timer")
     connection.command("ScheduleTimer", "acme", {"data": "x" * 100})
-    with pytest.raises(
-        ValueError, match="data must be smaller: the command has 1... bytes, more than the broker accepts"
-    ):
+    with pytest.raises(ValueError, match=r"data must be smaller: the command has \d+ bytes"):
         connection.command("ScheduleTimer", "acme", {"data": "x" * 1000})
