@@ -170,7 +170,10 @@ class Relay:
         return min(times, default=None)
 
     def _may_claim(self, now: int) -> bool:
-        return self._pause.is_over(now, broker_usable=self._broker.health.usable)
+        """Return whether a claim may begin. While the broker cannot be used, the pause starts again."""
+        if not self._broker.health.usable:
+            self._pause.restart(now)
+        return self._pause.is_over(now)
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement], *, busy: bool) -> _Claimed:
         """Settle claims that were published, and claim the next rows, in one transaction.

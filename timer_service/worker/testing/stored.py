@@ -77,7 +77,7 @@ class StoredWorkflow:
         self._claims += 1
         hold = Hold(f"{self._claims:016x}", _WORKER, now, _LEASE_MS)
         held = workflow._replace(status=WorkflowStatus.RUNNING, attempt=workflow.attempt + 1, hold=hold)
-        self._save(report.settle(self._task(held.renew(now)), self._rules(now)))
+        self._save(report.end_waits_over(self._task(held.renew(now)), self._rules(now)))
         return {
             "workflowId": workflow.key.workflow_id,
             "token": hold.token,
