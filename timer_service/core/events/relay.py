@@ -289,6 +289,10 @@ class Relay:
                 settlement.release.append(row)
             else:
                 self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
+        self._report_failures(results, counts=counts)
+
+    def _report_failures(self, results: Sequence[PublishResult], *, counts: bool) -> None:
+        """Report why events were not published. If no attempt `counts`, publishing itself has failed."""
         failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
@@ -307,7 +311,10 @@ class Relay:
             self._refused_alone = 0
 
     def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
-        """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns."""
+        """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns.
+
+        `alone`: it was published alone, as a probe is. The rows that were refused together are probed next.
+        """
         if counts:
             self._fail(row, error, settlement)
         elif alone:
