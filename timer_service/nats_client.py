@@ -35,6 +35,7 @@ class LastingClient(Client):
         try:
             await super()._close(status, do_cbs)
         except OSError:
+            # Otherwise the driver would write to the lost connection again, or do nothing, because it is "closed".
             self.discard_unsent()
             self._status = Client.DISCONNECTED
             await super()._close(status, do_cbs)

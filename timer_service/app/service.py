@@ -233,10 +233,9 @@ class App:
             return False
 
     def _start_tasks(self) -> list[asyncio.Task[None]]:
-        workers = [loop for part in (self._workers, self._requests) for loop in ([] if part is None else part.loops)]
-        kept = [
-            KeptTask(each.name, each.run, after=self._caught_up if each in workers else None) for each in self._loops
-        ]
+        """Start the loops and the reader. The loops of workers begin after the catch-up, the other loops at once."""
+        late = [loop for part in (self._workers, self._requests) if part is not None for loop in part.loops]
+        kept = [KeptTask(each.name, each.run, after=self._caught_up if each in late else None) for each in self._loops]
         if self._config.role != "worker":
             kept.append(self._reading)
         tasks = [asyncio.create_task(each.run(), name=each.name) for each in kept]

@@ -28,7 +28,7 @@ _DISABLED = error_reply(Rejection(Code.BUSY, "workflows are disabled (TIMER_WORK
 
 
 class WorkerRequests:
-    """Serves the requests of workers. If workflows are disabled, it refuses them with an error."""
+    """Serves the requests of workers. If workflows are disabled, it only refuses them, and no loop or task runs."""
 
     def __init__(self, config: Config, parts: Parts) -> None:
         self._enabled = "workflows" in config.enabled
@@ -39,6 +39,7 @@ class WorkerRequests:
         self._dispatcher = Dispatcher(parts, polling_interval=config.polling_interval, wake=self._wake_dispatcher)
         self._registry = self._dispatcher.registry
         self._subscription: RequestSubscription | None = None
+        """Set by `open`, as is the next one."""
         self._requests: Requests
         self._kept = [KeptTask("requests", self._apply), KeptTask("polls", self._hold)]
         workers: dict[str, Worker] = {dispatcher.LOOP: self._dispatcher, registry.LOOP: self._registry}

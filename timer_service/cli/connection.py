@@ -53,9 +53,10 @@ def add_command(
             check(**values)
         run_async(_call(run, client_config(server), values))
 
-    types = [_parameter(each, wanted) for each, wanted in {**parameters, "server": Server}.items()]
-    command.__signature__ = inspect.Signature(types)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in types}
+    # typer makes the arguments and options of a command from the signature of its function.
+    signature_parameters = [_parameter(*each) for each in {**parameters, "server": Server}.items()]
+    command.__signature__ = inspect.Signature(signature_parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in signature_parameters}
     command.__doc__ = text
     app.command(name)(command)
 

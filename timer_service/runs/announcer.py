@@ -64,10 +64,12 @@ class Announcer:
         return sum(counts) + len(isolated.failed)
 
     async def _announce(self, tx: Transaction, keys: Sequence[AnnouncementKey], now: int) -> int:
-        """Add the events of announcements, as many as have room, and delete these. Return how many."""
+        """Add the events of announcements, as many as have room. Delete these announcements, and return how many.
+
+        An announcement whose job has ended since is deleted without an event.
+        """
         rows = await self._rows.select_keys(tx, keys, now)
-        found = await announcements.read(tx, rows)
-        valid = [each for each in found if each is not None]
+        valid = [each for each in await announcements.read(tx, rows) if each is not None]
         count = await events.add_of_jobs(tx, valid, now)
         left = {each.key for each in valid[count:]}
         return await announcements.delete(tx, [row for row in rows if AnnouncementKey.of(row).job not in left])

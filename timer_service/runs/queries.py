@@ -36,7 +36,7 @@ from timer_service.core.values.stored_json import (
 )
 from timer_service.runs import loader, store
 from timer_service.runs.graph import read_needs
-from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
+from timer_service.runs.messages import FlawCode, GroupNeed, IfFailed, JobNeed, JobStatus, RunStatus
 from timer_service.runs.rules import Run, RunKey
 from timer_service.runs.store import JobKey
 
@@ -225,20 +225,18 @@ def _write_page(head: Mapping[str, Any], key: RunKey, jobs: _StoredJobs, start: 
     room = PAGE_BYTES
     next_start = None if jobs.next_job is None else _Start(jobs.next_job, "")
     for row in jobs.rows:
-        name = row["job_name"]
-        needs = read_needs(jobs.needs.get((key, name), "{}"))
-        if name == start.job_name and start.after:
-            needs = needs[bisect_right(needs, start.after, key=itemgetter(0)) :]
+        name, needs = row["job_name"], _needs_to_show(jobs, (key, row["job_name"]), start)
         # A member of an enum takes four times as long to write as its text.
         texts = [f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}' for job, if_failed in needs]
         fields = _job_fields(row)
         in_groups = jobs.groups.get(name, ())
         left = room - len(to_json(fields)) - (row["outputs_bytes"] or 0) - _JOB_BYTES - _bytes(in_groups)
         fitting = bisect_right(list(accumulate(_bytes([text]) for text in texts)), left)
-        if shown and (left < 0 or fitting < len(texts)):
+        is_whole = left >= 0 and fitting == len(texts)
+        if shown and not is_whole:
             next_start = _Start(name, "")
             break
-        count = max(fitting, 1)
+        count = max(fitting, 1)  # the first job is shown although it does not fit, with one need at least
         more = {"moreNeeds": True} if count < len(texts) else {}
         of_job = RawJson(f"[{','.join([*texts[:count], *in_groups])}]")
         shown.append(write_object({**fields, **more}, {"needs": of_job, "outputs": read_stored(row["outputs"])}))
@@ -249,6 +247,13 @@ def _write_page(head: Mapping[str, Any], key: RunKey, jobs: _StoredJobs, start: 
         yield
     cursor = None if next_start is None else write_cursor(next_start)
     return write_object({**head, **omit_none(cursor=cursor)}, {"jobs": write_list(shown)})
+
+
+def _needs_to_show(jobs: _StoredJobs, key: JobKey, start: _Start) -> Sequence[tuple[str, IfFailed]]:
+    """Return the needs of a job that no earlier page has shown."""
+    needs = read_needs(jobs.needs.get(key, "{}"))
+    is_continued = key[1] == start.job_name and start.after
+    return needs[bisect_right(needs, start.after, key=itemgetter(0)) :] if is_continued else needs
 
 
 def _job_fields(row: Row) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable
+from enum import Enum, auto
 from functools import partial
 
 from timer_service.core.due.due_rows import DueRows, DueTable
@@ -63,6 +64,15 @@ TIMED = (
 """The runs and the jobs that wait for the sweep."""
 
 
+class _Swept(Enum):
+    """How the sweep of a run ended."""
+
+    CHANGED = auto()
+    """The run or its jobs were written. A run whose sweep failed is postponed, which writes it, too."""
+    NOT_DUE = auto()
+    LOCKED = auto()
+
+
 class Sweep:
     """A worker that sweeps each due run in its own transaction."""
 
@@ -71,7 +81,10 @@ class Sweep:
         self._backlog = Backlog(parts.broker, parts.database)
         self._wake = parts.wake
         self._overdue: set[JobKey] = set()
-        """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
+        """Jobs to end as stale, once no report of them can be among the commands that are not handled yet.
+
+        While there are any, no others are looked for: the backlog was looked at when these were found.
+        """
         self._rows = DueRows(_STALE)
         self._last = ""
         """The tenant of the run that was swept last."""
@@ -85,17 +98,16 @@ class Sweep:
         due = {key: set[str]() for key in await self._due_runs(now)}
         for key, name in await self._stale_jobs(now):
             due.setdefault(key, set()).add(name)
-        swept = locked = 0
+        results = Counter[_Swept]()
         seconds = asyncio.get_running_loop().time
         until = seconds() + PASS_SECONDS
         for number, key in enumerate(_in_turns(due, self._last)):
             if number and seconds() > until:
-                return Pass(swept, now)
+                return Pass(results[_Swept.CHANGED], now)
             self._last = key.tenant_id
-            is_swept = await self._sweep(key, due[key], now)
+            results[await self._sweep(key, due[key], now)] += 1
             self._overdue.difference_update((key, name) for name in due[key])
-            swept += is_swept is True
-            locked += is_swept is None
+        swept, locked = results[_Swept.CHANGED], results[_Swept.LOCKED]
         if locked:
             log.warning("other sessions have locked runs; sweeping these later", extra={"count": locked})
         if self._overdue or locked:
@@ -134,21 +146,21 @@ class Sweep:
         found = [(await self._database.reader.fetch(_SQL[name]))[0]["at"] for name in ("next_sweep", "next_stale")]
         return min((at for at in found if at is not None), default=None)
 
-    async def _sweep(self, key: RunKey, stale: Collection[str], now: int) -> bool | None:
-        """Sweep a run, or postpone it if that fails. Return whether it was due; None: it is locked."""
+    async def _sweep(self, key: RunKey, stale: Collection[str], now: int) -> _Swept:
+        """Sweep a run, or postpone it if that fails."""
         try:
-            is_due, added = await in_transaction(self._database, partial(_sweep_run, key=key, stale=stale, now=now))
+            is_changed, added = await in_transaction(self._database, partial(_sweep_run, key=key, stale=stale, now=now))
         except DatabaseBlockedError:
-            return None
+            return _Swept.LOCKED
         except DatabaseUnavailableError:
             raise
         except Exception:
             log.exception("sweep of a run failed", extra={"tenant": key.tenant_id, "run_id": key.run_id})
             await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
-            return True
+            return _Swept.CHANGED
         for loop in ("outbox", LOOP) if added else ():
             self._wake(loop, now)
-        return is_due
+        return _Swept.CHANGED if is_changed else _Swept.NOT_DUE
 
 
 def _in_turns(due: Iterable[RunKey], after: str) -> list[RunKey]:
@@ -162,7 +174,7 @@ def _in_turns(due: Iterable[RunKey], after: str) -> list[RunKey]:
 
 
 async def _sweep_run(tx: Transaction, *, key: RunKey, stale: Collection[str], now: int) -> tuple[bool, int]:
-    """Lock and sweep a run. Return whether it was due, and the number of events that were added to the outbox."""
+    """Lock and sweep a run. Return whether this changed it, and the number of events that were added to the outbox."""
     await tx.wait_briefly()
     run = (await loader.lock_runs(tx, [key])).get(key)
     if run is None or run.sweep_at is None:

@@ -34,7 +34,10 @@ class FiringGate:
         self._closed_until = 0
 
     async def is_open(self, now: int) -> bool:
-        """Return whether slots may fire at `now`. If not, ask again after `RECHECK_MS`."""
+        """Return whether slots may fire at `now`. If not, ask again after `RECHECK_MS`.
+
+        They may if the commands of the last outage were handled, events can be published, and none was refused lately.
+        """
         if self._failures != self._publishing.failures:
             self._failures, self._closed_until = self._publishing.failures, now + _QUIET_MS
         self._closed_until = min(self._closed_until, now + _QUIET_MS)  # the clock may have been set back
@@ -107,6 +110,10 @@ class SlotTransactions(Generic[K, D]):
         return done.handled
 
     async def _fire_apart(self, rows: Sequence[Row], error: Exception, now: int) -> int:
+        """Fire rows again in smaller transactions, after all together failed with `error`. Postpone those that fail.
+
+        Return how many fired or were postponed.
+        """
         handled: list[int] = []
 
         async def fire_keys(tx: Transaction, keys: Sequence[K]) -> D:

@@ -75,12 +75,19 @@ def transition_firing(signal: Signal, transition: Transition) -> Firing:
 
 def time_firing(signal: Signal, cause: Cause) -> Firing | None:
     """Return the firing of a signal that waits for an instant, or None if the signal has another trigger."""
-    definition, defined = signal.definition, signal.defined
-    if not isinstance(definition.trigger, TimeAt):
+    trigger, defined = signal.definition.trigger, signal.defined
+    if not isinstance(trigger, TimeAt):
         return None
-    # The key contains the position of the definition: a signal that is created again for the same instant fires again.
-    dedupe_key = f"{format_instant(definition.trigger.at)}/{defined.epoch}-{defined.sequence}"
-    return Firing(signal.key, defined, dedupe_key, definition.work_item_id, definition.trigger.at, defined, cause)
+    return Firing(
+        signal=signal.key,
+        defined=defined,
+        # With the position of the definition: a signal that is created again for the same instant fires again.
+        dedupe_key=f"{format_instant(trigger.at)}/{defined.epoch}-{defined.sequence}",
+        work_item_id=signal.definition.work_item_id,
+        due_at=trigger.at,
+        position=defined,
+        cause=cause,
+    )
 
 
 def refusal(signal: Signal | None, defined: Position, cause: Position) -> str | None:

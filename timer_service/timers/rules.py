@@ -147,7 +147,7 @@ def due_time(command: Command, payload: PlainTimer | ScheduleTimer, now: int) ->
 
 
 def _schedule(timer: Timer | None, new: Timer) -> Applied:
-    """Apply a ScheduleTimer. `new`: the timer that it adds if there is none."""
+    """Apply a ScheduleTimer. `new`: the timer as it would be if there was none before."""
     if timer is not None and timer.state is State.REACHED:
         return Applied(timer, Outcome.IGNORED_REACHED)
     if timer is None or timer.state is not State.SCHEDULED:

@@ -44,7 +44,10 @@ class Replay:
         self._given: set[str] = set()
         self._fault: NonDeterministicError | None = None
         self._limit: BaseException | None = None
-        self._interrupts: int | None = None
+        self._is_closing = False
+        """Whether `close` was called: every effect now raises `Interrupted`."""
+        self._interrupts = 0
+        """How many effects were asked for since."""
         self._function = workflow.function
         self._arguments: tuple[Context, Any] | None = (Context(identity, self, workflow.retry), data)
         self._main: asyncio.Task[Any] | None = None
@@ -88,9 +91,9 @@ class Replay:
 
     def close(self) -> None:
         """Raise `Interrupted` in each branch of the function, so that its `finally` blocks run."""
-        if self._interrupts is not None:
+        if self._is_closing:
             return
-        self._interrupts = 0
+        self._is_closing = True
         self._loop.is_quiet = True
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
@@ -102,6 +105,7 @@ class Replay:
         self._arguments = None
 
     def _end_branches(self) -> None:
+        """Run the branches to their ends. A few rounds, because a branch may catch a cancellation and wait again."""
         self._loop.run_until_idle()
         for _ in range(_CANCEL_ROUNDS):
             for task in self._loop.tasks:
@@ -114,7 +118,7 @@ class Replay:
 
     def ask(self, kind: Kind, name: str, *, call: StepCall | None = None, ms: int | None = None) -> ReplayFuture:
         """Return the future result of an effect that the function asks for."""
-        if self._interrupts is not None:  # also if the garbage collector ends the function, outside its loop
+        if self._is_closing:  # also if the garbage collector ends the function, outside its loop
             return self._interrupted()
         if not self._loop.is_running():
             raise NotInWorkflowError("effects belong to the function of the workflow: a step has none")
@@ -129,7 +133,7 @@ class Replay:
     def _interrupted(self) -> ReplayFuture:
         """Return an effect that raises `Interrupted`, or never ends if the function has caught that too often."""
         future = self._loop.create_future()
-        self._interrupts = (self._interrupts or 0) + 1
+        self._interrupts += 1
         if self._interrupts <= _MOST_INTERRUPTS:
             future.set_exception(Interrupted())
         return future

@@ -50,12 +50,13 @@ def dump(value: Any) -> str:
 
 
 def write_attempt(step: Effect, attempt: Attempt) -> str:
-    """Return an attempt of a step that has ended, as JSON."""
+    """Return an attempt of a step that has ended, as JSON. A failure may say when the step shall run again."""
     number = step.failures + 1
     if attempt.error is None:
         return f'{{"key":{dump(step.key)},"attempt":{number},"result":{attempt.text}}}'
-    more = {"afterMs": attempt.after_ms, "retry": None if step.call is None else step.call.retry}
-    given = {name: value for name, value in more.items() if value is not None}
+    assert step.call is not None  # noqa: S101 - only a step has attempts
+    optional = {"afterMs": attempt.after_ms, "retry": step.call.retry}
+    given = {name: value for name, value in optional.items() if value is not None}
     error = {"error": error_view(attempt.error), "retryable": attempt.is_retryable}
     return dump({"key": step.key, "attempt": number, **error, **given})
 

@@ -73,17 +73,19 @@ class RunningTask:
         try:
             decision = self._replay.advance()
         except NonDeterministicError as error:
-            log.warning("the workflow %s does not match its stored effects: %s", self.workflow_id, error)
-            self.mismatch = error
-            self._end = dump(
-                {"action": "release", "reason": "non_deterministic", "error": describe_error(error).message}
-            )
+            self._end_by_mismatch(error)
             return
-        self._stored_seq = self._replay.seq
+        self._stored_seq = self._replay.seq  # the results so far came from the service
         self._wait_due = {each.key: now + each.over_in_ms / 1000 for each in stored if each.over_in_ms is not None}
         self._apply(decision, now)
+        # Outcomes that the service stored, but that no worker gave to the function: each gets the next number now.
         for key, outcome in self._replay.unseen():
             self._give(key, outcome, now)
+
+    def _end_by_mismatch(self, error: NonDeterministicError) -> None:
+        log.warning("the workflow %s does not match its stored effects: %s", self.workflow_id, error)
+        self.mismatch = error
+        self._end = dump({"action": "release", "reason": "non_deterministic", "error": describe_error(error).message})
 
     def step_ended(self, key: str, attempt: Attempt, now: float) -> None:
         """Note how an attempt of a step ended. The service decides whether a failed step has another attempt."""

@@ -13,7 +13,7 @@ from timer_service.worker.values import Effect
 log = logging.getLogger(__name__)
 
 _CLOCK_STEP = 0.001
-"""A timer may fire a little early, by the resolution of the clock."""
+"""A call of the event loop may come a little early, by the resolution of the clock."""
 _StepId = tuple[RunningTask, str]
 
 
@@ -30,6 +30,7 @@ class Tasks:
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[RunningTask, asyncio.TimerHandle | None] = {}
+        """The tasks, and what wakes each of them later."""
         self._by_workflow: dict[str, RunningTask] = {}
         self._steps: dict[_StepId, asyncio.Task[Attempt]] = {}
         self._left = asyncio.Event()
@@ -85,18 +86,15 @@ class Tasks:
 
     def update(self, task: RunningTask) -> None:
         """Do what a task wants after an event: start and stop steps, and wake it later. End it if it is over."""
-        for key in task.take_dropped():
+        for key in task.take_dropped():  # also those of a task that was removed
             if (step := self._steps.pop((task, key), None)) is not None:
                 step.cancel()
         if task not in self._tasks:
             return
-        if (timer := self._tasks[task]) is not None:
-            timer.cancel()
+        if (wake_up := self._tasks[task]) is not None:
+            wake_up.cancel()
         if task.is_over:
-            del self._tasks[task]
-            if self._by_workflow[task.workflow_id] is task:
-                del self._by_workflow[task.workflow_id]
-            self._left.set()
+            self._remove(task)
             return
         now = self._loop.time()
         self._tasks[task] = None
@@ -107,6 +105,12 @@ class Tasks:
             self._tasks[task] = self._loop.call_at(max(wake_at, now + _CLOCK_STEP), self.update, task)
         self.changed[task] = None
         self.has_changed.set()
+
+    def _remove(self, task: RunningTask) -> None:
+        del self._tasks[task]
+        if self._by_workflow[task.workflow_id] is task:  # else a newer task has replaced it
+            del self._by_workflow[task.workflow_id]
+        self._left.set()
 
     def end(self, task: RunningTask) -> None:
         """End a task that this worker has lost."""

@@ -189,10 +189,9 @@ def end_waits(effects: Effects, inbox: Inbox, now: int, *, may_time_out: bool) -
 
 
 def _open_waits(effects: Iterable[Effect]) -> list[Effect]:
-    """Return the waits that are not over, those that began first of each name first."""
-    return sorted(
-        (each for each in effects if each.is_wait and each.status is EffectStatus.OPEN), key=attrgetter("key")
-    )
+    """Return the waits that are not over. Those of one name are in the order in which they began."""
+    waits = [each for each in effects if each.is_wait and each.status is EffectStatus.OPEN]
+    return sorted(waits, key=attrgetter("key"))  # the number in a key counts the earlier effects of its name
 
 
 def message_names(effects: Iterable[Effect]) -> Counter[str]:

@@ -70,12 +70,13 @@ class NatsBroker:
     ) -> "NatsBroker":
         """Connect, and prepare the streams. `urls` is comma-separated.
 
-        `overlap`: how much earlier than the last command another log is read.
+        `overlap`: another log is read from the time of the last command, and this much earlier, as clocks may differ.
 
         Raises `StartError` at once if the login is refused or a stream is wrong. Raises it after ten seconds, with the
         last reason, if no server answers.
         """
         subjects, options = Subjects(subject_prefix), login.options()
+        # Without a permission for hints, other instances only see new work later.
         connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES, harmless=subjects.hint(""))
         await connection.open(urls, options)
         client = connection.client

@@ -77,6 +77,12 @@ _ENDS = {"404", "408"}
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
 _COMPLETED = "Batch Completed"
 """The description of a pull that has brought all messages, but fewer bytes than it allows."""
+_OTHER_DATABASE = (
+    "a service with another database handles the commands of stream {stream}. If both shall run, set another "
+    "TIMER_SUBJECT_PREFIX for one of them. If this database replaces the other one, stop the other service and delete "
+    f"the consumer (`nats consumer rm {{stream}} {CONSUMER}`): then this service handles every command that the stream "
+    "still has"
+)
 _NO_HEADERS = Headers(b"")
 _ERRORS = (nats.errors.Error, JetStreamError, OSError, *UNREADABLE_ANSWER)
 
@@ -138,7 +144,9 @@ class NatsLog:
         """Begin to read behind a cursor. See `CommandLog`."""
         await self._leave()
         try:
-            opening = await self._find(cursor)
+            info = await self._request(f"STREAM.INFO.{self._stream}")
+            self._is_dense = info["config"].get("subjects") == [self._subjects.pattern(Kind.COMMAND)]
+            opening = await self._find_opening(info, cursor)
             await self._create_consumer(opening.cursor, owner)
             await self._listen()
         except StartError:
@@ -208,11 +216,13 @@ class NatsLog:
         self._arrived.set()
         await self._close_inbox()
 
-    async def _find(self, cursor: LogCursor | None) -> Opening:
-        """Look where to go on behind a cursor."""
-        info = await self._request(f"STREAM.INFO.{self._stream}")
+    async def _find_opening(self, info: Mapping[str, Any], cursor: LogCursor | None) -> Opening:
+        """Return where to read in the stream: from its beginning without a cursor, else behind the cursor.
+
+        If the stream is another log than that of the cursor, or was rolled back, read from the time of the cursor,
+        under a greater epoch.
+        """
         created, state = info["created"], info["state"]
-        self._is_dense = info["config"].get("subjects") == [self._subjects.pattern(Kind.COMMAND)]
         created_ms = nanoseconds(created) // 1_000_000
         first, last = state["first_seq"], state["last_seq"]
         if cursor is None:
@@ -220,7 +230,7 @@ class NatsLog:
         if not await self._has(cursor, created, last):
             moved = LogCursor(created, max(cursor.epoch + 1, created_ms), 0, cursor.stored_at)
             return Opening(moved, is_other=True, unread=state["messages"])
-        was_read = cursor.sequence > 0 or cursor.stored_at == 0  # otherwise nothing of this log was
+        was_read = cursor.sequence > 0 or cursor.stored_at == 0  # else the cursor has only a time
         removed = max(first - cursor.sequence - 1, 0) if was_read else 0
         unread = min(last - cursor.sequence, state["messages"])
         return Opening(cursor._replace(log=created), removed=removed, unread=unread)
@@ -251,19 +261,14 @@ class NatsLog:
             pass
         else:
             if found["config"].get("metadata", {}).get(_DATABASE) not in {None, owner}:
-                raise StartError(
-                    f"a service with another database handles the commands of stream {self._stream}. If both shall "
-                    "run, set another TIMER_SUBJECT_PREFIX for one of them. If this database replaces the other one, "
-                    f"stop the other service and delete the consumer (`nats consumer rm {self._stream} {CONSUMER}`): "
-                    "then this service handles every command that the stream still has"
-                )
+                raise StartError(_OTHER_DATABASE.format(stream=self._stream))
             await self._request(f"CONSUMER.DELETE.{name}")
         self._config = {
             "durable_name": CONSUMER,
             "filter_subject": self._subjects.pattern(Kind.COMMAND),
             "ack_policy": "none",
             "metadata": {_DATABASE: owner},
-            # A pull for the consumer of another process, which has the same name, is refused.
+            # A random group: the server refuses the pulls of another process that still uses this consumer.
             "priority_groups": [secrets.token_hex(8)],
             "priority_policy": "overflow",
             **self._start(cursor),

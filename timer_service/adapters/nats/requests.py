@@ -57,12 +57,17 @@ class TenantRequests:
         self._prefixes = {
             kind: subjects.pattern(kind).partition("*")[0].encode() for kind in (Kind.QUERY, Kind.REQUEST)
         }
+        """How the subjects of each kind begin. `_screen` finds the kind of a message by it."""
         self._receivers: dict[Kind, ReceiveRequest] = {}
         self._service: Service | None = None
+        """The micro service that subscribes to queries."""
         self._interests: list[Subscription] = []
+        """The subscriptions to requests."""
         self._refusals: deque[tuple[str, QueryReply]] = deque(maxlen=_MOST_REFUSALS)
         self._refusing: asyncio.Task[None] | None = None
+        """The task that sends the refusals, until there are none."""
         self._ignored = 0
+        """How many messages were ignored, because their reply subjects are not inboxes."""
 
     @property
     def health(self) -> Health:

@@ -208,10 +208,11 @@ class DueRows(FairRows):
             return await tx.fetch_each(f"{self._due_of_tenant}\n/* skip locked */", each)
 
         async def add_oldest(rows: list[Row], count: int) -> list[Row]:
+            """Return `rows` and `count` of the oldest others. These are among the oldest `len(rows) + count` rows."""
             known = set(map(self._key_of, rows))
-            most = len(rows) + count
-            oldest = await tx.fetch(self._due, {"now": now, "limit": most})
-            return rows + [row for row in oldest if self._key_of(row) not in known][: most - len(rows)]
+            oldest = await tx.fetch(self._due, {"now": now, "limit": len(rows) + count})
+            others = [row for row in oldest if self._key_of(row) not in known]
+            return rows + others[:count]
 
         rows = await self.take(tx, now, limit, waiting, of_tenants=select_shares, oldest=add_oldest)
         doubtful = {key for key in map(self._key_of, rows) if any(_DAMAGE in str(part) for part in key)}

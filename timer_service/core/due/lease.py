@@ -223,7 +223,7 @@ class Lease(FairRows):
     async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
         """Return rows to the waiting state as if they had not been claimed: available at once, in their old order."""
         if rows:
-            self.look_again()
+            self.look_again()  # the rows that `take` left out may be these
         return await tx.executemany(self._release, [self._held(row) for row in self._in_key_order(rows)])
 
     async def void(self, tx: Transaction, now: int) -> int:

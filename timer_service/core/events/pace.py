@@ -29,13 +29,15 @@ class Pause:
         """Whether the next claim is a probe: nothing of the last claim could be published."""
         return self._length_ms > 0
 
-    def is_over(self, now: int, *, broker_usable: bool) -> bool:
-        """Return whether a claim may begin at `now`. While the broker cannot be used, the pause goes on."""
-        if not broker_usable:
-            self.end()
-            self.shorten(now)
-        # If the clock was set back, it is over. `now` may be a little old.
+    def is_over(self, now: int) -> bool:
+        """Return whether a claim may begin at `now`."""
+        # A longer wait than any pause: the clock was set back. Twice the longest pause, because `now` may be a bit old.
         return now >= self.resume_at or self.resume_at - now > 2 * LONGEST_MS
+
+    def restart(self, now: int) -> None:
+        """Pause from `now` as at the beginning, because the broker cannot be used."""
+        self.end()
+        self.shorten(now)
 
     def shorten(self, now: int) -> None:
         """Pause shortly from `now`: the broker cannot be used, or stored only a part of a claim."""
@@ -43,12 +45,12 @@ class Pause:
 
     def lengthen(self, now: int) -> None:
         """Pause from `now` after a claim of which nothing was published. Overlapping claims count as one."""
-        if self.is_over(now, broker_usable=True):
+        if self.is_over(now):
             self._length_ms = min(max(2 * self._length_ms, SHORTEST_MS), LONGEST_MS)
             self.resume_at = now + self._length_ms
 
     def end(self) -> None:
-        """Begin again with the shortest pause, and with whole claims."""
+        """Let the next pause be the shortest one, and the next claim a whole one. A pause in progress goes on."""
         self._length_ms = 0
 
 

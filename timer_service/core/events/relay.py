@@ -170,7 +170,10 @@ class Relay:
         return min(times, default=None)
 
     def _may_claim(self, now: int) -> bool:
-        return self._pause.is_over(now, broker_usable=self._broker.health.usable)
+        """Return whether a claim may begin. While the broker cannot be used, the pause starts again."""
+        if not self._broker.health.usable:
+            self._pause.restart(now)
+        return self._pause.is_over(now)
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement], *, busy: bool) -> _Claimed:
         """Settle claims that were published, and claim the next rows, in one transaction.
@@ -286,6 +289,10 @@ class Relay:
                 settlement.release.append(row)
             else:
                 self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
+        self._report_failures(results, counts=counts)
+
+    def _report_failures(self, results: Sequence[PublishResult], *, counts: bool) -> None:
+        """Report why events were not published. If no attempt `counts`, publishing itself has failed."""
         failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
@@ -304,7 +311,10 @@ class Relay:
             self._refused_alone = 0
 
     def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
-        """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns."""
+        """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns.
+
+        `alone`: it was published alone, as a probe is. The rows that were refused together are probed next.
+        """
         if counts:
             self._fail(row, error, settlement)
         elif alone:

@@ -89,7 +89,7 @@ class LogReader:
         self._stopping = asyncio.Event()
         self._health = Health.down("the command log was not opened yet")
         self._working_since: float | None = None
-        self._turn_ended = self._turn_took = 0.0
+        self._waiting_turn_ended = self._waiting_turn_took = 0.0
         """When the last turn of the waiting commands ended, and how long it took."""
         self._kept_at = 0.0
         self._brief_until = 0.0
@@ -231,11 +231,15 @@ class LogReader:
             self._kept_at = time.monotonic()
 
     def _is_turn_of_waiting(self, batch: LogBatch) -> bool:
+        """Return whether waiting commands are applied after a batch of the log.
+
+        They are if one is ready, and the log has no more commands, is not read on, or has had its share of the time.
+        """
         if not self._waiting.has_ready(self._clock.now()):
             return False
         if batch.behind == 0 or self._is_full:
             return True
-        return time.monotonic() - self._turn_ended >= _LOG_SHARE * self._turn_took
+        return time.monotonic() - self._waiting_turn_ended >= _LOG_SHARE * self._waiting_turn_took
 
     async def _apply_batch(self, batch: LogBatch) -> None:
         left = len(batch.commands)
@@ -311,8 +315,8 @@ class LogReader:
             return
         self._commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
         self._waiting.end_turn(await self._apply_rows(chosen))
-        self._turn_ended = time.monotonic()
-        self._turn_took = self._turn_ended - began
+        self._waiting_turn_ended = time.monotonic()
+        self._waiting_turn_took = self._waiting_turn_ended - began
         self._working_since = None
 
     def _fitting(self, rows: Sequence[WaitingRow]) -> list[WaitingRow]:
@@ -360,7 +364,11 @@ class LogReader:
                 return [row.tenant for row, _ in applied_of_rows(rows, done.number)]
 
     async def _postpone(self, row: WaitingRow, command: Command | Rejected, error: Exception) -> None:
-        """Let a tenant wait whose next command failed alone, or make the command a dead letter."""
+        """Let a tenant wait whose next command failed alone, or make the command a dead letter.
+
+        An attempt counts only if the command can be at fault: no lock made it fail, and a handler has applied it.
+        A rejected command only becomes a dead letter, so it is tried until that is written.
+        """
         raw = row.commands[0]
         attempt = row.attempt
         if blame(error) is not Blame.COMMAND or isinstance(command, Rejected):

@@ -12,8 +12,11 @@ _MOST = 10**15
 
 
 def _size(value: object, read: Callable[[object], ByteSize]) -> ByteSize:
+    """Read a number of bytes. `ByteSize` alone would take `true` and `1.5`, too."""
     try:
-        return read("" if isinstance(value, bool | float) else value)
+        if isinstance(value, bool | float):
+            raise ValueError(value)  # noqa: TRY004, TRY301 - reported like every wrong value
+        return read(value)
     except ValueError as error:
         raise ValueError("must be a whole number, or a text such as '1GiB'") from error
 

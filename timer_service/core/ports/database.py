@@ -59,9 +59,9 @@ class Transaction(Reader, Protocol):
     async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         """Run an INSERT of one row for each of `rows`; return those of `rows` that were inserted.
 
-        Each row has the values of the parameters in the order in which they occur in `VALUES`. The first ones are the
-        key, which the statement returns with RETURNING. Without RETURNING, all rows count as inserted. No two rows
-        may have the same key.
+        A row has the values of the parameters in the order in which they occur in `VALUES`. Its first values are the
+        key. No two rows may have the same key. A statement that skips rows must return the keys of the inserted rows
+        with RETURNING; without RETURNING, all rows count as inserted.
         """
         ...
 

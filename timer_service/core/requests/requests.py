@@ -217,7 +217,7 @@ class Requests:
                 await tx.wait_briefly()
             return await handle(tx, asked, now)
 
-        return await in_transaction(self._database, work, accepting=True)
+        return await in_transaction(self._database, work, accepting=True)  # a worker acts on the answer
 
     async def _succeed(self, answers: Collection[Answer]) -> None:
         self._outages.record_success()

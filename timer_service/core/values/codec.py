@@ -283,9 +283,10 @@ def _is_form(part: int | str) -> bool:
 
 def plain_words(message: str) -> str:
     """Return a message of the validation library in plain words."""
-    if message.startswith(_TAG):  # as long as the user wants, so nothing searches it twice
+    if message.startswith(_TAG):  # it quotes a value of any length: cut the value off before the searches below
         message = message.rpartition(_FOUND_TAG)[2]
-    message = _PHRASES.get(message, message)[:_LONGEST_REASON].removeprefix("Value error, ").partition(", unable to")[0]
+    message = _PHRASES.get(message, message)[:_LONGEST_REASON]
+    message, *_ = message.removeprefix("Value error, ").split(", unable to", 1)  # what follows is about the library
     for form, words in _REWORDED:
         message = form.sub(words, message)
     return _SHOULD.sub("must ", message)

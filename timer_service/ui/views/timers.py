@@ -147,8 +147,8 @@ def _history(timer: Timer, now: int) -> list[_Step]:
     """Return what the row tells about the history of a timer."""
     schedule = timer.schedule
     steps = [_Step("Scheduled", timer.registered_at)]
-    is_over = schedule.due_at <= now or timer.settled_at is not None
-    steps.append(_Step("Due", schedule.due_at, mood="done" if is_over else "next"))
+    is_ahead = schedule.due_at > now and timer.settled_at is None  # a timer cancelled before will not become due
+    steps.append(_Step("Due", schedule.due_at, mood="next" if is_ahead else "done"))
     if timer.attempt and timer.last_error is not None:
         attempts = "1 attempt" if timer.attempt == 1 else f"{timer.attempt} attempts"
         steps.append(_Step(f"{attempts} so far; the last one failed", None, timer.last_error, "bad"))

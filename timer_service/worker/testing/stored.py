@@ -18,7 +18,7 @@ from timer_service.workflows.effect_store import cursor_of
 from timer_service.workflows.messages import FailureCode, SendToWorkflow, WorkflowPayload, WorkflowStatus
 from timer_service.workflows.protocol import ReportTasks
 from timer_service.workflows.queries import workflow_view
-from timer_service.workflows.tasks import report
+from timer_service.workflows.tasks import report as report_rules
 from timer_service.workflows.tasks.report import Rules, TaskState
 from timer_service.workflows.tasks.task_store import effect_view
 from timer_service.workflows.workflow import Hold, Workflow
@@ -77,7 +77,7 @@ class StoredWorkflow:
         self._claims += 1
         hold = Hold(f"{self._claims:016x}", _WORKER, now, _LEASE_MS)
         held = workflow._replace(status=WorkflowStatus.RUNNING, attempt=workflow.attempt + 1, hold=hold)
-        self._save(report.settle(self._task(held.renew(now)), self._rules(now)))
+        self._save(report_rules.end_waits_over(self._task(held.renew(now)), self._rules(now)))
         return {
             "workflowId": workflow.key.workflow_id,
             "token": hold.token,
@@ -86,13 +86,13 @@ class StoredWorkflow:
             "effects": self.effects(now),
         }
 
-    def report(self, one: Mapping[str, Any], now: int) -> Mapping[str, Any]:
+    def report(self, view: Mapping[str, Any], now: int) -> Mapping[str, Any]:
         """Apply a report of the worker, and return its outcome in the wire form."""
-        asked = ReportTasks.model_validate({"workerId": _WORKER, "reports": [one]}, by_alias=True, by_name=False)
-        (each,) = asked.reports
-        if not report.is_held(self.workflow, each.token):
-            return {"outcome": report.refuse(self.workflow, each.token)}
-        decision = report.apply(self._task(self.workflow), each, self._rules(now))
+        request = ReportTasks.model_validate({"workerId": _WORKER, "reports": [view]}, by_alias=True, by_name=False)
+        (report,) = request.reports
+        if not report_rules.is_held(self.workflow, report.token):
+            return {"outcome": report_rules.refuse(self.workflow, report.token)}
+        decision = report_rules.apply(self._task(self.workflow), report, self._rules(now))
         self._save(decision.task)
         failed = [step.model_dump(by_alias=True, exclude_none=True) for step in decision.failed_steps]
         over = self._over(now) if decision.shows_waits else []
@@ -100,9 +100,9 @@ class StoredWorkflow:
 
     def renew(self, token: str, now: int) -> list[Mapping[str, Any]] | None:
         """Return the waits that are over, or None if the token is not current."""
-        if not report.is_held(self.workflow, token):
+        if not report_rules.is_held(self.workflow, token):
             return None
-        self._save(report.renew(self._task(self.workflow), self._rules(now)))
+        self._save(report_rules.renew(self._task(self.workflow), self._rules(now)))
         return self._over(now)
 
     def next_at(self, now: int) -> int | None:
@@ -150,6 +150,7 @@ class StoredWorkflow:
         return effect._replace(taken=None, result=self._data.pop(effect.taken.position))
 
     def _over(self, now: int) -> list[Mapping[str, Any]]:
+        """Return the waits that have ended and whose ends the function has not got."""
         over = sorted((each for each in self._effects.values() if each.is_over), key=lambda each: each.key)
         return [_parse(effect_view(each, now)) for each in over]
 

@@ -10,7 +10,7 @@ from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.commands.rules import Applied, Facts, key_of
-from timer_service.workflows.effect import Effect, EffectKey
+from timer_service.workflows.effect import Effect, EffectKey, Effects
 from timer_service.workflows.effect_store import StoredMessage
 from timer_service.workflows.messages import RetryWorkflow, SendToWorkflow, StartWorkflow, WorkflowStatus
 from timer_service.workflows.workflow import Key, Workflow, unstarted
@@ -113,7 +113,8 @@ class Batch:
         """Write what the commands have changed."""
         await store.save(tx, self.before, self.after)
         await effect_store.insert_messages(tx, self._messages)
-        await effect_store.save(tx, {key: {} for key in self._steps}, self._steps, now)
+        unchanged: dict[Key, Effects] = {key: {} for key in self._steps}  # none, so each step is written
+        await effect_store.save(tx, unchanged, self._steps, now)
 
 
 def _characters(workflow: Workflow) -> int:

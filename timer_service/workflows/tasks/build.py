@@ -64,14 +64,14 @@ def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
     workflow = task.workflow
     if has_crashed(workflow, max_attempts):
         return task._replace(workflow=workflow.fail(FailureCode.CRASHED, rules.now))
-    settled = report.settle(task, rules)
-    if any(is_undecided(each, rules.now) for each in settled.effects.values()):
+    admitted = report.end_waits_over(task, rules)
+    if any(is_undecided(each, rules.now) for each in admitted.effects.values()):
         waiting = workflow.wait_until(rules.now + UNDECIDED_MS, counted_from=rules.now)
         return task._replace(workflow=waiting._replace(attempt=workflow.attempt - 1))
     if delay := delay_after(workflow.attempt):
         end = (workflow.available_at or rules.now) + delay
-        return settled._replace(workflow=settled.workflow._replace(available_at=end))
-    return settled
+        return admitted._replace(workflow=admitted.workflow._replace(available_at=end))
+    return admitted
 
 
 async def _views(tx: Transaction, workflows: Sequence[Workflow], now: int) -> dict[Key, RawJson]:

@@ -114,10 +114,10 @@ class Claims:
         """
         done = Claimed({}, [0] * len(shares), [0] * len(shares))
 
-        async def attempt(units: Sequence[int]) -> None:
-            """Claim a task for each unit, which is the number of a share, unless its poll has tasks already."""
+        async def attempt(share_numbers: Sequence[int]) -> None:
+            """Claim one task for each occurrence of the number of a share, unless its poll has tasks already."""
             nonlocal done
-            counts = Counter(number for number in units if shares[number].poll not in done.tasks)
+            counts = Counter(number for number in share_numbers if shares[number].poll not in done.tasks)
             some = [shares[number]._replace(tasks=count) for number, count in counts.items()]
             if not some:
                 return
@@ -126,11 +126,12 @@ class Claims:
             try:
                 claimed = await in_transaction(self._database, work)
             except Exception as error:
-                if len(rows) == 1 and blame(error) is Blame.COMMAND:
+                if len(rows) == 1 and blame(error) is Blame.COMMAND:  # only this workflow can be at fault
                     await self._postpone(Key(rows[0]["tenant_id"], rows[0]["workflow_id"]), error, now)
                 raise
             done = _add(done, list(counts), claimed)
 
+        # Each share occurs once per task, so that `isolate` can go down to a single task.
         await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
         return done
 

@@ -92,13 +92,14 @@ class WorkerRegistry:
         batch = [self._pending.popitem(last=False) for _ in range(min(_BATCH, len(self._pending)))]
         for key, seen in batch:
             self._pending_bytes[key[0]] -= seen.size
-        self._pending_bytes = +self._pending_bytes
+        self._pending_bytes = +self._pending_bytes  # drops the tenants that have none left
         if batch:
             await in_transaction(self._database, lambda tx: _write(tx, batch))
             self._remember([key for key, _ in batch])
         return Pass(len(batch), now + _PAUSE_MS if self._pending else None)
 
     def _remember(self, keys: list[_Key]) -> None:
+        """Record when the rows of workers were written. If these are too many, forget the oldest."""
         for key in keys:
             self._written[key] = self._monotonic()
             self._written.move_to_end(key)

@@ -90,7 +90,7 @@ def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
         return Decision(task, ReportOutcome.UNCHANGED)
     counted = task._replace(workflow=task.workflow.count_report(report.number))
     try:
-        recorded = settle(_record(counted, report, rules), rules)
+        recorded = end_waits_over(_record(counted, report, rules), rules)
         recorded = _mark_seen(recorded, report.seen)
     except ConflictingReportError:
         return Decision(task, ReportOutcome.CONFLICT)
@@ -104,13 +104,13 @@ def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
 
 
 def renew(task: TaskState, rules: Rules) -> TaskState:
-    """Return a task whose lease is renewed."""
-    settled = settle(task, rules)
-    workflow = settled.workflow.renew(rules.now)
-    return settled._replace(workflow=workflow._replace(renewed=workflow.attempt))
+    """Return a task whose lease is renewed, with the ends of the waits that are over."""
+    after = end_waits_over(task, rules)
+    workflow = after.workflow.renew(rules.now)
+    return after._replace(workflow=workflow._replace(renewed=workflow.attempt))
 
 
-def settle(task: TaskState, rules: Rules) -> TaskState:
+def end_waits_over(task: TaskState, rules: Rules) -> TaskState:
     """Return a task after every wait that is over has ended."""
     effects, inbox = end_waits(task.effects, task.inbox, rules.now, may_time_out=rules.may_time_out)
     if effects is task.effects:
