@@ -89,7 +89,7 @@ def lost_leases_are_failures_of_steps(patch: pytest.MonkeyPatch) -> None:
     """A lease that ran out uses up an attempt of each open step."""
 
     def settle_and_count(task: Any, about: Any) -> Any:
-        settled, more = report.settle(task, about), task.workflow.attempt > 1
+        settled, more = report.end_waits_over(task, about), task.workflow.attempt > 1
         counted = {
             key: each._replace(failures=each.failures + (more and not each.is_wait))
             for key, each in settled.effects.items()
@@ -165,7 +165,7 @@ def sleep_ends_on_claim(patch: pytest.MonkeyPatch) -> None:
     """A claim ends the sleeps of the workflow."""
 
     def settle_and_wake(task: Any, about: Any) -> Any:
-        settled = report.settle(task, about)
+        settled = report.end_waits_over(task, about)
         sleeps = [key for key, each in settled.effects.items() if each.kind is EffectKind.SLEEP]
         done = {key: settled.effects[key]._replace(status=EffectStatus.DONE) for key in sleeps}
         return settled._replace(effects={**settled.effects, **done})
