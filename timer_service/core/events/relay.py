@@ -144,7 +144,7 @@ class Relay:
                 if rows:
                     flight.publishing.add(asyncio.create_task(self._fire(rows)))
                 took_all = not left and len(rows) < limit
-                # If long texts left rows out, the next claim has about as many as there was room for.
+                # If rows were released, the next claim has at most twice as many as there was room for.
                 growing = (2 * len(rows) or self._limit) if left else _GROWTH * self._limit
                 self._limit = self._first_limit if took_all else min(growing, self._batch_size)
                 while flight.is_full or (flight.publishing and (took_all or probing or exhausted)):
@@ -305,7 +305,7 @@ class Relay:
             log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
 
     def _set_pause(self, settlement: Settlement) -> None:
-        """Pause if the broker did not store every event: longer each time while it stores none."""
+        """Pause if events were not stored for a reason outside them: longer each time while none is stored."""
         if settlement.release or not all(each.counts for each in settlement.retry):
             (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
         elif settlement.complete:

@@ -55,7 +55,7 @@ async def take(database: Database, reader: str, now: int) -> Taken | None:
 
 
 async def _take(tx: Transaction, reader: str, now: int, *, alone: bool) -> Taken | None:
-    """Write the reader into the row of the cursor. Return None if another process has a reading there."""
+    """Write the reader into the row of the cursor. Return None if another process reads."""
     await tx.execute(_SQL["create"])
     await tx.execute(_SQL["create_installation"], {"database_id": secrets.token_hex(16)})
     (before,) = await tx.fetch(_SQL["find"])
