@@ -18,15 +18,7 @@ from timer_service.runs import announcements, loader
 from timer_service.runs.announcements import Announcement, States
 from timer_service.runs.draft import RunState
 from timer_service.runs.graph import read_needs
-from timer_service.runs.messages import (
-    JobReady,
-    JobSkipped,
-    JobStatus,
-    RunCompleted,
-    RunRejected,
-    RunStatus,
-    RunStuck,
-)
+from timer_service.runs.messages import JobReady, JobSkipped, JobStatus, RunCompleted, RunRejected, RunStatus, RunStuck
 from timer_service.runs.rules import Run, RunKey
 from timer_service.runs.store import JobKey
 
@@ -129,6 +121,7 @@ _NO_UPSTREAMS = _Upstreams()
 
 
 async def _find_upstreams(tx: Transaction, announcements: Sequence[Announcement]) -> Mapping[JobKey, _Upstreams]:
+    """Return the upstreams of ready jobs whose outputs are shown: the first ones, up to the share of each job."""
     shares = {each.key: each.outputs_share for each in announcements if each.is_ready and each.run.has_outputs}
     texts = await loader.find_needs(tx, shares)
     needs = {key: [(key[0], name) for name, _ in read_needs(text)] for key, text in texts.items()}

@@ -123,7 +123,7 @@ class _CommandApplier:
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
         if not self.draft.run.started:
             return self._keep(command)
-        is_kept = self._may_name_later_jobs(payload)
+        is_kept = self._may_name_later_jobs(payload)  # for these; it is applied to the known ones now
         if is_kept and not self.draft.keep_pending(command):
             return Outcome.NOT_KEPT
         before = self.draft.jobs.get(payload.job_name)
@@ -156,11 +156,11 @@ class _CommandApplier:
         self._report(report.model_copy(update=part), command)
 
     def _record(self, outcome: Outcome, job: Job, report: ReportJobStatus, command: Command) -> None:
+        """Write a job after a report. A repeated report of an ended job asks for a sweep: something may be stuck."""
         if outcome is Outcome.RECORDED:
-            if report.outputs is None:
-                self.draft.set_job(job._replace(changed_by=command.id))
-            else:
-                self.draft.set_job(job._replace(outputs=dump_data(report.outputs), changed_by=command.id))
+            outputs = job.outputs if report.outputs is None else dump_data(report.outputs)
+            self.draft.set_job(job._replace(outputs=outputs, changed_by=command.id))
+            if report.outputs is not None:
                 self.draft.run = self.draft.run._replace(has_outputs=True)
 
     def _drop_jobs(self, names: Sequence[str], command: Command) -> list[str]:

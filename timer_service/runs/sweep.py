@@ -65,10 +65,9 @@ TIMED = (
 
 
 class _Swept(Enum):
-    """How the sweep of a run ended."""
+    """How the sweep of a run ended. A run whose sweep failed is postponed, which changes it, too."""
 
     CHANGED = auto()
-    """The run or its jobs were written. A run whose sweep failed is postponed, which writes it, too."""
     NOT_DUE = auto()
     LOCKED = auto()
 
@@ -81,10 +80,7 @@ class Sweep:
         self._backlog = Backlog(parts.broker, parts.database)
         self._wake = parts.wake
         self._overdue: set[JobKey] = set()
-        """Jobs to end as stale, once no report of them can be among the commands that are not handled yet.
-
-        While there are any, no others are looked for: the backlog was looked at when these were found.
-        """
+        """Jobs to end as stale when the commands are handled that were in the stream when these jobs were found."""
         self._rows = DueRows(_STALE)
         self._last = ""
         """The tenant of the run that was swept last."""

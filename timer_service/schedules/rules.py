@@ -82,6 +82,7 @@ def _backfill_outcome(before: Schedule, command: Command, payload: BackfillSched
 
 
 def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> Applied:
+    """Apply a PutSchedule. If it changes what names the slots, the schedule starts again, with its count at 0."""
     definition = _definition(payload)
     known = before.definition
     named = before._replace(defined_by=command.position)
@@ -109,8 +110,9 @@ def _delete(before: Schedule, now: int) -> Applied:
 
 
 def _pause(before: Schedule, command: Command, now: int, *, pauses: bool) -> Applied:
+    """Apply a PauseSchedule or a ResumeSchedule. A tombstone keeps it for a later Put."""
     after = before._replace(is_paused=pauses)
-    if before.is_paused and not pauses:
+    if before.is_paused and not pauses:  # the slots of the pause never fire
         after = after._replace(after_at=max(cursor(before, now), command.stored_at))
     if before.definition is None:
         return Applied(after, Outcome.NOT_FOUND)

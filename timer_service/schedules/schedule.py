@@ -111,16 +111,10 @@ def tombstone(key: Key, now: int) -> Schedule:
 
 def start(schedule: Schedule, put_at: int, now: int) -> Schedule:
     """Return a schedule that a Put has started: the count is 0, and no slot up to its command time is left."""
-    return aim(
-        schedule._replace(
-            after_at=max(cursor(schedule, now), put_at),
-            fired_count=0,
-            missed_since=None,
-            ended_at=None,
-            end_reason=None,
-        ),
-        now,
+    started = schedule._replace(
+        after_at=max(cursor(schedule, now), put_at), fired_count=0, missed_since=None, ended_at=None, end_reason=None
     )
+    return aim(started, now)
 
 
 def aim(schedule: Schedule, now: int) -> Schedule:
@@ -162,6 +156,7 @@ def end(schedule: Schedule, now: int) -> Schedule:
 
 
 def _end_reason(schedule: Schedule) -> EndReason:
+    """Return why no slot follows: the count, the end if a slot would follow without it, or the recurrence."""
     definition = schedule.definition
     assert definition is not None  # noqa: S101 - only schedules end
     if definition.max_count is not None and schedule.fired_count >= definition.max_count:

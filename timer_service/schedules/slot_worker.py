@@ -110,10 +110,7 @@ class SlotTransactions(Generic[K, D]):
         return done.handled
 
     async def _fire_apart(self, rows: Sequence[Row], error: Exception, now: int) -> int:
-        """Fire rows again in smaller transactions, after all together failed with `error`. Postpone those that fail.
-
-        Return how many fired or were postponed.
-        """
+        """Fire rows again in smaller transactions, and postpone those that fail. Return how many were handled."""
         handled: list[int] = []
 
         async def fire_keys(tx: Transaction, keys: Sequence[K]) -> D:

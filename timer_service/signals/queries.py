@@ -215,7 +215,7 @@ def _firing_view(row: Row) -> Mapping[str, Any]:
 
 
 def _task_view(row: Row) -> Mapping[str, Any]:
-    """Return the view of a task. Its row is that of the firing that created it, when the firing was settled."""
+    """Return the view of a task from the row of its firing. It was created when the firing was settled."""
     return {
         "tenantId": row["tenant_id"],
         "taskId": firing_store.task_id(row),

@@ -58,6 +58,7 @@ def timed_out(seconds: float | None) -> Attempt:
 
 
 async def _call(call: StepCall, threads: Threads, limit: asyncio.Timeout) -> Ended:
+    """Call the function of a step: a coroutine function in the event loop, another one in a thread."""
     loop = asyncio.get_running_loop()
 
     def begin() -> None:

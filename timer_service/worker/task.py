@@ -210,6 +210,7 @@ class RunningTask:
         self._apply(decision, now)
 
     def _apply(self, decision: Decision, now: float) -> None:
+        """Note what the idle function wants. Its end stops the steps in progress: nothing waits for them."""
         if decision.finished is not None:
             if (error := decision.finished.error) is not None:
                 log.warning("the workflow %s fails: %s", self.workflow_id, trace_of(error))

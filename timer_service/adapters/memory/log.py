@@ -151,7 +151,7 @@ class MemoryLog:
             moved = LogCursor(name, max(cursor.epoch + 1, stored.epoch), 0, cursor.stored_at)
             return Opening(moved, is_other=True, unread=len(stored.commands))
         later = [each for each in stored.commands if each.position.sequence > cursor.sequence]
-        was_read = cursor.sequence > 0 or cursor.stored_at == 0  # otherwise nothing of this log was
+        was_read = cursor.sequence > 0 or cursor.stored_at == 0  # else the cursor has only a time
         removed = stored.last_sequence - cursor.sequence - len(later) if was_read else 0
         return Opening(cursor._replace(log=name), removed=removed, unread=len(later))
 

@@ -14,13 +14,7 @@ from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.requests import TenantRequests
 from timer_service.adapters.nats.streams import StreamUpkeep, prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.broker import (
-    BrokerFeatures,
-    PublishResult,
-    PublishStatus,
-    ReceiveRequest,
-    Reply,
-)
+from timer_service.core.ports.broker import BrokerFeatures, PublishResult, PublishStatus, ReceiveRequest, Reply
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind, Message

@@ -369,6 +369,7 @@ class NatsLog:
             self._break(self._text(error))
 
     def _take(self, limit: int, most_bytes: int) -> LogBatch:
+        """Take a batch from the buffer. If its large bodies delay many commands behind it, later pulls leave bodies."""
         sizes = accumulate(each.size if each.size <= _LARGE_BYTES else each.held_bytes for each in self._buffer)
         count = max(1, sum(size <= most_bytes for size, _ in zip(sizes, range(limit), strict=False)))
         taken = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]

@@ -107,6 +107,7 @@ class Publisher:
         return answers
 
     async def _publish_batch(self, ends_at: float, messages: Sequence[Message]) -> list[Answer]:
+        """Store messages in one atomic batch; singly if they are few or it is refused, in halves if it has no room."""
         if _are_few(messages):
             return await self._publish_window(messages)
         answer = await self._run_until_lost(self._commit(messages, secrets.token_hex(8)))
@@ -147,6 +148,7 @@ class Publisher:
         return await asyncio.gather(*map(self._run_until_lost, requests))
 
     async def _run_until_lost(self, request: Coroutine[Any, Any, Answer]) -> Answer:
+        """Return the answer to a request. `connection_lost` ends the wait for it."""
         task: asyncio.Task[Answer] = asyncio.create_task(request)
         self._in_flight.add(task)
         try:

@@ -139,6 +139,7 @@ class Loop:
         self._failure = reason
 
     async def _sleep(self) -> None:
+        """Sleep until `_next_at`, for a poll interval at most. A wake may set an earlier instant meanwhile."""
         self._woken.clear()
         monotonic = asyncio.get_running_loop().time
         latest = monotonic() + self._poll_ms / 1000

@@ -144,6 +144,7 @@ class Relay:
                 if rows:
                     flight.publishing.add(asyncio.create_task(self._fire(rows)))
                 took_all = not left and len(rows) < limit
+                # If rows were released, the next claim has at most twice as many as there was room for.
                 growing = (2 * len(rows) or self._limit) if left else _GROWTH * self._limit
                 self._limit = self._first_limit if took_all else min(growing, self._batch_size)
                 while flight.is_full or (flight.publishing and (took_all or probing or exhausted)):
@@ -159,6 +160,7 @@ class Relay:
         return Pass(claimed, await self._next_at(now))
 
     async def _next_at(self, claimed_at: int) -> int | None:
+        """Return when to claim again, or to settle what is left; None if nothing waits."""
         times = [self._clock.now() + _UNSETTLED_PAUSE_MS] if self._settler.waits else []
         if (at := await self._lease.next_available(self._database.reader)) is not None:
             if (go_on_at := self._allowances.next_at(claimed_at)) is not None:
@@ -190,6 +192,7 @@ class Relay:
     async def _claim_in(
         self, tx: Transaction, *, now: int, limit: int, waiting: Collection[str], busy: bool
     ) -> _Claimed:
+        """Claim rows. Release all but one exhausted row, or those whose long texts are too much for one claim."""
         rows: Sequence[Row] = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)
         left: Sequence[Row] = []
         if exhausted := [row for row in rows if self._is_exhausted(row)][:1]:
@@ -302,6 +305,7 @@ class Relay:
             log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
 
     def _set_pause(self, settlement: Settlement) -> None:
+        """Pause if events were not stored for a reason outside them: longer each time while none is stored."""
         if settlement.release or not all(each.counts for each in settlement.retry):
             (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
         elif settlement.complete:

@@ -123,6 +123,7 @@ class Commits:
         last: RawCommand | None = None,
         rows: Sequence[WaitingRow] = (),
     ) -> Done:
+        """Apply commands of the log (`later`, `last`) or of waiting `rows`, and record here what was committed."""
         began = time.time_ns()
         written = await self._write_fitting(decoded, partial(self._write, later=later, last=last, rows=rows))
         self.place = written.place
@@ -170,6 +171,7 @@ class Commits:
         taken = applied_of_rows(rows, done.number) if rows else []
         for row, number in taken:
             await waiting_rows.advance(tx, row, number)
+        # Commands of the log that had no room wait from now on. Those of waiting rows are in their rows.
         left = [raw for raw, _ in decoded[done.number :]] if last is not None else []
         stored = rows_of(sorted([*left, *later], key=lambda raw: raw.position)) if left or later else ()
         if stored:

@@ -55,18 +55,13 @@ async def take(database: Database, reader: str, now: int) -> Taken | None:
 
 
 async def _take(tx: Transaction, reader: str, now: int, *, alone: bool) -> Taken | None:
+    """Write the reader into the row of the cursor. Return None if another process reads."""
     await tx.execute(_SQL["create"])
     await tx.execute(_SQL["create_installation"], {"database_id": secrets.token_hex(16)})
     (before,) = await tx.fetch(_SQL["find"])
-    over = before["reads_until"] + 1 if alone else now  # without another process, nobody else reads
-    values = {
-        "reader": reader,
-        "until": now + LEASE_MS,
-        "now": over,
-        "latest": now + 2 * LEASE_MS,
-        "revision": before["revision"],
-    }
-    if not await tx.execute(_SQL["take"], values):
+    looked_at = before["reads_until"] + 1 if alone else now  # alone, the time of any other reader is over
+    values = {"reader": reader, "until": now + LEASE_MS, "latest": now + 2 * LEASE_MS, "revision": before["revision"]}
+    if not await tx.execute(_SQL["take"], {**values, "now": looked_at}):
         return None
     (row,) = await tx.fetch(_SQL["find"])
     (installation,) = await tx.fetch(_SQL["find_installation"])
@@ -84,11 +79,7 @@ async def move(tx: Transaction, place: Place, now: int) -> Place:
 
     Raises `LostCursorError` if another process has written the row since.
     """
-    values = {
-        **place.cursor._asdict(),
-        "until": now + LEASE_MS,
-        "revision": place.revision,
-    }
+    values = {**place.cursor._asdict(), "until": now + LEASE_MS, "revision": place.revision}
     if not await tx.execute(_SQL["move"], values):
         raise LostCursorError
     return place._replace(revision=place.revision + 1)

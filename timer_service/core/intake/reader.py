@@ -231,10 +231,7 @@ class LogReader:
             self._kept_at = time.monotonic()
 
     def _is_turn_of_waiting(self, batch: LogBatch) -> bool:
-        """Return whether waiting commands are applied after a batch of the log.
-
-        They are if one is ready, and the log has no more commands, is not read on, or has had its share of the time.
-        """
+        """Return whether waiting commands have a turn: the log has ended, is not read on, or has had its share."""
         if not self._waiting.has_ready(self._clock.now()):
             return False
         if batch.behind == 0 or self._is_full:

@@ -120,11 +120,8 @@ class Waiting:
     def added(self, tenant: str, number: int, size: int) -> None:
         """Record rows that were committed. Their commands may be applied at once."""
         self.number, self.size = self.number + number, self.size + size
-        before = self._tenants.get(tenant)
-        if before is None:
-            self._tenants[tenant] = TenantWaits(number, size, 0)
-        else:
-            self._tenants[tenant] = before._replace(number=before.number + number, size=before.size + size)
+        before = self._tenants.get(tenant, TenantWaits(0, 0, 0))
+        self._tenants[tenant] = before._replace(number=before.number + number, size=before.size + size)
 
     def applied(self, tenant: str, number: int, size: int) -> None:
         """Record that commands were applied, and rows of `size` bytes deleted."""

@@ -148,9 +148,8 @@ class EventAllowances:
             tenant: levels.get(tenant, Level()).charged(amounts[tenant], most, self._period_ms, now)
             for tenant, most in limits.items()
         }
-        await tx.executemany(
-            _SQL["save"], [{"tenant_id": tenant, **each._asdict()} for tenant, each in charged.items()]
-        )
+        rows = [{"tenant_id": tenant, **each._asdict()} for tenant, each in charged.items()]
+        await tx.executemany(_SQL["save"], rows)
 
     def _record(self, levels: Mapping[str, Level], now: int) -> None:
         """Record which tenants wait, and forget those that do not any more. Each is one line in the audit log."""

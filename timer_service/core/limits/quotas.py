@@ -166,6 +166,7 @@ class Admission:
         self._written = dict(self._added)
 
     async def _fits(self, tenant: str, usage: Usage, most: int, amount: int) -> bool:
+        """Return whether a growth has room. The transaction counts the rows once, if the known room may be wrong."""
         quotas, key = self._quotas, (tenant, usage.limit)
         added = self._added[key] + amount
         if added <= 0:  # the transaction has removed as much

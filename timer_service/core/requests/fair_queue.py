@@ -122,6 +122,7 @@ class FairQueue:
         self._changed.set()
 
     def _take(self, most: int, most_bytes: float, may_go: Callable[[str], bool]) -> Taken:
+        """Like `next`, without waiting. Requests that have waited too long are refused instead."""
         now = self._monotonic()
         entries: list[Entry] = []
         late: list[Request] = []

@@ -83,6 +83,7 @@ async def _find_portions(tx: Transaction, rows: Sequence[Row], done: Done[Backfi
 
 
 def _next_portion(backfill: Backfill, room: Room, now: int) -> Steps[Portion]:
+    """Return the next slots of a backfill: those that are left, and for which the tenant has room; at least one."""
     tenant, size = backfill.key.tenant_id, backfill.data_size
     slots: list[int] = []
     for slot in backfill.slots(now):

@@ -88,9 +88,8 @@ async def fire_schedules(
     own = to_others.own(rows, now)
     await _decide(own, to_others, done, now)
     sizes = {store.key_of(row): row["data_size"] for row in own}
-    data = await store.load_data(
-        tx, [each.key for each, decision in done.decided if decision.slots and sizes[each.key]]
-    )
+    with_data = [each.key for each, decision in done.decided if decision.slots and sizes[each.key]]
+    data = await store.load_data(tx, with_data)
     firings = [_firing(before, decision, data.get(before.key)) for before, decision in done.decided]
     if any(each.start is not None for each in firings):
         await tx.wait_briefly()

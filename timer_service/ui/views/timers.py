@@ -98,12 +98,12 @@ async def _search(asked: Asked, tenant: str, filters: _Filters) -> _Found:
     page = await asked.reads.ask(_ROUTES["list-timers"], tenant, request)
     found = [timer for timer in page["timers"] if _fits(timer, filters)]
     shown = found[:PAGE_ROWS]
-    cursor = page.get("cursor") if shown == found else write_cursor(_place_of(shown[-1]))
+    cursor = page.get("cursor") if shown == found else write_cursor(_cursor_after(shown[-1]))
     return _Found(shown, cursor, len(page["timers"]))
 
 
-def _place_of(timer: Mapping[str, Any]) -> Cursor:
-    """Return the place of a timer in the list."""
+def _cursor_after(timer: Mapping[str, Any]) -> Cursor:
+    """Return the cursor of the list after a timer."""
     return Cursor(parse_instant(timer["dueAt"]), timer["serviceCallId"])
 
 

@@ -133,6 +133,7 @@ def _asked_at(command: Command, now: int) -> int:
 
 
 def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Facts, now: int) -> Applied:
+    """Apply a SendToWorkflow. Before the start of the workflow, a message is kept for it."""
     if facts.is_known:
         return Applied(before, Outcome.UNCHANGED)
     exists = before.definition is not None

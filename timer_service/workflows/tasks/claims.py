@@ -145,12 +145,7 @@ class Claims:
         await lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
         rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
         read = await read_tasks(
-            tx,
-            rows,
-            now,
-            max_attempts=self._max_attempts,
-            may_time_out=may_time_out,
-            wake_outbox=self._wake_outbox,
+            tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out, wake_outbox=self._wake_outbox
         )
         polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
         tasks: dict[Poll, list[RawJson]] = {}

@@ -7,6 +7,7 @@ instances by a hint. A lost hint costs at most a poll interval.
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
@@ -172,15 +173,15 @@ class Dispatcher:
         self, looks: dict[Lane, LaneLook], shares: Sequence[Share], claimed: Claimed, now: int
     ) -> dict[Lane, int]:
         """Return when to look at each lane next."""
-        kept, locked = dict.fromkeys(looks, 0), False
-        for each, found, count in zip(shares, claimed.found, claimed.kept, strict=True):
-            kept[each.lane] += count
-            locked = locked or found < each.tasks
+        kept = Counter[Lane]()
+        for share, count in zip(shares, claimed.kept, strict=True):
+            kept[share.lane] += count
+        are_locked = any(count < share.tasks for share, count in zip(shares, claimed.found, strict=True))
+        rest_at = now + _LOCKED_MS if are_locked else now
         planned = {}
-        for lane, found_there in looks.items():
-            rest_at = (now + _LOCKED_MS if locked else now) if found_there.available > kept[lane] else math.inf
-            later_at = math.inf if found_there.next_at is None else found_there.next_at
-            planned[lane] = int(min(rest_at, later_at, now + self._poll_ms))
+        for lane, found in looks.items():
+            instants = [rest_at if found.available > kept[lane] else None, found.next_at, now + self._poll_ms]
+            planned[lane] = min(each for each in instants if each is not None)
         return planned
 
     def _hint(self) -> None:

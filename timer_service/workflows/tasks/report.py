@@ -176,6 +176,7 @@ def _mark_seen(task: TaskState, seen: Sequence[Seen]) -> TaskState:
 
 
 def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
+    """Apply the end of a report. A released task was not attempted: its claim does not count."""
     now, workflow = rules.now, task.workflow
     match report.then:
         case Continue():
@@ -193,13 +194,13 @@ def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
             return _end(task, report, failed, ReportOutcome.FAILED)
         case release:
             attempt = max(workflow.attempt - 1, 0)
-            charged = workflow._replace(
+            uncounted = workflow._replace(
                 attempt=attempt, renewed=min(workflow.renewed, attempt), settled_by=report.token
             )
             if release.reason is ReleaseReason.NON_DETERMINISTIC:
-                waiting = charged.block(release.error, now)
+                waiting = uncounted.block(release.error, now)
             else:
-                waiting = charged.wait_until(now, counted_from=now)
+                waiting = uncounted.wait_until(now, counted_from=now)
             return Decision(task._replace(workflow=waiting), ReportOutcome.RELEASED)
 
 
@@ -210,6 +211,7 @@ def _go_on(task: TaskState, outcome: ReportOutcome, now: int) -> Decision:
 
 
 def _park(task: TaskState, token: str, rules: Rules) -> Decision:
+    """Park a task, or let its worker go on if a wait is over or a step may start."""
     effects = task.effects.values()
     if any(each.is_over or _may_start(each, rules.now) for each in effects):
         return _go_on(task, ReportOutcome.RESUMED, rules.now)
