@@ -96,7 +96,7 @@ def lost_leases_are_failures_of_steps(patch: pytest.MonkeyPatch) -> None:
         }
         return settled._replace(effects=counted)
 
-    patch.setattr(build, "report", SimpleNamespace(settle=settle_and_count))
+    patch.setattr(build, "report", SimpleNamespace(end_waits_over=settle_and_count))
 
 
 def no_delay_after_lost_leases(patch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def sleep_ends_on_claim(patch: pytest.MonkeyPatch) -> None:
         done = {key: settled.effects[key]._replace(status=EffectStatus.DONE) for key in sleeps}
         return settled._replace(effects={**settled.effects, **done})
 
-    patch.setattr(build, "report", SimpleNamespace(settle=settle_and_wake))
+    patch.setattr(build, "report", SimpleNamespace(end_waits_over=settle_and_wake))
 
 
 def sleep_starts_again(patch: pytest.MonkeyPatch) -> None:
