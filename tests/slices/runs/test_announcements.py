@@ -58,6 +58,9 @@ async def test_skipped_jobs(runs: Runs) -> None:
     assert len(await deferred(runs)) == 8
     assert await runs.skipped() == dict.fromkeys(NAMES, "upstream_failed: seed")
     assert await deferred(runs) == []
+    causes = {each["causationId"] for each in await runs.events_of("JobSkipped")}
+    (ready,) = await runs.events_of("JobReady")  # of the StartRun
+    assert len(causes - {ready["causationId"]}) == len(causes) == 1
 
 
 async def test_job_that_ended_before_it_was_announced(runs: Runs) -> None:

@@ -162,9 +162,13 @@ def test_unresolved_group_closes_no_cycle() -> None:
 
 def test_skip_wins_if_a_job_is_needed_twice() -> None:
     """A job that is needed by name and as a member of a group has one edge, and `skip` wins over `run`."""
-    needs: list[JobNeed | GroupNeed] = [JobNeed(job="a"), GroupNeed(group="g", if_failed=RUN_ANYWAY)]
-    found, _ = build_edges([NewJob(name="b", needs=needs)], {"g": ["a", "c"]})
-    assert found == [Edge("a", "b", SKIP), Edge("c", "b", RUN_ANYWAY)]
+    for by_name, of_group in ((SKIP, RUN_ANYWAY), (RUN_ANYWAY, SKIP)):
+        needs: list[JobNeed | GroupNeed] = [
+            JobNeed(job="a", if_failed=by_name),
+            GroupNeed(group="g", if_failed=of_group),
+        ]
+        found, _ = build_edges([NewJob(name="b", needs=needs)], {"g": ["a", "c"]})
+        assert found == [Edge("a", "b", SKIP), Edge("c", "b", of_group)]
 
 
 def test_edges_are_read_as_they_were_written() -> None:

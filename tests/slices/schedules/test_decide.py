@@ -58,6 +58,15 @@ def test_not_due_yet() -> None:
     assert (decision.slots, decision.schedule) == ((), due)
 
 
+def test_jitter_makes_no_slot_late() -> None:
+    """Lateness counts from the due instant: a slot that fires when it is due is in time, however long its jitter is."""
+    due = schedule(Recurrence(None, DAY), policy=Policy.SKIP, late_by_ms=SECOND, jitter_ms=DAY)
+    assert due.slot_at is not None
+    assert due.available_at is not None
+    assert due.available_at > due.slot_at + SECOND
+    assert decide(due, due.available_at, MOST).slots == (due.slot_at,)
+
+
 def test_missed_since_is_kept_until_the_next_firing() -> None:
     """The first skipped slot is announced with the next slot that fires, once."""
     skipping = schedule(policy=Policy.SKIP, late_by_ms=SECOND)

@@ -93,6 +93,18 @@ async def test_cancelled_and_created_again(signals: Signals) -> None:
     assert (early, signals.fired()) == ([], ["signal-1"])
 
 
+async def test_the_oldest_cause_fires(signals: Signals) -> None:
+    """If two transitions make a signal fire in one pass, it fires for the first one, whatever the ids are."""
+    names = [f"signal-{number}" for number in range(8)]
+    for name in names:
+        await signals.create(name)
+    for event in ("event-1", "event-2"):
+        await signals.transition(eventId=event)
+    await signals.run()
+    assert {each["payload"]["dedupeKey"] for each in signals.events_of()} == {"event-1"}
+    assert sorted(signals.fired()) == names
+
+
 @pytest.mark.parametrize(("verb", "status"), [("Pause", "paused"), ("Cancel", "cancelled")])
 async def test_signal_that_is_no_longer_active(signals: Signals, verb: str, status: str) -> None:
     """A firing whose signal is no longer active fails with the reason. It creates no task and no event."""
@@ -181,6 +193,20 @@ async def test_retried_and_given_up(signals: Signals) -> None:
     assert signals.metrics.given_up == {"work_signal_firings": 1}
     assert signals.metrics.settled_in["work_signal_firings", "retried"] == MAX_ATTEMPTS - 1
     assert signals.worker_wakes[-1] == ("outbox", signals.clock.now())
+
+
+async def test_reminder_that_was_given_up_has_all_attempts_again(signals: Signals) -> None:
+    """After it is activated, the firing of an instant is tried as often as before."""
+    await signals.remind(iso(NOW))
+    await make_fail(signals)
+    for _ in range(MAX_ATTEMPTS):
+        await signals.run()
+        signals.clock.advance(minutes=10)
+    given_up = await signals.status()
+    await signals.about("Activate")
+    await signals.run()
+    (firing,) = await signals.firings_of()
+    assert (given_up, firing["status"], firing["attempt"]) == ("paused", "queued", 1)
 
 
 async def test_transition_after_a_failed_firing(signals: Signals) -> None:

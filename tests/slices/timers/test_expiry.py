@@ -42,6 +42,17 @@ async def test_exact_instant_of_the_expiry(timers: Timers, fields: dict[str, str
     assert timers.metrics.settlements["expired"] == (state == "Expired")
 
 
+async def test_expired_timer_is_scheduled_again(timers: Timers) -> None:
+    """Nothing of the expiry is left: the timer waits, is not deleted as an old one, and fires."""
+    await timers.schedule(due_at=DUE, lateBy="PT1M")
+    await fire_at(timers, EXPIRY)
+    await timers.schedule(due_at=after(minutes=5))
+    row = await timers.row()
+    assert (row["state"], row["expired_at"], row["expires_at"]) == ("Scheduled", None, None)
+    await fire_at(timers, after(minutes=5))
+    assert [kind for kind, _ in events(timers)] == ["TimerExpired", "DueTimeReached"]
+
+
 async def test_expired_alone_and_in_a_mixed_settlement(timers: Timers) -> None:
     """The state of a timer follows from its expiry too if its claim is not settled in one statement."""
     await timers.schedule("a", DUE, lateBy="PT1M")
