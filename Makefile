@@ -26,14 +26,14 @@ test: $(VENV)/.dev  ## Run the test suite, without the tests that take seconds e
 	@$(BIN)/pytest -n 6 --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.dev  ## Run the tests that take seconds each.
-	@$(BIN)/pytest -m "slow and not full" -n 4 --dist worksteal $(or $(ARGS),tests soak/test_mistakes.py)
+	@$(BIN)/pytest -m "slow and not full" -n 4 --dist worksteal $(or $(ARGS),tests)
 
 soak: $(VENV)/.dev  ## Run the tests that take minutes, in one process.
 	@$(BIN)/pytest -m full -s --hypothesis-profile=default $(or $(ARGS),tests soak)
 
 # The histories are the same each time, so that a change is judged by itself. `make soak` tries new ones.
-soak-short: $(VENV)/.dev  ## Run the simulation, its mutants and short chaos for about six minutes.
-	@$(BIN)/pytest -m "slow and not full" -n 2 --dist worksteal soak/test_chaos.py soak/test_clock.py
+soak-short: $(VENV)/.dev  ## Run the simulation, its mutants and short chaos and mistakes of tenants, for about seven minutes.
+	@$(BIN)/pytest -m "slow and not full" -n 2 --dist worksteal soak
 	@TIMER_TEST_SIMULATION_SEED=1 TIMER_TEST_SIMULATION_SECONDS=20 $(BIN)/pytest -m full -n 2 --dist worksteal tests/simulation $(ARGS)
 
 check: $(VENV)/.dev  ## Check lint, format, types and import rules.

@@ -1,4 +1,4 @@
-"""The mistakes of a tenant, beside another tenant that uses the service. `make test-slow` makes each for a moment."""
+"""The mistakes of a tenant, beside another tenant that uses the service. `make soak-short` makes each for a moment."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from tests.harness.raw_nats import RawNats
 SECONDS = float(os.environ.get("TIMER_TEST_FLOOD_SECONDS", "30"))
 LATEST_MS = 500
 LONGEST_IN_SHORT_SUITE_MS = 15_000
-"""The short suite runs four tests at a time on two cores. `make soak` runs one."""
+"""The short suite runs two tests at a time on two cores. `make soak` runs one."""
 MOST_MIB = 256
 """The default of TIMER_MEMORY_BUDGET."""
 _COUNTED = "timer_commands_received_total{"
