@@ -37,6 +37,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
         commands=[payload.type for each in SLICES for payload in each.commands],
         queries=[query.name for query in QUERIES],
         requests=[request.name for each in SLICES for request in each.requests],
+        # firings count like leased rows: they are retried and given up
         leased=[*(table.name for each in SLICES for table in each.leased), FIRINGS.name],
         due=[table.name for each in SLICES for table in each.due if table is not FIRINGS],
         skips=SkipReason,
