@@ -22,17 +22,19 @@ def events_of(before: Mapping[Key, Workflow], after: Mapping[Key, Workflow], now
 
 
 def _events(before: Workflow | None, after: Workflow, now: int) -> list[Event]:
-    if after.definition is None:
+    """Return the events of one workflow. A workflow that was never started, or whose start was skipped, has none."""
+    if after.definition is None or after.started_by == NEVER:
         return []
-    had_ended = before is not None and before.definition is not None and not before.is_open
-    if not after.is_open and not (had_ended and before is not None and before.retries == after.retries):
-        return [] if after.started_by == NEVER else [_end_event(after, now)]  # no event if the start was skipped
-    if before is not None and after.times_blocked > before.times_blocked:
-        return [_blocked_event(after, now)]
-    return []
+    if after.is_open:
+        gets_blocked = before is not None and after.times_blocked > before.times_blocked
+        return [_blocked_event(after, now)] if gets_blocked else []
+    if before is not None and not before.is_open and before.started_by != NEVER and before.retries == after.retries:
+        return []  # it had ended before
+    return [_end_event(after, now)]
 
 
 def _end_event(workflow: Workflow, now: int) -> Event:
+    """Return the event about the end of a workflow. A later end, after a RetryWorkflow, has another id."""
     fields = {
         **_names(workflow),
         "startedAt": format_instant(workflow.created_at),
@@ -57,7 +59,7 @@ def _blocked_event(workflow: Workflow, now: int) -> Event:
 
 
 def _event(message_type: str, workflow: Workflow, number: int, payload: RawJson, now: int) -> Event:
-    """Return an event. `number` tells it from earlier events of this type about the workflow."""
+    """Return an event. `number` makes its id differ from those of earlier events of this type about the workflow."""
     about = (*workflow.key, *workflow.started_by, message_type, number)
     event_id = hashlib.blake2b("\0".join(map(str, about)).encode(), digest_size=16).hexdigest()
     command_id, correlation_id, trace = workflow.cause

@@ -96,6 +96,7 @@ def _effect_view(effect: Effect) -> RawJson:
 
 
 async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> RawJson:
+    """Return a workflow, its texts and a page of its effects."""
     key = Key(tenant, request.workflow_id)
     workflow = (await store.find(reader, [key])).get(key)
     if workflow is None or workflow.definition is None:
@@ -128,8 +129,8 @@ async def _has_workers(reader: Reader, workflow: Workflow, now: int) -> bool:
 
 
 async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) -> RawJson:
+    """Return a page of workflows, merged from the pages of the indexes that may have some."""
     after = _Place() if request.cursor is None else _Place(*read_cursor(request.cursor, int, str))
-
     wheres = [_OPEN] if request.status not in ENDED else []
     wheres += [_where_ended(status) for status in _ended(request.status)]
     end = await _find_end(reader, tenant, after, wheres) if _needs_looking(request) else None
@@ -153,7 +154,7 @@ def _needs_looking(request: ListWorkflows) -> bool:
 
 
 async def _find_end(reader: Reader, tenant: str, after: _Place, wheres: Sequence[str]) -> _Place | None:
-    """Return up to which place a page looks at workflows, or None if it looks at all."""
+    """Return up to which place a page looks at workflows, so at `LOOKED_AT` of each index; None: it looks at all."""
     parameters = {"tenant_id": tenant, **after._asdict(), "skipped": LOOKED_AT - 1}
     rows = [row for where in wheres for row in await reader.fetch(_SQL["page_end"].format(where=where), parameters)]
     return min((_Place(row["created_at"], row["workflow_id"]) for row in rows), default=None)
@@ -174,6 +175,7 @@ def _place_of(workflow: Workflow) -> _Place:
 
 
 async def _count(reader: Reader, tenant: str, _request: CountWorkflows, _now: int) -> Mapping[str, Any]:
+    """Return the number of workflows in each status. All open ones and each kind of ended ones count up to a limit."""
     parameters = {"tenant_id": tenant, "limit": _MAX_COUNT}
     counts = dict.fromkeys(WorkflowStatus, 0)
     for row in await reader.fetch(_SQL["count_open"], parameters):
@@ -187,6 +189,7 @@ async def _count(reader: Reader, tenant: str, _request: CountWorkflows, _now: in
 
 
 async def _list_workers(reader: Reader, tenant: str, request: ListWorkers, now: int) -> RawJson:
+    """Return a page of workers."""
     (after,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
 
     async def read(after: tuple[str], limit: int) -> Sequence[Row]:

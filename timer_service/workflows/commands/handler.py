@@ -45,6 +45,7 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quot
 
 
 def _result(applied: Applied, now: int, *, wants_view: bool) -> CommandResult:
+    """Return the result of a command: its outcome, and when which loop or lane has work because of it."""
     workflow = applied.workflow
     view = partial(_view, workflow) if wants_view and workflow.definition is not None else None
     match applied.outcome:

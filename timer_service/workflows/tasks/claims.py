@@ -6,7 +6,6 @@ Tenants take turns, and so do their lanes and the polls of a lane.
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
@@ -40,12 +39,13 @@ def share_tasks(
     fitting: Callable[[Lane], int],
     limit: int,
 ) -> list[Share]:
-    """Return who gets the tasks that are available, at most `limit` in total, and as many as its slots for a poll.
+    """Share the tasks that are available among the polls of their lanes: at most `limit` in total.
 
-    `fitting` returns how many tasks of a lane fit into a reply. If tasks are few, the polls of a lane share them.
+    A poll gets at most as many tasks as its slots, and of a lane at most `fitting` (how many fit into a reply). Tenants
+    take turns, and so do the lanes of a tenant and the polls of a lane. Each turn gives one task.
     """
     polls = {lane: deque(polls_of(lane)) for lane in available}
-    free = {poll: poll.wanted.slots for each in polls.values() for poll in each}
+    free_slots = {poll: poll.wanted.slots for each in polls.values() for poll in each}
     left = dict(available)
     counts: Counter[tuple[Poll, Lane]] = Counter()
     turns: OrderedDict[str, deque[Lane]] = OrderedDict()
@@ -54,16 +54,16 @@ def share_tasks(
     while turns and limit > 0:
         tenant, lanes = turns.popitem(last=False)
         lane = lanes.popleft()
-        while left[lane] and polls[lane]:
-            poll = polls[lane].popleft()
-            if free[poll] and counts[poll, lane] < fitting(lane):
-                counts[poll, lane] += 1
-                free[poll] -= 1
-                left[lane] -= 1
-                limit -= 1
-                polls[lane].append(poll)  # the others come before it in the next turn
-                lanes.append(lane)
-                break
+        waiting = polls[lane]
+        while waiting and not (free_slots[waiting[0]] and counts[waiting[0], lane] < fitting(lane)):
+            waiting.popleft()
+        if waiting and left[lane]:
+            counts[waiting[0], lane] += 1
+            free_slots[waiting[0]] -= 1
+            left[lane] -= 1
+            limit -= 1
+            waiting.rotate(-1)  # the other polls come before it in the next turn
+            lanes.append(lane)
         if lanes:
             turns[tenant] = lanes
     return [Share(poll, lane, count) for (poll, lane), count in counts.items()]
@@ -112,47 +112,52 @@ class Claims:
 
         A workflow whose task cannot be made waits, and stops no other. Then polls may get fewer tasks.
         """
-        done = Claimed({}, [0] * len(shares), [0] * len(shares))
+        tasks: dict[Poll, Sequence[RawJson]] = {}
+        found, kept = [0] * len(shares), [0] * len(shares)
 
         async def attempt(share_numbers: Sequence[int]) -> None:
             """Claim one task for each occurrence of the number of a share, unless its poll has tasks already."""
-            nonlocal done
-            counts = Counter(number for number in share_numbers if shares[number].poll not in done.tasks)
+            counts = Counter(number for number in share_numbers if shares[number].poll not in tasks)
             some = [shares[number]._replace(tasks=count) for number, count in counts.items()]
-            if not some:
-                return
-            rows: list[Row] = []
-            work = partial(self._claim, shares=some, now=now, may_time_out=may_time_out, rows=rows)
-            try:
-                claimed = await in_transaction(self._database, work)
-            except Exception as error:
-                if len(rows) == 1 and blame(error) is Blame.COMMAND:  # only this workflow can be at fault
-                    await self._postpone(Key(rows[0]["tenant_id"], rows[0]["workflow_id"]), error, now)
-                raise
-            done = _add(done, list(counts), claimed)
+            claimed = await self._claim_together(some, now, may_time_out=may_time_out)
+            tasks.update(claimed.tasks)
+            for number, found_now, kept_now in zip(counts, claimed.found, claimed.kept, strict=True):
+                found[number] += found_now
+                kept[number] += kept_now
 
         # Each share occurs once per task, so that `isolate` can go down to a single task.
         await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
-        return done
+        return Claimed(tasks, found, kept)
 
-    async def _claim(
-        self, tx: Transaction, *, shares: Sequence[Share], now: int, may_time_out: bool, rows: list[Row]
-    ) -> Claimed:
-        """Claim workflows in one transaction. `rows` gets those whose tasks are made, also if that fails."""
-        rows.clear()
-        claimed = await lanes.claim(tx, list(map(_wanted, shares)), now)
-        kept = self._cut(shares, claimed)
-        await lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
-        rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
-        read = await read_tasks(
-            tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out, wake_outbox=self._wake_outbox
-        )
-        polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
-        tasks: dict[Poll, list[RawJson]] = {}
-        for poll, task in zip(polls, read, strict=True):
-            if task is not None:
-                tasks.setdefault(poll, []).append(task)
-        return Claimed(tasks, list(map(len, claimed)), kept)
+    async def _claim_together(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
+        """Claim workflows in one transaction. If it fails, and only one workflow can be at fault, this one waits."""
+        if not shares:
+            return NOTHING
+        rows: list[Row] = []  # those whose tasks are made, also if that fails
+
+        async def work(tx: Transaction) -> Claimed:
+            rows.clear()
+            claimed = await lanes.claim(tx, list(map(_wanted, shares)), now)
+            kept = self._cut(shares, claimed)
+            both = list(zip(claimed, kept, strict=True))
+            await lanes.release(tx, [row for each, count in both for row in each[count:]])
+            rows.extend(row for each, count in both for row in each[:count])
+            made = await read_tasks(
+                tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out, wake_outbox=self._wake_outbox
+            )
+            polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
+            tasks: dict[Poll, list[RawJson]] = {}
+            for poll, task in zip(polls, made, strict=True):
+                if task is not None:
+                    tasks.setdefault(poll, []).append(task)
+            return Claimed(tasks, list(map(len, claimed)), kept)
+
+        try:
+            return await in_transaction(self._database, work)
+        except Exception as error:
+            if len(rows) == 1 and blame(error) is Blame.COMMAND:
+                await self._postpone(Key(rows[0]["tenant_id"], rows[0]["workflow_id"]), error, now)
+            raise
 
     async def _postpone(self, key: Key, error: Exception, now: int) -> None:
         """Let a workflow wait whose task cannot be made."""
@@ -166,7 +171,8 @@ class Claims:
         lanes of a tenant, come in a random order, so each of them has room in one of the next claims.
         """
         ranks: defaultdict[str | Lane, float] = defaultdict(self._rng.random)
-        order = sorted(range(len(shares)), key=lambda number: _rank(ranks, shares[number].lane))
+        tenants_and_lanes = [(share.lane[0], share.lane) for share in shares]
+        order = sorted(range(len(shares)), key=lambda number: [ranks[each] for each in tenants_and_lanes[number]])
         used: Counter[Poll] = Counter()
         total = 0
         kept = [0] * len(shares)
@@ -181,18 +187,6 @@ class Claims:
                 total += size + needed
                 kept[number] += 1
         return kept
-
-
-def _add(done: Claimed, numbers: Sequence[int], claimed: Claimed) -> Claimed:
-    """Return what was claimed before, and then for the shares with these numbers."""
-    found, kept = list(done.found), list(done.kept)
-    for number, *counts in zip(numbers, claimed.found, claimed.kept, strict=True):
-        found[number], kept[number] = found[number] + counts[0], kept[number] + counts[1]
-    return Claimed({**done.tasks, **claimed.tasks}, found, kept)
-
-
-def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:
-    return ranks[lane[0]], ranks[lane]
 
 
 def _needed_bytes(row: Row) -> int:

@@ -121,27 +121,27 @@ class Dispatcher:
             return Pass(0) if self._stopping else await self._tick(now)
 
     async def _tick(self, now: int) -> Pass:
+        """Look at the lanes that are due. After an error, look at them again at once."""
         if self._subscription.outages != self._outages:  # a reply may not reach a poll from before
             self._outages = self._subscription.outages
             await self._reply(_without_tasks(self._held.take_all()))
         if not self._subscription.health.usable:
             return Pass(0, now + _AWAY_MS)
         lanes = self._held.take_due(now, _MOST_LANES)
-        next_looks = dict.fromkeys(lanes, now)
-        sent = 0
+        sent, next_looks = 0, dict.fromkeys(lanes, now)
         try:
             if lanes:
                 sent, next_looks = await self._dispatch(lanes, now)
         finally:
             for lane, at in next_looks.items():
                 has_poll = self._held.wake(lane, at)
-                if at <= now + _LOCKED_MS and not has_poll:
+                if at <= now + _LOCKED_MS and not has_poll:  # it has rows for the polls of other instances
                     self._hint()
             await self._reply(_without_tasks(self._held.take_ended(_monotonic_ms())))
         return Pass(sent, self._next_pass(now))
 
     def _next_pass(self, now: int) -> int | None:
-        """Return when a look is due or the time of a poll is up."""
+        """Return when a look is due or the time of a poll is up; None without one."""
         end = self._held.next_end
         instants = [self._held.next_look(), None if end is None else now + max(math.ceil(end - _monotonic_ms()), 0)]
         return min((each for each in instants if each is not None), default=None)
@@ -155,6 +155,7 @@ class Dispatcher:
         return sum(map(len, claimed.tasks.values())), self._plan_looks(looks, shares, claimed, now)
 
     async def _claim(self, shares: Sequence[Share], now: int) -> Claimed:
+        """Claim workflows and send them. The polls that get any are no longer held."""
         may_time_out = await self._gate.is_open(now)
         claimed = await self._claims.claim(shares, now, may_time_out=may_time_out)
         replies = [
@@ -172,15 +173,15 @@ class Dispatcher:
     def _plan_looks(
         self, looks: dict[Lane, LaneLook], shares: Sequence[Share], claimed: Claimed, now: int
     ) -> dict[Lane, int]:
-        """Return when to look at each lane next."""
-        kept = Counter[Lane]()
+        """Return when to look at each lane next: soon if it has more available rows than were sent."""
+        sent = Counter[Lane]()
         for share, count in zip(shares, claimed.kept, strict=True):
-            kept[share.lane] += count
+            sent[share.lane] += count
         are_locked = any(count < share.tasks for share, count in zip(shares, claimed.found, strict=True))
-        rest_at = now + _LOCKED_MS if are_locked else now
+        soon = now + _LOCKED_MS if are_locked else now
         planned = {}
         for lane, found in looks.items():
-            instants = [rest_at if found.available > kept[lane] else None, found.next_at, now + self._poll_ms]
+            instants = [soon if found.available > sent[lane] else None, found.next_at, now + self._poll_ms]
             planned[lane] = min(each for each in instants if each is not None)
         return planned
 
@@ -203,6 +204,7 @@ class Dispatcher:
         return [*_without_tasks(ended), *((each.request, _FULL) for each in refused)]
 
     async def _reply(self, replies: Sequence[Reply]) -> None:
+        """Send replies, and count them and the polls that are left."""
         self._metrics.polls_held(len(self._held))
         for request, reply in replies:
             self._metrics.request_answered(request.name, reply.code or ANSWERED)

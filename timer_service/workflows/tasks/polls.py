@@ -94,15 +94,16 @@ class HeldPolls:
     def add(self, poll: Poll) -> Sequence[Poll]:
         """Hold a poll. Return those that are refused, because there are too many: perhaps this one."""
         refused = self._make_room(poll)
-        if poll not in refused:
-            self._polls[poll.worker] = poll
-            self._ends.setdefault(poll.ends_at, {})[poll] = None
-            self._types[poll.request.tenant] += len(poll.wanted.types)
-            for lane in poll.lanes:
-                if (state := self._lanes.get(lane)) is None:
-                    state = self._lanes[lane] = _LaneState(math.inf, 0)
-                    self._plan(state, self._now, lane)
-                state.polls[poll] = None
+        if poll in refused:
+            return refused
+        self._polls[poll.worker] = poll
+        self._ends.setdefault(poll.ends_at, {})[poll] = None
+        self._types[poll.request.tenant] += len(poll.wanted.types)
+        for lane in poll.lanes:
+            if (state := self._lanes.get(lane)) is None:
+                state = self._lanes[lane] = _LaneState(math.inf, 0)
+                self._plan(state, self._now, lane)
+            state.polls[poll] = None
         return refused
 
     def remove(self, poll: Poll) -> None:
@@ -155,8 +156,13 @@ class HeldPolls:
 
     def record_fitting(self, lane: Lane, kept: int, claimed: int) -> None:
         """Record how many of the tasks that were claimed for a poll did fit into its reply."""
-        if (state := self._lanes.get(lane)) is not None:
-            state.fitting = 2 * max(kept, 1) if kept < claimed else min(MAX_SLOTS, max(state.fitting, 2 * claimed))
+        state = self._lanes.get(lane)
+        if state is None:
+            return
+        if kept < claimed:
+            state.fitting = 2 * max(kept, 1)
+        else:  # all did fit: claim more the next time
+            state.fitting = min(max(state.fitting, 2 * claimed), MAX_SLOTS)
 
     def wake(self, lane: Lane, at: int) -> bool:
         """Look at a lane at an instant, or earlier. Return whether a poll waits for it.
@@ -215,6 +221,7 @@ class HeldPolls:
         return None
 
     def _plan(self, state: _LaneState, at: int, lane: Lane) -> None:
+        """Plan the next look at a lane. It replaces an earlier plan."""
         state.look_at, state.number = at, next(self._numbers)
         heapq.heappush(self._looks, _Look(at, state.number, lane))
 

@@ -55,6 +55,7 @@ async def load(
 def _wanted_messages(
     workflows: Mapping[Key, Workflow], effects: Mapping[Key, Effects], wanted: Mapping[Key, Wanted]
 ) -> dict[tuple[Key, str], int]:
+    """Return how many messages of each name the open and the new waits of workflows can take."""
     names = {
         key: message_names(effects.get(key, {}).values()) + Counter(each.messages)
         for key, each in wanted.items()
