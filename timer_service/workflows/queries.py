@@ -34,7 +34,7 @@ _SQL = {
 ONLINE_MS = 60_000
 """A worker counts as offline if it was not seen for so long. One without free slots sends a request each 25 s, and the
 registry can leave out one of two."""
-_MAX_COUNT = 1_000_000
+MOST_COUNTED = 1_000_000
 LOOKED_AT = 10_000
 """How many workflows of one index a page looks at. No index has the type, or the status of open workflows."""
 _MOST_WORKERS = 1000
@@ -176,15 +176,15 @@ def _place_of(workflow: Workflow) -> _Place:
 
 async def _count(reader: Reader, tenant: str, _request: CountWorkflows, _now: int) -> Mapping[str, Any]:
     """Return the number of workflows in each status. All open ones and each kind of ended ones count up to a limit."""
-    parameters = {"tenant_id": tenant, "limit": _MAX_COUNT}
+    parameters = {"tenant_id": tenant, "limit": MOST_COUNTED}
     counts = dict.fromkeys(WorkflowStatus, 0)
     for row in await reader.fetch(_SQL["count_open"], parameters):
         counts[WorkflowStatus(row["status"])] = row["count"]
-    is_exact = sum(counts.values()) < _MAX_COUNT
+    is_exact = sum(counts.values()) < MOST_COUNTED
     for status in _ended(None):
         (row,) = await reader.fetch(_SQL["count_ended"].replace("{status}", status), parameters)
         counts[status] = row["count"]
-        is_exact = is_exact and row["count"] < _MAX_COUNT
+        is_exact = is_exact and row["count"] < MOST_COUNTED
     return {"counts": counts, "exact": is_exact}
 
 

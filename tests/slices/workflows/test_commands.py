@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.databases import Databases
 from tests.harness.in_process import next_at
+from tests.harness.locks import open_locked_postgres
 from tests.harness.workflows import Workflows, done, fail, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
@@ -51,13 +53,19 @@ async def test_reply_shows_the_workflow(workflows: Workflows) -> None:
         "hasWorkers": False,
         "effects": [],
     }
+    assert await workflows.about("Retry", "other") == "not_found"
     assert (await workflows.view("other"))["error"]["code"] == "NOT_FOUND"
+    assert len(await workflows.all_rows()) == 1
 
 
 async def test_outcomes_of_a_life(workflows: Workflows) -> None:
     """Commands in one batch see the effects of the earlier ones, and each has its outcome."""
     verbs = ["Retry", "Cancel", "SendTo", "Start", "Start", "SendTo", "Retry", "Cancel", "Cancel", "SendTo", "Start"]
-    defaults: dict[str, dict[str, Any]] = {"Start": {"type": "order"}, "SendTo": {"name": "a"}}
+    defaults: dict[str, dict[str, Any]] = {
+        "Start": {"type": "order", "input": 7},
+        "SendTo": {"name": "a"},
+        "Cancel": {"reason": "no stock"},
+    }
     for verb in verbs:
         workflows.send(f"{verb}Workflow", **defaults.get(verb, {}))
     await workflows.consume()
@@ -67,7 +75,9 @@ async def test_outcomes_of_a_life(workflows: Workflows) -> None:
     ]
     (event,) = await workflows.events_of("WorkflowCancelled")
     assert event["causationId"] is not None
-    assert await workflows.status() == "cancelled"
+    view = await workflows.view()
+    assert (view["workflow"]["status"], view["workflow"]["reason"], view["input"]) == ("cancelled", "no stock", 7)
+    assert event["payload"]["reason"] == "no stock"
 
 
 async def test_concurrency_key(workflows: Workflows) -> None:
@@ -101,6 +111,11 @@ async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:
     assert [workflows.reply(number)["outcome"] for number in range(1, 7)] == [
         *("started", "skipped_busy", "cancelled", "started", "cancelled", "retried"),
     ]
+    task = await workflows.take()
+    await workflows.report(task, fail())
+    await workflows.start("d", concurrencyKey="kim")
+    workflows.send("CancelWorkflow", workflowId="d")
+    assert await workflows.about("Retry", "a") == "retried"
 
 
 async def test_messages_are_stored_once(workflows: Workflows) -> None:
@@ -141,6 +156,8 @@ async def test_limits(store: Database, memory_broker: MemoryBroker, clock: Manua
     assert await workflows.about("Cancel", "w0") == "cancelled"
     assert await workflows.start("w3") == "started"
     assert "error" in await workflows.view("w2")
+    assert await workflows.about("Cancel", "w1") == "cancelled"
+    assert await Workflows(store, memory_broker, clock, limits=limits).start("w4") == "started"
 
 
 async def test_results_over_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -198,6 +215,19 @@ async def test_next_deadline(workflows: Workflows) -> None:
     workflows.clock.advance(minutes=1)
     assert await next_at(workflows.worker, after(minutes=1)) == after(minutes=2)
     assert workflows.worker_wakes == [("outbox", after(minutes=1))]
+
+
+async def test_overdue_workflow_that_is_locked(
+    databases: Databases, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker does not wait for a workflow that another transaction has locked. It looks again after 50 ms."""
+    async with open_locked_postgres(databases, monkeypatch) as locked:
+        workflows = Workflows(locked.database, memory_broker, clock)
+        await workflows.start(deadlineIn="PT1M")
+        now = clock.advance(minutes=1)
+        async with locked.locked("SELECT 1 FROM workflows FOR UPDATE"):
+            assert await workflows.worker.tick(now) == (0, now + 50)
+        assert await workflows.worker.tick(now) == (1, None)
 
 
 async def test_deadlines_of_one_tenant_delay_no_other(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> None:

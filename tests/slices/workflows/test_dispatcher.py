@@ -121,6 +121,7 @@ async def test_a_workflow_that_cannot_be_sent_stops_no_other(dispatching: Dispat
     assert sorted(each for tasks in sent for each in tasks) == ["a", "b", "d", "theirs"]
     row = await dispatching.workflows.row("broken")
     assert (row["status"], row["attempt"], row["available_at"]) == ("waiting", 0, clock.now() + 1000)
+    assert row["counted_from"] == clock.now()
     assert row["last_error"]
     last = await dispatching.poll("1")
     clock.advance(seconds=1)

@@ -1,16 +1,18 @@
 """The outcome of each command in each status."""
 
+import random
 from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.harness.cases import case
-from tests.harness.clock import NOW
+from tests.harness.clock import NOW, iso
+from timer_service.core.service.workflow_start import RetryPolicy
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.workflows.commands import rules
 from timer_service.workflows.commands.rules import Facts, Outcome
-from timer_service.workflows.effect import Effect, EffectKey
+from timer_service.workflows.effect import Effect, EffectKey, retry_delay
 from timer_service.workflows.messages import (
     CancelWorkflow,
     FailureCode,
@@ -146,6 +148,39 @@ def test_retry_runs_the_last_failed_step_again() -> None:
     for kept in (last._replace(status=EffectStatus.DONE), last._replace(kind=EffectKind.MESSAGE)):
         applied = rules.apply(failed, Sent(20, "retry").command, Facts(last=kept), NOW)
         assert (applied.workflow.seen, applied.effect) == (3, None)
+    # the function may have asked for more since
+    blocked = running()._replace(seen=3, blocks=3).fail(FailureCode.DEADLINE, NOW)
+    applied = rules.apply(blocked, Sent(20, "retry").command, Facts(last=last), NOW)
+    assert (applied.workflow.seen, applied.effect, applied.workflow.is_blocked) == (3, None, False)
+
+
+def test_message_continues_an_idle_workflow() -> None:
+    """A message that is awaited ends a park and a sleep, but neither the delay of a blocked workflow nor a lease."""
+    asleep = started().wait_until(NOW + 60 * MINUTE, counted_from=NOW)
+    due = NOW + 20 * MINUTE
+    for found, due_at in (
+        *((started().park(), due), (asleep, due)),
+        *((asleep._replace(blocks=1), NOW + 60 * MINUTE), (running(), running().due_at)),
+    ):
+        assert apply(found, Sent(20, "send"), Facts(is_awaited=True))[0].due_at == due_at
+        assert apply(found, Sent(20, "send"))[0].due_at == found.due_at
+
+
+def test_start_in_the_past() -> None:
+    """A workflow with a `startAt` in the past is due when its command was stored: it does not overtake older ones."""
+    assert apply(None, Sent(10, "start", {"start_at": iso(NOW)}))[0].due_at == NOW + 10 * MINUTE
+
+
+class _Longest(random.Random):
+    def random(self) -> float:
+        return 1.0
+
+
+def test_delays_of_a_step() -> None:
+    """The longest delay grows with each failure, from `first` up to `cap`."""
+    policy = RetryPolicy(max_attempts=9, first=1000, factor=3, cap=20_000)
+    delays = [retry_delay(policy, failures, _Longest()) for failures in (1, 2, 3, 4, 1000)]
+    assert delays == [1000, 3000, 9000, 20_000, 20_000]
 
 
 def test_a_start_that_is_applied_again_creates_the_same_workflow() -> None:

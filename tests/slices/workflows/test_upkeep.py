@@ -1,5 +1,7 @@
 """Queries, gauges, retention, and the rows that the schema refuses."""
 
+from typing import Any
+
 import pytest
 
 from tests.harness.clock import NOW, after, iso
@@ -40,8 +42,21 @@ async def test_lists_and_counts(workflows: Workflows) -> None:
     assert [each["workflowId"] for each in others] == ["parked"]
     assert await workflows.ask("count-workflows") == {"counts": dict.fromkeys(everything, 1), "exact": True}
     assert (await workflows.ask("list-workflows", tenant="globex"))["workflows"] == []
+    running = (await workflows.view("running"))["workflow"]
+    assert (running["dueAt"], running["claimedAt"], running["workerId"]) == (iso(NOW + 4), iso(NOW + 4), "worker-1")
     token = (await workflows.row("running"))["lease_token"]
     assert token not in str(await workflows.view("running"))
+
+
+@pytest.mark.parametrize(("limit", "exact"), [(1, False), (3, False), (4, True)])
+async def test_counts_stop_at_a_limit(
+    workflows: Workflows, monkeypatch: pytest.MonkeyPatch, limit: int, *, exact: bool
+) -> None:
+    """The reply says if the open workflows, or those that ended in one way, may be more than were counted."""
+    monkeypatch.setattr("timer_service.workflows.queries.MOST_COUNTED", limit)
+    await fill(workflows)
+    counted = await workflows.ask("count-workflows")
+    assert (counted["exact"], sum(counted["counts"].values())) == (exact, min(limit, 3) + 3)
 
 
 @pytest.mark.parametrize("filters", [{"status": "running"}, {"type": "other"}, {"status": "running", "type": "other"}])
@@ -87,6 +102,11 @@ async def test_workers(workflows: Workflows) -> None:
     await workflows.sql(f"{insert} ('acme', 'w2', 'eu', '[\"order\"]', 5, {NOW}, {NOW})")
     await workflows.sql(f"{insert} ('globex', 'w3', 'default', '[\"order\"]', 5, {NOW}, {NOW})")
     assert (await workflows.view())["hasWorkers"] is True
+    others: list[dict[str, Any]] = [{"type": "ship"}, {"queue": "us"}, {"tenant": "zeta"}]
+    for number, fields in enumerate(others):
+        await workflows.start(f"other-{number}", **fields)
+        shown = await workflows.view(f"other-{number}", tenant=fields.get("tenant"))
+        assert shown["hasWorkers"] is False, fields
     page = await workflows.ask("list-workers", limit=1)
     assert page["workers"] == [
         {
@@ -102,6 +122,7 @@ async def test_workers(workflows: Workflows) -> None:
     workflows.clock.advance(minutes=1)
     (other,) = (await workflows.ask("list-workers", cursor=page["cursor"]))["workers"]
     assert (other["workerId"], other["online"], (await workflows.view())["hasWorkers"]) == ("w2", False, False)
+    assert [await retain(workflows, NOW + later, 10) for later in (0, 1)] == [0, 3]
 
 
 async def retain(workflows: Workflows, before: int, limit: int) -> int:
@@ -115,6 +136,7 @@ async def test_retention_takes_whole_workflows(workflows: Workflows) -> None:
         task = await workflows.begin(f"w{number}")
         await workflows.report(task, fail(), steps=[done("a"), done("b")], seen=seen("a", "b"))
         workflows.clock.advance(seconds=1)
+    assert await retain(workflows, NOW, 13) == 0
     assert await retain(workflows, after(minutes=1), 13) == 13
     assert [row["workflow_id"] for row in await workflows.all_rows()] == ["w2", "w3"]
     assert len(await workflows.all_rows("workflow_effects")) == 4
