@@ -58,6 +58,17 @@ async def test_reply_shows_the_workflow(workflows: Workflows) -> None:
     assert len(await workflows.all_rows()) == 1
 
 
+async def test_commands_offer_lanes_and_wake_loops(workflows: Workflows) -> None:
+    """Polls hear of a workflow that may start or go on, the worker of deadlines of a deadline, the relay of an end."""
+    offer = ("acme", "default", "order"), after(minutes=1)
+    await workflows.start(startIn="PT1M", deadlineIn="PT1H")
+    assert (workflows.offers, workflows.command_wakes) == ([offer], [after(minutes=1)])
+    await workflows.send_to()
+    assert (workflows.offers, len(workflows.command_wakes)) == ([offer, offer], 1)
+    await workflows.about("Cancel")
+    assert (len(workflows.offers), workflows.command_wakes[1:]) == (2, [NOW])
+
+
 async def test_outcomes_of_a_life(workflows: Workflows) -> None:
     """Commands in one batch see the effects of the earlier ones, and each has its outcome."""
     verbs = ["Retry", "Cancel", "SendTo", "Start", "Start", "SendTo", "Retry", "Cancel", "Cancel", "SendTo", "Start"]

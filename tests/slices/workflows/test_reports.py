@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.harness.cases import case
+from tests.harness.clock import NOW, after
 from tests.harness.workflows import (
     CONTINUE,
     LEASE_MS,
@@ -22,21 +23,25 @@ from tests.harness.workflows import (
     wait_for,
 )
 
-ENDS = {
-    "complete": (complete(1), "completed"),
-    "fail": (fail(), "failed"),
-    "release": (release(), "released"),
-    "park": (PARK, "parked"),
+ORDER = ("acme", "default", "order")
+ENDS: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "complete": (complete(1), "completed", (("outbox",), ())),
+    "fail": (fail(), "failed", (("outbox",), ())),
+    "release": (release(), "released", ((), ((ORDER, NOW),))),
+    "park": (PARK, "parked", ((), ((ORDER, after(seconds=5)),))),
 }
+"""Reports that end a task, their outcomes, and then the loops with work and the lanes with rows."""
 
 
 @pytest.mark.parametrize("name", ENDS)
 async def test_repeated_end(workflows: Workflows, name: str) -> None:
-    """A report that ended a task has the outcome `unchanged` when it is repeated, and no further effect."""
-    then, outcome = ENDS[name]
+    """A report that ended a task wakes who has work, and is `unchanged` without further effect when it is repeated."""
+    then, outcome, work = ENDS[name]
     task = await workflows.begin()
     waits = [sleep("nap", 5000)] if name == "park" else []
     first = await workflows.report(task, then, waits=waits)
+    (answer,) = workflows.answers
+    assert (answer.wakes, answer.lanes) == work
     row = await workflows.row()
     again = await workflows.report(task, then, number=1, waits=waits)
     assert (first["outcome"], again["outcome"], await workflows.row()) == (outcome, "unchanged", row)
