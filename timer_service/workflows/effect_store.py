@@ -148,7 +148,8 @@ async def next_messages(reader: Reader, wanted: Mapping[tuple[Key, str], int]) -
     found: dict[Key, dict[str, tuple[Message, ...]]] = {}
     for row in await reader.fetch_each(_SQL["next_messages"], each):
         inbox = found.setdefault(_key(row), {})
-        message = Message(row["name"], _read_position(row), row["sent_at"], row["size"])
+        position = Position(row["position_epoch"], row["position_sequence"])
+        message = Message(row["name"], position, row["sent_at"], row["size"])
         inbox[message.name] = (*inbox.get(message.name, ()), message)
     return {key: inbox for key, inbox in found.items()}  # noqa: C416 - another type of value
 
@@ -205,22 +206,18 @@ def _effect_key(row: Row) -> EffectKey:
     return EffectKey(row["name"], row["n"])
 
 
-def _read_position(row: Row) -> Position:
-    return Position(row["position_epoch"], row["position_sequence"])
-
-
-def _position(position: Position) -> Mapping[str, int]:
-    return {f"position_{part}": value for part, value in position._asdict().items()}
-
-
 def _place(message: Message) -> Mapping[str, Any]:
-    return {"name": message.name, **_position(message.position)}
+    """Return the key of a message in its workflow."""
+    epoch, sequence = message.position
+    return {"name": message.name, "position_epoch": epoch, "position_sequence": sequence}
 
 
 def _parts(key: Key, effect: EffectKey) -> Mapping[str, Any]:
+    """Return the columns of the key of an effect."""
     return {**key._asdict(), **effect._asdict()}
 
 
 def _parameters(key: Key, effect: Effect) -> Mapping[str, Any]:
+    """Return the values of an effect to write. Texts that were not loaded are None: the stored ones stay."""
     values = {name: getattr(effect, name) for name in _SHORT}
     return {**_parts(key, effect.key), **values, "error": effect.error, "result": effect.result}

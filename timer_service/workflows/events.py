@@ -26,8 +26,10 @@ def _events(before: Workflow | None, after: Workflow, now: int) -> list[Event]:
     if after.definition is None or after.started_by == NEVER:
         return []
     if after.is_open:
-        gets_blocked = before is not None and after.times_blocked > before.times_blocked
-        return [_blocked_event(after, now)] if gets_blocked else []
+        if before is None or before.times_blocked == after.times_blocked:
+            return []
+        payload = write_object({**_names(after), "error": after.last_error or ""}, {})
+        return [_event(WorkflowBlocked.type, after, after.times_blocked, payload, now)]
     if before is not None and not before.is_open and before.started_by != NEVER and before.retries == after.retries:
         return []  # it had ended before
     return [_end_event(after, now)]
@@ -53,11 +55,6 @@ def _end_event(workflow: Workflow, now: int) -> Event:
             return _event(WorkflowCancelled.type, workflow, workflow.retries, payload, now)
 
 
-def _blocked_event(workflow: Workflow, now: int) -> Event:
-    payload = write_object({**_names(workflow), "error": workflow.last_error or ""}, {})
-    return _event(WorkflowBlocked.type, workflow, workflow.times_blocked, payload, now)
-
-
 def _event(message_type: str, workflow: Workflow, number: int, payload: RawJson, now: int) -> Event:
     """Return an event. `number` makes its id differ from those of earlier events of this type about the workflow."""
     about = (*workflow.key, *workflow.started_by, message_type, number)
@@ -67,10 +64,7 @@ def _event(message_type: str, workflow: Workflow, number: int, payload: RawJson,
 
 
 def _names(workflow: Workflow) -> dict[str, str]:
-    definition = workflow.definition
-    assert definition is not None  # noqa: S101 - only started ones have events
-    return {
-        "tenantId": workflow.key.tenant_id,
-        "workflowId": workflow.key.workflow_id,
-        "type": definition.workflow_type,
-    }
+    """Return the fields with which each event names its workflow."""
+    assert workflow.definition is not None  # noqa: S101 - only started ones have events
+    tenant_id, workflow_id = workflow.key
+    return {"tenantId": tenant_id, "workflowId": workflow_id, "type": workflow.definition.workflow_type}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row
@@ -13,7 +14,6 @@ from timer_service.core.values.paging import read_cursor, read_page
 from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
-from timer_service.workflows.effect_store import Cursor
 from timer_service.workflows.messages import ENDED, WorkflowStatus
 from timer_service.workflows.views import (
     CountWorkflows,
@@ -103,12 +103,13 @@ async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> R
         raise Rejection(Code.NOT_FOUND, f"no workflow {request.workflow_id!r}")
     after = effect_store.parse_cursor(request.cursor)
     texts = (await store.find_texts(reader, [key])).get(key, Texts())
-
-    async def read(after: Cursor, limit: int) -> list[Effect]:
-        return await effect_store.page(reader, key, after, limit)
-
     page = await read_page(
-        "effects", read, after=after, limit=request.limit, view=_effect_view, cursor_of=effect_store.cursor_of
+        "effects",
+        partial(effect_store.page, reader, key),
+        after=after,
+        limit=request.limit,
+        view=_effect_view,
+        cursor_of=effect_store.cursor_of,
     )
     stored = {
         "workflow": workflow_view(workflow).text,
@@ -138,6 +139,7 @@ async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) 
     filters = {"status": request.status or "", "type": request.workflow_type or "", "end_at": end_at, "end_id": end_id}
 
     async def read(after: _Place, limit: int) -> Sequence[Workflow]:
+        """Return the next workflows of all indexes, in order."""
         parameters = {"tenant_id": tenant, **after._asdict(), **filters, "limit": limit}
         found = [row for where in wheres for row in await reader.fetch(_SQL["page"].format(where=where), parameters)]
         return sorted(map(store.read_workflow, found), key=_place_of)[:limit]

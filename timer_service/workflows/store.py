@@ -85,18 +85,13 @@ def growth(before: Workflow | None, after: Workflow) -> Amounts:
 
     A workflow that opens counts with a byte at least: it may have results, so it needs some room for them.
     """
-    opened, stored = _is_open(after) - _is_open(before), _stored(after) - _stored(before)
+    was_open, stored_before = (False, 0) if before is None else (before.is_open, _stored(before))
+    opened, stored = int(after.is_open) - int(was_open), _stored(after) - stored_before
     return {OPEN: opened, STORED: max(stored, 1) if opened > 0 else stored}
 
 
-def _is_open(workflow: Workflow | None) -> bool:
-    return workflow is not None and workflow.is_open
-
-
-def _stored(workflow: Workflow | None) -> int:
+def _stored(workflow: Workflow) -> int:
     """Return the bytes with which a workflow counts. It must equal the statement `sum_stored`."""
-    if workflow is None:
-        return 0
     data = workflow.input_bytes + workflow.effect_bytes + workflow.message_bytes
     further = max(workflow.effects - _FEW, 0)
     return data + further * _BYTES_PER_EFFECT if data > _LARGE or further else 0

@@ -8,7 +8,7 @@ the transaction runs again.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from timer_service.core.limits.quotas import Admission, Excess, Quotas
+from timer_service.core.limits.quotas import Excess, Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, StartResult, WorkflowStart
 from timer_service.workflows import store
@@ -51,8 +51,10 @@ async def start_workflows(
     for key, start in first.items():
         before = known.get(key)
         decision = decide(before, start, now, is_busy=_concurrency(start) in taken)
-        if decision.result is StartResult.STARTED:
-            decision = await _admit(admission, before, decision, start)
+        if decision.result is StartResult.STARTED and admission is not None:
+            excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow))
+            if excess is not None:
+                decision = Decision(StartResult.OVER_QUOTA, decision.workflow, excess)
         if decision.result is StartResult.STARTED and (name := _concurrency(start)) is not None:
             taken.add(name)
         decisions[key] = decision
@@ -94,16 +96,6 @@ def _definition(start: WorkflowStart, now: int) -> Definition:
         retry=spec.retry,
         concurrency_key=spec.concurrency_key,
     )
-
-
-async def _admit(
-    admission: Admission | None, before: Workflow | None, decision: Decision, start: WorkflowStart
-) -> Decision:
-    """Return a decision to start a workflow, or instead that its tenant would exceed a limit."""
-    if admission is None:
-        return decision
-    excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow))
-    return decision if excess is None else Decision(StartResult.OVER_QUOTA, decision.workflow, excess)
 
 
 def _started(decision: Decision) -> Started:

@@ -133,12 +133,15 @@ class Claims:
         """Claim workflows in one transaction. If it fails, and only one workflow can be at fault, this one waits."""
         if not shares:
             return NOTHING
+        wanted = [
+            LaneClaim(each.lane, each.tasks, each.poll.wanted.worker_id, each.poll.wanted.lease_ms) for each in shares
+        ]
         rows: list[Row] = []  # those whose tasks are made, also if that fails
 
         async def work(tx: Transaction) -> Claimed:
             rows.clear()
-            claimed = await lanes.claim(tx, list(map(_wanted, shares)), now)
-            kept = self._cut(shares, claimed)
+            claimed = await lanes.claim(tx, wanted, now)
+            kept = self._count_fitting(shares, claimed)
             both = list(zip(claimed, kept, strict=True))
             await lanes.release(tx, [row for each, count in both for row in each[count:]])
             rows.extend(row for each, count in both for row in each[:count])
@@ -164,7 +167,7 @@ class Claims:
         retry = self._retries.of([Failed(key, error)], now)[key]
         await in_transaction(self._database, lambda tx: store.postpone(tx, key, retry, now))
 
-    def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
+    def _count_fitting(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
 
         The first row of a poll may be larger than its reply, and the first row of all may need more bytes. Tenants, and
@@ -193,8 +196,3 @@ def _needed_bytes(row: Row) -> int:
     """Return what a claim needs for the effects of a row that its function has not got, with their messages."""
     unseen = row["effects"] - row["seen"]
     return int(loaded_bytes(unseen) + min(unseen * MAX_DATA_BYTES, row["message_bytes"]))
-
-
-def _wanted(share: Share) -> LaneClaim:
-    wanted = share.poll.wanted
-    return LaneClaim(share.lane, share.tasks, wanted.worker_id, wanted.lease_ms)

@@ -191,7 +191,7 @@ class Dispatcher:
             self._hints.want()
 
     def _hold(self, request: Request, wanted: PollTasks) -> Sequence[Reply]:
-        """Hold a poll. Return the replies to those that end because of it, perhaps to itself."""
+        """Hold a poll, and wake the loop for it. Return the replies to polls that end because of it, perhaps itself."""
         poll = Poll(request, wanted, end_of(int(_monotonic_ms()), wanted.wait_ms))
         ended = self._held.take_of_worker(poll)  # the worker no longer waits for its older poll
         if not wanted.slots:
@@ -200,7 +200,7 @@ class Dispatcher:
         refused = self._held.add(poll)
         if poll not in refused:
             now = self._clock.now()
-            self._wake(min(max(self._held.look_at(poll), now), now + wanted.wait_ms))
+            self._wake(min(max(self._held.first_look(poll), now), now + wanted.wait_ms))
         return [*_without_tasks(ended), *((each.request, _FULL) for each in refused)]
 
     async def _reply(self, replies: Sequence[Reply]) -> None:

@@ -104,7 +104,8 @@ def _weigh(workflow: Workflow | None, item: _Item) -> int:
     if isinstance(item, GetEffects):
         page = min(workflow.effect_bytes + workflow.effects * effect_store.BYTES_PER_EFFECT, PAGE_BYTES)
         return _WORKFLOW_BYTES + task_store.loaded_bytes(min(workflow.effects, _MOST_EFFECTS)) + _COPIES * page
-    unseen, named, written = workflow.effects - workflow.seen, 0, 0
+    unseen = workflow.effects - workflow.seen
+    named = written = 0
     if isinstance(item, Report):
         unseen += len(item.waits)
         named = len(item.steps) + len(item.seen)
@@ -124,7 +125,7 @@ class _Batch:
         self._rules = rules
 
     async def decide(self, asked: Asked, turns: Turns) -> list[Decision | None]:
-        """Apply a request; return the decision about each of its tasks, None for one that is not found."""
+        """Apply a request; return the decision about each of its tasks. None: it is not found. get-effects has none."""
         decisions: list[Decision | None] = []
         for key, each in _items(asked):
             found = self.tasks.get(key)
@@ -166,13 +167,12 @@ class _Batch:
         self, tx: Transaction, asked: Sequence[Asked], decided: Sequence[Sequence[Decision | None]]
     ) -> list[RawJson | Rejection]:
         """Return the replies to requests, after what they changed was saved."""
-        both = list(zip(asked, decided, strict=True))
         over = await task_store.over_views(tx, [_shown(each) for each in decided], self._rules.now)
         return [
             await self._effects_reply(tx, each)
             if isinstance(each.request, GetEffects)
             else _list_reply(each, decisions, views)
-            for (each, decisions), views in zip(both, over, strict=True)
+            for each, decisions, views in zip(asked, decided, over, strict=True)
         ]
 
     async def _effects_reply(self, tx: Transaction, asked: Asked) -> RawJson | Rejection:
