@@ -39,6 +39,7 @@ async def test_one_step(workflows: Workflows) -> None:
         "endedAt": iso(after(seconds=1)),
         "result": {"ok": 1},
     }
+    assert (await workflows.row())["effect_bytes"] == len('5{"ok":1}')
     view = await workflows.view()
     assert (view["workflow"]["status"], view["input"], view["result"]) == ("completed", {"id": 7}, {"ok": 1})
     assert view["effects"] == [{"key": "pay", "kind": "step", "status": "done", "seq": 1, "failures": 0, "result": 5}]
@@ -86,6 +87,7 @@ async def test_message_ends_a_park(workflows: Workflows) -> None:
     task = await workflows.take()
     assert [(each["key"], each["result"]) for each in task["effects"]] == [("approval", {"by": "kim"})]
     assert (await workflows.view())["workflow"]["messages"] == 1
+    assert (await workflows.row())["message_bytes"] == len("1")
     await workflows.report(task, PARK, seen=seen("approval"), waits=[wait_for("approval:1")])
     assert await workflows.status() == "parked"
 

@@ -45,6 +45,7 @@ async def test_repeated_end(workflows: Workflows, name: str) -> None:
     row = await workflows.row()
     again = await workflows.report(task, then, number=1, waits=waits)
     assert (first["outcome"], again["outcome"], await workflows.row()) == (outcome, "unchanged", row)
+    assert row["attempt"] == 0
 
 
 async def test_repeated_report_stores_nothing(workflows: Workflows) -> None:
@@ -164,13 +165,44 @@ async def test_lost_leases_that_no_worker_renewed(workflows: Workflows, renewed:
     assert (await workflows.poll(), await workflows.status()) == ([], "failed")
 
 
+@pytest.mark.parametrize(("then", "attempt"), [(PARK, 1), (release(), MAX_ATTEMPTS)], ids=["park", "release"])
+async def test_end_of_a_task_after_lost_leases(workflows: Workflows, then: dict[str, Any], attempt: int) -> None:
+    """After a park no lost lease counts. After a release the released claim does not. Neither ends as a crash."""
+    await workflows.start()
+    for _ in range(MAX_ATTEMPTS):
+        task = await workflows.take()
+        await workflows.renew(task)
+        workflows.clock.advance(milliseconds=LEASE_MS + 300_000)
+    await workflows.report(task, then, waits=[sleep("nap", 10)])
+    workflows.clock.advance(milliseconds=10)
+    assert (await workflows.take())["attempt"] == attempt
+
+
+async def test_park_without_a_reason(workflows: Workflows) -> None:
+    """A parked workflow is available at once if it waits for nothing, or did not get a result."""
+    task = await workflows.begin()
+    assert (await workflows.report(task, PARK))["outcome"] == "parked"
+    task = await workflows.take()
+    parked = await workflows.report(task, PARK, steps=[done("pay")], waits=[sleep("nap", 60_000)])
+    assert (parked["outcome"], (await workflows.take())["attempt"]) == ("parked", 1)
+
+
+async def test_park_at_an_undecided_timeout(workflows: Workflows) -> None:
+    """A workflow that parks when its timeout cannot be decided yet is available again in 250 ms."""
+    workflows.may_time_out = False
+    await workflows.report(await workflows.begin(), PARK, waits=[wait_for("approval", 0)])
+    row = await workflows.row()
+    assert (row["status"], row["available_at"]) == ("waiting", after(milliseconds=250))
+
+
 async def test_too_large(workflows: Workflows) -> None:
     """A workflow with more than 10,000 effects, or more than 8 MiB of results, fails. The report is not stored."""
     task = await workflows.begin()
-    await workflows.sql("UPDATE workflows SET effects = 10000")
+    await workflows.sql("UPDATE workflows SET effects = 9999")
+    assert (await workflows.report(task, steps=[done("ship")]))["outcome"] == "recorded"
     outcome = await workflows.report(task, steps=[done("pay")])
     assert (outcome["outcome"], (await workflows.view())["workflow"]["code"]) == ("failed", "TOO_LARGE")
-    assert await workflows.all_rows("workflow_effects") == []
+    assert [row["name"] for row in await workflows.all_rows("workflow_effects")] == ["ship"]
     assert await workflows.start("other") == "started"
     task = await workflows.take()
     await workflows.sql(f"UPDATE workflows SET effect_bytes = {8 * 2**20 - 3} WHERE workflow_id = 'other'")

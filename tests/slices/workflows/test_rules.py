@@ -8,10 +8,12 @@ import pytest
 
 from tests.harness.cases import case
 from tests.harness.clock import NOW, iso
-from timer_service.core.service.workflow_start import RetryPolicy
+from timer_service.core.events.cause import Cause
+from timer_service.core.service.workflow_start import RetryPolicy, WorkflowSpec, WorkflowStart
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.workflows.commands import rules
 from timer_service.workflows.commands.rules import Facts, Outcome
+from timer_service.workflows.commands.slot_start import decide
 from timer_service.workflows.effect import Effect, EffectKey, retry_delay
 from timer_service.workflows.messages import (
     CancelWorkflow,
@@ -181,6 +183,27 @@ def test_delays_of_a_step() -> None:
     policy = RetryPolicy(max_attempts=9, first=1000, factor=3, cap=20_000)
     delays = [retry_delay(policy, failures, _Longest()) for failures in (1, 2, 3, 4, 1000)]
     assert delays == [1000, 3000, 9000, 20_000, 20_000]
+
+
+def start_of(slot: int, **fields: Any) -> WorkflowStart:
+    """Return the start by a slot of a schedule whose command has this place in the log."""
+    spec = WorkflowSpec("order", "default", concurrency_key="kim")
+    return WorkflowStart(*KEY, spec, None, Position(1, slot), Cause(), 0, retries_skipped=True)._replace(**fields)
+
+
+def test_start_of_a_skipped_workflow() -> None:
+    """A slot starts a workflow whose start was skipped, unless a newer cancel or retention ends that."""
+    skipped = apply(None, Sent(10, "start", {"concurrency_key": "kim"}), Facts(is_busy=True))[0]
+    cancelled = apply(skipped, Sent(12, "cancel"))[0]
+    cases = ((skipped, 11, "started"), (cancelled, 13, "started"), (cancelled, 11, "cancelled"))
+    for found, slot, result in (*cases, (skipped._replace(is_deleting=True), 11, "busy")):
+        assert decide(found, start_of(slot), NOW, is_busy=False).result == result
+
+
+def test_creation_by_a_slot() -> None:
+    """The workflow of a slot counts as created at the instant of the slot; without one, when it is started."""
+    created = [decide(None, start_of(11, created_at=at), NOW, is_busy=False).workflow.created_at for at in (5, 0)]
+    assert created == [5, NOW]
 
 
 def test_a_start_that_is_applied_again_creates_the_same_workflow() -> None:
