@@ -1,6 +1,7 @@
 """Reads and writes of effects and of the messages that become their results."""
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row, Transaction
@@ -14,6 +15,8 @@ from timer_service.workflows.workflow import Key
 
 _KEY = ("tenant_id", "workflow_id", "name", "n")
 _SHORT = ("kind", "status", "seq", "failures", "due_at", "counted_from", "size", "digest")
+"""The columns without the key and the texts, in the order of the fields of `Effect`."""
+_READ_SHORT = itemgetter(*_SHORT)
 _COLUMNS = (*_KEY, *_SHORT, "error")
 
 _SQL = {
@@ -157,34 +160,17 @@ async def next_messages(reader: Reader, wanted: Mapping[tuple[Key, str], int]) -
 async def insert_messages(tx: Transaction, messages: Sequence[StoredMessage]) -> None:
     """Store messages. The rows of their workflows are locked or new."""
     each = [
-        {
-            **stored.key._asdict(),
-            **_place(stored.message),
-            "message_id": stored.message_id,
-            "data": stored.data,
-            "size": stored.message.size,
-            "sent_at": stored.message.sent_at,
-        }
-        for stored in messages
+        {**key._asdict(), **_place(each), "size": each.size, "sent_at": each.sent_at, "message_id": name, "data": data}
+        for key, each, name, data in messages
     ]
     await tx.executemany(_SQL["insert_message"], each)
 
 
 def read_effect(row: Row, error: str | None = None, result: str | None = None) -> Effect:
     """Return the effect in a row, with these texts."""
-    return Effect(
-        _effect_key(row),
-        EffectKind(row["kind"]),
-        EffectStatus(row["status"]),
-        row["seq"],
-        row["failures"],
-        row["due_at"],
-        row["counted_from"],
-        row["size"],
-        row["digest"],
-        error,
-        result,
-    )
+    kind, status, seq, failures, due_at, counted_from, size, digest = _READ_SHORT(row)
+    short = EffectKind(kind), EffectStatus(status), seq, failures, due_at, counted_from, size, digest
+    return Effect(_effect_key(row), *short, error, result)
 
 
 async def _group(rows: Sequence[Row]) -> dict[Key, dict[EffectKey, Effect]]:

@@ -108,7 +108,7 @@ async def test_concurrency_key(workflows: Workflows) -> None:
     assert await workflows.events_of("WorkflowCancelled", "f") == []
 
 
-async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:
+async def test_concurrency_key_in_one_batch(workflows: Workflows, caplog: pytest.LogCaptureFixture) -> None:
     """A key passes from one workflow to the next within a batch, and back by a retry only if it is free."""
     task = await workflows.begin("a", concurrencyKey="kim")
     await workflows.report(task, {"action": "fail", "error": {"type": "E"}})
@@ -127,6 +127,7 @@ async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:
     await workflows.start("d", concurrencyKey="kim")
     workflows.send("CancelWorkflow", workflowId="d")
     assert await workflows.about("Retry", "a") == "retried"
+    assert "transaction of commands failed" not in caplog.text
 
 
 async def test_messages_are_stored_once(workflows: Workflows) -> None:

@@ -3,16 +3,17 @@
 Tenants take turns, and so do their lanes and the polls of a lane.
 """
 
-import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.isolate import Failed, Retries, isolate
 from timer_service.core.intake.route import Lane
-from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows import store
@@ -86,25 +87,14 @@ NOTHING = Claimed({}, (), ())
 class Claims:
     """Claims workflows. It holds no lock while tasks are sent."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        max_attempts: int,
-        claim_bytes: int,
-        rng: random.Random,
-        wake_outbox: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, parts: Parts, *, claim_bytes: int) -> None:
         """`claim_bytes`: the tasks of all polls of one transaction, and what it needs for the effects that it loads.
 
         These are their memory, and the messages that become their results: each is read and written. A single task may
         have more.
         """
-        self._database = database
-        self._max_attempts = max_attempts
+        self._parts = parts
         self._claim_bytes = claim_bytes
-        self._rng = rng
-        self._wake_outbox = wake_outbox
         self._retries = Retries[Key]("workflows")
 
     async def claim(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
@@ -146,7 +136,12 @@ class Claims:
             await lanes.release(tx, [row for each, count in both for row in each[count:]])
             rows.extend(row for each, count in both for row in each[:count])
             made = await read_tasks(
-                tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out, wake_outbox=self._wake_outbox
+                tx,
+                rows,
+                now,
+                max_attempts=self._parts.max_attempts,
+                may_time_out=may_time_out,
+                wake_outbox=partial(self._parts.wake, "outbox", now),
             )
             polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
             tasks: dict[Poll, list[RawJson]] = {}
@@ -156,7 +151,7 @@ class Claims:
             return Claimed(tasks, list(map(len, claimed)), kept)
 
         try:
-            return await in_transaction(self._database, work)
+            return await in_transaction(self._parts.database, work)
         except Exception as error:
             if len(rows) == 1 and blame(error) is Blame.COMMAND:
                 await self._postpone(Key(rows[0]["tenant_id"], rows[0]["workflow_id"]), error, now)
@@ -165,7 +160,7 @@ class Claims:
     async def _postpone(self, key: Key, error: Exception, now: int) -> None:
         """Let a workflow wait whose task cannot be made."""
         retry = self._retries.of([Failed(key, error)], now)[key]
-        await in_transaction(self._database, lambda tx: store.postpone(tx, key, retry, now))
+        await in_transaction(self._parts.database, lambda tx: store.postpone(tx, key, retry, now))
 
     def _count_fitting(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
@@ -173,7 +168,7 @@ class Claims:
         The first row of a poll may be larger than its reply, and the first row of all may need more bytes. Tenants, and
         lanes of a tenant, come in a random order, so each of them has room in one of the next claims.
         """
-        ranks: defaultdict[str | Lane, float] = defaultdict(self._rng.random)
+        ranks: defaultdict[str | Lane, float] = defaultdict(self._parts.rng.random)
         tenants_and_lanes = [(share.lane[0], share.lane) for share in shares]
         order = sorted(range(len(shares)), key=lambda number: [ranks[each] for each in tenants_and_lanes[number]])
         used: Counter[Poll] = Counter()

@@ -58,26 +58,16 @@ class Dispatcher:
         self._wake = wake
         self._gate = BacklogGate(parts.broker, parts.database)
         self._database = parts.database
-        self._claims = Claims(
-            parts.database,
-            max_attempts=parts.max_attempts,
-            claim_bytes=parts.budget.portion,
-            rng=parts.rng,
-            wake_outbox=lambda: parts.wake("outbox", parts.clock.now()),
-        )
+        self._claims = Claims(parts, claim_bytes=parts.budget.portion)
         self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
         self._held = HeldPolls()
-        self._registry = WorkerRegistry(parts)
+        self.registry = WorkerRegistry(parts)
+        """The worker that records which processes execute workflows."""
         self._subscription: RequestSubscription
         self._outages = 0
         self._lock = asyncio.Lock()
         """Held during a pass, and while polls come."""
         self._stopping = False
-
-    @property
-    def registry(self) -> WorkerRegistry:
-        """The worker that records which processes execute workflows."""
-        return self._registry
 
     def open(self, subscription: RequestSubscription) -> None:
         """Set where replies go. Call it before `run` and the first pass."""
@@ -196,7 +186,7 @@ class Dispatcher:
         ended = self._held.take_of_worker(poll)  # the worker no longer waits for its older poll
         if not wanted.slots:
             return _without_tasks([*ended, poll])
-        self._registry.record(request.tenant, wanted.worker_id, wanted)
+        self.registry.record(request.tenant, wanted.worker_id, wanted)
         refused = self._held.add(poll)
         if poll not in refused:
             now = self._clock.now()

@@ -87,12 +87,13 @@ async def handle_requests(
 
 
 def _count_fitting(asked: Sequence[Asked], workflows: Mapping[Key, Workflow], room: int) -> int:
-    """Return how many of the first requests have room. None if the first one has several tasks that need more."""
+    """Return how many of the first requests have room: 0 if the first one has several tasks that need more."""
     used = 0
     for number, each in enumerate(asked):
         items = _items(each)
         used += sum(_weigh(workflows.get(key), item) for key, item in items)
-        if used > room and (number or len(items) > 1):
+        is_single_task = number == 0 and len(items) == 1  # it has room, however much it needs
+        if used > room and not is_single_task:
             return number
     return len(asked)
 
