@@ -122,11 +122,12 @@ async def test_message_after_the_timeout(workflows: Workflows) -> None:
 async def test_messages_of_two_logs(workflows: Workflows) -> None:
     """Messages are taken in the order of their positions: those of an older log first."""
     task = await workflows.begin()
+    await workflows.report(task, waits=[wait_for("approval")])
     for number in (1, 2):
         await workflows.send_to(data=number)
     change = "position_epoch = position_epoch + 1, position_sequence = 1"
     await workflows.sql(f"UPDATE workflow_messages SET {change} WHERE data = '1'")
-    outcome = await workflows.report(task, waits=[wait_for("approval"), wait_for("approval:1")])
+    outcome = await workflows.report(task, waits=[wait_for("approval:1")])
     assert [each["result"] for each in outcome["over"]] == [2, 1]
 
 
@@ -135,6 +136,7 @@ async def test_failed_step_is_tried_again(workflows: Workflows) -> None:
     task = await workflows.begin(retry={"maxAttempts": 2, "first": "PT10S", "factor": 1, "cap": "PT10S"})
     first = await workflows.report(task, steps=[failed("pay")])
     (following,) = first["failedSteps"]
+    assert task["retry"]["maxAttempts"] == 2
     assert (first["outcome"], following["key"]) == ("recorded", "pay")
     assert 0 <= following["startInMs"] <= 10_000
     assert (await workflows.row())["effect_bytes"] == len('{"type":"OSError","message":"no"}')
@@ -154,8 +156,7 @@ async def test_a_step_with_its_own_policy(workflows: Workflows) -> None:
     retry = {"maxAttempts": 2, "first": "P1D", "factor": 1, "cap": "P1D"}
     outcome = await workflows.report(task, steps=[failed("own", retry=retry), failed("other")])
     own, other = outcome["failedSteps"]
-    assert own["startInMs"] > 10_000
-    assert other == {"key": "other"}
+    assert (own["startInMs"] > 10_000, other) == (True, {"key": "other"})
 
 
 async def test_park_goes_on_if_a_step_may_start(workflows: Workflows) -> None:
@@ -166,14 +167,9 @@ async def test_park_goes_on_if_a_step_may_start(workflows: Workflows) -> None:
     delays = [{"key": "call", "startInMs": 20}, {"key": "pay", "startInMs": 10}]
     assert (outcome["outcome"], outcome["failedSteps"]) == ("recorded", delays)
     workflows.clock.advance(milliseconds=20)
-    outcome = await workflows.report(task, PARK)
+    outcome = await workflows.report(task, PARK, waits=[{"key": "without-ms", "kind": "sleep"}])
     assert (outcome["outcome"], outcome["failedSteps"]) == ("resumed", [{"key": "pay", "startInMs": 0}])
-
-
-async def test_sleep_without_a_length(workflows: Workflows) -> None:
-    """A sleep without `ms` is over at once."""
-    outcome = await workflows.report(await workflows.begin(), PARK, waits=[{"key": "nap", "kind": "sleep"}])
-    assert (outcome["outcome"], outcome["over"][0]["status"]) == ("resumed", "done")
+    assert [(each["key"], each["status"]) for each in outcome["over"]] == [("without-ms", "done")]
 
 
 async def test_failure_and_retry(workflows: Workflows) -> None:
@@ -207,10 +203,7 @@ async def test_failure_and_retry(workflows: Workflows) -> None:
 
 
 async def test_blocked(workflows: Workflows) -> None:
-    """A workflow whose function does not match waits 5 s, 10 s and so on. From the third time on it is blocked.
-
-    An event says so, once until it goes on. A blocked workflow that is cancelled is not shown as blocked.
-    """
+    """A workflow whose function does not match waits 5 s, 10 s and so on. From the third time on it is blocked."""
     task = await workflows.begin()
 
     async def release_it(*delays: int) -> None:
@@ -237,6 +230,7 @@ async def test_blocked(workflows: Workflows) -> None:
 async def test_deadline(workflows: Workflows) -> None:
     """A workflow that has not ended at its deadline fails. The report of its worker is lost."""
     task = await workflows.begin(deadlineIn="PT1M")
+    assert task["deadlineAt"] == iso(after(minutes=1))
     await workflows.renew(task)
     workflows.clock.advance(milliseconds=59_999)
     await workflows.end_overdue()

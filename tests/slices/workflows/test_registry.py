@@ -52,6 +52,12 @@ async def test_workers_are_recorded(site: Site) -> None:
         assert (row["first_seen_at"], row["seen_at"]) == (first["seen_at"], first["seen_at"] + later)
         site.seconds += seconds
         site.workflows.clock.advance(seconds=seconds)
+    await site.poll("w-1", tenant="zeta")
+    await site.poll("w-1", queue="eu")
+    site.registry.record("acme", "w-1")
+    await site.registry.tick(0)
+    ours, theirs = await site.workflows.all_rows("workflow_workers")
+    assert (ours["queue"], ours["seen_at"] - theirs["seen_at"]) == ("eu", 20_000)
 
 
 async def test_workers_that_were_seen_last_are_kept(site: Site) -> None:

@@ -111,8 +111,10 @@ async def test_conflict(workflows: Workflows) -> None:
 async def test_lost(workflows: Workflows) -> None:
     """A report is lost if the workflow was claimed again, cancelled, or does not exist. It stores nothing."""
     task = await workflows.begin()
+    await workflows.report(task, number=2)
     workflows.clock.advance(seconds=LEASE_MS / 1000)
     other = await workflows.take(worker_id="worker-2")
+    assert (await workflows.report(other))["outcome"] == "recorded"
     assert (await workflows.report(task, steps=[done("pay")]))["outcome"] == "lost"
     assert (await workflows.renew(task))["lost"] == [{"workflowId": "order-1", "token": task["token"]}]
     assert (await workflows.effects(task)) == {"error": "NOT_FOUND"}
@@ -146,6 +148,7 @@ async def test_lost_leases_delay_and_crash(workflows: Workflows) -> None:
         assert await workflows.poll() == []
         workflows.clock.advance(milliseconds=1)
     assert (MAX_ATTEMPTS, await workflows.poll()) == (5, [])
+    assert workflows.worker_wakes == [("outbox", workflows.clock.now())]
     (event,) = await workflows.events_of("WorkflowFailed")
     assert (event["payload"]["code"], await workflows.status()) == ("CRASHED", "failed")
     assert await workflows.about("Retry") == "retried"
@@ -179,20 +182,18 @@ async def test_end_of_a_task_after_lost_leases(workflows: Workflows, then: dict[
 
 
 async def test_park_without_a_reason(workflows: Workflows) -> None:
-    """A parked workflow is available at once if it waits for nothing, or did not get a result."""
+    """A parked workflow is available at once if it waits for nothing, or did not get a result.
+
+    If its timeout cannot be decided yet, it is available in 250 ms.
+    """
     task = await workflows.begin()
     assert (await workflows.report(task, PARK))["outcome"] == "parked"
     task = await workflows.take()
     parked = await workflows.report(task, PARK, steps=[done("pay")], waits=[sleep("nap", 60_000)])
     assert (parked["outcome"], (await workflows.take())["attempt"]) == ("parked", 1)
-
-
-async def test_park_at_an_undecided_timeout(workflows: Workflows) -> None:
-    """A workflow that parks when its timeout cannot be decided yet is available again in 250 ms."""
     workflows.may_time_out = False
-    await workflows.report(await workflows.begin(), PARK, waits=[wait_for("approval", 0)])
-    row = await workflows.row()
-    assert (row["status"], row["available_at"]) == ("waiting", after(milliseconds=250))
+    await workflows.report(await workflows.begin("undecided"), PARK, waits=[wait_for("approval", 0)])
+    assert (await workflows.row("undecided"))["available_at"] == after(milliseconds=250)
 
 
 async def test_too_large(workflows: Workflows) -> None:

@@ -6,7 +6,10 @@ import pytest
 
 from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, release, seen, sleep, wait_for
+from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.values.paging import write_cursor
+from timer_service.workflows.store import COUNTED
+from timer_service.workflows.tasks.lanes import OVERDUE
 from timer_service.workflows.upkeep import delete_settled
 
 
@@ -27,8 +30,8 @@ async def fill(workflows: Workflows) -> None:
     assert await workflows.about("Cancel", "unknown") == "not_found"
 
 
-async def test_lists_and_counts(workflows: Workflows) -> None:
-    """Workflows are listed in order of creation, by status and type, in pages. Tokens are not shown."""
+async def test_lists_and_counts(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workflows are listed in order of creation, by status and type, in pages, and counted up to a limit."""
     await fill(workflows)
     everything = ["waiting", "parked", "completed", "failed", "running", "cancelled"]
     page = await workflows.ask("list-workflows", limit=4)
@@ -41,6 +44,9 @@ async def test_lists_and_counts(workflows: Workflows) -> None:
     others = (await workflows.ask("list-workflows", type="other"))["workflows"]
     assert [each["workflowId"] for each in others] == ["parked"]
     assert await workflows.ask("count-workflows") == {"counts": dict.fromkeys(everything, 1), "exact": True}
+    for limit in (1, 3, 4):
+        monkeypatch.setattr("timer_service.workflows.queries.MOST_COUNTED", limit)
+        assert (await workflows.ask("count-workflows"))["exact"] is (limit == 4)
     assert (await workflows.ask("list-workflows", tenant="globex"))["workflows"] == []
     running = (await workflows.view("running"))["workflow"]
     assert (running["dueAt"], running["claimedAt"], running["workerId"]) == (iso(NOW + 4), iso(NOW + 4), "worker-1")
@@ -48,15 +54,15 @@ async def test_lists_and_counts(workflows: Workflows) -> None:
     assert token not in str(await workflows.view("running"))
 
 
-@pytest.mark.parametrize(("limit", "exact"), [(1, False), (3, False), (4, True)])
-async def test_counts_stop_at_a_limit(
-    workflows: Workflows, monkeypatch: pytest.MonkeyPatch, limit: int, *, exact: bool
-) -> None:
-    """The reply says if the open workflows, or those that ended in one way, may be more than were counted."""
-    monkeypatch.setattr("timer_service.workflows.queries.MOST_COUNTED", limit)
+async def test_row_counts(workflows: Workflows) -> None:
+    """The gauges show the active, failed and blocked workflows, how many are available, and since when."""
     await fill(workflows)
-    counted = await workflows.ask("count-workflows")
-    assert (counted["exact"], sum(counted["counts"].values())) == (exact, min(limit, 3) + 3)
+    await workflows.start("late")
+    workflows.clock.advance(seconds=2)
+    await workflows.start("now")
+    await RowCounts(workflows.database, workflows.metrics, counted=COUNTED, overdue=OVERDUE).tick(NOW + 2005)
+    assert [workflows.metrics.counts["workflows", state] for state in ("active", "failed", "blocked")] == [4, 1, 0]
+    assert workflows.metrics.overdues["workflows"] == [(2, 2.0)]
 
 
 @pytest.mark.parametrize("filters", [{"status": "running"}, {"type": "other"}, {"status": "running", "type": "other"}])

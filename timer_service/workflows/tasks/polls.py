@@ -162,7 +162,7 @@ class HeldPolls:
         if kept < claimed:
             state.fitting = 2 * max(kept, 1)
         else:  # all did fit: claim more the next time
-            state.fitting = min(max(state.fitting, 2 * claimed), MAX_SLOTS)
+            state.fitting = max(state.fitting, 2 * claimed)
 
     def wake(self, lane: Lane, at: int) -> bool:
         """Look at a lane at an instant, or earlier. Return whether a poll waits for it.
