@@ -70,13 +70,9 @@ async def test_commands_offer_lanes_and_wake_loops(workflows: Workflows) -> None
 async def test_outcomes_of_a_life(workflows: Workflows) -> None:
     """Commands in one batch see the effects of the earlier ones, and each has its outcome."""
     verbs = ["Retry", "Cancel", "SendTo", "Start", "Start", "SendTo", "Retry", "Cancel", "Cancel", "SendTo", "Start"]
-    fields: dict[str, Any] = {
-        "Start": {"type": "order", "input": 7},
-        "SendTo": {"name": "a"},
-        "Cancel": {"reason": "no"},
-    }
+    args: dict[str, Any] = {"Start": {"type": "order", "input": 7}, "SendTo": {"name": "a"}, "Cancel": {"reason": "no"}}
     for verb in verbs:
-        workflows.send(f"{verb}Workflow", **fields.get(verb, {}))
+        workflows.send(f"{verb}Workflow", **args.get(verb, {}))
     await workflows.consume()
     assert [workflows.reply(number)["outcome"] for number in range(len(verbs))] == [
         *("not_found", "not_found", "kept", "started", "unchanged", "sent", "unchanged"),
