@@ -134,7 +134,8 @@ async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) 
     after = _Place() if request.cursor is None else _Place(*read_cursor(request.cursor, int, str))
     wheres = [_OPEN] if request.status not in ENDED else []
     wheres += [_where_ended(status) for status in _ended(request.status)]
-    end = await _find_end(reader, tenant, after, wheres) if _needs_looking(request) else None
+    has_index = request.workflow_type is None and (request.status is None or request.status in ENDED)
+    end = None if has_index else await _find_end(reader, tenant, after, wheres)
     end_at, end_id = end or _LAST
     filters = {"status": request.status or "", "type": request.workflow_type or "", "end_at": end_at, "end_id": end_id}
 
@@ -147,12 +148,6 @@ async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) 
     return await read_page(
         "workflows", read, after=after, limit=request.limit, view=workflow_view, cursor_of=_place_of, end=end
     )
-
-
-def _needs_looking(request: ListWorkflows) -> bool:
-    """Return whether the rows of an index must be looked at to find those that match."""
-    is_open = request.status is not None and request.status not in ENDED
-    return is_open or request.workflow_type is not None
 
 
 async def _find_end(reader: Reader, tenant: str, after: _Place, wheres: Sequence[str]) -> _Place | None:

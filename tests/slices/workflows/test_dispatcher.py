@@ -93,6 +93,7 @@ async def test_large_tasks(dispatching: Dispatching) -> None:
     await dispatching.tick()
     reply = await poll
     assert 7 <= len(reply["tasks"]) <= 8
+    assert dispatching.workflows.metrics.claims == [20]
     assert len(json.dumps(reply)) <= REPLY_BYTES + 8192
     rows = [await dispatching.workflows.row(f"order-{number:02}") for number in range(20)]
     left = [row for row in rows if row["status"] == "waiting"]

@@ -57,10 +57,11 @@ def share_tasks(
         lane = lanes.popleft()
         waiting = polls[lane]
         while waiting and not (free_slots[waiting[0]] and counts[waiting[0], lane] < fitting(lane)):
-            waiting.popleft()
+            waiting.popleft()  # this poll gets no more tasks of the lane
         if waiting and left[lane]:
-            counts[waiting[0], lane] += 1
-            free_slots[waiting[0]] -= 1
+            poll = waiting[0]
+            counts[poll, lane] += 1
+            free_slots[poll] -= 1
             left[lane] -= 1
             limit -= 1
             waiting.rotate(-1)  # the other polls come before it in the next turn
@@ -126,7 +127,7 @@ class Claims:
         wanted = [
             LaneClaim(each.lane, each.tasks, each.poll.wanted.worker_id, each.poll.wanted.lease_ms) for each in shares
         ]
-        rows: list[Row] = []  # those whose tasks are made, also if that fails
+        rows: list[Row] = []  # those whose tasks are made; still known if that fails
 
         async def work(tx: Transaction) -> Claimed:
             rows.clear()

@@ -76,10 +76,9 @@ def is_held(workflow: Workflow | None, token: str) -> bool:
     return workflow is not None and workflow.hold is not None and workflow.hold.token == token
 
 
-def refuse(workflow: Workflow | None, token: str) -> ReportOutcome:
-    """Return the outcome of a report whose token is not current."""
-    was_settled = workflow is not None and workflow.settled_by == token
-    return ReportOutcome.UNCHANGED if was_settled else ReportOutcome.LOST
+def refuse(workflow: Workflow, token: str) -> ReportOutcome:
+    """Return the outcome of a report whose token is not current: it repeats the last report, or its task is lost."""
+    return ReportOutcome.UNCHANGED if workflow.settled_by == token else ReportOutcome.LOST
 
 
 def apply(task: TaskState, report: Report, rules: Rules) -> Decision:

@@ -220,8 +220,7 @@ def _reported(key: Key, decision: Decision | None, over: Mapping[Key, Sequence[R
     fields: dict[str, object] = {"workflowId": key.workflow_id, "outcome": outcome}
     if decision is not None and decision.failed_steps:
         fields["failedSteps"] = [step.model_dump(exclude_none=True) for step in decision.failed_steps]
-    views = over.get(key, []) if decision is not None and decision.shows_waits else []
-    return write_object(fields, {"over": write_list(views) if views else None})
+    return write_object(fields, {"over": write_list(over[key]) if key in over else None})
 
 
 def _items(asked: Asked) -> Sequence[tuple[Key, _Item]]:
