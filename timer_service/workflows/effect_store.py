@@ -91,9 +91,8 @@ async def page(reader: Reader, key: Key, after: Cursor, limit: int) -> list[Effe
     """Return the next effects of a workflow after a cursor with their texts: those with a number, then the others."""
     parameters = {**key._asdict(), "limit": limit}
     rows: list[Row] = []
-    if after.seq < LAST_SEQ:  # the page may begin with effects that have a number
+    if after.seq < LAST_SEQ:
         rows += await reader.fetch(_SQL["page_seen"], {**parameters, "seq": after.seq})
-        after = Cursor(LAST_SEQ)
     if len(rows) < limit:
         rest = {**parameters, "name": after.name, "n": after.n, "limit": limit - len(rows)}
         rows += await reader.fetch(_SQL["page_unseen"], rest)

@@ -134,6 +134,7 @@ async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) 
     after = _Place() if request.cursor is None else _Place(*read_cursor(request.cursor, int, str))
     wheres = [_OPEN] if request.status not in ENDED else []
     wheres += [_where_ended(status) for status in _ended(request.status)]
+    # Without an index for the filters, rows that do not match are looked at, too.
     has_index = request.workflow_type is None and (request.status is None or request.status in ENDED)
     end = None if has_index else await _find_end(reader, tenant, after, wheres)
     end_at, end_id = end or _LAST

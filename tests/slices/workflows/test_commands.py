@@ -11,7 +11,8 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.workflows.store import STORED
+from timer_service.workflows.store import STORED, growth
+from timer_service.workflows.workflow import Key, unstarted
 
 RECHECK_MS = 250
 EVERYTHING: dict[str, Any] = {
@@ -193,6 +194,9 @@ async def test_many_effects_take_room(store: Database, memory_broker: MemoryBrok
     assert await Workflows(store, memory_broker, clock, limits=limits).start("second") == "started"
     assert (await workflows.report(task, steps=steps[14:]))["outcome"] == "recorded"
     assert await STORED.amount_of(store.reader, "acme", NOW, 10**9) == 5000
+    for effects, size, counted in ((10, 1000, 1), (10, 1001, 1001), (11, 0, 1000)):
+        opened = unstarted(Key("acme", "other"), NOW)._replace(ended_at=None, effects=effects, effect_bytes=size)
+        assert growth(None, opened)[STORED] == counted
     assert await Workflows(store, memory_broker, clock, limits=limits).start("third") == "over_quota"
 
 

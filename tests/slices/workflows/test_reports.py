@@ -30,7 +30,6 @@ ENDS: dict[str, tuple[dict[str, Any], str, Any]] = {
     "release": (release(), "released", ((), ((ORDER, NOW),))),
     "park": (PARK, "parked", ((), ((ORDER, after(seconds=5)),))),
 }
-"""Reports that end a task, their outcomes, and then the loops with work and the lanes with rows."""
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -182,10 +181,7 @@ async def test_end_of_a_task_after_lost_leases(workflows: Workflows, then: dict[
 
 
 async def test_park_without_a_reason(workflows: Workflows) -> None:
-    """A parked workflow is available at once if it waits for nothing, or did not get a result.
-
-    If its timeout cannot be decided yet, it is available in 250 ms.
-    """
+    """A parked workflow is available at once if nothing would continue it, or in 250 ms if a timeout is undecided."""
     task = await workflows.begin()
     assert (await workflows.report(task, PARK))["outcome"] == "parked"
     task = await workflows.take()
