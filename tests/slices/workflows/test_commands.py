@@ -52,9 +52,8 @@ async def test_reply_shows_the_workflow(workflows: Workflows) -> None:
         "hasWorkers": False,
         "effects": [],
     }
-    assert await workflows.about("Retry", "other") == "not_found"
+    assert (await workflows.about("Retry", "other"), len(await workflows.all_rows())) == ("not_found", 1)
     assert (await workflows.view("other"))["error"]["code"] == "NOT_FOUND"
-    assert len(await workflows.all_rows()) == 1
 
 
 async def test_commands_offer_lanes_and_wake_loops(workflows: Workflows) -> None:

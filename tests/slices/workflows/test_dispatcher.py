@@ -61,7 +61,7 @@ async def test_each_lane_has_its_own_tasks(dispatching: Dispatching) -> None:
         await dispatching.poll("1"),
         await dispatching.poll("2", tenant="other"),
         await dispatching.poll("3", "ship", "pack"),
-        await dispatching.poll("4", queue="slow"),
+        await dispatching.poll("1", queue="slow"),  # a worker has one poll for each queue
         await dispatching.poll("5", "pack", wait_ms=0),
     ]
     await dispatching.tick()

@@ -86,8 +86,7 @@ async def test_message_ends_a_park(workflows: Workflows) -> None:
     assert await workflows.send_to(data={"by": "kim"}) == "sent"
     task = await workflows.take()
     assert [(each["key"], each["result"]) for each in task["effects"]] == [("approval", {"by": "kim"})]
-    assert (await workflows.view())["workflow"]["messages"] == 1
-    assert (await workflows.row())["message_bytes"] == len("1")
+    assert ((await workflows.view())["workflow"]["messages"], (await workflows.row())["message_bytes"]) == (1, len("1"))
     await workflows.report(task, PARK, seen=seen("approval"), waits=[wait_for("approval:1")])
     assert await workflows.status() == "parked"
 

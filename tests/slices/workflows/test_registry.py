@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.clock import NOW
 from tests.harness.workflows import Workflows
 from timer_service.workflows.protocol import PollTasks
 from timer_service.workflows.tasks import registry
@@ -42,6 +43,7 @@ def site(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> Site:
 async def test_workers_are_recorded(site: Site) -> None:
     """A poll writes what the worker executes. Other requests write when it was seen, at most every 10 s."""
     await site.poll("w-1", name="host-1", slots=7)
+    assert site.workflows.worker_wakes == [("workflow-workers", NOW + 1000)]
     (first,) = await site.workflows.all_rows("workflow_workers")
     assert (first["name"], first["types"], first["slots"]) == ("host-1", '["order"]', 7)
     site.seconds -= 1
