@@ -130,7 +130,7 @@ class Workflows(WorkflowConversation, InProcess):
                 now,
                 max_attempts=MAX_ATTEMPTS,
                 may_time_out=self.may_time_out,
-                wake_outbox=lambda: None,
+                wake_outbox=lambda: self.worker_wakes.append(("outbox", now)),
             )
         tasks = [json.loads(task.text) for task in read if task is not None]
         for task in tasks:

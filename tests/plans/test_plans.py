@@ -41,7 +41,7 @@ DUE: dict[DueTable, Sequence[str]] = {
     FIRINGS: SELECT,
     UNEVALUATED: (*NEXT, "due_of_tenant", "due_by_key"),
     ANNOUNCEMENTS: SELECT,
-    OVERDUE: (*NEXT, "due_of_tenant", "due_by_key"),
+    OVERDUE: (*NEXT, "due_of_tenant", "due_by_key", "postpone"),
 }
 """The tables of workers, and the statements that each of them runs."""
 LEASED = (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from timer_service.core.due.due_rows import DueRows
-from timer_service.core.due.isolate import Retries, isolate_in_transactions
+from timer_service.core.due.isolate import Failed, Retries, isolate_in_transactions
 from timer_service.core.due.loop import Pass
 from timer_service.core.events import outbox
 from timer_service.core.intake.backlog import RECHECK_MS, BacklogGate
@@ -59,9 +59,13 @@ class DeadlineWorker:
         ended: list[int] = []
         isolated = await isolate_in_transactions(self._database, overdue, partial(self._end, now=now), ended.append)
         if isolated.failed:
-            retries = self._retries.of(isolated.failed, now)
-            await in_transaction(self._database, lambda tx: store.postpone_deadlines(tx, retries, now))
+            await in_transaction(self._database, partial(self._postpone, failed=isolated.failed, now=now))
         return sum(ended) + len(isolated.failed)
+
+    async def _postpone(self, tx: Transaction, *, failed: Sequence[Failed[Key]], now: int) -> None:
+        """Let workflows wait that failed alone, unless they have ended or are locked."""
+        overdue = set(map(store.key_of, await self._rows.select_keys(tx, [each.item for each in failed], now)))
+        await self._rows.postpone(tx, self._retries.of([each for each in failed if each.item in overdue], now))
 
     async def _end(self, tx: Transaction, keys: Sequence[Key], now: int) -> int:
         """End workflows whose deadline has passed. Return how many: others are locked, or their keys are damaged."""

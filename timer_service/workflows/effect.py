@@ -1,6 +1,7 @@
 """Effects: the attempts of steps with their delays, and how sleeps and waits for messages end. Pure."""
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,6 @@ from typing import NamedTuple
 from timer_service.core.service.workflow_start import RetryPolicy
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Position
-from timer_service.workflows.messages import ErrorView
 from timer_service.workflows.protocol import EffectKind, EffectStatus, StepResult, Wait
 
 _MOST_DOUBLINGS = 64
@@ -101,11 +101,6 @@ def size_of(text: str | None) -> int:
     return 0 if text is None else len(text.encode())
 
 
-def dump_error(error: ErrorView) -> str:
-    """Return an error as JSON."""
-    return error.model_dump_json()
-
-
 def end_attempt(found: Effect | None, step: StepResult, policy: RetryPolicy, now: int, rng: random.Random) -> Effect:
     """Return a step after an attempt has ended. A repeated report changes nothing.
 
@@ -114,31 +109,35 @@ def end_attempt(found: Effect | None, step: StepResult, policy: RetryPolicy, now
     effect = found or Effect(EffectKey.parse(step.key), EffectKind.STEP)
     if effect.kind is not EffectKind.STEP:
         raise ConflictingReportError
-    if step.attempt <= effect.failures and step.error is not None:
-        return effect
-    if step.attempt != effect.failures + 1 or effect.status is EffectStatus.FAILED:
-        raise ConflictingReportError
-    if step.error is not None:
-        if effect.status is EffectStatus.DONE:
-            raise ConflictingReportError
-        if not step.retryable or step.attempt >= (step.retry or policy).max_attempts:
-            return _failed(effect, step, step.error).end(EffectStatus.FAILED)._replace(due_at=None)
-        delay = retry_delay(step.retry or policy, step.attempt, rng) if step.after_ms is None else step.after_ms
-        return _failed(effect, step, step.error)._replace(due_at=now + delay, counted_from=now)
+    if step.error is None:
+        return _succeed(effect, step)
+    return _fail(effect, step, step.error.model_dump_json(), step.retry or policy, now=now, rng=rng)
+
+
+def _succeed(effect: Effect, step: StepResult) -> Effect:
+    """Return a step after its successful attempt. If it was done before, the result must be the same."""
     result = None if step.result is None else dump_data(step.result)
     digest = digest_of(result or "null")
+    is_other = effect.status is EffectStatus.DONE and effect.digest != digest
+    if step.attempt != effect.failures + 1 or effect.status is EffectStatus.FAILED or is_other:
+        raise ConflictingReportError
     if effect.status is EffectStatus.DONE:
-        if effect.digest != digest:
-            raise ConflictingReportError
         return effect
     done = effect.end(EffectStatus.DONE)
     return done._replace(due_at=None, error=None, result=result, digest=digest, size=size_of(result))
 
 
-def _failed(effect: Effect, step: StepResult, error: ErrorView) -> Effect:
-    """Return a step with one more failure."""
-    text = dump_error(error)
-    return effect._replace(failures=step.attempt, error=text, size=size_of(text))
+def _fail(effect: Effect, step: StepResult, error: str, policy: RetryPolicy, *, now: int, rng: random.Random) -> Effect:
+    """Return a step after a failed attempt: it may start again after a delay, unless this was the last attempt."""
+    if step.attempt <= effect.failures:  # a repeated report
+        return effect
+    if step.attempt != effect.failures + 1 or effect.status is not EffectStatus.OPEN:
+        raise ConflictingReportError
+    failed = effect._replace(failures=step.attempt, error=error, size=size_of(error))
+    if not step.retryable or step.attempt >= policy.max_attempts:
+        return failed.end(EffectStatus.FAILED)._replace(due_at=None)
+    delay = retry_delay(policy, step.attempt, rng) if step.after_ms is None else step.after_ms
+    return failed._replace(due_at=now + delay, counted_from=now)
 
 
 def retry_delay(policy: RetryPolicy, failures: int, rng: random.Random) -> int:
@@ -156,36 +155,42 @@ def begin_wait(found: Effect | None, wait: Wait, now: int) -> Effect:
         if found.kind is not wait.kind:
             raise ConflictingReportError
         return found
-    length = 0 if wait.ms is None and wait.kind is EffectKind.SLEEP else wait.ms
     begun = Effect(EffectKey.parse(wait.key), wait.kind)
-    return begun if length is None else begun._replace(due_at=now + length, counted_from=now)
+    if wait.ms is None and wait.kind is EffectKind.MESSAGE:  # it has no timeout
+        return begun
+    return begun._replace(due_at=now + (wait.ms or 0), counted_from=now)
 
 
 def end_waits(effects: Effects, inbox: Inbox, now: int, *, may_time_out: bool) -> tuple[Effects, Inbox]:
     """Return the effects after every wait that is over at `now` has ended, and the messages that are left.
 
-    A sleep ends at its instant. A wait for a message takes the next message of its name. If this message was sent later
-    than the timeout, the wait has timed out. Unless `may_time_out`, no wait times out.
+    Unless `may_time_out`, no wait for a message times out.
     """
     waits = _open_waits(effects.values())
     if not waits:
         return effects, inbox
     after, left = dict(effects), dict(inbox)
-    for effect in waits:
-        is_due = effect.due_at is not None and effect.due_at <= now
-        if effect.kind is EffectKind.SLEEP:
-            if is_due:
-                after[effect.key] = effect.end(EffectStatus.DONE)
-            continue
-        waiting = left.get(effect.key.name, ())
-        in_time = waiting and (effect.due_at is None or not is_due or waiting[0].sent_at <= effect.due_at)
-        if in_time:
-            message, *rest = waiting
-            left[effect.key.name] = tuple(rest)
-            after[effect.key] = effect.end(EffectStatus.DONE)._replace(size=message.size, taken=message)
-        elif is_due and may_time_out:
-            after[effect.key] = effect.end(EffectStatus.FAILED)
+    for wait in waits:
+        messages = left.get(wait.key.name, ())
+        after[wait.key] = ended = _end_wait(wait, messages[0] if messages else None, now, may_time_out=may_time_out)
+        if ended.taken is not None:
+            left[wait.key.name] = messages[1:]
     return after, left
+
+
+def _end_wait(wait: Effect, message: Message | None, now: int, *, may_time_out: bool) -> Effect:
+    """Return an open wait after its end, or as it is if it is not over at `now`.
+
+    A sleep ends at its instant. A wait for a message takes `message`, the next one of its name. If this message was
+    sent later than the timeout, the wait has timed out.
+    """
+    due_at = math.inf if wait.due_at is None else wait.due_at
+    is_due = due_at <= now
+    if wait.kind is EffectKind.SLEEP:
+        return wait.end(EffectStatus.DONE) if is_due else wait
+    if message is not None and (not is_due or message.sent_at <= due_at):
+        return wait.end(EffectStatus.DONE)._replace(size=message.size, taken=message)
+    return wait.end(EffectStatus.FAILED) if is_due and may_time_out else wait
 
 
 def _open_waits(effects: Iterable[Effect]) -> list[Effect]:

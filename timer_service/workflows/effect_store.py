@@ -1,6 +1,7 @@
 """Reads and writes of effects and of the messages that become their results."""
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row, Transaction
@@ -14,6 +15,8 @@ from timer_service.workflows.workflow import Key
 
 _KEY = ("tenant_id", "workflow_id", "name", "n")
 _SHORT = ("kind", "status", "seq", "failures", "due_at", "counted_from", "size", "digest")
+"""The columns without the key and the texts, in the order of the fields of `Effect`."""
+_READ_SHORT = itemgetter(*_SHORT)
 _COLUMNS = (*_KEY, *_SHORT, "error")
 
 _SQL = {
@@ -90,7 +93,6 @@ async def page(reader: Reader, key: Key, after: Cursor, limit: int) -> list[Effe
     rows: list[Row] = []
     if after.seq < LAST_SEQ:
         rows += await reader.fetch(_SQL["page_seen"], {**parameters, "seq": after.seq})
-        after = Cursor(LAST_SEQ)
     if len(rows) < limit:
         rest = {**parameters, "name": after.name, "n": after.n, "limit": limit - len(rows)}
         rows += await reader.fetch(_SQL["page_unseen"], rest)
@@ -148,7 +150,8 @@ async def next_messages(reader: Reader, wanted: Mapping[tuple[Key, str], int]) -
     found: dict[Key, dict[str, tuple[Message, ...]]] = {}
     for row in await reader.fetch_each(_SQL["next_messages"], each):
         inbox = found.setdefault(_key(row), {})
-        message = Message(row["name"], _read_position(row), row["sent_at"], row["size"])
+        position = Position(row["position_epoch"], row["position_sequence"])
+        message = Message(row["name"], position, row["sent_at"], row["size"])
         inbox[message.name] = (*inbox.get(message.name, ()), message)
     return {key: inbox for key, inbox in found.items()}  # noqa: C416 - another type of value
 
@@ -156,34 +159,17 @@ async def next_messages(reader: Reader, wanted: Mapping[tuple[Key, str], int]) -
 async def insert_messages(tx: Transaction, messages: Sequence[StoredMessage]) -> None:
     """Store messages. The rows of their workflows are locked or new."""
     each = [
-        {
-            **stored.key._asdict(),
-            **_place(stored.message),
-            "message_id": stored.message_id,
-            "data": stored.data,
-            "size": stored.message.size,
-            "sent_at": stored.message.sent_at,
-        }
-        for stored in messages
+        {**key._asdict(), **_place(each), "size": each.size, "sent_at": each.sent_at, "message_id": name, "data": data}
+        for key, each, name, data in messages
     ]
     await tx.executemany(_SQL["insert_message"], each)
 
 
 def read_effect(row: Row, error: str | None = None, result: str | None = None) -> Effect:
     """Return the effect in a row, with these texts."""
-    return Effect(
-        _effect_key(row),
-        EffectKind(row["kind"]),
-        EffectStatus(row["status"]),
-        row["seq"],
-        row["failures"],
-        row["due_at"],
-        row["counted_from"],
-        row["size"],
-        row["digest"],
-        error,
-        result,
-    )
+    kind, status, seq, failures, due_at, counted_from, size, digest = _READ_SHORT(row)
+    short = EffectKind(kind), EffectStatus(status), seq, failures, due_at, counted_from, size, digest
+    return Effect(_effect_key(row), *short, error, result)
 
 
 async def _group(rows: Sequence[Row]) -> dict[Key, dict[EffectKey, Effect]]:
@@ -205,22 +191,18 @@ def _effect_key(row: Row) -> EffectKey:
     return EffectKey(row["name"], row["n"])
 
 
-def _read_position(row: Row) -> Position:
-    return Position(row["position_epoch"], row["position_sequence"])
-
-
-def _position(position: Position) -> Mapping[str, int]:
-    return {f"position_{part}": value for part, value in position._asdict().items()}
-
-
 def _place(message: Message) -> Mapping[str, Any]:
-    return {"name": message.name, **_position(message.position)}
+    """Return the key of a message in its workflow."""
+    epoch, sequence = message.position
+    return {"name": message.name, "position_epoch": epoch, "position_sequence": sequence}
 
 
 def _parts(key: Key, effect: EffectKey) -> Mapping[str, Any]:
+    """Return the columns of the key of an effect."""
     return {**key._asdict(), **effect._asdict()}
 
 
 def _parameters(key: Key, effect: Effect) -> Mapping[str, Any]:
+    """Return the values of an effect to write. Texts that were not loaded are None: the stored ones stay."""
     values = {name: getattr(effect, name) for name in _SHORT}
     return {**_parts(key, effect.key), **values, "error": effect.error, "result": effect.result}

@@ -22,17 +22,21 @@ def events_of(before: Mapping[Key, Workflow], after: Mapping[Key, Workflow], now
 
 
 def _events(before: Workflow | None, after: Workflow, now: int) -> list[Event]:
-    if after.definition is None:
+    """Return the events of one workflow. A workflow that was never started, or whose start was skipped, has none."""
+    if after.definition is None or after.started_by == NEVER:
         return []
-    had_ended = before is not None and before.definition is not None and not before.is_open
-    if not after.is_open and not (had_ended and before is not None and before.retries == after.retries):
-        return [] if after.started_by == NEVER else [_end_event(after, now)]  # no event if the start was skipped
-    if before is not None and after.times_blocked > before.times_blocked:
-        return [_blocked_event(after, now)]
-    return []
+    if after.is_open:
+        if before is None or before.times_blocked == after.times_blocked:
+            return []
+        payload = write_object({**_names(after), "error": after.last_error or ""}, {})
+        return [_event(WorkflowBlocked.type, after, after.times_blocked, payload, now)]
+    if before is not None and not before.is_open and before.started_by != NEVER and before.retries == after.retries:
+        return []  # it had ended before
+    return [_end_event(after, now)]
 
 
 def _end_event(workflow: Workflow, now: int) -> Event:
+    """Return the event about the end of a workflow. A later end, after a RetryWorkflow, has another id."""
     fields = {
         **_names(workflow),
         "startedAt": format_instant(workflow.created_at),
@@ -51,13 +55,8 @@ def _end_event(workflow: Workflow, now: int) -> Event:
             return _event(WorkflowCancelled.type, workflow, workflow.retries, payload, now)
 
 
-def _blocked_event(workflow: Workflow, now: int) -> Event:
-    payload = write_object({**_names(workflow), "error": workflow.last_error or ""}, {})
-    return _event(WorkflowBlocked.type, workflow, workflow.times_blocked, payload, now)
-
-
 def _event(message_type: str, workflow: Workflow, number: int, payload: RawJson, now: int) -> Event:
-    """Return an event. `number` tells it from earlier events of this type about the workflow."""
+    """Return an event. `number` makes its id differ from those of earlier events of this type about the workflow."""
     about = (*workflow.key, *workflow.started_by, message_type, number)
     event_id = hashlib.blake2b("\0".join(map(str, about)).encode(), digest_size=16).hexdigest()
     command_id, correlation_id, trace = workflow.cause
@@ -65,10 +64,7 @@ def _event(message_type: str, workflow: Workflow, number: int, payload: RawJson,
 
 
 def _names(workflow: Workflow) -> dict[str, str]:
-    definition = workflow.definition
-    assert definition is not None  # noqa: S101 - only started ones have events
-    return {
-        "tenantId": workflow.key.tenant_id,
-        "workflowId": workflow.key.workflow_id,
-        "type": definition.workflow_type,
-    }
+    """Return the fields with which each event names its workflow."""
+    assert workflow.definition is not None  # noqa: S101 - only started ones have events
+    tenant_id, workflow_id = workflow.key
+    return {"tenantId": tenant_id, "workflowId": workflow_id, "type": workflow.definition.workflow_type}

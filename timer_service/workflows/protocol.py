@@ -249,7 +249,6 @@ class HeldTask(Payload):
 
     workflow_id: Identifier
     token: Token
-    steps: list[EffectKey] = Field(default_factory=list, max_length=100, description="The steps in progress.")
 
 
 class RenewTasks(Payload):

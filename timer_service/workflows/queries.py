@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row
@@ -13,7 +14,6 @@ from timer_service.core.values.paging import read_cursor, read_page
 from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
-from timer_service.workflows.effect_store import Cursor
 from timer_service.workflows.messages import ENDED, WorkflowStatus
 from timer_service.workflows.views import (
     CountWorkflows,
@@ -34,7 +34,7 @@ _SQL = {
 ONLINE_MS = 60_000
 """A worker counts as offline if it was not seen for so long. One without free slots sends a request each 25 s, and the
 registry can leave out one of two."""
-_MAX_COUNT = 1_000_000
+MOST_COUNTED = 1_000_000
 LOOKED_AT = 10_000
 """How many workflows of one index a page looks at. No index has the type, or the status of open workflows."""
 _MOST_WORKERS = 1000
@@ -96,18 +96,20 @@ def _effect_view(effect: Effect) -> RawJson:
 
 
 async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> RawJson:
+    """Return a workflow, its texts and a page of its effects."""
     key = Key(tenant, request.workflow_id)
     workflow = (await store.find(reader, [key])).get(key)
     if workflow is None or workflow.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no workflow {request.workflow_id!r}")
     after = effect_store.parse_cursor(request.cursor)
     texts = (await store.find_texts(reader, [key])).get(key, Texts())
-
-    async def read(after: Cursor, limit: int) -> list[Effect]:
-        return await effect_store.page(reader, key, after, limit)
-
     page = await read_page(
-        "effects", read, after=after, limit=request.limit, view=_effect_view, cursor_of=effect_store.cursor_of
+        "effects",
+        partial(effect_store.page, reader, key),
+        after=after,
+        limit=request.limit,
+        view=_effect_view,
+        cursor_of=effect_store.cursor_of,
     )
     stored = {
         "workflow": workflow_view(workflow).text,
@@ -128,15 +130,18 @@ async def _has_workers(reader: Reader, workflow: Workflow, now: int) -> bool:
 
 
 async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) -> RawJson:
+    """Return a page of workflows, merged from the pages of the indexes that may have some."""
     after = _Place() if request.cursor is None else _Place(*read_cursor(request.cursor, int, str))
-
     wheres = [_OPEN] if request.status not in ENDED else []
     wheres += [_where_ended(status) for status in _ended(request.status)]
-    end = await _find_end(reader, tenant, after, wheres) if _needs_looking(request) else None
+    # Without an index for the filters, rows that do not match are looked at, too.
+    has_index = request.workflow_type is None and (request.status is None or request.status in ENDED)
+    end = None if has_index else await _find_end(reader, tenant, after, wheres)
     end_at, end_id = end or _LAST
     filters = {"status": request.status or "", "type": request.workflow_type or "", "end_at": end_at, "end_id": end_id}
 
     async def read(after: _Place, limit: int) -> Sequence[Workflow]:
+        """Return the next workflows of all indexes, in order."""
         parameters = {"tenant_id": tenant, **after._asdict(), **filters, "limit": limit}
         found = [row for where in wheres for row in await reader.fetch(_SQL["page"].format(where=where), parameters)]
         return sorted(map(store.read_workflow, found), key=_place_of)[:limit]
@@ -146,14 +151,8 @@ async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) 
     )
 
 
-def _needs_looking(request: ListWorkflows) -> bool:
-    """Return whether the rows of an index must be looked at to find those that match."""
-    is_open = request.status is not None and request.status not in ENDED
-    return is_open or request.workflow_type is not None
-
-
 async def _find_end(reader: Reader, tenant: str, after: _Place, wheres: Sequence[str]) -> _Place | None:
-    """Return up to which place a page looks at workflows, or None if it looks at all."""
+    """Return up to which place a page looks at workflows, so at `LOOKED_AT` of each index; None: it looks at all."""
     parameters = {"tenant_id": tenant, **after._asdict(), "skipped": LOOKED_AT - 1}
     rows = [row for where in wheres for row in await reader.fetch(_SQL["page_end"].format(where=where), parameters)]
     return min((_Place(row["created_at"], row["workflow_id"]) for row in rows), default=None)
@@ -174,19 +173,21 @@ def _place_of(workflow: Workflow) -> _Place:
 
 
 async def _count(reader: Reader, tenant: str, _request: CountWorkflows, _now: int) -> Mapping[str, Any]:
-    parameters = {"tenant_id": tenant, "limit": _MAX_COUNT}
+    """Return the number of workflows in each status. All open ones and each kind of ended ones count up to a limit."""
+    parameters = {"tenant_id": tenant, "limit": MOST_COUNTED}
     counts = dict.fromkeys(WorkflowStatus, 0)
     for row in await reader.fetch(_SQL["count_open"], parameters):
         counts[WorkflowStatus(row["status"])] = row["count"]
-    is_exact = sum(counts.values()) < _MAX_COUNT
+    is_exact = sum(counts.values()) < MOST_COUNTED
     for status in _ended(None):
         (row,) = await reader.fetch(_SQL["count_ended"].replace("{status}", status), parameters)
         counts[status] = row["count"]
-        is_exact = is_exact and row["count"] < _MAX_COUNT
+        is_exact = is_exact and row["count"] < MOST_COUNTED
     return {"counts": counts, "exact": is_exact}
 
 
 async def _list_workers(reader: Reader, tenant: str, request: ListWorkers, now: int) -> RawJson:
+    """Return a page of workers."""
     (after,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
 
     async def read(after: tuple[str], limit: int) -> Sequence[Row]:

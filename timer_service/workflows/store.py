@@ -24,12 +24,11 @@ _ADVANCES = (
 )
 """The columns that a worker's request can change if the workflow goes on."""
 _FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at")
-_FACTS = ("started", "cancelled")
 _OTHERS = (
     *("type", "queue", "deadline_at", "overdue_at", "retry", "concurrency_key", "digest", "input_bytes"),
     *("retries", "reason", "created_at", "is_deleting"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
-    *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
+    *("started_epoch", "started_sequence", "cancelled_epoch", "cancelled_sequence"),
 )
 COLUMNS = (*_KEY, *_FINISHES, *_OTHERS)
 
@@ -86,17 +85,13 @@ def growth(before: Workflow | None, after: Workflow) -> Amounts:
 
     A workflow that opens counts with a byte at least: it may have results, so it needs some room for them.
     """
-    opened, stored = _is_open(after) - _is_open(before), _stored(after) - _stored(before)
+    was_open, stored_before = (False, 0) if before is None else (before.is_open, _stored(before))
+    opened, stored = int(after.is_open) - int(was_open), _stored(after) - stored_before
     return {OPEN: opened, STORED: max(stored, 1) if opened > 0 else stored}
 
 
-def _is_open(workflow: Workflow | None) -> bool:
-    return workflow is not None and workflow.is_open
-
-
-def _stored(workflow: Workflow | None) -> int:
-    if workflow is None:
-        return 0
+def _stored(workflow: Workflow) -> int:
+    """Return the bytes with which a workflow counts. It must equal the statement `sum_stored`."""
     data = workflow.input_bytes + workflow.effect_bytes + workflow.message_bytes
     further = max(workflow.effects - _FEW, 0)
     return data + further * _BYTES_PER_EFFECT if data > _LARGE or further else 0
@@ -151,6 +146,7 @@ async def advance(tx: Transaction, before: Mapping[Key, Workflow], after: Mappin
 
 
 async def _save_texts(tx: Transaction, before: Mapping[Key, Workflow], changed: Sequence[Workflow]) -> None:
+    """Write the texts that are set, and remove the errors of failed workflows that continue."""
     wanted = [each for each in changed if each.texts != Texts() or _is_reopened(before.get(each.key), each)]
     await tx.executemany(_SQL["write_data"], [{**each.key._asdict(), **each.texts._asdict()} for each in wanted])
 
@@ -160,14 +156,8 @@ def _is_reopened(before: Workflow | None, after: Workflow) -> bool:
     return before is not None and before.failure_code is not None and after.failure_code is None
 
 
-async def postpone_deadlines(tx: Transaction, retries: Mapping[Key, Retry], now: int) -> None:
-    """Let workflows wait that could not be ended at their deadline, with the reason."""
-    each = [{**key._asdict(), "until": at, "error": error, "now": now} for key, (at, error) in sorted(retries.items())]
-    await tx.executemany(_SQL["postpone_deadline"], each)
-
-
 async def postpone(tx: Transaction, key: Key, retry: Retry, now: int) -> None:
-    """Let an available workflow wait that could not be sent to a worker, with the reason."""
+    """Let a workflow wait that could not be sent to a worker, with the reason, if it is still available."""
     await tx.execute(_SQL["postpone"], {**key._asdict(), "until": retry.at, "error": retry.error, "now": now})
 
 
@@ -199,6 +189,7 @@ def read_workflow(row: Row) -> Workflow:
 
 
 def _parameters(workflow: Workflow) -> Mapping[str, Any]:
+    """Return the values of all columns of a workflow."""
     hold, definition = workflow.hold, workflow.definition
     return {
         "tenant_id": workflow.key.tenant_id,

@@ -41,11 +41,6 @@ SELECT tenant_id, workflow_id, input, result, error
 FROM /* each of many */ workflow_data
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 
--- name: postpone_deadline
--- Lets a workflow wait that could not be ended at its deadline.
-UPDATE workflows SET overdue_at = :until, last_error = :error
-WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND COALESCE(overdue_at <= :now AND ended_at IS NULL, FALSE)
-
 -- name: postpone
 -- Lets an available workflow wait that could not be sent to a worker.
 UPDATE workflows SET available_at = :until, counted_from = :now, last_error = :error

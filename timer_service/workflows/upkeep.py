@@ -66,13 +66,8 @@ def _fitting(settled: Iterable[Row], limit: int) -> list[Row]:
     chosen: list[Row] = []
     rows = 0
     for row in settled:
-        rows += _most_rows(row)
+        rows += 2 + 2 * int(row["effects"]) + int(row["messages"])  # each taken message is the result of an effect
         if chosen and rows > limit:
             break
         chosen.append(row)
     return chosen
-
-
-def _most_rows(row: Row) -> int:
-    """Return how many rows a workflow has at most. Each message that was taken is the result of an effect."""
-    return 2 + 2 * int(row["effects"]) + int(row["messages"])

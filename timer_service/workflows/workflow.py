@@ -158,13 +158,12 @@ class Workflow(NamedTuple):
     def block(self, error: str | None, now: int) -> "Workflow":
         """Return the workflow after its worker found that the function does not match the effects."""
         blocks = self.blocks + 1
-        delay = min(_FIRST_BLOCK_MS << min(blocks - 1, 10), _LONGEST_DELAY_MS)
-        waiting = self.wait_until(now + delay, counted_from=now)
-        times_blocked = self.times_blocked + (blocks == BLOCKED_FROM)
+        times_blocked = self.times_blocked + 1 if blocks == BLOCKED_FROM else self.times_blocked
+        waiting = self.wait_until(now + _doubled(_FIRST_BLOCK_MS, self.blocks), counted_from=now)
         return waiting._replace(blocks=blocks, times_blocked=times_blocked, last_error=error)
 
     def end(self, status: WorkflowStatus, now: int, texts: Texts = Texts()) -> "Workflow":  # noqa: B008 - immutable
-        """Return the workflow after its end."""
+        """Return the workflow after its end. An input that the same transaction sets is kept."""
         return self._replace(
             status=status,
             due_at=None,
@@ -182,9 +181,12 @@ class Workflow(NamedTuple):
 
 def delay_after(attempt: int) -> int:
     """Return how many ms pass from the end of a lease to the next claim, after `attempt` claims without a report."""
-    if attempt < _LOST_BEFORE_DELAY:
-        return 0
-    return min(_FIRST_DELAY_MS << min(attempt - _LOST_BEFORE_DELAY, 10), _LONGEST_DELAY_MS)
+    return 0 if attempt < _LOST_BEFORE_DELAY else _doubled(_FIRST_DELAY_MS, attempt - _LOST_BEFORE_DELAY)
+
+
+def _doubled(first_ms: int, times: int) -> int:
+    """Return a delay that is doubled so many times, up to the longest one."""
+    return min(first_ms << min(times, 10), _LONGEST_DELAY_MS)
 
 
 def has_crashed(workflow: Workflow, max_attempts: int) -> bool:

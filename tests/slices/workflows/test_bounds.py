@@ -1,7 +1,6 @@
 """What the requests of workers read and reply has a limit, however many requests there are and how large rows are."""
 
 import json
-import random
 from typing import Any
 
 from tests.harness.counted_reads import CountedReads
@@ -101,7 +100,7 @@ async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> 
     """A claim sends as many tasks as there is memory for their effects. The others stay available."""
     for task in await _begin(workflows, 4, waits=100):
         await workflows.report(task, release(), number=2)
-    claims = Claims(workflows.database, max_attempts=5, claim_bytes=500_000, rng=random.Random(0))
+    claims = Claims(workflows.parts, claim_bytes=500_000)
     kept = [await claims.claim([share("acme", "order", 4)], workflows.clock.now(), may_time_out=True) for _ in range(3)]
     assert [each.kept for each in kept] == [[2], [2], [0]]
 
@@ -113,7 +112,7 @@ async def test_large_tasks_delay_no_other_tenant_and_no_other_lane(workflows: Wo
             await workflows.ask_all(report(task, release(), number=2), tenant=tenant)
     async with workflows.database.transaction() as tx:
         await tx.execute("UPDATE workflows SET type = 'other' WHERE workflow_id IN ('w4', 'w5', 'w6', 'w7')")
-    claims = Claims(workflows.database, max_attempts=5, claim_bytes=100_000, rng=random.Random(0))
+    claims = Claims(workflows.parts, claim_bytes=100_000)
     shares = [share("acme", "order"), share("acme", "other"), share("zeta", "order")]
     kept = [(await claims.claim(shares, workflows.clock.now(), may_time_out=True)).kept for _ in range(8)]
     assert [sum(each) for each in kept] == [1] * 8

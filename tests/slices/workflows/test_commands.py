@@ -11,7 +11,8 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.workflows.store import STORED
+from timer_service.workflows.store import STORED, growth
+from timer_service.workflows.workflow import Key, unstarted
 
 RECHECK_MS = 250
 EVERYTHING: dict[str, Any] = {
@@ -51,15 +52,27 @@ async def test_reply_shows_the_workflow(workflows: Workflows) -> None:
         "hasWorkers": False,
         "effects": [],
     }
+    assert (await workflows.about("Retry", "other"), len(await workflows.all_rows())) == ("not_found", 1)
     assert (await workflows.view("other"))["error"]["code"] == "NOT_FOUND"
+
+
+async def test_commands_offer_lanes_and_wake_loops(workflows: Workflows) -> None:
+    """Polls hear of a workflow that may start or go on, the worker of deadlines of a deadline, the relay of an end."""
+    offer = ("acme", "default", "order"), after(minutes=1)
+    await workflows.start(startIn="PT1M", deadlineIn="PT1H")
+    assert (workflows.offers, workflows.command_wakes) == ([offer], [after(minutes=1)])
+    await workflows.send_to()
+    assert (workflows.offers, len(workflows.command_wakes)) == ([offer, offer], 1)
+    await workflows.about("Cancel")
+    assert (len(workflows.offers), workflows.command_wakes[1:]) == (2, [NOW])
 
 
 async def test_outcomes_of_a_life(workflows: Workflows) -> None:
     """Commands in one batch see the effects of the earlier ones, and each has its outcome."""
     verbs = ["Retry", "Cancel", "SendTo", "Start", "Start", "SendTo", "Retry", "Cancel", "Cancel", "SendTo", "Start"]
-    defaults: dict[str, dict[str, Any]] = {"Start": {"type": "order"}, "SendTo": {"name": "a"}}
+    args: dict[str, Any] = {"Start": {"type": "order", "input": 7}, "SendTo": {"name": "a"}, "Cancel": {"reason": "no"}}
     for verb in verbs:
-        workflows.send(f"{verb}Workflow", **defaults.get(verb, {}))
+        workflows.send(f"{verb}Workflow", **args.get(verb, {}))
     await workflows.consume()
     assert [workflows.reply(number)["outcome"] for number in range(len(verbs))] == [
         *("not_found", "not_found", "kept", "started", "unchanged", "sent", "unchanged"),
@@ -67,7 +80,9 @@ async def test_outcomes_of_a_life(workflows: Workflows) -> None:
     ]
     (event,) = await workflows.events_of("WorkflowCancelled")
     assert event["causationId"] is not None
-    assert await workflows.status() == "cancelled"
+    view = await workflows.view()
+    assert (view["workflow"]["status"], view["workflow"]["reason"], view["input"]) == ("cancelled", "no", 7)
+    assert event["payload"]["reason"] == "no"
 
 
 async def test_concurrency_key(workflows: Workflows) -> None:
@@ -87,8 +102,9 @@ async def test_concurrency_key(workflows: Workflows) -> None:
     assert await workflows.events_of("WorkflowCancelled", "f") == []
 
 
-async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:
+async def test_concurrency_key_in_one_batch(workflows: Workflows, caplog: pytest.LogCaptureFixture) -> None:
     """A key passes from one workflow to the next within a batch, and back by a retry only if it is free."""
+    caplog.set_level("INFO")
     task = await workflows.begin("a", concurrencyKey="kim")
     await workflows.report(task, {"action": "fail", "error": {"type": "E"}})
     workflows.send("StartWorkflow", workflowId="b", type="order", concurrencyKey="kim")
@@ -101,15 +117,22 @@ async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:
     assert [workflows.reply(number)["outcome"] for number in range(1, 7)] == [
         *("started", "skipped_busy", "cancelled", "started", "cancelled", "retried"),
     ]
+    task = await workflows.take()
+    await workflows.report(task, fail())
+    await workflows.start("d", concurrencyKey="kim")
+    workflows.send("CancelWorkflow", workflowId="d")
+    assert await workflows.about("Retry", "a") == "retried"
+    assert [line for line in caplog.messages if "operator" in line or "failed" in line] == 3 * ["operator action"]
 
 
-async def test_messages_are_stored_once(workflows: Workflows) -> None:
+async def test_messages_are_stored_once(workflows: Workflows, caplog: pytest.LogCaptureFixture) -> None:
     """A message with a known message id is `unchanged`, also after it was taken."""
     await workflows.start()
     for name in ("approval", "approval", "other"):
         workflows.send("SendToWorkflow", name=name, messageId="m-1", data=1)
     await workflows.consume()
     assert [workflows.reply(number)["outcome"] for number in (1, 2, 3)] == ["sent", "unchanged", "unchanged"]
+    assert "transaction of commands failed" not in caplog.text
     task = await workflows.take()
     await workflows.report(task, waits=[wait_for("approval")])
     assert await workflows.send_to(messageId="m-1", data=2) == "unchanged"
@@ -123,7 +146,7 @@ async def test_early_messages_are_bounded(workflows: Workflows) -> None:
     await workflows.consume()
     assert workflows.outcomes().count("kept") == 100
     assert workflows.reply(100)["outcome"] == "mailbox_full"
-    assert "error" in await workflows.view()
+    assert (await workflows.view())["error"]["code"] == "NOT_FOUND"
     task = await workflows.begin()
     outcome = await workflows.report(task, waits=[wait_for("a"), wait_for("a:1")])
     assert [each["result"] for each in outcome["over"]] == [0, 1]
@@ -141,6 +164,8 @@ async def test_limits(store: Database, memory_broker: MemoryBroker, clock: Manua
     assert await workflows.about("Cancel", "w0") == "cancelled"
     assert await workflows.start("w3") == "started"
     assert "error" in await workflows.view("w2")
+    assert await workflows.about("Cancel", "w1") == "cancelled"
+    assert await Workflows(store, memory_broker, clock, limits=limits).start("w4") == "started"
 
 
 async def test_results_over_the_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -169,6 +194,9 @@ async def test_many_effects_take_room(store: Database, memory_broker: MemoryBrok
     assert await Workflows(store, memory_broker, clock, limits=limits).start("second") == "started"
     assert (await workflows.report(task, steps=steps[14:]))["outcome"] == "recorded"
     assert await STORED.amount_of(store.reader, "acme", NOW, 10**9) == 5000
+    for effects, size, counted in ((10, 1000, 1), (10, 1001, 1001), (11, 0, 1000)):
+        opened = unstarted(Key("acme", "other"), NOW)._replace(ended_at=None, effects=effects, effect_bytes=size)
+        assert growth(None, opened)[STORED] == counted
     assert await Workflows(store, memory_broker, clock, limits=limits).start("third") == "over_quota"
 
 

@@ -48,6 +48,7 @@ async def test_workflow_that_is_offered(dispatching: Dispatching) -> None:
     assert (row["status"], row["lease_token"], row["worker_id"]) == ("running", task["token"], "w-1")
     assert (row["claimed_at"], row["lease_ms"], row["available_at"]) == (now, 20_000, now + 20_000)
     assert dispatching.workflows.metrics.tasks == 1
+    assert (await dispatching.dispatcher.registry.tick(now)).done == 1
 
 
 async def test_each_lane_has_its_own_tasks(dispatching: Dispatching) -> None:
@@ -60,7 +61,7 @@ async def test_each_lane_has_its_own_tasks(dispatching: Dispatching) -> None:
         await dispatching.poll("1"),
         await dispatching.poll("2", tenant="other"),
         await dispatching.poll("3", "ship", "pack"),
-        await dispatching.poll("4", queue="slow"),
+        await dispatching.poll("1", queue="slow"),  # a worker has one poll for each queue
         await dispatching.poll("5", "pack", wait_ms=0),
     ]
     await dispatching.tick()
@@ -92,6 +93,7 @@ async def test_large_tasks(dispatching: Dispatching) -> None:
     await dispatching.tick()
     reply = await poll
     assert 7 <= len(reply["tasks"]) <= 8
+    assert dispatching.workflows.metrics.claims == [20]
     assert len(json.dumps(reply)) <= REPLY_BYTES + 8192
     rows = [await dispatching.workflows.row(f"order-{number:02}") for number in range(20)]
     left = [row for row in rows if row["status"] == "waiting"]
@@ -121,6 +123,7 @@ async def test_a_workflow_that_cannot_be_sent_stops_no_other(dispatching: Dispat
     assert sorted(each for tasks in sent for each in tasks) == ["a", "b", "d", "theirs"]
     row = await dispatching.workflows.row("broken")
     assert (row["status"], row["attempt"], row["available_at"]) == ("waiting", 0, clock.now() + 1000)
+    assert row["counted_from"] == clock.now()
     assert row["last_error"]
     last = await dispatching.poll("1")
     clock.advance(seconds=1)
@@ -148,7 +151,7 @@ async def test_the_time_of_a_poll(on_sqlite: Dispatching) -> None:
     """The loop is woken when the time of a poll is up, also if its lane has nothing for longer."""
     now = on_sqlite.workflows.clock.now()
     await on_sqlite.hold("1")
-    await on_sqlite.tick()
+    assert (await on_sqlite.tick()).next_at == now + 5000  # a lost hint costs no more
     await on_sqlite.hold("2", wait_ms=900)
     assert on_sqlite.wakes[-1] == now + 900
     next_at = (await on_sqlite.tick()).next_at
@@ -256,14 +259,17 @@ async def test_hint_of_another_instance(on_sqlite: Dispatching) -> None:
 async def test_workflow_that_another_transaction_has_locked(
     databases: Databases, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim does not wait for a locked row. It takes the others, and looks again soon."""
+    """A claim does not wait for a locked row. It takes the others, and looks again soon. So does a deadline."""
     async with open_locked_postgres(databases, monkeypatch) as locked:
         workflows = Workflows(locked.database, memory_broker, clock)
         async with Dispatching.running(workflows) as dispatching:
-            await dispatching.start("1", "2")
+            await dispatching.start("1", "2", deadlineIn="PT1M")
             polls = [await dispatching.poll("a", slots=1), await dispatching.poll("b", slots=1)]
             async with locked.locked("SELECT 1 FROM workflows WHERE workflow_id = '1' FOR UPDATE"):
                 assert await dispatching.tick() == (1, clock.now() + 5)
             clock.advance(milliseconds=5)
             await dispatching.tick()
             assert sorted(await ids(polls)) == [["1"], ["2"]]
+            now = clock.advance(minutes=1)
+            async with locked.locked("SELECT 1 FROM workflows FOR UPDATE"):
+                assert await workflows.worker.tick(now) == (0, now + 50)

@@ -109,6 +109,8 @@ def test_polls_with_many_types() -> None:
     many = [f"type-{number}" for number in range(100)]
     refused = [len(polls.add(poll(f"a{number}", *many))) for number in range(5)]
     assert refused == [0, 0, 0, 1, 1]
+    polls.take_all()
+    assert polls.add(poll("b", *many)) == []
 
 
 def test_workers_of_a_lane_share_its_tasks() -> None:
@@ -136,9 +138,12 @@ def test_tenants_share_a_transaction() -> None:
     assert sum(count for *_, count in found) == 100
 
 
-@pytest.mark.parametrize(("kept", "claimed", "fitting"), [(3, 10, 6), (0, 10, 2), (10, 10, MAX_SLOTS)])
-def test_fewer_large_tasks_are_claimed(kept: int, claimed: int, fitting: int) -> None:
-    """If only some of the claimed tasks fit into a reply, the next claim takes twice as many as did fit."""
+@pytest.mark.parametrize(
+    ("claims", "fitting"), [([(3, 10)], 6), ([(0, 10)], 2), ([(10, 10)], MAX_SLOTS), ([(3, 10), (6, 6)], 12)]
+)
+def test_fewer_large_tasks_are_claimed(claims: list[tuple[int, int]], fitting: int) -> None:
+    """A claim takes at most twice as many tasks as did fit into the last reply: fewer if some of them did not fit."""
     polls = held(poll(slots=1000))
-    polls.record_fitting(ORDER, kept, claimed)
+    for kept, claimed in claims:
+        polls.record_fitting(ORDER, kept, claimed)
     assert shares(polls, {ORDER: 5000}, limit=2000) == [("w", "order", fitting)]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.clock import NOW
 from tests.harness.workflows import Workflows
 from timer_service.workflows.protocol import PollTasks
 from timer_service.workflows.tasks import registry
@@ -42,6 +43,7 @@ def site(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> Site:
 async def test_workers_are_recorded(site: Site) -> None:
     """A poll writes what the worker executes. Other requests write when it was seen, at most every 10 s."""
     await site.poll("w-1", name="host-1", slots=7)
+    assert site.workflows.worker_wakes == [("workflow-workers", NOW + 1000)]
     (first,) = await site.workflows.all_rows("workflow_workers")
     assert (first["name"], first["types"], first["slots"]) == ("host-1", '["order"]', 7)
     site.seconds -= 1
@@ -52,6 +54,12 @@ async def test_workers_are_recorded(site: Site) -> None:
         assert (row["first_seen_at"], row["seen_at"]) == (first["seen_at"], first["seen_at"] + later)
         site.seconds += seconds
         site.workflows.clock.advance(seconds=seconds)
+    await site.poll("w-1", tenant="zeta")
+    await site.poll("w-1", queue="eu")
+    site.registry.record("acme", "w-1")
+    await site.registry.tick(0)
+    ours, theirs = await site.workflows.all_rows("workflow_workers")
+    assert (ours["queue"], ours["seen_at"] - theirs["seen_at"]) == ("eu", 20_000)
 
 
 async def test_workers_that_were_seen_last_are_kept(site: Site) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.harness.cases import case
+from tests.harness.clock import NOW, after
 from tests.harness.workflows import (
     CONTINUE,
     LEASE_MS,
@@ -22,24 +23,28 @@ from tests.harness.workflows import (
     wait_for,
 )
 
-ENDS = {
-    "complete": (complete(1), "completed"),
-    "fail": (fail(), "failed"),
-    "release": (release(), "released"),
-    "park": (PARK, "parked"),
+ORDER = ("acme", "default", "order")
+ENDS: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "complete": (complete(1), "completed", (("outbox",), ())),
+    "fail": (fail(), "failed", (("outbox",), ())),
+    "release": (release(), "released", ((), ((ORDER, NOW),))),
+    "park": (PARK, "parked", ((), ((ORDER, after(seconds=5)),))),
 }
 
 
 @pytest.mark.parametrize("name", ENDS)
 async def test_repeated_end(workflows: Workflows, name: str) -> None:
-    """A report that ended a task has the outcome `unchanged` when it is repeated, and no further effect."""
-    then, outcome = ENDS[name]
+    """A report that ended a task wakes who has work, and is `unchanged` without further effect when it is repeated."""
+    then, outcome, work = ENDS[name]
     task = await workflows.begin()
     waits = [sleep("nap", 5000)] if name == "park" else []
     first = await workflows.report(task, then, waits=waits)
+    (answer,) = workflows.answers
+    assert (answer.wakes, answer.lanes) == work
     row = await workflows.row()
     again = await workflows.report(task, then, number=1, waits=waits)
     assert (first["outcome"], again["outcome"], await workflows.row()) == (outcome, "unchanged", row)
+    assert row["attempt"] == 0
 
 
 async def test_repeated_report_stores_nothing(workflows: Workflows) -> None:
@@ -105,8 +110,10 @@ async def test_conflict(workflows: Workflows) -> None:
 async def test_lost(workflows: Workflows) -> None:
     """A report is lost if the workflow was claimed again, cancelled, or does not exist. It stores nothing."""
     task = await workflows.begin()
+    await workflows.report(task, number=2)
     workflows.clock.advance(seconds=LEASE_MS / 1000)
     other = await workflows.take(worker_id="worker-2")
+    assert (await workflows.report(other))["outcome"] == "recorded"
     assert (await workflows.report(task, steps=[done("pay")]))["outcome"] == "lost"
     assert (await workflows.renew(task))["lost"] == [{"workflowId": "order-1", "token": task["token"]}]
     assert (await workflows.effects(task)) == {"error": "NOT_FOUND"}
@@ -140,6 +147,7 @@ async def test_lost_leases_delay_and_crash(workflows: Workflows) -> None:
         assert await workflows.poll() == []
         workflows.clock.advance(milliseconds=1)
     assert (MAX_ATTEMPTS, await workflows.poll()) == (5, [])
+    assert workflows.worker_wakes == [("outbox", workflows.clock.now())]
     (event,) = await workflows.events_of("WorkflowFailed")
     assert (event["payload"]["code"], await workflows.status()) == ("CRASHED", "failed")
     assert await workflows.about("Retry") == "retried"
@@ -159,13 +167,39 @@ async def test_lost_leases_that_no_worker_renewed(workflows: Workflows, renewed:
     assert (await workflows.poll(), await workflows.status()) == ([], "failed")
 
 
+@pytest.mark.parametrize(("then", "attempt"), [(PARK, 1), (release(), MAX_ATTEMPTS)], ids=["park", "release"])
+async def test_end_of_a_task_after_lost_leases(workflows: Workflows, then: dict[str, Any], attempt: int) -> None:
+    """After a park no lost lease counts. After a release the released claim does not. Neither ends as a crash."""
+    task = await workflows.begin()
+    for number in range(MAX_ATTEMPTS):
+        task = await workflows.take() if number else task
+        await workflows.renew(task)
+        workflows.clock.advance(milliseconds=LEASE_MS + 300_000)
+    await workflows.report(task, then, waits=[sleep("nap", 10)])
+    workflows.clock.advance(milliseconds=10)
+    assert (await workflows.take())["attempt"] == attempt
+
+
+async def test_park_without_a_reason(workflows: Workflows) -> None:
+    """A parked workflow is available at once if nothing would continue it, or in 250 ms if a timeout is undecided."""
+    task = await workflows.begin()
+    assert (await workflows.report(task, PARK))["outcome"] == "parked"
+    task = await workflows.take()
+    parked = await workflows.report(task, PARK, steps=[done("pay")], waits=[sleep("nap", 60_000)])
+    assert (parked["outcome"], (await workflows.take())["attempt"]) == ("parked", 1)
+    workflows.may_time_out = False
+    await workflows.report(await workflows.begin("undecided"), PARK, waits=[wait_for("approval", 0)])
+    assert (await workflows.row("undecided"))["available_at"] == after(milliseconds=250)
+
+
 async def test_too_large(workflows: Workflows) -> None:
     """A workflow with more than 10,000 effects, or more than 8 MiB of results, fails. The report is not stored."""
     task = await workflows.begin()
-    await workflows.sql("UPDATE workflows SET effects = 10000")
+    await workflows.sql("UPDATE workflows SET effects = 9999")
+    assert (await workflows.report(task, steps=[done("ship")]))["outcome"] == "recorded"
     outcome = await workflows.report(task, steps=[done("pay")])
     assert (outcome["outcome"], (await workflows.view())["workflow"]["code"]) == ("failed", "TOO_LARGE")
-    assert await workflows.all_rows("workflow_effects") == []
+    assert [row["name"] for row in await workflows.all_rows("workflow_effects")] == ["ship"]
     assert await workflows.start("other") == "started"
     task = await workflows.take()
     await workflows.sql(f"UPDATE workflows SET effect_bytes = {8 * 2**20 - 3} WHERE workflow_id = 'other'")

@@ -1,16 +1,21 @@
 """The outcome of each command in each status."""
 
+import random
 from itertools import product
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
 from tests.harness.cases import case
-from tests.harness.clock import NOW
+from tests.harness.clock import NOW, iso
+from timer_service.core.events.cause import Cause
+from timer_service.core.service.workflow_start import RetryPolicy, WorkflowSpec, WorkflowStart
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.workflows.commands import rules
 from timer_service.workflows.commands.rules import Facts, Outcome
-from timer_service.workflows.effect import Effect, EffectKey
+from timer_service.workflows.commands.slot_start import decide
+from timer_service.workflows.effect import Effect, EffectKey, retry_delay
 from timer_service.workflows.messages import (
     CancelWorkflow,
     FailureCode,
@@ -146,9 +151,45 @@ def test_retry_runs_the_last_failed_step_again() -> None:
     for kept in (last._replace(status=EffectStatus.DONE), last._replace(kind=EffectKind.MESSAGE)):
         applied = rules.apply(failed, Sent(20, "retry").command, Facts(last=kept), NOW)
         assert (applied.workflow.seen, applied.effect) == (3, None)
+    blocked = running()._replace(seen=3, blocks=3).fail(FailureCode.DEADLINE, NOW)
+    applied = rules.apply(blocked, Sent(20, "retry").command, Facts(last=last), NOW)
+    assert (applied.workflow.seen, applied.effect, applied.workflow.is_blocked) == (3, None, False)
+
+
+def test_message_continues_an_idle_workflow() -> None:
+    """A message that is awaited ends a park and a sleep, but not the delay of a workflow that does not match."""
+    asleep = started().wait_until(NOW + 60 * MINUTE, counted_from=NOW)
+    for found, minutes in ((started().park(), 20), (asleep, 20), (asleep._replace(blocks=1), 60)):
+        assert apply(found, Sent(20, "send"), Facts(is_awaited=True))[0].due_at == NOW + minutes * MINUTE
+        assert apply(found, Sent(20, "send"))[0].due_at == found.due_at
+
+
+def test_delays_of_a_step() -> None:
+    """The longest delay grows with each failure, from `first` up to `cap`."""
+    policy = RetryPolicy(max_attempts=9, first=1000, factor=3, cap=20_000)
+    rng = Mock(spec=random.Random, **{"random.return_value": 1.0})
+    delays = [retry_delay(policy, failures, rng) for failures in (1, 2, 3, 4, 1000)]
+    assert delays == [1000, 3000, 9000, 20_000, 20_000]
+
+
+def start_of(slot: int, **fields: Any) -> WorkflowStart:
+    """Return the start by a slot of a schedule whose command has this place in the log."""
+    spec = WorkflowSpec("order", "default", concurrency_key="kim")
+    return WorkflowStart(*KEY, spec, None, Position(1, slot), Cause(), 0, retries_skipped=True)._replace(**fields)
+
+
+def test_start_of_a_skipped_workflow() -> None:
+    """A slot starts a skipped workflow, unless a newer cancel or retention ends that. It is created at its slot."""
+    skipped = apply(None, Sent(10, "start", {"concurrency_key": "kim"}), Facts(is_busy=True))[0]
+    cancelled = apply(skipped, Sent(12, "cancel"))[0]
+    cases = ((skipped, 11, "started"), (cancelled, 13, "started"), (cancelled, 11, "cancelled"))
+    for found, slot, result in (*cases, (skipped._replace(is_deleting=True), 11, "busy")):
+        assert decide(found, start_of(slot), NOW, is_busy=False).result == result
+    created = [decide(None, start_of(11, created_at=at), NOW, is_busy=False).workflow.created_at for at in (5, 0)]
+    assert created == [5, NOW]
 
 
 def test_a_start_that_is_applied_again_creates_the_same_workflow() -> None:
-    """After a restore, a start is applied later. `createdAt` stays, and so do the keys of the steps."""
-    applied = rules.apply(None, Sent(10, "start").command, NOTHING, NOW + 60 * MINUTE)
-    assert applied.workflow.created_at == started().created_at == NOW + 10 * MINUTE
+    """After a restore, a start is applied later. `createdAt` stays, and it is not due before its command was stored."""
+    applied = rules.apply(None, Sent(10, "start", {"start_at": iso(NOW)}).command, NOTHING, NOW + 60 * MINUTE)
+    assert applied.workflow.created_at == started().created_at == applied.workflow.due_at == NOW + 10 * MINUTE

@@ -1,10 +1,15 @@
 """Queries, gauges, retention, and the rows that the schema refuses."""
 
+from typing import Any
+
 import pytest
 
 from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, release, seen, sleep, wait_for
+from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.values.paging import write_cursor
+from timer_service.workflows.store import COUNTED
+from timer_service.workflows.tasks.lanes import OVERDUE
 from timer_service.workflows.upkeep import delete_settled
 
 
@@ -25,8 +30,8 @@ async def fill(workflows: Workflows) -> None:
     assert await workflows.about("Cancel", "unknown") == "not_found"
 
 
-async def test_lists_and_counts(workflows: Workflows) -> None:
-    """Workflows are listed in order of creation, by status and type, in pages. Tokens are not shown."""
+async def test_lists_and_counts(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workflows are listed in order of creation, by status and type, in pages, and counted up to a limit."""
     await fill(workflows)
     everything = ["waiting", "parked", "completed", "failed", "running", "cancelled"]
     page = await workflows.ask("list-workflows", limit=4)
@@ -39,9 +44,25 @@ async def test_lists_and_counts(workflows: Workflows) -> None:
     others = (await workflows.ask("list-workflows", type="other"))["workflows"]
     assert [each["workflowId"] for each in others] == ["parked"]
     assert await workflows.ask("count-workflows") == {"counts": dict.fromkeys(everything, 1), "exact": True}
+    for limit in (1, 3, 4):
+        monkeypatch.setattr("timer_service.workflows.queries.MOST_COUNTED", limit)
+        assert (await workflows.ask("count-workflows"))["exact"] is (limit == 4)
     assert (await workflows.ask("list-workflows", tenant="globex"))["workflows"] == []
+    running = (await workflows.view("running"))["workflow"]
+    assert (running["dueAt"], running["claimedAt"], running["workerId"]) == (iso(NOW + 4), iso(NOW + 4), "worker-1")
     token = (await workflows.row("running"))["lease_token"]
     assert token not in str(await workflows.view("running"))
+
+
+async def test_row_counts(workflows: Workflows) -> None:
+    """The gauges show the active, failed and blocked workflows, how many are available, and since when."""
+    await fill(workflows)
+    await workflows.start("late")
+    workflows.clock.advance(seconds=2)
+    await workflows.start("now")
+    await RowCounts(workflows.database, workflows.metrics, counted=COUNTED, overdue=OVERDUE).tick(NOW + 2005)
+    assert [workflows.metrics.counts["workflows", state] for state in ("active", "failed", "blocked")] == [4, 1, 0]
+    assert workflows.metrics.overdues["workflows"] == [(2, 2.0)]
 
 
 @pytest.mark.parametrize("filters", [{"status": "running"}, {"type": "other"}, {"status": "running", "type": "other"}])
@@ -87,6 +108,11 @@ async def test_workers(workflows: Workflows) -> None:
     await workflows.sql(f"{insert} ('acme', 'w2', 'eu', '[\"order\"]', 5, {NOW}, {NOW})")
     await workflows.sql(f"{insert} ('globex', 'w3', 'default', '[\"order\"]', 5, {NOW}, {NOW})")
     assert (await workflows.view())["hasWorkers"] is True
+    others: list[dict[str, Any]] = [{"type": "ship"}, {"queue": "us"}, {"tenant": "zeta"}]
+    for number, fields in enumerate(others):
+        await workflows.start(f"other-{number}", **fields)
+        shown = await workflows.view(f"other-{number}", tenant=fields.get("tenant"))
+        assert shown["hasWorkers"] is False, fields
     page = await workflows.ask("list-workers", limit=1)
     assert page["workers"] == [
         {
@@ -102,6 +128,7 @@ async def test_workers(workflows: Workflows) -> None:
     workflows.clock.advance(minutes=1)
     (other,) = (await workflows.ask("list-workers", cursor=page["cursor"]))["workers"]
     assert (other["workerId"], other["online"], (await workflows.view())["hasWorkers"]) == ("w2", False, False)
+    assert [await retain(workflows, NOW + later, 10) for later in (0, 1)] == [0, 3]
 
 
 async def retain(workflows: Workflows, before: int, limit: int) -> int:
@@ -115,6 +142,7 @@ async def test_retention_takes_whole_workflows(workflows: Workflows) -> None:
         task = await workflows.begin(f"w{number}")
         await workflows.report(task, fail(), steps=[done("a"), done("b")], seen=seen("a", "b"))
         workflows.clock.advance(seconds=1)
+    assert await retain(workflows, NOW, 13) == 0
     assert await retain(workflows, after(minutes=1), 13) == 13
     assert [row["workflow_id"] for row in await workflows.all_rows()] == ["w2", "w3"]
     assert len(await workflows.all_rows("workflow_effects")) == 4

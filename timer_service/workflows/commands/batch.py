@@ -34,7 +34,7 @@ class Batch:
 
     @classmethod
     async def load(cls, tx: Transaction, commands: Sequence[Command]) -> "Batch":
-        """Lock and load what the first commands need: as many as one transaction has room for."""
+        """Lock and load what the first commands need: as many as one transaction has room for. Leave out the others."""
         keys = list(map(key_of, commands))
         before, left = await load_in_portions(keys, partial(store.load, tx), _characters)
         kept = commands[: count_before(keys, left)]
@@ -58,18 +58,16 @@ class Batch:
 
     async def _load_mail(self, tx: Transaction, commands: Sequence[Command]) -> None:
         """Find which message ids are known, and for which messages a workflow waits."""
-        sends = [(key_of(each), each.payload) for each in commands if isinstance(each.payload, SendToWorkflow)]
-        names = {(key, payload.name) for key, payload in sends if key in self.before}
-        ids = {
-            (key, payload.message_id) for key, payload in sends if payload.message_id is not None and key in self.before
-        }
+        messages = [(key_of(each), each.payload) for each in commands if isinstance(each.payload, SendToWorkflow)]
+        stored = [(key, message) for key, message in messages if key in self.before]
+        ids = {(key, message.message_id) for key, message in stored if message.message_id is not None}
         self._ids = await effect_store.find_message_ids(tx, ids)
-        self._awaited = await effect_store.find_awaited(tx, names)
+        self._awaited = await effect_store.find_awaited(tx, {(key, message.name) for key, message in stored})
 
     async def _load_steps(self, tx: Transaction, commands: Sequence[Command]) -> None:
         """Load the effects that failed workflows got last."""
-        retried = [key_of(each) for each in commands if isinstance(each.payload, RetryWorkflow)]
-        found = [self.before[key] for key in retried if key in self.before]
+        retried = {key_of(each) for each in commands if isinstance(each.payload, RetryWorkflow)}
+        found = [self.before[key] for key in retried & self.before.keys()]
         failed = {each.key: each.seen for each in found if each.status is WorkflowStatus.FAILED and each.seen}
         self._last = await effect_store.find_last(tx, failed)
 
@@ -88,6 +86,7 @@ class Batch:
                 return Facts()
 
     def _is_busy(self, key: Key, concurrency_key: str | None) -> bool:
+        """Return whether another workflow with a concurrency key is open, after the commands so far."""
         if concurrency_key is None:
             return False
         holders = self._holders[key.tenant_id, concurrency_key]
@@ -96,8 +95,8 @@ class Batch:
     def take(self, key: Key, command: Command, applied: Applied, now: int) -> None:
         """Keep what a command has changed, for the commands after it and for `save`."""
         workflow, payload = applied.workflow, command.payload
-        if key not in self.after and workflow == unstarted(key, now):
-            return  # nothing is remembered
+        if key not in self.after and workflow == unstarted(key, now):  # unknown as before, so no row is inserted
+            return
         self.after[key] = workflow
         if workflow.is_open and (name := _concurrency_key(workflow)) is not None:
             self._holders[key.tenant_id, name].add(key)
@@ -113,16 +112,15 @@ class Batch:
         """Write what the commands have changed."""
         await store.save(tx, self.before, self.after)
         await effect_store.insert_messages(tx, self._messages)
-        unchanged: dict[Key, Effects] = {key: {} for key in self._steps}  # none, so each step is written
-        await effect_store.save(tx, unchanged, self._steps, now)
+        none_before: dict[Key, Effects] = {key: {} for key in self._steps}  # so each step differs and is written
+        await effect_store.save(tx, none_before, self._steps, now)
 
 
 def _characters(workflow: Workflow) -> int:
     """Return how much data a workflow has that is read, or written again if a RetryWorkflow continues it."""
-    definition = workflow.definition
-    texts = (workflow.last_error, workflow.reason, definition and definition.retry)
+    retry = "" if workflow.definition is None else workflow.definition.retry
     rewritten = 0 if workflow.failure_code is None else workflow.input_bytes
-    return sum(len(text) for text in texts if text) + rewritten
+    return sum(len(text or "") for text in (workflow.last_error, workflow.reason, retry)) + rewritten
 
 
 def _concurrency_key(workflow: Workflow | None) -> str | None:

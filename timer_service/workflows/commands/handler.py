@@ -1,8 +1,6 @@
 """The handler of workflow commands: it loads, applies and saves in the transaction of the intake."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 from timer_service.core.events import outbox
 from timer_service.core.intake.batch import Change, apply_in_order
@@ -16,7 +14,6 @@ from timer_service.workflows.commands.rules import Applied, Outcome
 from timer_service.workflows.events import events_of
 from timer_service.workflows.queries import workflow_view
 from timer_service.workflows.store import growth
-from timer_service.workflows.workflow import Workflow
 
 LOOP = "workflow-deadlines"
 """The loop of the worker that ends workflows at their deadline."""
@@ -27,6 +24,7 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quot
     batch = await Batch.load(tx, commands)
 
     def decide(number: int) -> Change:
+        """Return what a command changes. Nothing is kept yet: the tenant may exceed a limit by it."""
         command = batch.commands[number]
         key = rules.key_of(command)
         before = batch.after.get(key)
@@ -45,8 +43,10 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quot
 
 
 def _result(applied: Applied, now: int, *, wants_view: bool) -> CommandResult:
+    """Return the result of a command: its outcome, and when which loop or lane has work because of it."""
     workflow = applied.workflow
-    view = partial(_view, workflow) if wants_view and workflow.definition is not None else None
+    is_shown = wants_view and workflow.definition is not None
+    view = (lambda: {"workflow": workflow_view(workflow)}) if is_shown else None
     match applied.outcome:
         case Outcome.CANCELLED:
             return CommandResult(applied.outcome, now, view, loop="outbox")
@@ -59,7 +59,3 @@ def _result(applied: Applied, now: int, *, wants_view: bool) -> CommandResult:
             return CommandResult(applied.outcome, min(instants), view, loop=loop, lane=workflow.lane)
         case _:
             return CommandResult(applied.outcome, view=view)
-
-
-def _view(workflow: Workflow) -> Mapping[str, Any]:
-    return {"workflow": workflow_view(workflow)}

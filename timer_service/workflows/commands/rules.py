@@ -96,6 +96,7 @@ def apply(found: Workflow | None, command: Command, facts: Facts, now: int) -> A
 
 
 def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Facts, now: int) -> Applied:
+    """Start a workflow, unless it was started before. If its concurrency key is taken, it is stored as cancelled."""
     text = None if payload.input is None else dump_data(payload.input)
     digest = digest_of("\0".join((payload.workflow_type, payload.queue, text or "")))
     if before.definition is not None:
@@ -113,17 +114,16 @@ def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Fa
     named = before._replace(definition=definition, cause=cause_of(command), created_at=created_at)
     if facts.is_busy:
         return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
-    asked_at = _asked_at(command, now)
-    starts_at = _instant(payload.start_at, payload.start_in, command, now)
     opened = named._replace(
         started_by=command.position, ended_at=None, input_bytes=size_of(text), texts=Texts(input=text)
     )
-    starts_at = asked_at if starts_at is None else max(starts_at, asked_at)
+    asked_at = _asked_at(command, now)
+    starts_at = max(_instant(payload.start_at, payload.start_in, command, now) or asked_at, asked_at)
     return Applied(opened.wait_until(starts_at, counted_from=None), Outcome.STARTED)
 
 
 def _instant(at: int | None, duration: int | None, command: Command, now: int) -> int | None:
-    """Return the instant of two fields of which one may be set. A duration counts from the command time."""
+    """Return the instant of two fields of which one may be set, or None. A duration counts from the command time."""
     return at if duration is None else (command.stored_at or now) + duration
 
 
@@ -133,7 +133,10 @@ def _asked_at(command: Command, now: int) -> int:
 
 
 def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Facts, now: int) -> Applied:
-    """Apply a SendToWorkflow. Before the start of the workflow, a message is kept for it."""
+    """Store a message of a workflow, and continue the workflow if it waits for this name.
+
+    Before the start of the workflow, a few messages are kept for it.
+    """
     if facts.is_known:
         return Applied(before, Outcome.UNCHANGED)
     exists = before.definition is not None
@@ -159,17 +162,20 @@ def _is_idle(workflow: Workflow, now: int) -> bool:
 
 
 def _cancel(before: Workflow, command: Command, payload: CancelWorkflow, now: int) -> Applied:
-    if before.definition is None:  # remembered for the slots of schedules
+    """Cancel an open workflow. If none was started, remember the cancel: slots of older schedules do not start it."""
+    if before.definition is None:
         return Applied(before._replace(cancelled_by=command.position, ended_at=now), Outcome.NOT_FOUND)
+    if before.started_by == NEVER:  # its start was skipped, but a slot may try again
+        return Applied(before._replace(cancelled_by=command.position), Outcome.UNCHANGED)
     if before.status is WorkflowStatus.CANCELLED:
-        is_skipped = before.started_by == NEVER  # a slot may try again to start it
-        return Applied(before._replace(cancelled_by=command.position) if is_skipped else before, Outcome.UNCHANGED)
+        return Applied(before, Outcome.UNCHANGED)
     if not before.is_open:
         return Applied(before, Outcome.ALREADY_ENDED)
     return Applied(before.end(WorkflowStatus.CANCELLED, now)._replace(reason=payload.reason), Outcome.CANCELLED)
 
 
 def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Facts, now: int) -> Applied:
+    """Continue a failed workflow, unless its concurrency key is taken or some of its rows are deleted."""
     if before.definition is None or before.is_deleting:
         return Applied(before, Outcome.NOT_FOUND)
     if before.is_open:
@@ -196,8 +202,9 @@ def _continue(workflow: Workflow, definition: Definition, last: Effect | None, a
         failed_step=None,
         ended_at=None,
     ).wait_until(at, counted_from=None)
-    is_failed_step = last is not None and last.kind is EffectKind.STEP and last.status is EffectStatus.FAILED
-    if last is None or not is_failed_step or workflow.failure_code not in _RAISED:
+    if last is None or last.kind is not EffectKind.STEP or last.status is not EffectStatus.FAILED:
+        return Applied(opened, Outcome.RETRIED)
+    if workflow.failure_code not in _RAISED:
         return Applied(opened, Outcome.RETRIED)
     step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=at, error=None, size=0)
     opened = opened._replace(seen=opened.seen - 1, effect_bytes=opened.effect_bytes - last.size)

@@ -8,7 +8,7 @@ the transaction runs again.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from timer_service.core.limits.quotas import Admission, Excess, Quotas
+from timer_service.core.limits.quotas import Excess, Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, StartResult, WorkflowStart
 from timer_service.workflows import store
@@ -37,26 +37,28 @@ async def start_workflows(
     tx: Transaction, starts: Sequence[WorkflowStart], now: int, /, *, quotas: Quotas
 ) -> Sequence[Started]:
     """Start workflows in order; see `StartWorkflows`."""
-    once: dict[Key, WorkflowStart] = {}
+    first: dict[Key, WorkflowStart] = {}
     for start in starts:
-        once.setdefault(_key(start), start)
-    found = await store.find(tx, once)
-    unstarted = {key for key, workflow in found.items() if workflow.definition is None or workflow.started_by == NEVER}
-    locked = await store.load(tx, unstarted)
-    found = {key: workflow for key, workflow in found.items() if key not in unstarted} | locked
+        first.setdefault(_key(start), start)  # another start of the same workflow has the same result
+    found = await store.find(tx, first)
+    may_start = {key for key, each in found.items() if each.definition is None or each.started_by == NEVER}
+    locked = await store.load(tx, may_start)
+    known = {key: each for key, each in found.items() if key not in may_start} | locked
     wanted = {each for start in starts if (each := _concurrency(start)) is not None}
     taken = set(await store.find_holders(tx, wanted))
     admission = quotas.admission(tx, now)
     decisions: dict[Key, Decision] = {}
-    for key, start in once.items():
-        before = found.get(key)
+    for key, start in first.items():
+        before = known.get(key)
         decision = decide(before, start, now, is_busy=_concurrency(start) in taken)
-        if decision.result is StartResult.STARTED:
-            decision = await _admit(admission, before, decision, start)
+        if decision.result is StartResult.STARTED and admission is not None:
+            excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow))
+            if excess is not None:
+                decision = Decision(StartResult.OVER_QUOTA, decision.workflow, excess)
         if decision.result is StartResult.STARTED and (name := _concurrency(start)) is not None:
             taken.add(name)
         decisions[key] = decision
-    await store.save(tx, found, {key: each.workflow for key, each in decisions.items() if each.is_stored})
+    await store.save(tx, known, {key: each.workflow for key, each in decisions.items() if each.is_stored})
     return [_started(decisions[_key(start)]) for start in starts]
 
 
@@ -69,6 +71,7 @@ def decide(found: Workflow | None, start: WorkflowStart, now: int, *, is_busy: b
             return Decision(StartResult.EXISTS, before)
         if before.started_by != NEVER:
             return Decision(StartResult.UNCHANGED, before)
+        # a start that was skipped
         if is_busy or not start.retries_skipped or before.is_deleting:
             return Decision(StartResult.BUSY, before)
     if start.position < before.cancelled_by:
@@ -95,17 +98,8 @@ def _definition(start: WorkflowStart, now: int) -> Definition:
     )
 
 
-async def _admit(
-    admission: Admission | None, before: Workflow | None, decision: Decision, start: WorkflowStart
-) -> Decision:
-    """Return the decision on a workflow that may be started, or that its tenant would exceed a limit."""
-    if admission is None:
-        return decision
-    excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow))
-    return decision if excess is None else Decision(StartResult.OVER_QUOTA, decision.workflow, excess)
-
-
 def _started(decision: Decision) -> Started:
+    """Return the result for the schedules, with the lane and the loop that have work because of it."""
     if decision.result is not StartResult.STARTED:
         return Started(decision.result, excess=decision.excess)
     definition = decision.workflow.definition
@@ -118,5 +112,6 @@ def _key(start: WorkflowStart) -> Key:
 
 
 def _concurrency(start: WorkflowStart) -> tuple[str, str] | None:
+    """Return the tenant and the concurrency key of a start; None without one."""
     name = start.spec.concurrency_key
     return None if name is None else (start.tenant_id, name)

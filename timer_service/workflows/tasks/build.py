@@ -60,7 +60,10 @@ async def read_tasks(
 
 
 def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
-    """Return a claimed task as it is sent to the worker: its lease, and the waits that are over. Or end its claim."""
+    """Return a claimed task as it is sent to the worker: its lease, and the waits that are over. Or end its claim.
+
+    After a few lost leases, a delay follows the lease, so that the workflow does not end one worker after another.
+    """
     workflow = task.workflow
     if has_crashed(workflow, max_attempts):
         return task._replace(workflow=workflow.fail(FailureCode.CRASHED, rules.now))
@@ -75,6 +78,7 @@ def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
 
 
 async def _views(tx: Transaction, workflows: Sequence[Workflow], now: int) -> dict[Key, RawJson]:
+    """Return the tasks of workflows. One with large effects has the first page of them."""
     texts = await store.find_texts(tx, [each.key for each in workflows if each.input_bytes])
     small = [each.key for each in workflows if each.effects and not _is_large(each)]
     found = await effect_store.find_all(tx, small)
@@ -96,6 +100,7 @@ def _is_large(workflow: Workflow) -> bool:
 
 
 def _view(workflow: Workflow, stored_input: str | None, effects: RawJson) -> RawJson:
+    """Return the fields of a task, and then those of `effects`."""
     definition, hold = workflow.definition, workflow.hold
     assert definition is not None  # noqa: S101 - only started ones are claimed
     assert hold is not None  # noqa: S101 - the row is claimed

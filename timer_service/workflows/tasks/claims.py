@@ -3,7 +3,6 @@
 Tenants take turns, and so do their lanes and the polls of a lane.
 """
 
-import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -12,8 +11,9 @@ from typing import NamedTuple
 from timer_service.core.due.blame import Blame, blame
 from timer_service.core.due.isolate import Failed, Retries, isolate
 from timer_service.core.intake.route import Lane
-from timer_service.core.ports.database import Database, Row, Transaction
+from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.service.slice import Parts
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.stored_json import RawJson
 from timer_service.workflows import store
@@ -40,12 +40,13 @@ def share_tasks(
     fitting: Callable[[Lane], int],
     limit: int,
 ) -> list[Share]:
-    """Return who gets the tasks that are available, at most `limit` in total, and as many as its slots for a poll.
+    """Share the tasks that are available among the polls of their lanes: at most `limit` in total.
 
-    `fitting` returns how many tasks of a lane fit into a reply. If tasks are few, the polls of a lane share them.
+    A poll gets at most as many tasks as its slots, and of a lane at most `fitting` (how many fit into a reply). Tenants
+    take turns, and so do the lanes of a tenant and the polls of a lane. Each turn gives one task.
     """
     polls = {lane: deque(polls_of(lane)) for lane in available}
-    free = {poll: poll.wanted.slots for each in polls.values() for poll in each}
+    free_slots = {poll: poll.wanted.slots for each in polls.values() for poll in each}
     left = dict(available)
     counts: Counter[tuple[Poll, Lane]] = Counter()
     turns: OrderedDict[str, deque[Lane]] = OrderedDict()
@@ -54,16 +55,17 @@ def share_tasks(
     while turns and limit > 0:
         tenant, lanes = turns.popitem(last=False)
         lane = lanes.popleft()
-        while left[lane] and polls[lane]:
-            poll = polls[lane].popleft()
-            if free[poll] and counts[poll, lane] < fitting(lane):
-                counts[poll, lane] += 1
-                free[poll] -= 1
-                left[lane] -= 1
-                limit -= 1
-                polls[lane].append(poll)  # the others come before it in the next turn
-                lanes.append(lane)
-                break
+        waiting = polls[lane]
+        while waiting and not (free_slots[waiting[0]] and counts[waiting[0], lane] < fitting(lane)):
+            waiting.popleft()  # this poll gets no more tasks of the lane
+        if waiting and left[lane]:
+            poll = waiting[0]
+            counts[poll, lane] += 1
+            free_slots[poll] -= 1
+            left[lane] -= 1
+            limit -= 1
+            waiting.rotate(-1)  # the other polls come before it in the next turn
+            lanes.append(lane)
         if lanes:
             turns[tenant] = lanes
     return [Share(poll, lane, count) for (poll, lane), count in counts.items()]
@@ -86,25 +88,14 @@ NOTHING = Claimed({}, (), ())
 class Claims:
     """Claims workflows. It holds no lock while tasks are sent."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        max_attempts: int,
-        claim_bytes: int,
-        rng: random.Random,
-        wake_outbox: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, parts: Parts, *, claim_bytes: int) -> None:
         """`claim_bytes`: the tasks of all polls of one transaction, and what it needs for the effects that it loads.
 
         These are their memory, and the messages that become their results: each is read and written. A single task may
         have more.
         """
-        self._database = database
-        self._max_attempts = max_attempts
+        self._parts = parts
         self._claim_bytes = claim_bytes
-        self._rng = rng
-        self._wake_outbox = wake_outbox
         self._retries = Retries[Key]("workflows")
 
     async def claim(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
@@ -112,61 +103,75 @@ class Claims:
 
         A workflow whose task cannot be made waits, and stops no other. Then polls may get fewer tasks.
         """
-        done = Claimed({}, [0] * len(shares), [0] * len(shares))
+        tasks: dict[Poll, Sequence[RawJson]] = {}
+        found, kept = [0] * len(shares), [0] * len(shares)
 
         async def attempt(share_numbers: Sequence[int]) -> None:
             """Claim one task for each occurrence of the number of a share, unless its poll has tasks already."""
-            nonlocal done
-            counts = Counter(number for number in share_numbers if shares[number].poll not in done.tasks)
+            counts = Counter(number for number in share_numbers if shares[number].poll not in tasks)
             some = [shares[number]._replace(tasks=count) for number, count in counts.items()]
-            if not some:
-                return
-            rows: list[Row] = []
-            work = partial(self._claim, shares=some, now=now, may_time_out=may_time_out, rows=rows)
-            try:
-                claimed = await in_transaction(self._database, work)
-            except Exception as error:
-                if len(rows) == 1 and blame(error) is Blame.COMMAND:  # only this workflow can be at fault
-                    await self._postpone(Key(rows[0]["tenant_id"], rows[0]["workflow_id"]), error, now)
-                raise
-            done = _add(done, list(counts), claimed)
+            claimed = await self._claim_together(some, now, may_time_out=may_time_out)
+            tasks.update(claimed.tasks)
+            for number, found_now, kept_now in zip(counts, claimed.found, claimed.kept, strict=True):
+                found[number] += found_now
+                kept[number] += kept_now
 
         # Each share occurs once per task, so that `isolate` can go down to a single task.
         await isolate([number for number, each in enumerate(shares) for _ in range(each.tasks)], attempt)
-        return done
+        return Claimed(tasks, found, kept)
 
-    async def _claim(
-        self, tx: Transaction, *, shares: Sequence[Share], now: int, may_time_out: bool, rows: list[Row]
-    ) -> Claimed:
-        """Claim workflows in one transaction. `rows` gets those whose tasks are made, also if that fails."""
-        rows.clear()
-        claimed = await lanes.claim(tx, list(map(_wanted, shares)), now)
-        kept = self._cut(shares, claimed)
-        await lanes.release(tx, [row for each, count in zip(claimed, kept, strict=True) for row in each[count:]])
-        rows += [row for each, count in zip(claimed, kept, strict=True) for row in each[:count]]
-        read = await read_tasks(
-            tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out, wake_outbox=self._wake_outbox
-        )
-        polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
-        tasks: dict[Poll, list[RawJson]] = {}
-        for poll, task in zip(polls, read, strict=True):
-            if task is not None:
-                tasks.setdefault(poll, []).append(task)
-        return Claimed(tasks, list(map(len, claimed)), kept)
+    async def _claim_together(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
+        """Claim workflows in one transaction. If it fails, and only one workflow can be at fault, this one waits."""
+        if not shares:
+            return NOTHING
+        wanted = [
+            LaneClaim(each.lane, each.tasks, each.poll.wanted.worker_id, each.poll.wanted.lease_ms) for each in shares
+        ]
+        rows: list[Row] = []  # those whose tasks are made; still known if that fails
+
+        async def work(tx: Transaction) -> Claimed:
+            rows.clear()
+            claimed = await lanes.claim(tx, wanted, now)
+            kept = self._count_fitting(shares, claimed)
+            both = list(zip(claimed, kept, strict=True))
+            await lanes.release(tx, [row for each, count in both for row in each[count:]])
+            rows.extend(row for each, count in both for row in each[:count])
+            made = await read_tasks(
+                tx,
+                rows,
+                now,
+                max_attempts=self._parts.max_attempts,
+                may_time_out=may_time_out,
+                wake_outbox=partial(self._parts.wake, "outbox", now),
+            )
+            polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
+            tasks: dict[Poll, list[RawJson]] = {}
+            for poll, task in zip(polls, made, strict=True):
+                if task is not None:
+                    tasks.setdefault(poll, []).append(task)
+            return Claimed(tasks, list(map(len, claimed)), kept)
+
+        try:
+            return await in_transaction(self._parts.database, work)
+        except Exception as error:
+            if len(rows) == 1 and blame(error) is Blame.COMMAND:
+                await self._postpone(Key(rows[0]["tenant_id"], rows[0]["workflow_id"]), error, now)
+            raise
 
     async def _postpone(self, key: Key, error: Exception, now: int) -> None:
         """Let a workflow wait whose task cannot be made."""
         retry = self._retries.of([Failed(key, error)], now)[key]
-        await in_transaction(self._database, lambda tx: store.postpone(tx, key, retry, now))
+        await in_transaction(self._parts.database, lambda tx: store.postpone(tx, key, retry, now))
 
-    def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
+    def _count_fitting(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
         """Return how many rows of each share are kept: those that fit into the replies and into the bytes of a claim.
 
         The first row of a poll may be larger than its reply, and the first row of all may need more bytes. Tenants, and
         lanes of a tenant, come in a random order, so each of them has room in one of the next claims.
         """
-        ranks: defaultdict[str | Lane, float] = defaultdict(self._rng.random)
-        order = sorted(range(len(shares)), key=lambda number: _rank(ranks, shares[number].lane))
+        ranks: defaultdict[str | Lane, float] = defaultdict(self._parts.rng.random)
+        tenants_and_lanes = [(share.lane[0], share.lane) for share in shares]
+        order = sorted(range(len(shares)), key=lambda number: [ranks[each] for each in tenants_and_lanes[number]])
         used: Counter[Poll] = Counter()
         total = 0
         kept = [0] * len(shares)
@@ -183,24 +188,7 @@ class Claims:
         return kept
 
 
-def _add(done: Claimed, numbers: Sequence[int], claimed: Claimed) -> Claimed:
-    """Return what was claimed before, and then for the shares with these numbers."""
-    found, kept = list(done.found), list(done.kept)
-    for number, *counts in zip(numbers, claimed.found, claimed.kept, strict=True):
-        found[number], kept[number] = found[number] + counts[0], kept[number] + counts[1]
-    return Claimed({**done.tasks, **claimed.tasks}, found, kept)
-
-
-def _rank(ranks: Mapping[str | Lane, float], lane: Lane) -> tuple[float, float]:
-    return ranks[lane[0]], ranks[lane]
-
-
 def _needed_bytes(row: Row) -> int:
     """Return what a claim needs for the effects of a row that its function has not got, with their messages."""
     unseen = row["effects"] - row["seen"]
     return int(loaded_bytes(unseen) + min(unseen * MAX_DATA_BYTES, row["message_bytes"]))
-
-
-def _wanted(share: Share) -> LaneClaim:
-    wanted = share.poll.wanted
-    return LaneClaim(share.lane, share.tasks, wanted.worker_id, wanted.lease_ms)

@@ -58,26 +58,16 @@ class Dispatcher:
         self._wake = wake
         self._gate = BacklogGate(parts.broker, parts.database)
         self._database = parts.database
-        self._claims = Claims(
-            parts.database,
-            max_attempts=parts.max_attempts,
-            claim_bytes=parts.budget.portion,
-            rng=parts.rng,
-            wake_outbox=lambda: parts.wake("outbox", parts.clock.now()),
-        )
+        self._claims = Claims(parts, claim_bytes=parts.budget.portion)
         self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
         self._held = HeldPolls()
-        self._registry = WorkerRegistry(parts)
+        self.registry = WorkerRegistry(parts)
+        """The worker that records which processes execute workflows."""
         self._subscription: RequestSubscription
         self._outages = 0
         self._lock = asyncio.Lock()
         """Held during a pass, and while polls come."""
         self._stopping = False
-
-    @property
-    def registry(self) -> WorkerRegistry:
-        """The worker that records which processes execute workflows."""
-        return self._registry
 
     def open(self, subscription: RequestSubscription) -> None:
         """Set where replies go. Call it before `run` and the first pass."""
@@ -121,27 +111,27 @@ class Dispatcher:
             return Pass(0) if self._stopping else await self._tick(now)
 
     async def _tick(self, now: int) -> Pass:
+        """Look at the lanes that are due. After an error, look at them again at once."""
         if self._subscription.outages != self._outages:  # a reply may not reach a poll from before
             self._outages = self._subscription.outages
             await self._reply(_without_tasks(self._held.take_all()))
         if not self._subscription.health.usable:
             return Pass(0, now + _AWAY_MS)
         lanes = self._held.take_due(now, _MOST_LANES)
-        next_looks = dict.fromkeys(lanes, now)
-        sent = 0
+        sent, next_looks = 0, dict.fromkeys(lanes, now)
         try:
             if lanes:
                 sent, next_looks = await self._dispatch(lanes, now)
         finally:
             for lane, at in next_looks.items():
                 has_poll = self._held.wake(lane, at)
-                if at <= now + _LOCKED_MS and not has_poll:
+                if at <= now + _LOCKED_MS and not has_poll:  # it has rows for the polls of other instances
                     self._hint()
             await self._reply(_without_tasks(self._held.take_ended(_monotonic_ms())))
         return Pass(sent, self._next_pass(now))
 
     def _next_pass(self, now: int) -> int | None:
-        """Return when a look is due or the time of a poll is up."""
+        """Return when a look is due or the time of a poll is up; None without one."""
         end = self._held.next_end
         instants = [self._held.next_look(), None if end is None else now + max(math.ceil(end - _monotonic_ms()), 0)]
         return min((each for each in instants if each is not None), default=None)
@@ -155,6 +145,7 @@ class Dispatcher:
         return sum(map(len, claimed.tasks.values())), self._plan_looks(looks, shares, claimed, now)
 
     async def _claim(self, shares: Sequence[Share], now: int) -> Claimed:
+        """Claim workflows and send them. The polls that get any are no longer held."""
         may_time_out = await self._gate.is_open(now)
         claimed = await self._claims.claim(shares, now, may_time_out=may_time_out)
         replies = [
@@ -172,15 +163,15 @@ class Dispatcher:
     def _plan_looks(
         self, looks: dict[Lane, LaneLook], shares: Sequence[Share], claimed: Claimed, now: int
     ) -> dict[Lane, int]:
-        """Return when to look at each lane next."""
-        kept = Counter[Lane]()
+        """Return when to look at each lane next: soon if it has more available rows than were sent."""
+        sent = Counter[Lane]()
         for share, count in zip(shares, claimed.kept, strict=True):
-            kept[share.lane] += count
+            sent[share.lane] += count
         are_locked = any(count < share.tasks for share, count in zip(shares, claimed.found, strict=True))
-        rest_at = now + _LOCKED_MS if are_locked else now
+        soon = now + _LOCKED_MS if are_locked else now
         planned = {}
         for lane, found in looks.items():
-            instants = [rest_at if found.available > kept[lane] else None, found.next_at, now + self._poll_ms]
+            instants = [soon if found.available > sent[lane] else None, found.next_at, now + self._poll_ms]
             planned[lane] = min(each for each in instants if each is not None)
         return planned
 
@@ -190,19 +181,20 @@ class Dispatcher:
             self._hints.want()
 
     def _hold(self, request: Request, wanted: PollTasks) -> Sequence[Reply]:
-        """Hold a poll. Return the replies to those that end because of it, perhaps to itself."""
+        """Hold a poll, and wake the loop for it. Return the replies to polls that end because of it, perhaps itself."""
         poll = Poll(request, wanted, end_of(int(_monotonic_ms()), wanted.wait_ms))
         ended = self._held.take_of_worker(poll)  # the worker no longer waits for its older poll
         if not wanted.slots:
             return _without_tasks([*ended, poll])
-        self._registry.record(request.tenant, wanted.worker_id, wanted)
+        self.registry.record(request.tenant, wanted.worker_id, wanted)
         refused = self._held.add(poll)
         if poll not in refused:
             now = self._clock.now()
-            self._wake(min(max(self._held.look_at(poll), now), now + wanted.wait_ms))
+            self._wake(min(max(self._held.first_look(poll), now), now + wanted.wait_ms))
         return [*_without_tasks(ended), *((each.request, _FULL) for each in refused)]
 
     async def _reply(self, replies: Sequence[Reply]) -> None:
+        """Send replies, and count them and the polls that are left."""
         self._metrics.polls_held(len(self._held))
         for request, reply in replies:
             self._metrics.request_answered(request.name, reply.code or ANSWERED)

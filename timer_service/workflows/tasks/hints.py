@@ -26,6 +26,7 @@ class Hints:
             await self._task
 
     async def _run(self) -> None:
+        """Send hints and pause after each, until none is wanted."""
         while self._wanted:
             self._wanted = False
             await self._send()

@@ -80,7 +80,7 @@ class HeldPolls:
         self._most = most
         self._most_types = most_types
         self._polls: OrderedDict[tuple[str, str, str], Poll] = OrderedDict()
-        self._ends: dict[int, dict[Poll, None]] = {}
+        self._ends: dict[int, dict[Poll, None]] = {}  # the polls by when their time is up
         self._lanes: dict[Lane, _LaneState] = {}
         self._looks: list[_Look] = []  # a heap; entries that no longer match the state are skipped
         self._numbers = itertools.count()
@@ -94,15 +94,16 @@ class HeldPolls:
     def add(self, poll: Poll) -> Sequence[Poll]:
         """Hold a poll. Return those that are refused, because there are too many: perhaps this one."""
         refused = self._make_room(poll)
-        if poll not in refused:
-            self._polls[poll.worker] = poll
-            self._ends.setdefault(poll.ends_at, {})[poll] = None
-            self._types[poll.request.tenant] += len(poll.wanted.types)
-            for lane in poll.lanes:
-                if (state := self._lanes.get(lane)) is None:
-                    state = self._lanes[lane] = _LaneState(math.inf, 0)
-                    self._plan(state, self._now, lane)
-                state.polls[poll] = None
+        if poll in refused:
+            return refused
+        self._polls[poll.worker] = poll
+        self._ends.setdefault(poll.ends_at, {})[poll] = None
+        self._types[poll.request.tenant] += len(poll.wanted.types)
+        for lane in poll.lanes:
+            if (state := self._lanes.get(lane)) is None:
+                state = self._lanes[lane] = _LaneState(math.inf, 0)
+                self._plan(state, self._now, lane)
+            state.polls[poll] = None
         return refused
 
     def remove(self, poll: Poll) -> None:
@@ -115,7 +116,7 @@ class HeldPolls:
             del self._types[poll.request.tenant]
         for lane in poll.lanes:
             state = self._lanes[lane]
-            state.polls.pop(poll, None)
+            del state.polls[poll]
             if not state.polls and (not state.is_known or len(self._lanes) > self._most_types):
                 del self._lanes[lane]
 
@@ -155,8 +156,13 @@ class HeldPolls:
 
     def record_fitting(self, lane: Lane, kept: int, claimed: int) -> None:
         """Record how many of the tasks that were claimed for a poll did fit into its reply."""
-        if (state := self._lanes.get(lane)) is not None:
-            state.fitting = 2 * max(kept, 1) if kept < claimed else min(MAX_SLOTS, max(state.fitting, 2 * claimed))
+        state = self._lanes.get(lane)
+        if state is None:
+            return
+        if kept < claimed:
+            state.fitting = 2 * max(kept, 1)
+        else:  # all did fit: claim more the next time
+            state.fitting = max(state.fitting, 2 * claimed)
 
     def wake(self, lane: Lane, at: int) -> bool:
         """Look at a lane at an instant, or earlier. Return whether a poll waits for it.
@@ -191,21 +197,21 @@ class HeldPolls:
             state.look_at, state.is_known = math.inf, True
             if state.polls:
                 due.append(lane)
-            else:
+            else:  # it was known until this look
                 del self._lanes[lane]
         return due
 
-    def look_at(self, poll: Poll) -> int:
-        """Return when the first lane of a poll is looked at. No look is under way."""
+    def first_look(self, poll: Poll) -> int:
+        """Return when the first lane of a held poll is looked at. Call it while no look is under way."""
         return int(min(self._lanes[lane].look_at for lane in poll.lanes))
 
     def next_look(self) -> int | None:
         """Return when to look at a lane next; None without one."""
-        self._first(0)
+        self._first(0)  # drops the entries that no longer match
         return self._looks[0].at if self._looks else None
 
     def _first(self, now: int) -> Lane | None:
-        """Return the lane whose look is due first, if it is due."""
+        """Return the lane whose look is due first; None if none is due. Drops entries that no longer match."""
         while self._looks:
             look = self._looks[0]
             state = self._lanes.get(look.lane)
@@ -215,6 +221,7 @@ class HeldPolls:
         return None
 
     def _plan(self, state: _LaneState, at: int, lane: Lane) -> None:
+        """Plan the next look at a lane. It replaces an earlier plan."""
         state.look_at, state.number = at, next(self._numbers)
         heapq.heappush(self._looks, _Look(at, state.number, lane))
 

@@ -51,12 +51,15 @@ class _Shown(NamedTuple):
 
 
 class _Seen(NamedTuple):
+    """A request of a worker whose row waits to be written."""
+
     at: int
     shown: _Shown | None
     """None: the worker sent another request than a poll."""
 
     @property
     def size(self) -> int:
+        """The bytes with which it counts."""
         return _ROW_BYTES if self.shown is None else max(_ROW_BYTES, len(self.shown.types.encode()))
 
 
@@ -75,7 +78,7 @@ class WorkerRegistry:
         """How many bytes of them each tenant has. A tenant with ever new workers must not delay the others."""
 
     def record(self, tenant: str, worker_id: str, poll: PollTasks | None = None) -> None:
-        """Record a request of a worker, perhaps its poll."""
+        """Record a request of a worker, perhaps its poll, unless its row was just written or there are too many."""
         key = tenant, worker_id
         written = self._written.get(key)
         recent = written is not None and self._monotonic() - written < _SECONDS
@@ -108,6 +111,7 @@ class WorkerRegistry:
 
 
 async def _write(tx: Transaction, batch: Sequence[tuple[_Key, _Seen]]) -> None:
+    """Write the rows of polls, and of other requests if they are known. Delete those of tenants with too many."""
     rows = sorted(batch, key=itemgetter(0))
     await tx.insert(
         _SQL["poll"], [(*key, *seen.shown, seen.at, seen.at) for key, seen in rows if seen.shown is not None]

@@ -13,7 +13,6 @@ from timer_service.workflows.effect import (
     Effects,
     Inbox,
     begin_wait,
-    dump_error,
     end_attempt,
     end_waits,
     next_due,
@@ -28,6 +27,7 @@ from timer_service.workflows.protocol import (
     Fail,
     NextAttempt,
     Park,
+    Release,
     ReleaseReason,
     Report,
     ReportOutcome,
@@ -76,10 +76,9 @@ def is_held(workflow: Workflow | None, token: str) -> bool:
     return workflow is not None and workflow.hold is not None and workflow.hold.token == token
 
 
-def refuse(workflow: Workflow | None, token: str) -> ReportOutcome:
-    """Return the outcome of a report whose token is not current."""
-    was_settled = workflow is not None and workflow.settled_by == token
-    return ReportOutcome.UNCHANGED if was_settled else ReportOutcome.LOST
+def refuse(workflow: Workflow, token: str) -> ReportOutcome:
+    """Return the outcome of a report whose token is not current: it repeats the last report, or its task is lost."""
+    return ReportOutcome.UNCHANGED if workflow.settled_by == token else ReportOutcome.LOST
 
 
 def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
@@ -90,41 +89,36 @@ def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
         return Decision(task, ReportOutcome.UNCHANGED)
     counted = task._replace(workflow=task.workflow.count_report(report.number))
     try:
-        recorded = end_waits_over(_record(counted, report, rules), rules)
-        recorded = _mark_seen(recorded, report.seen)
+        recorded = _mark_seen(end_waits_over(_record(counted, report, rules), rules), report.seen)
     except ConflictingReportError:
         return Decision(task, ReportOutcome.CONFLICT)
     if recorded.workflow.effects > MAX_EFFECTS or recorded.workflow.effect_bytes > MOST_EFFECT_BYTES:
         return _end(task, report, task.workflow.fail(FailureCode.TOO_LARGE, rules.now), ReportOutcome.FAILED)
     decision = _then(recorded, report, rules)
-    shown = _failed(report)
+    shown = [EffectKey.parse(each.key) for each in report.steps if each.error is not None]
     if decision.outcome is ReportOutcome.RESUMED:  # by the clock of the worker, it may be too early for this step
-        shown |= dict.fromkeys(_first_to_start(recorded.effects.values(), rules.now))
-    return decision._replace(failed_steps=[_next_attempt(recorded.effects[key], rules.now) for key in shown])
+        shown += _first_to_start(recorded.effects.values(), rules.now)
+    steps = [recorded.effects[key] for key in dict.fromkeys(shown)]
+    return decision._replace(failed_steps=[_next_attempt(each, rules.now) for each in steps])
 
 
 def renew(task: TaskState, rules: Rules) -> TaskState:
-    """Return a task whose lease is renewed, with the ends of the waits that are over."""
+    """Return a task with a new lease, after the waits that are over have ended. Its worker has run the function."""
     after = end_waits_over(task, rules)
     workflow = after.workflow.renew(rules.now)
     return after._replace(workflow=workflow._replace(renewed=workflow.attempt))
 
 
 def end_waits_over(task: TaskState, rules: Rules) -> TaskState:
-    """Return a task after every wait that is over has ended."""
+    """Return a task after every wait that is over has ended. The messages that became results no longer wait."""
     effects, inbox = end_waits(task.effects, task.inbox, rules.now, may_time_out=rules.may_time_out)
-    if effects is task.effects:
+    if effects is task.effects:  # no wait is open
         return task
     workflow = _count(task.workflow, task.effects, effects)
     taken = [each.taken for key, each in effects.items() if each.taken is not None and each != task.effects[key]]
-    return TaskState(
-        workflow._replace(
-            messages=workflow.messages - len(taken),
-            message_bytes=workflow.message_bytes - sum(each.size for each in taken),
-        ),
-        effects,
-        inbox,
-    )
+    messages = workflow.messages - len(taken)
+    message_bytes = workflow.message_bytes - sum(each.size for each in taken)
+    return TaskState(workflow._replace(messages=messages, message_bytes=message_bytes), effects, inbox)
 
 
 def is_undecided(effect: Effect, now: int) -> bool:
@@ -151,14 +145,17 @@ def _record(task: TaskState, report: Report, rules: Rules) -> TaskState:
 
 
 def _count(workflow: Workflow, before: Effects, after: Effects) -> Workflow:
-    """Return a workflow that counts its new effects and their sizes."""
+    """Return a workflow that counts its new effects, and the bytes that its effects have more."""
     sizes = sum(each.size for each in after.values()) - sum(each.size for each in before.values())
     effects = workflow.effects + len(after) - len(before)
     return workflow._replace(effects=effects, effect_bytes=workflow.effect_bytes + sizes)
 
 
 def _mark_seen(task: TaskState, seen: Sequence[Seen]) -> TaskState:
-    """Return a task with the numbers under which the function got results. They follow each other without gaps."""
+    """Return a task with the numbers under which the function got results.
+
+    Raises `ConflictingReportError` if a number is used or leaves a gap, or if the function cannot have got a result.
+    """
     if not seen:
         return task
     effects, last = dict(task.effects), task.workflow.seen
@@ -166,7 +163,7 @@ def _mark_seen(task: TaskState, seen: Sequence[Seen]) -> TaskState:
         effect = effects.get(EffectKey.parse(each.key))
         if effect is None or effect.status is EffectStatus.OPEN:
             raise ConflictingReportError
-        if effect.seq == each.seq:
+        if effect.seq == each.seq:  # a repeated report
             continue
         if effect.seq is not None or each.seq != last + 1:
             raise ConflictingReportError
@@ -176,7 +173,7 @@ def _mark_seen(task: TaskState, seen: Sequence[Seen]) -> TaskState:
 
 
 def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
-    """Apply the end of a report. A released task was not attempted: its claim does not count."""
+    """Apply the end of a report: the task goes on, is parked or released, or the workflow ends."""
     now, workflow = rules.now, task.workflow
     match report.then:
         case Continue():
@@ -190,22 +187,22 @@ def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
             return _end(task, report, counted, ReportOutcome.COMPLETED)
         case Fail() as then:
             code = FailureCode.WORKFLOW_ERROR if then.step is None else FailureCode.STEP_FAILED
-            failed = workflow.fail(code, now, step=then.step, error=dump_error(then.error))
+            failed = workflow.fail(code, now, step=then.step, error=then.error.model_dump_json())
             return _end(task, report, failed, ReportOutcome.FAILED)
-        case release:
-            attempt = max(workflow.attempt - 1, 0)
+        case Release() as then:
+            attempt = max(workflow.attempt - 1, 0)  # the claim does not count: the task was not attempted
             uncounted = workflow._replace(
                 attempt=attempt, renewed=min(workflow.renewed, attempt), settled_by=report.token
             )
-            if release.reason is ReleaseReason.NON_DETERMINISTIC:
-                waiting = uncounted.block(release.error, now)
+            if then.reason is ReleaseReason.NON_DETERMINISTIC:
+                waiting = uncounted.block(then.error, now)
             else:
                 waiting = uncounted.wait_until(now, counted_from=now)
             return Decision(task._replace(workflow=waiting), ReportOutcome.RELEASED)
 
 
 def _go_on(task: TaskState, outcome: ReportOutcome, now: int) -> Decision:
-    """Return the decision that a task goes on with its worker."""
+    """Return the decision that a task goes on with its worker, with a new lease."""
     renewed = _progressed(task.workflow).renew(now)
     return Decision(task._replace(workflow=renewed), outcome)
 
@@ -225,23 +222,25 @@ def _park(task: TaskState, token: str, rules: Rules) -> Decision:
 
 def _due(task: TaskState, rules: Rules) -> Due | None:
     """Return when a parked task has something to do; None if it waits for a message only."""
-    effects = task.effects.values()
+    now, effects = rules.now, task.effects.values()
     if any(each.status is not EffectStatus.OPEN and each.seq is None for each in effects):
-        return Due(rules.now, rules.now)  # a result that the function did not get: the next worker delivers it
+        return Due(now, now)  # a result that the function did not get: the next worker delivers it
     if not any(each.status is EffectStatus.OPEN for each in effects):
-        return Due(rules.now, rules.now)  # nothing would ever continue it
+        return Due(now, now)  # nothing would ever continue it
     due = next_due(effects)
-    return Due(rules.now + UNDECIDED_MS, rules.now) if due is not None and due.at <= rules.now else due
+    if due is not None and due.at <= now:
+        return Due(now + UNDECIDED_MS, now)  # a timeout that cannot be decided yet
+    return due
 
 
 def _first_to_start(effects: Iterable[Effect], now: int) -> list[EffectKey]:
-    """Return the failed step that may start again for longest, if there is one. A reply has no room for all."""
+    """Return the key of the failed step that may start again for longest, or none. A reply has no room for all."""
     ready = [each for each in effects if _may_start(each, now)]
     return [min(ready, key=lambda each: (each.due_at or 0, each.key)).key] if ready else []
 
 
 def _may_start(effect: Effect, now: int) -> bool:
-    """Return whether a failed step may start again."""
+    """Return whether an effect is a failed step that may start again now."""
     is_open_step = effect.kind is EffectKind.STEP and effect.status is EffectStatus.OPEN
     return is_open_step and (effect.due_at is None or effect.due_at <= now)
 
@@ -252,16 +251,12 @@ def _progressed(workflow: Workflow) -> Workflow:
 
 
 def _end(task: TaskState, report: Report, ended: Workflow, outcome: ReportOutcome) -> Decision:
+    """Return the decision of a report that ends its workflow."""
     settled = _progressed(ended)._replace(settled_by=report.token)
     return Decision(task._replace(workflow=settled), outcome)
 
 
-def _failed(report: Report) -> dict[EffectKey, None]:
-    """Return the steps of which a report has a failed attempt, in order."""
-    return {EffectKey.parse(each.key): None for each in report.steps if each.error is not None}
-
-
-def _next_attempt(effect: Effect, now: int) -> NextAttempt:
-    is_open = effect.status is EffectStatus.OPEN
-    start_in = max((effect.due_at or now) - now, 0) if is_open else None
-    return NextAttempt(key=effect.key.text, start_in_ms=start_in)
+def _next_attempt(step: Effect, now: int) -> NextAttempt:
+    """Return when the next attempt of a step may start: never if the step has ended."""
+    start_in = max((step.due_at or now) - now, 0) if step.status is EffectStatus.OPEN else None
+    return NextAttempt(key=step.key.text, start_in_ms=start_in)

@@ -87,12 +87,13 @@ async def handle_requests(
 
 
 def _count_fitting(asked: Sequence[Asked], workflows: Mapping[Key, Workflow], room: int) -> int:
-    """Return how many of the first requests have room. None if the first one has several tasks that need more."""
+    """Return how many of the first requests have room: 0 if the first one has several tasks that need more."""
     used = 0
     for number, each in enumerate(asked):
         items = _items(each)
         used += sum(_weigh(workflows.get(key), item) for key, item in items)
-        if used > room and (number or len(items) > 1):
+        is_single_task = number == 0 and len(items) == 1  # it has room, however much it needs
+        if used > room and not is_single_task:
             return number
     return len(asked)
 
@@ -104,11 +105,12 @@ def _weigh(workflow: Workflow | None, item: _Item) -> int:
     if isinstance(item, GetEffects):
         page = min(workflow.effect_bytes + workflow.effects * effect_store.BYTES_PER_EFFECT, PAGE_BYTES)
         return _WORKFLOW_BYTES + task_store.loaded_bytes(min(workflow.effects, _MOST_EFFECTS)) + _COPIES * page
-    unseen, named, written = workflow.effects - workflow.seen, 0, 0
+    unseen = workflow.effects - workflow.seen
+    named = written = 0
     if isinstance(item, Report):
         unseen += len(item.waits)
         named = len(item.steps) + len(item.seen)
-        written = workflow.input_bytes if isinstance(item.then, Complete | Fail) else 0  # SQLite writes it again
+        written = workflow.input_bytes if isinstance(item.then, Complete | Fail) else 0  # SQLite copies the input
     messages = min(workflow.messages, unseen)
     texts = min(workflow.effect_bytes + workflow.message_bytes, unseen * MAX_DATA_BYTES)
     return _WORKFLOW_BYTES + task_store.loaded_bytes(unseen + named + messages) + _COPIES * texts + written
@@ -120,11 +122,11 @@ class _Batch:
     def __init__(self, before: Mapping[Key, TaskState], rules: Rules) -> None:
         self.before = before
         self.tasks = dict(before)
-        """Those that no report or renewal holds are without their effects."""
+        """The tasks after the requests so far. Without effects: those that no report or renewal holds."""
         self._rules = rules
 
     async def decide(self, asked: Asked, turns: Turns) -> list[Decision | None]:
-        """Apply a request; return the decision about each of its tasks, None for one that is not found."""
+        """Apply a request; return the decision about each of its tasks. None: it is not found. get-effects has none."""
         decisions: list[Decision | None] = []
         for key, each in _items(asked):
             found = self.tasks.get(key)
@@ -136,6 +138,7 @@ class _Batch:
         return decisions
 
     def _apply(self, key: Key, asked: Report) -> Decision | None:
+        """Apply a report; return the decision, None if there is no such workflow."""
         task = self.tasks.get(key)
         if task is None:
             return None
@@ -146,6 +149,7 @@ class _Batch:
         return decision
 
     def _renew(self, key: Key, token: str) -> Decision | None:
+        """Renew the lease of a task; return the decision, None if the task is lost."""
         task = self.tasks.get(key)
         if task is None or not is_held(task.workflow, token):
             return None
@@ -164,16 +168,16 @@ class _Batch:
         self, tx: Transaction, asked: Sequence[Asked], decided: Sequence[Sequence[Decision | None]]
     ) -> list[RawJson | Rejection]:
         """Return the replies to requests, after what they changed was saved."""
-        both = list(zip(asked, decided, strict=True))
         over = await task_store.over_views(tx, [_shown(each) for each in decided], self._rules.now)
         return [
             await self._effects_reply(tx, each)
             if isinstance(each.request, GetEffects)
             else _list_reply(each, decisions, views)
-            for (each, decisions), views in zip(both, over, strict=True)
+            for each, decisions, views in zip(asked, decided, over, strict=True)
         ]
 
     async def _effects_reply(self, tx: Transaction, asked: Asked) -> RawJson | Rejection:
+        """Return a page of effects, or why the request is refused."""
         request: GetEffects = asked.request
         key = Key(asked.tenant, request.workflow_id)
         task = self.tasks.get(key)
@@ -192,29 +196,31 @@ def _shown(decisions: Sequence[Decision | None]) -> dict[Key, TaskState]:
 
 
 def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mapping[Key, Sequence[RawJson]]) -> RawJson:
-    """Return the reply to reports or renewals."""
+    """Return the reply to reports or renewals. `over`: the views of the waits that are over."""
     pairs = list(zip(_items(asked), decisions, strict=True))
     if isinstance(asked.request, ReportTasks):
-        return write_object(
-            {}, {"reports": write_list([_reported(key, decision, over) for (key, _), decision in pairs])}
-        )
-    lost = [task for (_, task), decision in pairs if decision is None]
+        reports = [_reported(key, decision, over) for (key, _), decision in pairs]
+        return write_object({}, {"reports": write_list(reports)})
+    lost = [
+        write_object({"workflowId": key.workflow_id, "token": task.token}, {})
+        for (key, task), decision in pairs
+        if decision is None
+    ]
     tokens = {key: task.token for (key, task), decision in pairs if decision is not None}
-    names = [write_object({"workflowId": each.workflow_id, "token": each.token}, {}) for each in lost]
-    shown = [
+    tasks = [
         write_object({"workflowId": key.workflow_id, "token": tokens[key]}, {"over": write_list(views)})
         for key, views in over.items()
     ]
-    return write_object({}, {"lost": write_list(names), "tasks": write_list(shown)})
+    return write_object({}, {"lost": write_list(lost), "tasks": write_list(tasks)})
 
 
 def _reported(key: Key, decision: Decision | None, over: Mapping[Key, Sequence[RawJson]]) -> RawJson:
+    """Return the reply to one report. None: there is no such workflow."""
     outcome = ReportOutcome.LOST if decision is None else decision.outcome
     fields: dict[str, object] = {"workflowId": key.workflow_id, "outcome": outcome}
     if decision is not None and decision.failed_steps:
         fields["failedSteps"] = [step.model_dump(exclude_none=True) for step in decision.failed_steps]
-    views = over.get(key, []) if decision is not None and decision.shows_waits else []
-    return write_object(fields, {"over": write_list(views) if views else None})
+    return write_object(fields, {"over": write_list(over[key]) if key in over else None})
 
 
 def _items(asked: Asked) -> Sequence[tuple[Key, _Item]]:
@@ -232,12 +238,11 @@ def _wanted(asked: Sequence[Asked], workflows: Mapping[Key, Workflow]) -> dict[K
     """Return what to load of each held task: the effects that reports name, and messages for the waits that begin."""
     effects: dict[Key, set[EffectKey]] = {}
     messages: dict[Key, Counter[str]] = {}
-    for key, each in (pair for request in asked for pair in _items(request)):
-        if isinstance(each, GetEffects) or not is_held(workflows.get(key), each.token):
+    for key, item in (pair for each in asked for pair in _items(each)):
+        if isinstance(item, GetEffects) or not is_held(workflows.get(key), item.token):
             continue
         named, names = effects.setdefault(key, set()), messages.setdefault(key, Counter())
-        if isinstance(each, Report):
-            texts = [item.key for items in (each.steps, each.seen, each.waits) for item in items]
-            named.update(map(EffectKey.parse, texts))
-            names.update(EffectKey.parse(wait.key).name for wait in each.waits if wait.kind is EffectKind.MESSAGE)
+        if isinstance(item, Report):
+            named.update(EffectKey.parse(each.key) for part in (item.steps, item.seen, item.waits) for each in part)
+            names.update(EffectKey.parse(each.key).name for each in item.waits if each.kind is EffectKind.MESSAGE)
     return {key: Wanted(frozenset(named), messages[key]) for key, named in effects.items()}

@@ -55,6 +55,7 @@ async def load(
 def _wanted_messages(
     workflows: Mapping[Key, Workflow], effects: Mapping[Key, Effects], wanted: Mapping[Key, Wanted]
 ) -> dict[tuple[Key, str], int]:
+    """Return how many messages of each name the open and the new waits of workflows can take."""
     names = {
         key: message_names(effects.get(key, {}).values()) + Counter(each.messages)
         for key, each in wanted.items()
@@ -65,24 +66,20 @@ def _wanted_messages(
 
 async def save(tx: Transaction, before: Tasks, after: Tasks, now: int) -> bool:
     """Write the tasks of `after` that differ from `before`. Return whether events were added."""
-    old, new = _workflows(before), _workflows(after)
+    old, new = ({key: task.workflow for key, task in tasks.items()} for tasks in (before, after))
     await store.advance(tx, old, new)
-    await effect_store.save(tx, _effects(before), _effects(after), now)
+    old_effects, new_effects = ({key: task.effects for key, task in tasks.items()} for tasks in (before, after))
+    await effect_store.save(tx, old_effects, new_effects, now)
     events = events_of(old, new, now)
     await outbox.add(tx, events, now)
     return bool(events)
 
 
-def _workflows(tasks: Tasks) -> dict[Key, Workflow]:
-    return {key: task.workflow for key, task in tasks.items()}
-
-
-def _effects(tasks: Tasks) -> dict[Key, Effects]:
-    return {key: task.effects for key, task in tasks.items()}
-
-
 def effect_view(effect: Effect, now: int) -> RawJson:
-    """Return the view of an effect for a worker: the fields of `EffectView` that are not None."""
+    """Return the view of an effect for a worker: the fields of `EffectView` that are not None.
+
+    Instants are relative to `now`, because the worker's clock may be another one.
+    """
     fields: dict[str, object] = {"key": effect.key.text, "kind": effect.kind, "status": effect.status}
     if effect.seq is not None:
         fields["seq"] = effect.seq
