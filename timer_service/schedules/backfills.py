@@ -69,7 +69,7 @@ class Backfill(NamedTuple):
         return self.slot_limit - self.fired_count - self.skipped_count
 
     def slots(self, now: int) -> Iterator[int]:
-        """Yield the slots that are left, in order, and compute each on demand. None is yielded before it is due."""
+        """Yield the slots that are left and due, in order, and compute each on demand."""
         for slot in slots_between(self.recurrence, self.after_at, self.to_at - 1):
             due = due_of(self.recurrence, slot, self.jitter_ms, *self.schedule) if self.jitter_ms else slot
             if due > now:

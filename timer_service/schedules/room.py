@@ -25,6 +25,8 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Used:
+    """What a tenant, or all of them, have used of a transaction."""
+
     slots: int = 0
     data: int = 0
     seconds: float = 0.0
@@ -44,12 +46,13 @@ class Room:
         self._used = {tenant: _Used() for tenant in tenants}
         self._all = _Used()
         self._share = 1 / max(len(self._used), 1)
-        self._turn = 0.0
+        self._turn_seconds = 0.0
+        """How long slots have been computed since other tasks ran."""
 
     def in_order(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int, int]]:
-        """Yield rows in order, with how many slots each may fire and their cost.
+        """Yield rows in order, with how many slots each may fire and the cost of one.
 
-        Rows of tenants that have used their shares then get what others have left.
+        Rows of tenants that have used their shares come last, and get what others have left.
         """
         later = []
         for row in rows:
@@ -67,8 +70,9 @@ class Room:
         if not self._all.left(1, 0, 1):
             return 0
         used = self._used[tenant]
+        least = 0 if used.slots else 1
         left = min(used.left(self._share, size, cost), self._all.left(1, size, cost))
-        return min(MOST_SLOTS_OF_SCHEDULE, max(left, 0 if used.slots else 1))
+        return min(MOST_SLOTS_OF_SCHEDULE, max(left, least))
 
     def use(self, tenant: str, slots: int, size: int, cost: int = 1) -> None:
         """Record what a schedule has used. Its row is written, with its data, also if no slot fires."""
@@ -86,10 +90,13 @@ class Room:
                 result: _T = stop.value
                 return result
             finally:
-                took = time.perf_counter() - began
-                self._used[tenant].seconds += took
-                self._all.seconds += took
-                self._turn += took
-                if self._turn > _TURN_SECONDS:
-                    self._turn = 0.0
-                    await asyncio.sleep(0)
+                await self._rest_after(tenant, time.perf_counter() - began)
+
+    async def _rest_after(self, tenant: str, seconds: float) -> None:
+        """Record how long computing took. Let other tasks run after 5 ms of it."""
+        self._used[tenant].seconds += seconds
+        self._all.seconds += seconds
+        self._turn_seconds += seconds
+        if self._turn_seconds > _TURN_SECONDS:
+            self._turn_seconds = 0.0
+            await asyncio.sleep(0)

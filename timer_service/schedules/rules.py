@@ -70,12 +70,13 @@ def apply(before: Schedule, command: Command, now: int) -> Applied:
             applied = _put(before, command, payload, now)
         case DeleteSchedule():
             applied = _delete(before, now)
-        case payload:
+        case payload:  # PauseSchedule or ResumeSchedule
             applied = _pause(before, command, now, pauses=isinstance(payload, PauseSchedule))
     return applied._replace(schedule=_confirm(before, applied.schedule, now))
 
 
 def _backfill_outcome(before: Schedule, command: Command, payload: BackfillSchedule) -> Outcome:
+    """Return the outcome of a BackfillSchedule. Only slots before its command time can fire."""
     if before.definition is None:
         return Outcome.NOT_FOUND
     return Outcome.NOTHING_DUE if payload.from_ >= command.stored_at else Outcome.BACKFILLING
@@ -100,6 +101,7 @@ def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> 
 
 
 def _delete(before: Schedule, now: int) -> Applied:
+    """Return a tombstone that keeps the cursor, so that no old slot fires again. The pause of the id ends."""
     if before.definition is None:
         outcome = Outcome.NOT_FOUND if before.created_by == NEVER else Outcome.UNCHANGED
         return Applied(before._replace(is_paused=False), outcome)

@@ -79,7 +79,9 @@ async def test_ids_of_slots(store: Database, clock: ManualClock) -> None:
     clock.advance(seconds=1)
     for first in (-1, 0):
         assert await schedules.backfill(after(minutes=first), after(minutes=5)) == "backfilling"
+    clock.advance(minutes=3)
     await schedules.fire_backfills()
+    assert [each["to"] for each in await schedules.ends()] == [iso(after(minutes=1, seconds=1))] * 2
     ids = [(each["payload"]["slotAt"], each["id"]) for each in await schedules.events_of("ScheduleFired")]
     assert (len(ids), len(set(ids)), len({each for _, each in ids})) == (6, 3, 3)
 
@@ -241,7 +243,8 @@ async def test_tenants_share(schedules: Schedules, monkeypatch: pytest.MonkeyPat
     assert {row["fired_count"] for row in rows if row["schedule_id"] == "b"} == {0}
 
 
-async def test_broker_away(schedules: Schedules) -> None:
+@pytest.mark.parametrize("is_put_again", [False, True])
+async def test_broker_away(schedules: Schedules, *, is_put_again: bool) -> None:
     """Nothing fires while the broker is away, and after that not before older commands were handled."""
     await schedules.put()
     assert await next_at(schedules.backfill_worker, NOW) is None
@@ -249,18 +252,21 @@ async def test_broker_away(schedules: Schedules) -> None:
     schedules.broker.health = Health.down("away")
     assert await next_at(schedules.backfill_worker, NOW) == NOW + RECHECK_MS
     schedules.send("DeleteSchedule")
+    if is_put_again:
+        schedules.send("PutSchedule", every="PT1M")
     schedules.broker.health = HEALTHY
     assert await next_at(schedules.backfill_worker, NOW) == NOW + RECHECK_MS
     await schedules.consume()
     await schedules.fire_backfills()
-    assert (await schedules.backfilled(), [each["reason"] for each in await schedules.ends()]) == ([], ["deleted"])
+    (end,) = await schedules.ends()
+    assert (await schedules.backfilled(), end["reason"], "nextSlotAt" in end) == ([], "deleted", False)
 
 
 # Failures and several instances
 
 
 @pytest.mark.parametrize("broken", ["zone = 'Moon/Tycho', every_ms = NULL, cron = '* * * * *'", "start = 'no JSON'"])
-async def test_a_broken_backfill(schedules: Schedules, broken: str) -> None:
+async def test_a_broken_backfill(schedules: Schedules, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backfill that cannot be read or computed waits, longer each time, with the error. Others go on."""
     for tenant in ("acme", "other"):
         send_backfill(schedules, tenant=tenant, seconds=3)
@@ -280,6 +286,12 @@ async def test_a_broken_backfill(schedules: Schedules, broken: str) -> None:
     (shown,) = (await schedules.view())["backfills"]
     assert (shown["lastError"], shown["retryAt"]) == (row["last_error"], iso(after(seconds=3)))
     schedules.clock.advance(seconds=2)
+    with monkeypatch.context() as bounds:
+        bounds.setattr(room, "MOST_SLOTS", 8)
+        await schedules.fire_backfills(1)
+    (shown,) = (await schedules.view())["backfills"]
+    assert "lastError" not in shown
+    assert (shown["count"], shown["lastSlotAt"]) == (2, iso(NOW - 2000))
     await schedules.fire_backfills()
     assert len(await schedules.backfilled()) == 4
 

@@ -94,12 +94,14 @@ async def test_ended_event(schedules: Schedules) -> None:
     await schedules.put("count", maxCount=1, envelope={"id": "put-1", "correlationId": "corr"})
     await schedules.put("end", endAt=iso(after(minutes=3)))
     assert await schedules.put("past", endAt=iso(NOW)) == "ended"
+    assert schedules.command_wakes[-1] == NOW
+    assert await schedules.put("past", endAt=iso(NOW - 1)) == "ended"
     await schedules.about("Pause", "end")
     await schedules.advance(minutes=5)
     await schedules.about("Resume", "end")
     ended = {name: await schedules.events_of("ScheduleEnded", name) for name in ("count", "end", "past")}
     reasons = {name: [each["payload"]["reason"] for each in events] for name, events in ended.items()}
-    assert reasons == {"count": ["max_count"], "end": ["end_at"], "past": ["end_at"]}
+    assert reasons == {"count": ["max_count"], "end": ["end_at"], "past": ["end_at"] * 2}
     assert (ended["count"][0]["causationId"], ended["count"][0]["correlationId"]) == ("put-1", "corr")
     assert await schedules.put("count", maxCount=1, data=1) == "updated"
     assert await schedules.put("count", maxCount=2) == "updated"

@@ -27,11 +27,14 @@ async def test_retention(schedules: Schedules) -> None:
     await schedules.about("Pause", "paused")
     await schedules.about("Delete", "deleted")
     await schedules.about("Pause", "remembered")
+    await schedules.put("confirmed", every="PT1H", maxCount=1)
     await schedules.advance(hours=1)
+    schedules.clock.advance(days=1)
+    assert await schedules.put("confirmed", every="PT1H", maxCount=1) == "unchanged"
     retention = Retention(schedules.database, timedelta(days=7), delete_settled)
     deleted = [(await retention.tick(at)).done for at in (after(days=7), after(days=7, hours=1, milliseconds=1))]
     left = [row["schedule_id"] for row in await schedules.all_rows()]
-    assert (deleted, left) == ([0, 3], ["active", "paused"])
+    assert (deleted, left) == ([0, 3], ["active", "confirmed", "paused"])
 
 
 async def test_row_counts(schedules: Schedules) -> None:

@@ -62,7 +62,7 @@ async def fire_portions(tx: Transaction, rows: Sequence[Row], now: int, *, start
 
 
 async def _find_portions(tx: Transaction, rows: Sequence[Row], done: Done[BackfillKey], now: int) -> list[Portion]:
-    """Return the portions of the backfills in `rows`, and record those that cannot be read or computed."""
+    """Return the portions of the backfills in `rows`. Record in `done` those that cannot be read or computed."""
     portions: list[Portion] = []
     room = Room({row["tenant_id"] for row in rows})
     created = await store.find_created(tx, [Key(row["tenant_id"], row["schedule_id"]) for row in rows])
