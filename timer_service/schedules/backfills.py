@@ -10,7 +10,7 @@ from timer_service.core.events.cause import Cause, cause_of
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.message import Command, Position
 from timer_service.schedules.calendar.recurrence import Recurrence, due_of, slots_between
-from timer_service.schedules.messages import BackfillEnd, BackfillSchedule
+from timer_service.schedules.messages import BackfillSchedule
 from timer_service.schedules.schedule import Key, Schedule
 
 LOOP = "backfills"
@@ -89,12 +89,6 @@ class Backfill(NamedTuple):
             fired_count=self.fired_count + len(slots) - skipped,
             skipped_count=self.skipped_count + skipped,
         )
-
-    def end(self, next_slot: int | None) -> BackfillEnd | None:
-        """Return why the backfill has ended, or None. `next_slot`: the first slot that is left."""
-        if next_slot is None:
-            return BackfillEnd.DONE
-        return None if self.left else BackfillEnd.LIMIT
 
 
 def new_backfill(schedule: Schedule, command: Command, now: int) -> Backfill:

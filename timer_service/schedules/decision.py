@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from itertools import islice
-from types import MappingProxyType
 from typing import NamedTuple
 
 from timer_service.core.requests.computing import Steps
@@ -14,7 +13,6 @@ _PIECE = 50
 """How many slots are computed at a time. A slot takes about 0.1 ms."""
 _MOST_COUNTED = 100
 """Counting the skipped slots of a cron expression stops there. Each must be computed."""
-_NONE: Mapping[int, SkipReason] = MappingProxyType({})
 
 
 class Decision(NamedTuple):
@@ -55,10 +53,10 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
         missed_since = first
     after_at = fires[-1] if rest or reaches_max_count else newest  # a later Put may fire what maxCount left over
     decision = Decision(schedule, after_at, fires, missed_since, skipped)
-    return decision._replace(schedule=settle(schedule, decision, now))
+    return decision._replace(schedule=settle(schedule, decision, now, {}))
 
 
-def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[int, SkipReason] = _NONE) -> Schedule:
+def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[int, SkipReason]) -> Schedule:
     """Return a schedule after a decision. The slots of `not_started`, in order, have started no workflow.
 
     Such a slot does not count for `maxCount`. So the schedule may go on although the decision ended it.

@@ -144,4 +144,5 @@ def _result(applied: rules.Applied, now: int, *, wants_view: bool) -> CommandRes
 
 
 def _view(schedule: Schedule) -> Mapping[str, Any]:
+    """Return the fields of a reply."""
     return {"schedule": schedule_view(schedule)}

@@ -83,14 +83,14 @@ def _backfill_outcome(before: Schedule, command: Command, payload: BackfillSched
 
 
 def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> Applied:
-    """Apply a PutSchedule. If it changes what names the slots, the schedule starts again, with its count at 0."""
+    """Apply a PutSchedule. If it changes the recurrence or `maxCount`, the schedule starts, with its count at 0."""
     definition = _definition(payload)
     known = before.definition
     named = before._replace(defined_by=command.position)
     if definition == known:
         return Applied(named, Outcome.UNCHANGED)
     put = named._replace(definition=definition, cause=cause_of(command))
-    if known is not None and definition.slots == known.slots:
+    if known is not None and (definition.recurrence, definition.max_count) == (known.recurrence, known.max_count):
         return Applied(aim(put, now), Outcome.UPDATED)
     if known is None:
         put = put._replace(created_at=now, created_by=command.position)

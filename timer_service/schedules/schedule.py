@@ -36,11 +36,6 @@ class Definition(NamedTuple):
     start: WorkflowSpec | None = None
     """The workflow that each slot starts."""
 
-    @property
-    def slots(self) -> tuple[Recurrence, int | None]:
-        """What decides which slots there are. If a PutSchedule changes it, the schedule starts again."""
-        return self.recurrence, self.max_count
-
 
 class Schedule(NamedTuple):
     """A schedule, or a tombstone if `definition` is None.
@@ -118,7 +113,11 @@ def start(schedule: Schedule, put_at: int, now: int) -> Schedule:
 
 
 def aim(schedule: Schedule, now: int) -> Schedule:
-    """Return a schedule with its next slot, or ended if no slot follows its cursor."""
+    """Return a schedule with its next slot, or ended if no slot follows its cursor.
+
+    If this instance cannot compute the slot, for example because it does not know the zone, the schedule is due at
+    once: the pass of an instance that knows the zone computes the slot.
+    """
     definition = schedule.definition
     if definition is None or schedule.ended_at is not None:
         return _without_slot(schedule)
@@ -126,26 +125,15 @@ def aim(schedule: Schedule, now: int) -> Schedule:
         slot = next_slot(definition.recurrence, schedule.after_at)
         due_at = None if slot is None else schedule.due_of(slot)
     except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
-        return _due_at_once(schedule, definition, error, now)
+        if schedule.is_paused:
+            return _without_slot(schedule)
+        earliest = schedule.after_at + 1
+        return schedule._replace(slot_at=earliest, available_at=max(now, earliest), last_error=error_text(error))
     if slot is None or schedule.fired_count == definition.max_count:
         return _end(schedule, now)
     if schedule.is_paused:
         return _without_slot(schedule)
     return schedule._replace(slot_at=slot, available_at=due_at, last_error=None)
-
-
-def _due_at_once(schedule: Schedule, definition: Definition, error: Exception, now: int) -> Schedule:
-    """Return a schedule whose next slot this instance cannot compute, for example because it does not know the zone.
-
-    Unless it is paused, it is due at once: the pass of an instance that knows the zone computes the slot.
-    """
-    if schedule.is_paused:
-        return _without_slot(schedule)
-    earliest = schedule.after_at + 1
-    end_at = definition.recurrence.end_at
-    if end_at is not None and earliest >= end_at:  # no slot can follow, in whatever zone
-        return _end(schedule, now)
-    return schedule._replace(slot_at=earliest, available_at=max(now, earliest), last_error=error_text(error))
 
 
 def _without_slot(schedule: Schedule) -> Schedule:
@@ -154,9 +142,7 @@ def _without_slot(schedule: Schedule) -> Schedule:
 
 def _end(schedule: Schedule, now: int) -> Schedule:
     """Return a schedule that has no further slot."""
-    return schedule._replace(
-        slot_at=None, available_at=None, last_error=None, ended_at=now, end_reason=_end_reason(schedule)
-    )
+    return _without_slot(schedule)._replace(ended_at=now, end_reason=_end_reason(schedule))
 
 
 def _end_reason(schedule: Schedule) -> EndReason:

@@ -119,7 +119,7 @@ async def test_outcomes(schedules: Schedules) -> None:
 
 
 async def test_view(schedules: Schedules) -> None:
-    """get-schedule shows the backfills that have not ended."""
+    """get-schedule shows the oldest ten backfills that have not ended."""
     await schedules.put()
     reply = await schedules.request("BackfillSchedule", scheduleId="daily", from_=minutes(-9)[0], to=iso(NOW), limit=7)
     assert reply["schedule"]["status"] == "active"
@@ -127,6 +127,10 @@ async def test_view(schedules: Schedules) -> None:
     assert (await schedules.view(upcoming=1))["backfills"] == [{"commandId": reply["commandId"], **wanted}]
     await schedules.put("other")
     assert "backfills" not in await schedules.view("other")
+    for _ in range(10):
+        assert await schedules.backfill(after(minutes=-3), NOW) == "backfilling"
+    assert len((await schedules.view())["backfills"]) == 10
+    assert (await schedules.view())["backfills"][0]["commandId"] == reply["commandId"]
     await schedules.fire_backfills()
     assert "backfills" not in await schedules.view()
 

@@ -77,6 +77,7 @@ class _Connection(aiosqlite.Connection):
         return await self._call(begin if self.begins_next else function)
 
     async def _call(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run a function in the thread, and record in the health whether it met an outage."""
         try:
             with translate_errors():
                 result: _T = await self._execute(partial(function, self._conn))  # type: ignore[no-untyped-call]
@@ -169,6 +170,7 @@ class SqliteDatabase:
 
     @asynccontextmanager
     async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[Statements]:
+        """Open a write transaction, which its first statement begins. `check` raises if it must not be committed."""
         async with self._turn, self._write_lock:
             end = TransactionEnd()
             try:
@@ -187,6 +189,7 @@ class SqliteDatabase:
                 self._writer.begins_next = False
 
     async def _commit(self, check: Callable[[], None] | None, end: TransactionEnd) -> None:
+        """Commit, and call what waits for it. Roll back if the commit fails."""
         try:
             changes = await self._writer.commit_counting(check)
         except BaseException:
@@ -214,6 +217,8 @@ def _prepare_file(path: Path) -> None:
 
 
 async def _connect(path: Path, *pragmas: str) -> _Connection:
+    """Open a connection and run its pragmas. If one fails, the connection is closed."""
+
     def connector() -> sqlite3.Connection:
         connection = sqlite3.connect(path, isolation_level=None, timeout=5)
         connection.row_factory = sqlite3.Row

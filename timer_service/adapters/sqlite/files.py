@@ -125,6 +125,7 @@ def sync(path: Path) -> None:
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
+    """Open a connection that cannot write. The error of a file that is no database comes with its first statement."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
@@ -132,14 +133,10 @@ def _exists(path: Path) -> StartError:
     return StartError(f"{path} exists already: give another name. Nothing was written")
 
 
-class DatabaseInUseError(StartError):
-    """Another process has the lock of the database."""
-
-
 def open_lock_file(path: Path) -> int:
     """Lock the database at `path`, and return the file whose `os.close` releases it.
 
-    Raises `DatabaseInUseError`, or `StartError` if the file cannot be created.
+    Raises `StartError` if another process has the lock, or if the file cannot be created.
     """
     path = path.resolve()  # a second name of the file has the same lock
     try:
@@ -152,7 +149,7 @@ def open_lock_file(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(lock)
-        raise DatabaseInUseError(
+        raise StartError(
             f"another instance uses the database {path} (TIMER_DB_PATH). "
             "Stop it, or use PostgreSQL (TIMER_DATABASE_URL) for several instances"
         ) from error

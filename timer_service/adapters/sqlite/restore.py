@@ -23,7 +23,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from timer_service.adapters.sqlite.files import (
-    DatabaseInUseError,
     create_if_missing,
     create_private_file,
     empty_wal,
@@ -37,10 +36,7 @@ from timer_service.core.values.errors import StartError
 @contextmanager
 def restoring(path: Path) -> Iterator[Path]:
     """Lock a database and yield the path of its draft, in a private folder. Raises `StartError` if it is in use."""
-    try:
-        lock = open_lock_file(path)
-    except DatabaseInUseError as error:
-        raise StartError(f"a service uses the database {path} (TIMER_DB_PATH). Stop it first") from error
+    lock = open_lock_file(path)
     folder = Path(f"{path}.restoring")
     try:
         shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
@@ -88,7 +84,7 @@ def refuse_unfinished_restore(path: Path) -> None:
 def _keep(path: Path, draft: Path) -> Path | None:
     """Give the old database a second name, and the draft its owner and mode. Return the name, or None."""
     kept = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    if not (path.exists() and _empty_wal(path)):
+    if not (path.exists() and _empty_wal(path)):  # a crash could leave no database that can be used
         create_if_missing(_mark(path))
         wal, _ = _side_files(path)
         if wal.exists():

@@ -26,13 +26,17 @@ class Portion(NamedTuple):
     before: Backfill
     slots: Sequence[int] = ()
     next_slot: int | None = None
-    """The first slot that is left; None if none is."""
+    """The first slot that is left and due; None if none is."""
     is_deleted: bool = False
     """Whether the schedule was deleted. No slot fires then."""
 
     def end(self, after: Backfill) -> BackfillEnd | None:
-        """Return why the backfill has ended after the portion, or None."""
-        return BackfillEnd.DELETED if self.is_deleted else after.end(self.next_slot)
+        """Return why the backfill, as it is after the portion, has ended; None if it goes on."""
+        if self.is_deleted:
+            return BackfillEnd.DELETED
+        if self.next_slot is None:
+            return BackfillEnd.DONE
+        return None if after.left else BackfillEnd.LIMIT
 
 
 async def fire_portions(tx: Transaction, rows: Sequence[Row], now: int, *, start: Start) -> Done[BackfillKey]:

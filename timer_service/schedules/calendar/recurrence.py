@@ -6,7 +6,6 @@ Instants are milliseconds since 1970 UTC, as everywhere. docs/schedules.md has t
 import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple
 
 from timer_service.core.values.duration import DAY, SECOND
@@ -113,7 +112,16 @@ def newest_slots(recurrence: Recurrence, after: int, until: int, limit: int) -> 
 
     No other slot is computed. Call it again with `until` before the oldest slot that it returned for more.
     """
-    return tuple(islice(_slots_back(recurrence, after, until), limit))[::-1]
+    first = max(after + 1, recurrence.first)
+    last = min(until, recurrence.last)
+    newest_first: list[int] = []
+    while last >= first and len(newest_first) < limit:
+        slot = _last_slot(recurrence, last)
+        if slot is None or slot < first:
+            break
+        newest_first.append(slot)
+        last = slot - 1
+    return tuple(reversed(newest_first))
 
 
 def due_of(recurrence: Recurrence, slot: int, jitter_ms: int, tenant_id: str, schedule_id: str) -> int:
@@ -128,18 +136,6 @@ def due_of(recurrence: Recurrence, slot: int, jitter_ms: int, tenant_id: str, sc
         return slot
     name = "\0".join((tenant_id, schedule_id, str(slot)))
     return slot + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) % span
-
-
-def _slots_back(recurrence: Recurrence, after: int, until: int) -> Iterator[int]:
-    """Yield the slots not later than `until` and later than `after`, the newest first."""
-    first = max(after + 1, recurrence.first)
-    last = min(until, recurrence.last)
-    while last >= first:
-        slot = _last_slot(recurrence, last)
-        if slot is None or slot < first:
-            return
-        yield slot
-        last = slot - 1
 
 
 def _first_slot(recurrence: Recurrence, first: int) -> int | None:
