@@ -163,7 +163,7 @@ async def test_restore_while_the_database_is_used(config: Config, file: Path) ->
     await write_database(file, NEW)
     await write_database(config.db_path, OLD)
     async with open_sqlite(config.db_path):
-        with pytest.raises(StartError, match=r"another instance uses the database .*timers.db \(TIMER_DB_PATH\). Stop it"):
+        with pytest.raises(StartError, match=r"another instance uses .*timers.db \(TIMER_DB_PATH\). Stop it"):
             await restore(config, file)
     kill_while_open(config.db_path, NEW)
     with closing(sqlite3.connect(config.db_path, isolation_level=None)) as reader:
