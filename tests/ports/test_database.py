@@ -1,7 +1,7 @@
 import asyncio
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -130,6 +130,7 @@ async def test_cancellation_at_any_point(database: Database, at_once: bool) -> N
     async def work(tx: Transaction, turn: int) -> None:
         tx.on_commit(lambda: then.append(turn))
         await tx.execute(INSERT, {"number": turn})
+        await tx.fetch_each("SELECT number FROM numbers WHERE number = :number", [{"number": turn}] * 3)
         await tx.execute(INSERT, {"number": -turn})
 
     async def write(turn: int) -> None:
@@ -142,7 +143,8 @@ async def test_cancellation_at_any_point(database: Database, at_once: bool) -> N
         writing = asyncio.create_task(write(turn))
         await yield_to_others(turn)
         writing.cancel()
-        await asyncio.wait([writing])
+        _, pending = await asyncio.wait([writing], timeout=10)
+        assert not pending, "it does not wait for the time limit of a statement"
     assert await numbers(database) == sorted([*then, *(-each for each in then)])
     await write(100)
     assert then[-1] == 100
@@ -232,7 +234,7 @@ async def test_sqlite_is_durable(sqlite: SqliteDatabase) -> None:
 
 
 async def test_a_failed_commit(postgres: PostgresDatabase) -> None:
-    """If the commit is refused, `then` is not called."""
+    """If the commit is refused, or the server rolls back because a statement has failed, `then` is not called."""
     then: list[str] = []
 
     async def write() -> None:
@@ -242,8 +244,16 @@ async def test_a_failed_commit(postgres: PostgresDatabase) -> None:
             await tx.execute("CREATE TABLE more (n BIGINT REFERENCES numbers (number) DEFERRABLE INITIALLY DEFERRED)")
             await tx.execute("INSERT INTO more VALUES (1)")
 
+    async def go_on_after_an_error() -> None:
+        async with postgres.transaction() as tx:
+            tx.on_commit(lambda: then.append("rolled back"))
+            with suppress(Exception):
+                await tx.fetch("SELECT 1 / 0 AS one")
+
     with pytest.raises(Exception, match=r"(?i)foreign key"):
         await write()
+    with pytest.raises(Exception, match="was rolled back"):
+        await go_on_after_an_error()
     assert then == []
 
 

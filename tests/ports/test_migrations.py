@@ -80,10 +80,15 @@ async def test_newer_database(store: Database) -> None:
 
 
 async def test_concurrent_migrations(store: Database) -> None:
-    """If several instances migrate at once, one applies the migrations and the others apply none."""
+    """If several instances migrate at once, one applies the migrations and the others apply none.
+
+    The others wait for it: a column that is there already would be an error of the set-up.
+    """
+    wider = Migration(FIRST + 2, f"{FIRST + 2:04}_wider", "ALTER TABLE a ADD COLUMN m BIGINT")
+    await migrate(store, [*BUNDLED, A, B])
     async with asyncio.TaskGroup() as group:  # no task may go on when the database is closed
-        tasks = [group.create_task(migrate(store, [*BUNDLED, A, B])) for _ in range(4)]
-    assert sorted((task.result() for task in tasks), key=len) == [[], [], [], [A, B]]
+        tasks = [group.create_task(migrate(store, [*BUNDLED, A, B, wider])) for _ in range(4)]
+    assert sorted((task.result() for task in tasks), key=len) == [[], [], [], [wider]]
     assert await rows_of_a(store) == [1, 2]
 
 

@@ -71,6 +71,7 @@ class Tracing:
         """Return `publish` with a `fire` span for each message."""
 
         async def publish_traced(messages: Sequence[Message]) -> Sequence[PublishResult]:
+            """Publish messages with the contexts of their spans, which end with the results."""
             spans = [self._begin_fire(message) for message in messages]
             results: Sequence[PublishResult] = ()
             try:

@@ -82,6 +82,7 @@ def _fired_events(firing: Firing, now: int) -> list[Event]:
         is_first = number == 0
         more = omit_none(missedSince=format_optional(firing.missed_since if is_first else None))
         payload = {**names(firing.schedule), "slotAt": format_instant(slot), **fields, **more}
+        # A slot that a backfill fires has the id that it always has.
         about = ("trigger", *firing.position) if firing.cause is FiringCause.TRIGGER else ("slot", slot)
         written = write_object(payload, {"data": data})
         events.append(event_of(ScheduleFired.type, firing.schedule, about, written, origin=firing.origin, at=now))

@@ -49,6 +49,7 @@ async def handle(
             return None
 
         def keep() -> CommandResult:
+            """Record the change, its events and its firing or backfill. They are written after all commands."""
             if applied.schedule != found:
                 after[key] = applied.schedule
             if applied.ends(found):

@@ -124,6 +124,7 @@ async def page(
     reader: Reader, tenant_id: str, statuses: Sequence[ShownStatus], *, after: str, limit: int
 ) -> list[Schedule]:
     """Return up to `limit` schedules of a tenant with these statuses after an id, in order of their ids."""
+    # Each status has a statement, because the index has the status before the id.
     pages = (f"SELECT * FROM ({_SQL['page'].format(status=status)}) AS page" for status in statuses)  # noqa: S608 - no user input
     parameters = {"tenant_id": tenant_id, "after": after, "limit": limit}
     rows = await reader.fetch("\nUNION ALL\n".join(pages), parameters)

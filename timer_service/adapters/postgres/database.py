@@ -215,12 +215,7 @@ class PostgresDatabase:
             )
 
         work_pool, query_pool = await create_pool(_WORK_CONNECTIONS), await create_pool(_QUERY_CONNECTIONS)
-        try:
-            await _connect(work_pool)
-        except BaseException:
-            work_pool.terminate()
-            query_pool.terminate()
-            raise
+        await _connect(work_pool)
         return cls(work_pool, query_pool)
 
     @asynccontextmanager
@@ -324,7 +319,7 @@ async def _acquire(pool: asyncpg.Pool) -> AsyncIterator[_Connection]:
     try:
         connection = await pool.acquire(timeout=STATEMENT_SECONDS)
     except TimeoutError as error:
-        if pool.get_size() < pool.get_max_size() or pool.get_idle_size() > 0:
+        if pool.get_size() < pool.get_max_size():
             raise  # the server did not accept a connection
         raise DatabaseBusyError(f"all {pool.get_max_size()} connections are in use") from error
     try:

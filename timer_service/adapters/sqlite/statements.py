@@ -131,6 +131,7 @@ def _values(names: tuple[str, ...]) -> Callable[[Parameters], tuple[Any, ...]]:
 
 
 def _values_with_lists(names: tuple[str, ...], lists: Collection[str]) -> Callable[[Parameters], tuple[Any, ...]]:
+    """Return a function that returns the values of the names; those of `lists` as JSON arrays."""
     return lambda parameters: tuple(
         _write_list(parameters[name]) if name in lists else parameters[name] for name in names
     )
