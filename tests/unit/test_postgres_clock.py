@@ -124,6 +124,23 @@ async def test_one_wrong_reading_of_the_database() -> None:
     assert [wrong - start, clock.now() - start] == pytest.approx([0, 2000], abs=10)
 
 
+@pytest.mark.parametrize("drift", [-15_000, 15_000])
+async def test_drift_between_two_measurements(drift: int) -> None:
+    """Two clocks that drift apart for long have not jumped, and a wrong reading does not put the time ahead."""
+    machine = Machine(0, repeat(100, 100))
+    clock = clock_of(machine, [])
+    await clock.measure()
+    machine.advance(100 * SECOND)
+    machine.elapsed += drift
+    machine.database_at += 3600 * SECOND
+    await clock.measure()
+    machine.database_at -= 3600 * SECOND
+    assert clock.now() * 1000 <= machine.database_at
+    machine.advance(900 * SECOND)
+    machine.elapsed += 9 * drift
+    assert await clock.tick(0) == Pass(0)
+
+
 def test_an_old_sample_counts_less_and_less() -> None:
     """The bound of an earlier measurement holds after the possible drift of the clocks since then is subtracted."""
     samples = [Sample(0, 2000, 1900)]
