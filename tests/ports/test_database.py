@@ -9,6 +9,7 @@ import pytest
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.due.loop import Pass
 from timer_service.core.ports.database import Database, Reader, Transaction
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.ports.transactions import in_transaction, run_at_once
@@ -226,11 +227,12 @@ async def test_large_integers_and_text(database: Database) -> None:
 
 
 async def test_sqlite_is_durable(sqlite: SqliteDatabase) -> None:
-    """A commit is on the disk: SQLite uses a WAL and syncs at each commit."""
+    """A commit is on the disk: SQLite uses a WAL and syncs at each commit. It waits 5 s for another program."""
     async with sqlite.transaction() as tx:
         (mode,) = await tx.fetch("PRAGMA journal_mode")
         (level,) = await tx.fetch("PRAGMA synchronous")
-    assert (mode["journal_mode"], level["synchronous"]) == ("wal", 2)
+        (wait,) = await tx.fetch("PRAGMA busy_timeout")
+    assert (mode["journal_mode"], level["synchronous"], wait["timeout"]) == ("wal", 2, 5000)
 
 
 async def test_a_failed_commit(postgres: PostgresDatabase) -> None:
@@ -408,11 +410,12 @@ async def test_lost_file_is_noticed_without_commands(tmp_path: Path) -> None:
     async with opened_sqlite(path) as database:
         async with database.accepting() as tx:
             await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+        assert await database.files.tick(0) == Pass(0, 2000)
         path.with_name("timers.db-wal").unlink()
         with pytest.raises(DatabaseUnavailableError, match=r"timers\.db-wal was deleted"):
-            await database.check_files()
+            await database.files.tick(2000)
         path.with_name("new.db").touch()
         path.with_name("new.db").replace(path)
         with pytest.raises(DatabaseUnavailableError, match=r"timers\.db was deleted or replaced"):
-            await database.check_files()
+            await database.files.tick(4000)
         assert not database.health.usable

@@ -84,7 +84,9 @@ async def test_concurrent_migrations(store: Database) -> None:
 
     The others wait for it: a column that is there already would be an error of the set-up.
     """
-    wider = Migration(FIRST + 2, f"{FIRST + 2:04}_wider", "ALTER TABLE a ADD COLUMN m BIGINT")
+    series = "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 200000) SELECT n FROM s"
+    text = f"ALTER TABLE a ADD COLUMN m BIGINT; CREATE TABLE b AS {series}"
+    wider = Migration(FIRST + 2, f"{FIRST + 2:04}_wider", text)
     await migrate(store, [*BUNDLED, A, B])
     async with asyncio.TaskGroup() as group:  # no task may go on when the database is closed
         tasks = [group.create_task(migrate(store, [*BUNDLED, A, B, wider])) for _ in range(4)]

@@ -107,6 +107,7 @@ async def test_jump_of_the_database(jump: int) -> None:
     assert seen[:-1] == pytest.approx([0, 250, 500, 750], abs=10)
     assert seen[-1] == pytest.approx(1000 + jump / 1000, abs=10)
     assert 0 <= machine.database_at - clock.now() * 1000 <= 100 + 1000
+    assert clock.set_back_ms == pytest.approx(max(-jump / 1000, 0), abs=10)
 
 
 async def test_one_wrong_reading_of_the_database() -> None:
@@ -145,3 +146,8 @@ def test_an_old_sample_counts_less_and_less() -> None:
     """The bound of an earlier measurement holds after the possible drift of the clocks since then is subtracted."""
     samples = [Sample(0, 2000, 1900)]
     assert [compute_offset(970, seconds * SECOND, samples) for seconds in (0, 1, 10)] == [970, 770, 100]
+
+
+def test_one_fast_sample_shows_a_set_back() -> None:
+    """The offset is never above the lowest upper bound, however slow the other samples of the measurement are."""
+    assert compute_offset(100, 0, [Sample(0, 50, 10), Sample(0, 500, 480)]) == 40

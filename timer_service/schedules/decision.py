@@ -39,7 +39,7 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
     assert definition is not None  # noqa: S101 - only schedules are active
     recurrence = definition.recurrence
     first = next_slot(recurrence, schedule.after_at) if schedule.last_error else schedule.slot_at
-    if first is None or schedule.due_of(first) > now:  # its slot was not known, or it was selected too early
+    if first is None or schedule.due_of(first) > now:  # after an error, its slot is computed again, and may be later
         return Decision(aim(schedule, now), schedule.after_at)
     due, newest = yield from _find_due(schedule, definition, first, now)
     to_fire = _apply_policy(schedule, definition, due, now)

@@ -97,8 +97,15 @@ class _Room:
 def _trigger(schedule: Schedule, command: Command, data: str | None) -> Firing:
     """Return the firing of a TriggerSchedule. Its slot is its command time."""
     assert schedule.definition is not None  # noqa: S101 - no tombstone fires
-    about = (schedule.key, (command.stored_at,), FiringCause.TRIGGER, command.position, cause_of(command))
-    return Firing(*about, schedule.definition.start, data)
+    return Firing(
+        schedule=schedule.key,
+        slots=(command.stored_at,),
+        cause=FiringCause.TRIGGER,
+        position=command.position,
+        origin=cause_of(command),
+        start=schedule.definition.start,
+        data=data,
+    )
 
 
 _OUTCOMES = {

@@ -32,11 +32,12 @@ class _Used:
     seconds: float = 0.0
 
     def left(self, share: float, size: int, cost: int) -> int:
-        """Return how many slots with so much data and cost still fit into a share of the bounds."""
+        """Return how many slots of a cost, each with `size` characters, still fit into a share of the bounds."""
         if self.seconds > share * MOST_COMPUTING_SECONDS:
             return 0
-        left = min((share * MOST_SLOTS - self.slots) / cost, (share * MOST_DATA - self.data) / max(size, 1))
-        return max(int(left), 0)
+        by_cost = (share * MOST_SLOTS - self.slots) / cost
+        by_data = (share * MOST_DATA - self.data) / max(size, 1)
+        return max(int(min(by_cost, by_data)), 0)
 
 
 class Room:

@@ -109,7 +109,7 @@ class SqliteDatabase:
         self._read = reader
         self.reader = Statements(reader.run, TransactionEnd())
         self.queries = Statements(queries.run, TransactionEnd())
-        self._files = files
+        self.files = files
         self._written = HEALTHY
 
     @classmethod
@@ -135,7 +135,7 @@ class SqliteDatabase:
     @property
     def health(self) -> Health:
         """Whether the file is still the one that was opened, and the last attempt to write succeeded."""
-        return worst(self._files.health, self._written)
+        return worst(self.files.health, self._written)
 
     @property
     def read_health(self) -> Health:
@@ -148,7 +148,7 @@ class SqliteDatabase:
 
     def accepting(self) -> AbstractAsyncContextManager[Statements]:
         """Open a write transaction that fails if the file was deleted or replaced."""
-        return self._transaction(self._files.check)
+        return self._transaction(self.files.check)
 
     migrating = transaction
 
@@ -163,10 +163,6 @@ class SqliteDatabase:
             if changed:  # a commit without changes writes nothing, so it succeeds on a full disk too
                 self._written = HEALTHY
             return result
-
-    async def check_files(self) -> None:
-        """Raise `DatabaseUnavailableError` if the file was deleted or replaced. The health says so too."""
-        await asyncio.to_thread(self._files.check)
 
     @asynccontextmanager
     async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[Statements]:
@@ -185,8 +181,6 @@ class SqliteDatabase:
             except DatabaseUnavailableError as error:
                 self._written = Health.down(str(error))
                 raise
-            finally:
-                self._writer.begins_next = False
 
     async def _commit(self, check: Callable[[], None] | None, end: TransactionEnd) -> None:
         """Commit, and call what waits for it. Roll back if the commit fails."""

@@ -100,6 +100,13 @@ def _next_portion(backfill: Backfill, room: Room, now: int) -> Steps[Portion]:
 
 
 def _firing(portion: Portion, data: str | None) -> Firing:
-    before = portion.before
-    about = (before.schedule, portion.slots, FiringCause.BACKFILL, before.key.position, before.cause)
-    return Firing(*about, before.start, data)
+    backfill = portion.before
+    return Firing(
+        schedule=backfill.schedule,
+        slots=portion.slots,
+        cause=FiringCause.BACKFILL,
+        position=backfill.key.position,
+        origin=backfill.cause,
+        start=backfill.start,
+        data=data,
+    )

@@ -133,6 +133,12 @@ async def _decide(rows: Sequence[Row], to_others: LeftToOthers, done: FiredSched
 def _firing(schedule: Schedule, decision: Decision, data: str | None) -> Firing:
     assert schedule.definition is not None  # noqa: S101 - only schedules are active
     return Firing(
-        *(schedule.key, decision.slots, FiringCause.SLOT, schedule.defined_by, schedule.cause),
-        *(schedule.definition.start, data, decision.missed_since),
+        schedule=schedule.key,
+        slots=decision.slots,
+        cause=FiringCause.SLOT,
+        position=schedule.defined_by,
+        origin=schedule.cause,
+        start=schedule.definition.start,
+        data=data,
+        missed_since=decision.missed_since,
     )
