@@ -284,14 +284,20 @@ async def test_sqlite_files_are_private(tmp_path: Path, umask: int) -> None:
     assert found == dict.fromkeys(["timers.db", "timers.db-wal", "timers.db-shm", "timers.db.lock"], 0o600)
 
 
+def count_open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
     """A second instance is refused, under each name of the file. The first one continues, until it is closed."""
     (tmp_path / "link.db").symlink_to(tmp_path / "timers.db")
     (tmp_path / "folder").symlink_to(tmp_path)
     async with opened_sqlite(tmp_path / "timers.db") as first:
+        open_before = count_open_files()
         for name in ("timers.db", "link.db", "folder/timers.db"):
             with pytest.raises(StartError, match=r"another instance uses the database.*TIMER_DATABASE_URL"):
                 await open_and_close(tmp_path / name)
+        assert count_open_files() == open_before
         async with first.transaction() as tx:
             await tx.execute("CREATE TABLE numbers (number BIGINT)")
     await open_and_close(tmp_path / "timers.db")

@@ -86,7 +86,7 @@ class _Session:
         return rows
 
     async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
-        return await self._fetch_each(sql, "", many) if many else []
+        return await self._fetch_each(sql, "", many)
 
     async def execute(self, sql: str, parameters: Parameters = _NONE) -> int:
         text, names = translate(sql)

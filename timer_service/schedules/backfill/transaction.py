@@ -45,7 +45,7 @@ async def fire_portions(tx: Transaction, rows: Sequence[Row], now: int, *, start
     portions = await _find_portions(tx, rows, done, now)
     data = await store.load_data(tx, [each.before.key for each in portions if each.slots and each.before.data_size])
     firings = [_firing(each, data.get(each.before.key)) for each in portions]
-    if any(each.start is not None for each in firings):
+    if any(each.start is not None for each in firings):  # a command may have locked a workflow
         await tx.wait_briefly()
     all_fired = await fire(tx, firings, start, now)
     events = [event for each in all_fired for event in each.events]

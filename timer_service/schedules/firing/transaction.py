@@ -88,11 +88,11 @@ async def fire_schedules(
     done = FiredSchedules()
     own = to_others.own(rows, now)
     await _decide(own, to_others, done, now)
-    sizes = {store.key_of(row): row["data_size"] for row in own}
-    need_data = [before.key for before, decision in done.decided if decision.slots and sizes[before.key]]
-    data = await store.load_data(tx, need_data)
+    with_data = {store.key_of(row) for row in own if row["data_size"]}
+    fires = [before.key for before, decision in done.decided if decision.slots]
+    data = await store.load_data(tx, [key for key in fires if key in with_data])
     firings = [_firing(before, decision, data.get(before.key)) for before, decision in done.decided]
-    if any(each.start is not None for each in firings):
+    if any(each.start is not None for each in firings):  # a command may have locked a workflow
         await tx.wait_briefly()
     fired = await fire(tx, firings, start, now)
     done.fired = dict(zip((each.schedule for each in firings), fired, strict=True))
