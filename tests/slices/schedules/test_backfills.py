@@ -120,6 +120,7 @@ async def test_outcomes(schedules: Schedules) -> None:
 
 async def test_view(schedules: Schedules) -> None:
     """get-schedule shows the oldest ten backfills that have not ended."""
+    send_backfill(schedules, tenant="other")
     await schedules.put()
     reply = await schedules.request("BackfillSchedule", scheduleId="daily", from_=minutes(-9)[0], to=iso(NOW), limit=7)
     assert reply["schedule"]["status"] == "active"
@@ -139,6 +140,7 @@ async def test_limit_of_a_tenant(store: Database, memory_broker: MemoryBroker, c
     """A tenant has at most so many open backfills. One that ends makes room."""
     limits = TenantLimits(default=Limits(open_backfills=1))
     schedules = Schedules(store, memory_broker, clock, limits=limits)
+    send_backfill(schedules, tenant="other")
     await schedules.put()
     span: dict[str, Any] = {"scheduleId": "daily", "from_": minutes(-3)[0], "to": iso(NOW)}
     assert (await schedules.request("BackfillSchedule", **span))["outcome"] == "backfilling"
@@ -183,6 +185,10 @@ async def test_skipped_workflows_are_started_later(starting: StartingSchedules) 
         await starting.about_workflow("Cancel", ids[number])
     assert await starting.skipped() == [(slot, "busy") for slot in minutes(-2, -1, -1)]
     assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (1, 1)]
+    await starting.backfill(after(minutes=-5), NOW, limit=2)
+    await starting.fire_backfills()
+    end = (await starting.ends())[-1]
+    assert (end["count"], end["skipped"], end["reason"]) == (1, 1, "limit")
 
 
 async def test_cancelled_workflows(starting: StartingSchedules) -> None:

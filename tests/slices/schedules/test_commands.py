@@ -110,6 +110,7 @@ async def test_ended_event(schedules: Schedules) -> None:
     assert len({each["id"] for each in again}) == len(again) == 2
     view = await schedules.view("count")
     assert (view["status"], view["endReason"], view["endedAt"]) == ("ended", "max_count", iso(after(minutes=7)))
+    assert view["createdAt"] == iso(NOW)
 
 
 async def test_null_is_the_default(schedules: Schedules) -> None:
@@ -132,6 +133,11 @@ async def test_large_data_is_deferred(schedules: Schedules) -> None:
     assert schedules.metrics.commands["TriggerSchedule", "triggered"] == 150
     assert len(schedules.command_wakes) - before == 5, "each transaction wakes the loops"
     assert len(await schedules.events_of("ScheduleFired")) == 150
+    for verb, fields in (("Put", {"every": "PT1H", "data": "x" * 65_000}), ("Pause", {})):
+        for number in range(40):
+            schedules.send(f"{verb}Schedule", scheduleId=f"s-{number}", **fields)
+        await schedules.consume()
+    assert schedules.metrics.commands["PauseSchedule", "paused"] == 40
 
 
 REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
