@@ -108,6 +108,8 @@ async def test_outcomes(schedules: Schedules) -> None:
     assert await schedules.backfill(*span) == "not_found"
     await schedules.put()
     assert await schedules.backfill(NOW, after(minutes=1)) == "nothing_due"
+    empty = await schedules.request("BackfillSchedule", scheduleId="daily", from_=iso(NOW), to=iso(NOW))
+    assert empty["error"]["code"] == "INVALID_PAYLOAD"
     await schedules.about("Pause")
     assert await schedules.backfill(*span) == "backfilling"
     await schedules.put("over", endAt=minutes(-1)[0])
