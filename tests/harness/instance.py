@@ -12,7 +12,6 @@ from tests.harness.processes import PATIENCE_SECONDS, read_page, unused_port
 from timer_service.adapters.memory import MemoryBroker, MemoryRequests
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.files import FileWatch
 from timer_service.app.service import App
 from timer_service.app.storage import Storage
 from timer_service.config import Config
@@ -78,7 +77,7 @@ class Instance:
         self.config = Config.model_validate({"http_port": unused_port(), "shutdown_timeout": 10_000, **settings})
         self.app = App(
             self.config,
-            Storage(database, clock, {"clock": ClockReader(clock), "file": FileWatch(database.check_files, clock)}),
+            Storage(database, clock, {"clock": ClockReader(clock), "file": database.files}),
             cast("NatsBroker", self.broker),
             Metrics(self.registry),
             self.registry,

@@ -1,7 +1,7 @@
 import asyncio
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.due.loop import Pass
 from timer_service.core.ports.database import Database, Reader, Transaction
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.ports.transactions import in_transaction, run_at_once
@@ -130,6 +131,7 @@ async def test_cancellation_at_any_point(database: Database, at_once: bool) -> N
     async def work(tx: Transaction, turn: int) -> None:
         tx.on_commit(lambda: then.append(turn))
         await tx.execute(INSERT, {"number": turn})
+        await tx.fetch_each("SELECT number FROM numbers WHERE number = :number", [{"number": turn}] * 3)
         await tx.execute(INSERT, {"number": -turn})
 
     async def write(turn: int) -> None:
@@ -142,7 +144,8 @@ async def test_cancellation_at_any_point(database: Database, at_once: bool) -> N
         writing = asyncio.create_task(write(turn))
         await yield_to_others(turn)
         writing.cancel()
-        await asyncio.wait([writing])
+        _, pending = await asyncio.wait([writing], timeout=10)
+        assert not pending, "it does not wait for the time limit of a statement"
     assert await numbers(database) == sorted([*then, *(-each for each in then)])
     await write(100)
     assert then[-1] == 100
@@ -224,15 +227,16 @@ async def test_large_integers_and_text(database: Database) -> None:
 
 
 async def test_sqlite_is_durable(sqlite: SqliteDatabase) -> None:
-    """A commit is on the disk: SQLite uses a WAL and syncs at each commit."""
+    """A commit is on the disk: SQLite uses a WAL and syncs at each commit. It waits 5 s for another program."""
     async with sqlite.transaction() as tx:
         (mode,) = await tx.fetch("PRAGMA journal_mode")
         (level,) = await tx.fetch("PRAGMA synchronous")
-    assert (mode["journal_mode"], level["synchronous"]) == ("wal", 2)
+        (wait,) = await tx.fetch("PRAGMA busy_timeout")
+    assert (mode["journal_mode"], level["synchronous"], wait["timeout"]) == ("wal", 2, 5000)
 
 
 async def test_a_failed_commit(postgres: PostgresDatabase) -> None:
-    """If the commit is refused, `then` is not called."""
+    """If the commit is refused, or the server rolls back because a statement has failed, `then` is not called."""
     then: list[str] = []
 
     async def write() -> None:
@@ -242,8 +246,16 @@ async def test_a_failed_commit(postgres: PostgresDatabase) -> None:
             await tx.execute("CREATE TABLE more (n BIGINT REFERENCES numbers (number) DEFERRABLE INITIALLY DEFERRED)")
             await tx.execute("INSERT INTO more VALUES (1)")
 
+    async def go_on_after_an_error() -> None:
+        async with postgres.transaction() as tx:
+            tx.on_commit(lambda: then.append("rolled back"))
+            with suppress(Exception):
+                await tx.fetch("SELECT 1 / 0 AS one")
+
     with pytest.raises(Exception, match=r"(?i)foreign key"):
         await write()
+    with pytest.raises(Exception, match="was rolled back"):
+        await go_on_after_an_error()
     assert then == []
 
 
@@ -272,14 +284,20 @@ async def test_sqlite_files_are_private(tmp_path: Path, umask: int) -> None:
     assert found == dict.fromkeys(["timers.db", "timers.db-wal", "timers.db-shm", "timers.db.lock"], 0o600)
 
 
+def count_open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
     """A second instance is refused, under each name of the file. The first one continues, until it is closed."""
     (tmp_path / "link.db").symlink_to(tmp_path / "timers.db")
     (tmp_path / "folder").symlink_to(tmp_path)
     async with opened_sqlite(tmp_path / "timers.db") as first:
+        open_before = count_open_files()
         for name in ("timers.db", "link.db", "folder/timers.db"):
             with pytest.raises(StartError, match=r"another instance uses the database.*TIMER_DATABASE_URL"):
                 await open_and_close(tmp_path / name)
+        assert count_open_files() == open_before
         async with first.transaction() as tx:
             await tx.execute("CREATE TABLE numbers (number BIGINT)")
     await open_and_close(tmp_path / "timers.db")
@@ -398,11 +416,12 @@ async def test_lost_file_is_noticed_without_commands(tmp_path: Path) -> None:
     async with opened_sqlite(path) as database:
         async with database.accepting() as tx:
             await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+        assert await database.files.tick(0) == Pass(0, 2000)
         path.with_name("timers.db-wal").unlink()
         with pytest.raises(DatabaseUnavailableError, match=r"timers\.db-wal was deleted"):
-            await database.check_files()
+            await database.files.tick(2000)
         path.with_name("new.db").touch()
         path.with_name("new.db").replace(path)
         with pytest.raises(DatabaseUnavailableError, match=r"timers\.db was deleted or replaced"):
-            await database.check_files()
+            await database.files.tick(4000)
         assert not database.health.usable

@@ -80,10 +80,17 @@ async def test_newer_database(store: Database) -> None:
 
 
 async def test_concurrent_migrations(store: Database) -> None:
-    """If several instances migrate at once, one applies the migrations and the others apply none."""
+    """If several instances migrate at once, one applies the migrations and the others apply none.
+
+    The others wait for it: a column that is there already would be an error of the set-up.
+    """
+    series = "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 200000) SELECT n FROM s"
+    text = f"ALTER TABLE a ADD COLUMN m BIGINT; CREATE TABLE b AS {series}"
+    wider = Migration(FIRST + 2, f"{FIRST + 2:04}_wider", text)
+    await migrate(store, [*BUNDLED, A, B])
     async with asyncio.TaskGroup() as group:  # no task may go on when the database is closed
-        tasks = [group.create_task(migrate(store, [*BUNDLED, A, B])) for _ in range(4)]
-    assert sorted((task.result() for task in tasks), key=len) == [[], [], [], [A, B]]
+        tasks = [group.create_task(migrate(store, [*BUNDLED, A, B, wider])) for _ in range(4)]
+    assert sorted((task.result() for task in tasks), key=len) == [[], [], [], [wider]]
     assert await rows_of_a(store) == [1, 2]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any, cast
+from typing import cast
 
 import asyncpg
 import pytest
@@ -151,13 +151,14 @@ async def test_restart_of_the_server(postgres_server: PostgresServer) -> None:
     await database.close()
 
 
-async def test_query_that_is_too_slow_does_not_affect_the_health(numbers: PostgresDatabase) -> None:
+@pytest.mark.parametrize("name", ["reader", "queries"])
+async def test_query_that_is_too_slow_does_not_affect_the_health(numbers: PostgresDatabase, name: str) -> None:
     """A query that the server ends after its time limit fails alone: the database can still be read and written."""
-    slow = asyncio.create_task(cast("Any", numbers.queries.fetch("SELECT pg_sleep(60)")))
+    slow = asyncio.create_task(getattr(numbers, name).fetch("SELECT pg_sleep(60)"))
     cancel = "SELECT pg_cancel_backend(pid) AS cancelled FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
     async with asyncio.timeout(10):
         while not slow.done():
-            await numbers.reader.fetch(cancel)
+            await numbers.queries.fetch(cancel)
     with pytest.raises(DatabaseBlockedError, match="canceling statement"):
         await slow
     assert (numbers.health, numbers.read_health) == (HEALTHY, HEALTHY)

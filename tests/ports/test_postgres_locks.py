@@ -81,7 +81,7 @@ async def test_a_commit_that_wrote_ends_an_outage(postgres: PostgresDatabase) ->
     async with postgres.transaction() as tx:
         await tx.execute(_CREATE)
     found = []
-    for number in range(4):
+    for number in range(6):
         postgres.health = Health.down("the disk is full")
         async with postgres.transaction() as tx:
             match number:
@@ -91,9 +91,13 @@ async def test_a_commit_that_wrote_ends_an_outage(postgres: PostgresDatabase) ->
                     await tx.executemany("INSERT INTO notes VALUES (:n, 1)", [{"n": 2}, {"n": 3}])
                 case 3:
                     await tx.insert(insert_new, [(3,), (4,)])
+                case 4:
+                    await tx.insert("INSERT INTO notes VALUES (:n, 1)", [(5,)])
+                case 5:
+                    await tx.executemany("UPDATE notes SET version = 2 WHERE number = :n", [{"n": 5}, {"n": 78}])
             await tx.executemany("DELETE FROM notes WHERE number = :n", [{"n": 78}])
         found.append(postgres.health.usable)
-    assert found == [False, True, True, True]
+    assert found == [False, True, True, True, True, True]
 
 
 async def sleep_in_a_transaction(database: PostgresDatabase) -> None:
@@ -108,6 +112,8 @@ async def test_slow_statement(locks: LockedPostgres, monkeypatch: pytest.MonkeyP
         await sleep_in_a_transaction(locks.database)
     assert locks.database.health == HEALTHY
     assert await locks.database.clock_at() > 0
+    async with locks.database.migrating() as tx:
+        assert await tx.fetch("SELECT pg_sleep(0.4)"), "a statement of a migration may take longer"
 
 
 async def test_slow_statement_on_a_dead_connection(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +131,8 @@ async def test_slow_statement_on_a_dead_connection(databases: Databases, monkeyp
             await read_after_a_stall()
         assert not isinstance(found.value, DatabaseBlockedError)
         assert not database.health.usable
+        async with database.transaction() as tx:
+            assert await tx.fetch("SELECT 1 AS one"), "the next transaction has a new connection"
         proxy.cut()
 
 

@@ -15,6 +15,7 @@ from tests.harness.postgres import PostgresServer
 from tests.harness.stores import MIGRATIONS, bring_to_head
 from timer_service.adapters.migrations import migrate, pending_migrations, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.adapters.postgres import database as database_module
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 BUNDLED = read_migrations(MIGRATIONS)
@@ -50,6 +51,10 @@ async def test_standby_is_an_outage(postgres_server: PostgresServer) -> None:
     assert "standby" in (database.health.reason or "")
     assert "standby" in (database.read_health.reason or "")
     promoting = await asyncpg.connect(postgres_server.url)
+    others = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    async with asyncio.timeout(10):  # connections to a standby are closed, so that a new one can reach the primary
+        while await promoting.fetchval(others):
+            pass
     await promoting.execute("SELECT pg_promote()")
     await promoting.close()
     await database.clock_at()
@@ -73,6 +78,19 @@ async def test_refused_login(databases: Databases, user: str, path: str) -> None
             with pytest.raises(StartError, match="refuses the login") as caught:
                 await PostgresDatabase.open(wrong.geturl() if not path else wrong._replace(path=path).geturl())
     assert "s3cret" not in str(caught.value)
+
+
+async def test_oldest_version(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of the oldest supported version is used, and an older one is refused."""
+    async with databases.database() as url:
+        server = await asyncpg.connect(url)
+        version = server.get_server_version().major
+        await server.close()
+        monkeypatch.setattr(database_module, "OLDEST_VERSION", version)
+        await (await PostgresDatabase.open(url)).close()
+        monkeypatch.setattr(database_module, "OLDEST_VERSION", version + 1)
+        with pytest.raises(StartError, match="too old"):
+            await PostgresDatabase.open(url)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.harness.stores import open_sqlite
 from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.files import copy_database
+from timer_service.adapters.sqlite.files import check_integrity, copy_database, new_file
 from timer_service.app.backup import back_up, restore
 from timer_service.config import Config, load_config
 from timer_service.core.values.errors import StartError
@@ -163,13 +163,18 @@ async def test_restore_while_the_database_is_used(config: Config, file: Path) ->
     await write_database(file, NEW)
     await write_database(config.db_path, OLD)
     async with open_sqlite(config.db_path):
-        with pytest.raises(StartError, match=r"a service uses the database .*timers.db \(TIMER_DB_PATH\). Stop it"):
+        with pytest.raises(StartError, match=r"another instance uses .*timers.db \(TIMER_DB_PATH\). Stop it"):
             await restore(config, file)
     kill_while_open(config.db_path, NEW)
     with closing(sqlite3.connect(config.db_path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM command_log").fetchall()
         with pytest.raises(StartError, match=r"another program reads the database .*wait for its end"):
+            await restore(config, file)
+    with closing(sqlite3.connect(config.db_path, isolation_level=None)) as owner:
+        owner.execute("PRAGMA locking_mode = EXCLUSIVE")
+        owner.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StartError, match=r"another program reads the database"):
             await restore(config, file)
     assert await read_epochs(config.db_path) == [OLD, NEW]
     assert others(config.db_path) == ["backups", "timers.db.lock"]
@@ -236,3 +241,29 @@ async def test_postgres_has_its_own_tools(tmp_path: Path) -> None:
     for command in (back_up, restore):
         with pytest.raises(StartError, match=r"pg_dump, .* point-in-time recovery"):
             await command(config, tmp_path / "backup.db")
+
+
+def test_file_that_appears_meanwhile(tmp_path: Path) -> None:
+    """A file that gets the name of a backup while this is written is not replaced."""
+    path = tmp_path / "backup.db"
+
+    def write_meanwhile() -> None:
+        with new_file(path) as draft:
+            draft.write_text("backup")
+            path.write_text("precious")
+
+    with pytest.raises(StartError, match="exists already"):
+        write_meanwhile()
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("backup.db", "precious")]
+
+
+def test_database_with_a_wrong_row(tmp_path: Path) -> None:
+    """A database that can be read, but whose rows break its rules, is damaged."""
+    with closing(sqlite3.connect(tmp_path / "copy.db", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE numbers (number INTEGER)")
+        connection.execute("INSERT INTO numbers VALUES (NULL)")
+        check_integrity(tmp_path / "copy.db", tmp_path / "backup.db")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET sql = 'CREATE TABLE numbers (number INTEGER NOT NULL)'")
+    with pytest.raises(StartError, match=r"backup\.db is damaged: NULL value in numbers"):
+        check_integrity(tmp_path / "copy.db", tmp_path / "backup.db")

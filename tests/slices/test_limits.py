@@ -63,6 +63,8 @@ COMMANDS: dict[str, Callable[[str], dict[str, Any]]] = {
     "end": lambda name: {"message_type": "CancelWorkSignal", "signalId": name},
     "hourly": lambda name: {"message_type": "PutSchedule", "scheduleId": name, "every": "PT1H"},
     "daily": lambda name: {"message_type": "PutSchedule", "scheduleId": name, "every": "P1D"},
+    "foreign": lambda name: {"message_type": "PutSchedule", "tenant": "globex", "scheduleId": name, "every": "PT1H"},
+    "rest": lambda name: {"message_type": "PauseSchedule", "scheduleId": name},
     "trigger": lambda name: {"message_type": "TriggerSchedule", "scheduleId": name},
     "delete": lambda name: {"message_type": "DeleteSchedule", "scheduleId": name},
     "run": lambda name: start(name, 5, "g"),
@@ -108,7 +110,10 @@ STORIES: dict[str, tuple[Slice, str, int, str]] = {
     ),
     "a schedule that goes makes room": (
         *(SCHEDULES, "schedules", 1),
-        "hourly 1 created, hourly 2 over, daily 1 updated, trigger 1 triggered, delete 1 deleted, hourly 2 created",
+        (
+            "foreign 1 created, hourly 1 created, hourly 2 over, daily 1 updated, trigger 1 triggered, rest 1 paused, "
+            "hourly 2 over, delete 1 deleted, hourly 2 created"
+        ),
     ),
     "a run that ends makes room": (
         *(runs.SLICE, "open_runs", 1),

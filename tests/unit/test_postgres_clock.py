@@ -107,6 +107,7 @@ async def test_jump_of_the_database(jump: int) -> None:
     assert seen[:-1] == pytest.approx([0, 250, 500, 750], abs=10)
     assert seen[-1] == pytest.approx(1000 + jump / 1000, abs=10)
     assert 0 <= machine.database_at - clock.now() * 1000 <= 100 + 1000
+    assert clock.set_back_ms == pytest.approx(max(-jump / 1000, 0), abs=10)
 
 
 async def test_one_wrong_reading_of_the_database() -> None:
@@ -124,7 +125,29 @@ async def test_one_wrong_reading_of_the_database() -> None:
     assert [wrong - start, clock.now() - start] == pytest.approx([0, 2000], abs=10)
 
 
+@pytest.mark.parametrize("drift", [-15_000, 15_000])
+async def test_drift_between_two_measurements(drift: int) -> None:
+    """Two clocks that drift apart for long have not jumped, and a wrong reading does not put the time ahead."""
+    machine = Machine(0, repeat(100, 100))
+    clock = clock_of(machine, [])
+    await clock.measure()
+    machine.advance(100 * SECOND)
+    machine.elapsed += drift
+    machine.database_at += 3600 * SECOND
+    await clock.measure()
+    machine.database_at -= 3600 * SECOND
+    assert clock.now() * 1000 <= machine.database_at
+    machine.advance(900 * SECOND)
+    machine.elapsed += 9 * drift
+    assert await clock.tick(0) == Pass(0)
+
+
 def test_an_old_sample_counts_less_and_less() -> None:
     """The bound of an earlier measurement holds after the possible drift of the clocks since then is subtracted."""
     samples = [Sample(0, 2000, 1900)]
     assert [compute_offset(970, seconds * SECOND, samples) for seconds in (0, 1, 10)] == [970, 770, 100]
+
+
+def test_one_fast_sample_shows_a_set_back() -> None:
+    """The offset is never above the lowest upper bound, however slow the other samples of the measurement are."""
+    assert compute_offset(100, 0, [Sample(0, 50, 10), Sample(0, 500, 480)]) == 40

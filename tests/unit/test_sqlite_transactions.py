@@ -137,12 +137,14 @@ async def test_first_statement_that_fails(site: Site) -> None:
 
 async def test_a_read_is_no_success_of_writing(site: Site) -> None:
     """A transaction that only reads does not show that the database can be written again."""
+    await site.insert(7)
     site.other.execute("BEGIN IMMEDIATE")
     with pytest.raises(DatabaseUnavailableError):
         await site.insert(1)
     site.other.execute("ROLLBACK")
     async with site.database.transaction() as tx:
         await tx.fetch(COUNT)
+    await site.database.run(lambda tx: tx.fetch(COUNT))
     assert site.database.health.reason == "database is locked"
 
 

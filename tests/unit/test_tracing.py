@@ -1,20 +1,23 @@
 """Spans of commands and events, recorded by an OpenTelemetry SDK."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+from opentelemetry.trace import NoOpTracerProvider, SpanContext, SpanKind, StatusCode
 
 from tests.harness.builders import raw_command
 from timer_service.adapters.tracing import Tracing
 from timer_service.core.intake.apply import Applied, Done
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import CommandResult, Route
-from timer_service.core.ports.broker import PUBLISHED, PublishResult
+from timer_service.core.ports.broker import PUBLISHED, PublishResult, PublishStatus
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Address, Command, Kind, Message, Trace
@@ -90,6 +93,26 @@ async def test_event_that_is_not_sampled() -> None:
     assert await fire(tracing, PUBLISHED, headers) == event(headers)
 
 
+@pytest.mark.parametrize(("provider", "traces"), [(TracerProvider, True), (NoOpTracerProvider, False)])
+def test_process_without_an_sdk(monkeypatch: pytest.MonkeyPatch, provider: type[Any], *, traces: bool) -> None:
+    """Only a process with an SDK has spans."""
+    monkeypatch.setattr(trace, "get_tracer_provider", provider)
+    assert (Tracing.of_process() is not None) == traces
+
+
+async def test_event_that_is_not_stored(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    """Its span says why: the broker refused it, or the answer of the broker did not come."""
+
+    async def cancel(_messages: Sequence[Message]) -> Sequence[PublishResult]:
+        raise asyncio.CancelledError
+
+    await fire(tracing, PublishResult(PublishStatus.REFUSED, "too large"), {})
+    with pytest.raises(asyncio.CancelledError):
+        await tracing.trace_events(cancel)([event({})])
+    reasons = [span.status.description for span in exporter.get_finished_spans()]
+    assert reasons == ["refused: too large", "cancelled before the broker answered"]
+
+
 BEGAN = 5_000
 
 
@@ -111,16 +134,19 @@ def done_with(raw: RawCommand, *, rejected: bool) -> Done:
     return Done(1, [Applied(Route((CancelTimer,), handle, wake), [raw], [command], [CommandResult("cancelled")])])
 
 
+@pytest.mark.parametrize("stored_at", [1_000, 9_000], ids=["before", "by a clock that is ahead"])
 @pytest.mark.parametrize(("rejected", "failure"), [(False, None), (True, "rejected; see its dead letter")])
-def test_command(tracing: Tracing, exporter: InMemorySpanExporter, *, rejected: bool, failure: str | None) -> None:
+def test_command(
+    tracing: Tracing, exporter: InMemorySpanExporter, *, rejected: bool, failure: str | None, stored_at: int
+) -> None:
     """A command that was handled has the spans `receive` and `process`, which follow the span of its sender."""
     headers = {"traceparent": TRACEPARENT, MESSAGE_ID: "command-1"}
-    tracing.trace_commands(done_with(raw_command(headers=headers, stored_at=1_000), rejected=rejected), BEGAN)
+    tracing.trace_commands(done_with(raw_command(headers=headers, stored_at=stored_at), rejected=rejected), BEGAN)
     receive, process = exporter.get_finished_spans()
     assert (receive.name, process.name) == ("receive", "process")
     assert [ids(each.parent) for each in (receive, process)] == [(TRACE, PARENT)] * 2
     assert (receive.kind, process.kind) == (SpanKind.CONSUMER, SpanKind.CONSUMER)
-    assert (receive.start_time, receive.end_time, process.start_time) == (1_000, BEGAN, BEGAN)
+    assert (receive.start_time, receive.end_time, process.start_time) == (min(stored_at, BEGAN), BEGAN, BEGAN)
     assert process.end_time is not None
     assert process.end_time >= BEGAN
     assert (receive.status.description, process.status.description) == (None, failure)

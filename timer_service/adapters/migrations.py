@@ -64,32 +64,31 @@ async def migrate(database: Database, migrations: Sequence[Migration]) -> list[M
 
 
 async def _migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
+    """Apply the pending migrations in one transaction."""
     async with database.migrating() as tx:
-        if not await _has_migrations_table(tx, database.engine):
+        applied = await _find_applied(tx, database.engine)
+        if applied is None:
             await tx.execute(_CREATE)
-        pending = find_pending(await _applied(tx), migrations)
+        pending = find_pending(applied or {}, migrations)
         for migration in pending:
             for statement in _statements(migration.text, database.engine):
                 await tx.execute(statement)
-            await tx.execute(
-                _RECORD,
-                {"number": migration.number, "name": migration.name, "checksum": migration.checksum},
-            )
+            record = {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
+            await tx.execute(_RECORD, record)
     return pending
 
 
 async def pending_migrations(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
     """Return the pending migrations, in order. Raises `StartError` if the database and `migrations` disagree."""
     async with database.migrating() as tx:
-        applied = await _applied(tx) if await _has_migrations_table(tx, database.engine) else {}
-    return find_pending(applied, migrations)
+        applied = await _find_applied(tx, database.engine)
+    return find_pending(applied or {}, migrations)
 
 
-async def _has_migrations_table(reader: Reader, engine: str) -> bool:
-    return bool(await reader.fetch(_TABLE_EXISTS[engine]))
-
-
-async def _applied(reader: Reader) -> Applied:
+async def _find_applied(reader: Reader, engine: str) -> Applied | None:
+    """Return the applied migrations, or None if the table of migrations does not exist."""
+    if not await reader.fetch(_TABLE_EXISTS[engine]):
+        return None
     return {row["number"]: (row["name"], row["checksum"]) for row in await reader.fetch(APPLIED)}
 
 
@@ -102,8 +101,7 @@ def find_pending(applied: Applied, migrations: Sequence[Migration]) -> list[Migr
             "Start the version that applied it, or restore a backup"
         )
     for migration in migrations:
-        _, checksum = applied.get(migration.number, ("", migration.checksum))
-        if checksum != migration.checksum:
+        if migration.number in applied and applied[migration.number][1] != migration.checksum:
             raise StartError(
                 f"migration {migration.name} was applied to this database with another text. "
                 "Start the version that applied it, or restore a backup"
@@ -121,5 +119,5 @@ def _statements(text: str, engine: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
-    if _COMMENTS.sub("", statement).strip():
+    if _COMMENTS.sub("", statement).strip():  # the last statement may have no semicolon
         yield statement

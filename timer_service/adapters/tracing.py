@@ -15,6 +15,7 @@ of the conventions for messaging. Only a process with an OpenTelemetry SDK has s
 
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Self
 
 from opentelemetry import trace
@@ -54,6 +55,7 @@ class Tracing:
             self._record("process", raw, began, now, failure)
 
     def _record(self, operation: str, raw: RawCommand, began: int, ended: int, failure: str | None = None) -> None:
+        """Make a span of a command under the span that published it. `failure`: why the command had no effect."""
         span = self._tracer.start_span(
             operation,
             context=_context(read_trace(raw.headers)),
@@ -69,23 +71,24 @@ class Tracing:
         """Return `publish` with a `fire` span for each message."""
 
         async def publish_traced(messages: Sequence[Message]) -> Sequence[PublishResult]:
+            """Publish messages with the contexts of their spans, which end with the results."""
             spans = [self._begin_fire(message) for message in messages]
             results: Sequence[PublishResult] = ()
             try:
                 results = await publish([_carry(span, each) for span, each in zip(spans, messages, strict=True)])
             finally:
-                for span in spans[len(results) :]:
-                    _fail(span, "cancelled before the broker answered")
-                for span, result in zip(spans, results, strict=False):
-                    if result.status is not PublishStatus.PUBLISHED:
+                for span, result in zip_longest(spans, results):  # no results if `publish` has raised an error
+                    if result is None:
+                        _fail(span, "cancelled before the broker answered")
+                    elif result.status is not PublishStatus.PUBLISHED:
                         _fail(span, f"{result.status}: {result.reason}")
-                for span in spans:
                     span.end()
             return results
 
         return publish_traced
 
     def _begin_fire(self, message: Message) -> Span:
+        """Begin the `fire` span of an event, with a link to the span that its headers name, if there is one."""
         cause = trace.get_current_span(_context(Trace(*map(message.headers.get, Trace._fields)))).get_span_context()
         return self._tracer.start_span(
             "fire",
@@ -97,7 +100,7 @@ class Tracing:
 
 
 def _context(of: Trace) -> Context:
-    """Return the context of a span elsewhere; an empty one if there is none."""
+    """Return the context of a span of another process; an empty one if there is none."""
     carrier = {name: value for name, value in of._asdict().items() if value is not None}
     return _PROPAGATOR.extract(carrier, Context())
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.files import FileWatch
 from timer_service.app.tasks import close_within
 from timer_service.clock import SystemClock
 from timer_service.config import Config
@@ -39,10 +38,7 @@ async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[St
     async with open_database(config) as database:
         if isinstance(database, SqliteDatabase):
             system_clock = SystemClock()
-            upkeep: dict[str, Worker] = {
-                "clock": ClockReader(system_clock),
-                "file": FileWatch(database.check_files, system_clock),
-            }
+            upkeep: dict[str, Worker] = {"clock": ClockReader(system_clock), "file": database.files}
             yield Storage(database, system_clock, upkeep)
         else:
             clock = await _postgres_clock(database, metrics)

@@ -10,7 +10,7 @@ from timer_service.core.events.cause import Cause, cause_of
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.message import Command, Position
 from timer_service.schedules.calendar.recurrence import Recurrence, due_of, slots_between
-from timer_service.schedules.messages import BackfillEnd, BackfillSchedule
+from timer_service.schedules.messages import BackfillSchedule
 from timer_service.schedules.schedule import Key, Schedule
 
 LOOP = "backfills"
@@ -69,7 +69,7 @@ class Backfill(NamedTuple):
         return self.slot_limit - self.fired_count - self.skipped_count
 
     def slots(self, now: int) -> Iterator[int]:
-        """Yield the slots that are left, in order, and compute each on demand. None is yielded before it is due."""
+        """Yield the slots that are left and due, in order, and compute each on demand."""
         for slot in slots_between(self.recurrence, self.after_at, self.to_at - 1):
             due = due_of(self.recurrence, slot, self.jitter_ms, *self.schedule) if self.jitter_ms else slot
             if due > now:
@@ -89,12 +89,6 @@ class Backfill(NamedTuple):
             fired_count=self.fired_count + len(slots) - skipped,
             skipped_count=self.skipped_count + skipped,
         )
-
-    def end(self, next_slot: int | None) -> BackfillEnd | None:
-        """Return why the backfill has ended, or None. `next_slot`: the first slot that is left."""
-        if next_slot is None:
-            return BackfillEnd.DONE
-        return None if self.left else BackfillEnd.LIMIT
 
 
 def new_backfill(schedule: Schedule, command: Command, now: int) -> Backfill:

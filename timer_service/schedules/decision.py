@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from itertools import islice
-from types import MappingProxyType
 from typing import NamedTuple
 
 from timer_service.core.requests.computing import Steps
@@ -14,7 +13,6 @@ _PIECE = 50
 """How many slots are computed at a time. A slot takes about 0.1 ms."""
 _MOST_COUNTED = 100
 """Counting the skipped slots of a cron expression stops there. Each must be computed."""
-_NONE: Mapping[int, SkipReason] = MappingProxyType({})
 
 
 class Decision(NamedTuple):
@@ -33,7 +31,7 @@ class Decision(NamedTuple):
 
 
 def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
-    """Decide which slots of an active schedule fire at `now`, at most `most` of them.
+    """Decide which slots of an active schedule fire at `now`, at most `most` of them. The others stay due.
 
     Raises whatever the recurrence raises if this instance cannot compute it.
     """
@@ -41,38 +39,42 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
     assert definition is not None  # noqa: S101 - only schedules are active
     recurrence = definition.recurrence
     first = next_slot(recurrence, schedule.after_at) if schedule.last_error else schedule.slot_at
-    if first is None or schedule.due_of(first) > now:
+    if first is None or schedule.due_of(first) > now:  # after an error, its slot is computed again, and may be later
         return Decision(aim(schedule, now), schedule.after_at)
-    slots, newest = yield from _find_due(schedule, definition, first, now)
-    fires = _select(schedule, definition, slots, now)
+    due, newest = yield from _find_due(schedule, definition, first, now)
+    to_fire = _apply_policy(schedule, definition, due, now)
     if definition.max_count is not None:
-        fires = fires[: definition.max_count - schedule.fired_count]
-    fired, rest = fires[:most], fires[most:]
-    is_used_up = fired and definition.max_count == schedule.fired_count + len(fired)
-    skipped = _count_skipped(definition, first, fires[0] if fires else None, newest)
-    missed_since = schedule.missed_since if schedule.missed_since is not None or not skipped else first
-    after_at = fired[-1] if rest or is_used_up else newest  # a later Put may fire what maxCount left over
-    after = settle(schedule, Decision(schedule, after_at, fired, missed_since), now)
-    return Decision(after, after_at, fired, missed_since, skipped)
+        to_fire = to_fire[: definition.max_count - schedule.fired_count]
+    fires, rest = to_fire[:most], to_fire[most:]
+    reaches_max_count = fires and schedule.fired_count + len(fires) == definition.max_count
+    skipped = _count_skipped(definition, first, to_fire[0] if to_fire else None, newest)
+    missed_since = schedule.missed_since
+    if missed_since is None and skipped:
+        missed_since = first
+    after_at = fires[-1] if rest or reaches_max_count else newest  # a later Put may fire what maxCount left over
+    decision = Decision(schedule, after_at, fires, missed_since, skipped)
+    return decision._replace(schedule=settle(schedule, decision, now, {}))
 
 
-def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[int, SkipReason] = _NONE) -> Schedule:
+def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[int, SkipReason]) -> Schedule:
     """Return a schedule after a decision. The slots of `not_started`, in order, have started no workflow.
 
     Such a slot does not count for `maxCount`. So the schedule may go on although the decision ended it.
     """
-    fired = [slot for slot in decision.slots if slot not in not_started] if not_started else decision.slots
+    fired = [slot for slot in decision.slots if slot not in not_started]
     missed = [slot for slot in (decision.missed_since, *not_started) if slot is not None]
-    since = (slot for slot in missed if not fired or slot > fired[-1])
+    if fired:  # an event has named the slots that were missed before it
+        missed = [slot for slot in missed if slot > fired[-1]]
     after = before._replace(
         after_at=decision.after_at,
         fired_count=before.fired_count + len(fired),
-        missed_since=next(since, None),
+        missed_since=missed[0] if missed else None,
         last_slot_at=fired[-1] if fired else before.last_slot_at,
         last_fired_at=now if fired else before.last_fired_at,
     )
-    for slot, reason in not_started.items():
-        after = after._replace(last_skipped_at=slot, last_skip_reason=reason)
+    if not_started:
+        last_skipped = max(not_started)
+        after = after._replace(last_skipped_at=last_skipped, last_skip_reason=not_started[last_skipped])
     after = aim(after, now)
     if after.available_at is not None and after.available_at < now:  # the rest waits behind other schedules
         return after._replace(available_at=now)
@@ -80,44 +82,45 @@ def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[
 
 
 def _find_due(schedule: Schedule, definition: Definition, first: int, now: int) -> Steps[tuple[tuple[int, ...], int]]:
-    """Return the due slots that can fire, in order, and the newest due slot. `first` is due.
+    """Return the newest due slots, in order, and the newest one of all. `first` is due.
 
-    They are found from the newest one back. Slots that no policy fires may be among them.
+    Slots that are certainly too late for the policy, and those beyond its limit, are not computed.
     """
     recurrence = definition.recurrence
     second = next_slot(recurrence, first)
-    if second is None or second > now or schedule.due_of(second) > now:
+    if second is None or schedule.due_of(second) > now:
         return (first,), first
     after = first - 1
-    if definition.policy is not Policy.ALL:  # later slots are all that can fire, except for the newest one
+    if definition.policy is not Policy.ALL:  # slots up to this instant are too late, even with the longest jitter
         after = max(after, now - definition.late_by_ms - definition.jitter_ms - 1)
-    slots = newest_slots(recurrence, first - 1, now, 2)
-    newest = slots[-1] if schedule.due_of(slots[-1]) <= now else slots[0]  # jitter keeps the order of slots
-    found: list[int] = []
+    last_two = newest_slots(recurrence, first - 1, now, 2)
+    newest = last_two[-1] if schedule.due_of(last_two[-1]) <= now else last_two[0]  # a jitter ends before the next slot
+    found: tuple[int, ...] = ()
     until = newest
     while until > after and (missing := definition.limit - len(found)) > 0:
         piece = newest_slots(recurrence, after, until, min(missing, _PIECE))
         if not piece:
             break
-        found[:0] = piece
+        found = (*piece, *found)
         until = piece[0] - 1
         yield
-    return tuple(found) or (newest,), newest
+    return found or (newest,), newest
 
 
-def _select(schedule: Schedule, definition: Definition, slots: tuple[int, ...], now: int) -> tuple[int, ...]:
+def _apply_policy(schedule: Schedule, definition: Definition, slots: tuple[int, ...], now: int) -> tuple[int, ...]:
     """Return the due slots that the policy fires."""
     if definition.policy is Policy.ALL:
         return slots
     earliest = now - definition.late_by_ms
+    # A slot is due at its instant or later, and computing its jitter takes time.
     in_time = tuple(slot for slot in slots if slot >= earliest or schedule.due_of(slot) >= earliest)
     return in_time or (slots[-1:] if definition.policy is Policy.LAST else ())
 
 
-def _count_skipped(definition: Definition, first: int, fires: int | None, newest: int) -> int:
-    """Return how many due slots are older than the first one that fires."""
+def _count_skipped(definition: Definition, first: int, first_to_fire: int | None, newest: int) -> int:
+    """Return how many due slots are older than the first one that fires; all of them if none fires."""
     recurrence = definition.recurrence
-    last = newest if fires is None else fires - 1
+    last = newest if first_to_fire is None else first_to_fire - 1
     if last < first:
         return 0
     if recurrence.every_ms is not None:

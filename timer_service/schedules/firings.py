@@ -11,9 +11,9 @@ from typing import NamedTuple
 from timer_service.core.events.cause import Cause
 from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, StartResult, WorkflowSpec, WorkflowStart
-from timer_service.core.values.instant import format_instant
+from timer_service.core.values.instant import format_instant, format_optional
 from timer_service.core.values.message import Event, Position
-from timer_service.core.values.stored_json import check_stored, read_stored, write_object
+from timer_service.core.values.stored_json import check_stored, omit_none, read_stored, write_object
 from timer_service.schedules.events import event_of, names
 from timer_service.schedules.messages import FiringCause, ScheduleFired, ScheduleSkipped, SkipReason
 from timer_service.schedules.schedule import Key
@@ -66,18 +66,23 @@ async def fire(tx: Transaction, firings: Sequence[Firing], start: Start, now: in
     starts = [each for firing in firings if firing.start is not None for each in _starts(firing, firing.start)]
     results = zip(starts, await start(tx, starts, now), strict=True) if starts else iter(())
     return [
-        Fired(len(each.slots), _fired_events(each, now)) if each.start is None else _started(each, results, now)
+        Fired(len(each.slots), _fired_events(each, now))
+        if each.start is None
+        else _started(each, list(islice(results, len(each.slots))), now)  # its own results: all are in order
         for each in firings
     ]
 
 
 def _fired_events(firing: Firing, now: int) -> list[Event]:
+    """Return the ScheduleFired of each slot. The first one names the slots that were missed before it."""
     data = read_stored(firing.data)
     fields = {"firedAt": format_instant(now), "cause": firing.cause}
     events = []
     for number, slot in enumerate(firing.slots):
-        more = {} if number or firing.missed_since is None else {"missedSince": format_instant(firing.missed_since)}
+        is_first = number == 0
+        more = omit_none(missedSince=format_optional(firing.missed_since if is_first else None))
         payload = {**names(firing.schedule), "slotAt": format_instant(slot), **fields, **more}
+        # A slot that a backfill fires has the id that it always has.
         about = ("trigger", *firing.position) if firing.cause is FiringCause.TRIGGER else ("slot", slot)
         written = write_object(payload, {"data": data})
         events.append(event_of(ScheduleFired.type, firing.schedule, about, written, origin=firing.origin, at=now))
@@ -87,7 +92,7 @@ def _fired_events(firing: Firing, now: int) -> list[Event]:
 def _starts(firing: Firing, spec: WorkflowSpec) -> Iterator[WorkflowStart]:
     """Yield the workflows of slots, in order.
 
-    A backfill also starts a workflow that was skipped before because its key was taken.
+    A backfill also starts a workflow that was skipped before because its key was taken. No input and null are the same.
     """
     text = None if firing.data in {None, "null"} else check_stored(firing.data or "")
     for slot in firing.slots:
@@ -105,22 +110,26 @@ def _starts(firing: Firing, spec: WorkflowSpec) -> Iterator[WorkflowStart]:
         )
 
 
-def _started(firing: Firing, results: Iterator[tuple[WorkflowStart, Started]], now: int) -> Fired:
-    own = list(islice(results, len(firing.slots)))
-    reasons = {start.created_at: _REASONS[each.result] for start, each in own if each.result in _REASONS}
-    ids = {start.created_at: start.workflow_id for start, _ in own}
-    events = [
-        _skipped_event(firing, slot, ids[slot], reason, now)
-        for slot, reason in reasons.items()
-        if firing.cause is not FiringCause.TRIGGER or reason is not SkipReason.OVER_QUOTA  # it has no effect
-    ]
-    return Fired(len(own) - len(reasons), events, [each for _, each in own], reasons)
+def _started(firing: Firing, results: Sequence[tuple[WorkflowStart, Started]], now: int) -> Fired:
+    """Return how the slots of a firing that starts workflows have ended, with an event for each that started none."""
+    not_started: dict[int, SkipReason] = {}
+    events: list[Event] = []
+    for start, started in results:
+        reason = _REASONS.get(started.result)
+        if reason is None:
+            continue
+        not_started[start.created_at] = reason
+        has_no_effect = firing.cause is FiringCause.TRIGGER and reason is SkipReason.OVER_QUOTA
+        if not has_no_effect:
+            events.append(_skipped_event(firing, start, reason, now))
+    return Fired(len(results) - len(not_started), events, [started for _, started in results], not_started)
 
 
-def _skipped_event(firing: Firing, slot: int, workflow_id: str, reason: SkipReason, now: int) -> Event:
-    """Return the event of a slot that started no workflow. It has another one each time that it is backfilled."""
+def _skipped_event(firing: Firing, start: WorkflowStart, reason: SkipReason, now: int) -> Event:
+    """Return the event of a slot that started no workflow. A slot has another event each time that it is backfilled."""
+    workflow_id = start.workflow_id
     fields = {
-        "slotAt": format_instant(slot),
+        "slotAt": format_instant(start.created_at),
         "skippedAt": format_instant(now),
         "cause": firing.cause,
         "reason": reason,

@@ -40,6 +40,7 @@ async def handle(
     room = _Room()
 
     def decide(number: int) -> Change | None:
+        """Return what the command with a number changes; None if the transaction has no room for its data."""
         key, command = keys[number], commands[number]
         found = after.get(key) or tombstone(key, now)
         applied = rules.apply(found, command, now)
@@ -48,6 +49,7 @@ async def handle(
             return None
 
         def keep() -> CommandResult:
+            """Record the change, its events and its firing or backfill. They are written after all commands."""
             if applied.schedule != found:
                 after[key] = applied.schedule
             if applied.ends(found):
@@ -93,9 +95,17 @@ class _Room:
 
 
 def _trigger(schedule: Schedule, command: Command, data: str | None) -> Firing:
+    """Return the firing of a TriggerSchedule. Its slot is its command time."""
     assert schedule.definition is not None  # noqa: S101 - no tombstone fires
-    about = (schedule.key, (command.stored_at,), FiringCause.TRIGGER, command.position, cause_of(command))
-    return Firing(*about, schedule.definition.start, data)
+    return Firing(
+        schedule=schedule.key,
+        slots=(command.stored_at,),
+        cause=FiringCause.TRIGGER,
+        position=command.position,
+        origin=cause_of(command),
+        start=schedule.definition.start,
+        data=data,
+    )
 
 
 _OUTCOMES = {
@@ -106,8 +116,8 @@ _OUTCOMES = {
 
 
 def _start_result(result: CommandResult, fired: Fired) -> CommandResult:
-    """Return the result of a trigger. One that would exceed a limit has no effect."""
-    if not fired.started:
+    """Return the result of a trigger after it fired. One that would exceed a limit has no effect."""
+    if not fired.started:  # it published an event
         return result
     (started,) = fired.started
     outcome = _OUTCOMES.get(started.result, Outcome.TRIGGERED)
@@ -117,7 +127,8 @@ def _start_result(result: CommandResult, fired: Fired) -> CommandResult:
 
 
 def _characters(schedule: Schedule) -> int:
-    return len((schedule.definition and schedule.definition.data) or "")
+    """Return how much data a schedule has."""
+    return 0 if schedule.definition is None else len(schedule.definition.data or "")
 
 
 def _data_of(command: Command, applied: rules.Applied) -> str | None:
@@ -131,13 +142,15 @@ def _data_of(command: Command, applied: rules.Applied) -> str | None:
 
 
 def _result(applied: rules.Applied, now: int, *, wants_view: bool) -> CommandResult:
+    """Return the result of a command. The loops wake for its event, its backfill or the next slot."""
     schedule = applied.schedule
-    adds_event = applied.outcome is Outcome.TRIGGERED or schedule.ended_at == now
     view = partial(_view, schedule) if wants_view and schedule.definition is not None else None
     if applied.outcome is Outcome.BACKFILLING:
         return CommandResult(applied.outcome, now, view, loop=LOOP)
+    adds_event = applied.outcome is Outcome.TRIGGERED or schedule.ended_at == now
     return CommandResult(applied.outcome, now if adds_event else schedule.available_at, view)
 
 
 def _view(schedule: Schedule) -> Mapping[str, Any]:
+    """Return the fields of a reply."""
     return {"schedule": schedule_view(schedule)}

@@ -193,6 +193,7 @@ class PutSchedule(SchedulePayload, RecurrenceFields):
 
     @model_validator(mode="after")
     def _check_start(self) -> Self:
+        """Refuse `data` beside `start`, and an id that would be too long for the ids of workflows."""
         if self.start is None:
             return self
         if "data" in self.model_fields_set:

@@ -75,6 +75,7 @@ def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
 
 
 def _start_view(spec: WorkflowSpec, data: str | None) -> RawJson:
+    """Return the view of the workflow that each slot starts. `data` is its input."""
     fields = omit_none(
         type=spec.workflow_type,
         queue=spec.queue,
@@ -85,6 +86,7 @@ def _start_view(spec: WorkflowSpec, data: str | None) -> RawJson:
 
 
 async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> RawJson | Steps[RawJson]:
+    """Return the view of a schedule; if it shows upcoming slots, the steps that compute it."""
     key = Key(tenant, request.schedule_id)
     found = await store.find(reader, key)
     if found is None or found.definition is None:
@@ -97,7 +99,7 @@ async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> R
 
 
 def _backfill_view(backfill: Backfill) -> Mapping[str, Any]:
-    has_begun = backfill.after_at >= backfill.from_at
+    has_begun = backfill.after_at >= backfill.from_at  # before that, the cursor is no slot
     return {
         "commandId": backfill.cause.command_id,
         "from": format_instant(backfill.from_at),
@@ -161,7 +163,7 @@ def _preview_in_steps(request: PreviewSlots, first: int) -> Steps[Mapping[str, A
 
 
 def _compute(recurrence: Recurrence, after: int, count: int) -> Steps[tuple[list[str], bool]]:
-    """Return up to `count` slots later than an instant, and whether no more of them are missing."""
+    """Return up to `count` slots later than an instant, and whether they are complete: computing stops after 20 ms."""
     slots: list[str] = []
     seconds = 0.0
     while len(slots) < count:

@@ -25,16 +25,19 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Used:
+    """What a tenant, or all of them, have used of a transaction."""
+
     slots: int = 0
     data: int = 0
     seconds: float = 0.0
 
     def left(self, share: float, size: int, cost: int) -> int:
-        """Return how many slots with so much data and cost still fit into a share of the bounds."""
+        """Return how many slots of a cost, each with `size` characters, still fit into a share of the bounds."""
         if self.seconds > share * MOST_COMPUTING_SECONDS:
             return 0
-        left = min((share * MOST_SLOTS - self.slots) / cost, (share * MOST_DATA - self.data) / max(size, 1))
-        return max(int(left), 0)
+        by_cost = (share * MOST_SLOTS - self.slots) / cost
+        by_data = (share * MOST_DATA - self.data) / max(size, 1)
+        return max(int(min(by_cost, by_data)), 0)
 
 
 class Room:
@@ -44,12 +47,13 @@ class Room:
         self._used = {tenant: _Used() for tenant in tenants}
         self._all = _Used()
         self._share = 1 / max(len(self._used), 1)
-        self._turn = 0.0
+        self._turn_seconds = 0.0
+        """How long slots have been computed since other tasks ran."""
 
     def in_order(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int, int]]:
-        """Yield rows in order, with how many slots each may fire and their cost.
+        """Yield rows in order, with how many slots each may fire and the cost of one.
 
-        Rows of tenants that have used their shares then get what others have left.
+        Rows of tenants that have used their shares come last, and get what others have left.
         """
         later = []
         for row in rows:
@@ -67,8 +71,9 @@ class Room:
         if not self._all.left(1, 0, 1):
             return 0
         used = self._used[tenant]
+        least = 0 if used.slots else 1
         left = min(used.left(self._share, size, cost), self._all.left(1, size, cost))
-        return min(MOST_SLOTS_OF_SCHEDULE, max(left, 0 if used.slots else 1))
+        return min(MOST_SLOTS_OF_SCHEDULE, max(left, least))
 
     def use(self, tenant: str, slots: int, size: int, cost: int = 1) -> None:
         """Record what a schedule has used. Its row is written, with its data, also if no slot fires."""
@@ -86,10 +91,13 @@ class Room:
                 result: _T = stop.value
                 return result
             finally:
-                took = time.perf_counter() - began
-                self._used[tenant].seconds += took
-                self._all.seconds += took
-                self._turn += took
-                if self._turn > _TURN_SECONDS:
-                    self._turn = 0.0
-                    await asyncio.sleep(0)
+                await self._rest_after(tenant, time.perf_counter() - began)
+
+    async def _rest_after(self, tenant: str, seconds: float) -> None:
+        """Record how long computing took. Let other tasks run after 5 ms of it."""
+        self._used[tenant].seconds += seconds
+        self._all.seconds += seconds
+        self._turn_seconds += seconds
+        if self._turn_seconds > _TURN_SECONDS:
+            self._turn_seconds = 0.0
+            await asyncio.sleep(0)

@@ -70,26 +70,27 @@ def apply(before: Schedule, command: Command, now: int) -> Applied:
             applied = _put(before, command, payload, now)
         case DeleteSchedule():
             applied = _delete(before, now)
-        case payload:
+        case payload:  # PauseSchedule or ResumeSchedule
             applied = _pause(before, command, now, pauses=isinstance(payload, PauseSchedule))
     return applied._replace(schedule=_confirm(before, applied.schedule, now))
 
 
 def _backfill_outcome(before: Schedule, command: Command, payload: BackfillSchedule) -> Outcome:
+    """Return the outcome of a BackfillSchedule. Only slots before its command time can fire."""
     if before.definition is None:
         return Outcome.NOT_FOUND
     return Outcome.NOTHING_DUE if payload.from_ >= command.stored_at else Outcome.BACKFILLING
 
 
 def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> Applied:
-    """Apply a PutSchedule. If it changes what names the slots, the schedule starts again, with its count at 0."""
+    """Apply a PutSchedule. If it changes the recurrence or `maxCount`, the schedule starts, with its count at 0."""
     definition = _definition(payload)
     known = before.definition
     named = before._replace(defined_by=command.position)
     if definition == known:
         return Applied(named, Outcome.UNCHANGED)
     put = named._replace(definition=definition, cause=cause_of(command))
-    if known is not None and definition.slots == known.slots:
+    if known is not None and (definition.recurrence, definition.max_count) == (known.recurrence, known.max_count):
         return Applied(aim(put, now), Outcome.UPDATED)
     if known is None:
         put = put._replace(created_at=now, created_by=command.position)
@@ -100,6 +101,7 @@ def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> 
 
 
 def _delete(before: Schedule, now: int) -> Applied:
+    """Return a tombstone that keeps the cursor, so that no old slot fires again. The pause of the id ends."""
     if before.definition is None:
         outcome = Outcome.NOT_FOUND if before.created_by == NEVER else Outcome.UNCHANGED
         return Applied(before._replace(is_paused=False), outcome)

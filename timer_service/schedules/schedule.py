@@ -36,11 +36,6 @@ class Definition(NamedTuple):
     start: WorkflowSpec | None = None
     """The workflow that each slot starts."""
 
-    @property
-    def slots(self) -> tuple[Recurrence, int | None]:
-        """What decides which slots there are. If a PutSchedule changes it, the schedule starts again."""
-        return self.recurrence, self.max_count
-
 
 class Schedule(NamedTuple):
     """A schedule, or a tombstone if `definition` is None.
@@ -120,7 +115,7 @@ def start(schedule: Schedule, put_at: int, now: int) -> Schedule:
 def aim(schedule: Schedule, now: int) -> Schedule:
     """Return a schedule with its next slot, or ended if no slot follows its cursor.
 
-    If the slot cannot be computed, for example because this instance does not know the zone, the schedule is due at
+    If this instance cannot compute the slot, for example because it does not know the zone, the schedule is due at
     once: the pass of an instance that knows the zone computes the slot.
     """
     definition = schedule.definition
@@ -128,31 +123,26 @@ def aim(schedule: Schedule, now: int) -> Schedule:
         return _without_slot(schedule)
     try:
         slot = next_slot(definition.recurrence, schedule.after_at)
-        if slot is None or schedule.fired_count == definition.max_count:
-            return end(schedule, now)
+        due_at = None if slot is None else schedule.due_of(slot)
+    except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
         if schedule.is_paused:
             return _without_slot(schedule)
-        return schedule._replace(slot_at=slot, available_at=schedule.due_of(slot), last_error=None)
-    except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
-        without = _without_slot(schedule)
-        if schedule.is_paused:
-            return without
-        end_at = definition.recurrence.end_at
-        if end_at is not None and schedule.after_at + 1 >= end_at:  # no slot can follow, in whatever zone
-            return end(schedule, now)
-        slot = schedule.after_at + 1
-        return without._replace(slot_at=slot, available_at=max(now, slot), last_error=error_text(error))
+        earliest = schedule.after_at + 1
+        return schedule._replace(slot_at=earliest, available_at=max(now, earliest), last_error=error_text(error))
+    if slot is None or schedule.fired_count == definition.max_count:
+        return _end(schedule, now)
+    if schedule.is_paused:
+        return _without_slot(schedule)
+    return schedule._replace(slot_at=slot, available_at=due_at, last_error=None)
 
 
 def _without_slot(schedule: Schedule) -> Schedule:
     return schedule._replace(slot_at=None, available_at=None, last_error=None)
 
 
-def end(schedule: Schedule, now: int) -> Schedule:
+def _end(schedule: Schedule, now: int) -> Schedule:
     """Return a schedule that has no further slot."""
-    return schedule._replace(
-        slot_at=None, available_at=None, last_error=None, ended_at=now, end_reason=_end_reason(schedule)
-    )
+    return _without_slot(schedule)._replace(ended_at=now, end_reason=_end_reason(schedule))
 
 
 def _end_reason(schedule: Schedule) -> EndReason:

@@ -38,10 +38,14 @@ class FiringGate:
 
         They may if the commands of the last outage were handled, events can be published, and none was refused lately.
         """
+        self._close_after_failures(now)
+        return await self._backlog.is_open(now) and self._publishing.health.usable and now >= self._closed_until
+
+    def _close_after_failures(self, now: int) -> None:
+        """Close the gate for ten seconds if publishing has failed since the last call."""
         if self._failures != self._publishing.failures:
             self._failures, self._closed_until = self._publishing.failures, now + _QUIET_MS
         self._closed_until = min(self._closed_until, now + _QUIET_MS)  # the clock may have been set back
-        return await self._backlog.is_open(now) and self._publishing.health.usable and now >= self._closed_until
 
 
 @dataclass(slots=True)
@@ -76,11 +80,7 @@ class SlotTransactions(Generic[K, D]):
         report: Callable[[D, int], None],
     ) -> None:
         """`fire` fires locked rows. `report` is called after each commit."""
-        self._database = parts.database
-        self._metrics = parts.metrics
-        self._offer = parts.offer
-        self._wake = parts.wake
-        self._rng = parts.rng
+        self._parts = parts
         self._rows = rows
         self._table = table
         self._key_of = key_of
@@ -89,69 +89,73 @@ class SlotTransactions(Generic[K, D]):
         self._retries = Retries[K](table)
 
     async def run(self, select: Callable[[Transaction], Awaitable[Sequence[Row]]], now: int) -> int:
-        """Fire the rows that `select` locks, in one transaction if it succeeds. Return how many were handled.
+        """Fire the rows that `select` locks, in one transaction. Return how many were handled.
 
-        Otherwise, those wait that fail alone, or whose workflow is locked. If several fail and none fires, the
-        environment is at fault: raise the error, and change no row.
+        If the transaction fails, the rows that fail alone are postponed, and the others fire.
         """
-        rows: list[Row] = []
+        selected: list[Row] = []  # those of the last try: a transaction is tried again after a conflict
 
-        async def fire_due(tx: Transaction) -> D:
-            rows[:] = await select(tx)
-            return await self._fire_rows(tx, rows, now)
+        async def select_and_fire(tx: Transaction) -> D:
+            selected[:] = await select(tx)
+            return await self._fire_rows(tx, selected, now)
 
         try:
-            done = await in_transaction(self._database, fire_due)
+            done = await in_transaction(self._parts.database, select_and_fire)
         except Exception as error:
-            if not rows:
+            if not selected:  # no row is at fault
                 raise
-            return await self._fire_apart(rows, error, now)
+            return await self._fire_apart([self._key_of(row) for row in selected], error, now)
         self._record(done, now)
         return done.handled
 
-    async def _fire_apart(self, rows: Sequence[Row], error: Exception, now: int) -> int:
-        """Fire rows again in smaller transactions, and postpone those that fail. Return how many were handled."""
-        handled: list[int] = []
+    async def _fire_apart(self, keys: list[K], error: Exception, now: int) -> int:
+        """Fire rows again in smaller transactions, and postpone those that fail alone. Return how many were handled.
 
-        async def fire_keys(tx: Transaction, keys: Sequence[K]) -> D:
-            return await self._fire_rows(tx, await self._rows.select_keys(tx, keys, now), now)
+        `error`: the error of all rows together. If several rows fail and none fires, the environment is at fault: the
+        error is raised, and no row changes.
+        """
 
-        def record(done: D) -> None:
-            handled.append(done.handled)
-            self._record(done, now)
+        async def fire_keys(tx: Transaction, part: Sequence[K]) -> D:
+            return await self._fire_rows(tx, await self._rows.select_keys(tx, part, now), now)
 
-        keys = [self._key_of(row) for row in rows]
-        self._rng.shuffle(keys)  # so that some fire before the time is up, however many fail
-        isolated = await isolate_in_transactions(self._database, keys, fire_keys, record, failed=error)
+        database = self._parts.database
+        self._parts.rng.shuffle(keys)  # so that some fire before the time is up, however many fail
+        isolated = await isolate_in_transactions(
+            database, keys, fire_keys, partial(self._record, now=now), failed=error
+        )
         isolated.raise_if_all_are_broken()
         if isolated.failed:
-            await in_transaction(self._database, partial(self._postpone, failed=isolated.failed, now=now))
-        return sum(handled) + len(isolated.failed)
+            await in_transaction(database, partial(self._postpone, failed=isolated.failed, now=now))
+        return len(isolated.done) + len(isolated.failed)
 
     async def _fire_rows(self, tx: Transaction, rows: Sequence[Row], now: int) -> D:
+        """Fire locked rows, and postpone those that this instance cannot read or compute."""
         done = await self._fire(tx, rows, now)
         await self._rows.postpone(tx, self._retries.of(done.failed, now))
         return done
 
     async def _postpone(self, tx: Transaction, *, failed: Sequence[Failed[K]], now: int) -> None:
+        """Postpone rows that failed alone, except those that another instance has locked in the meantime."""
         rows = await self._rows.select_keys(tx, [key for key, _ in failed], now)
-        free = set(map(self._key_of, rows))  # another instance has locked the others
-        await self._rows.postpone(tx, self._retries.of([each for each in failed if each.item in free], now))
+        locked_here = set(map(self._key_of, rows))
+        await self._rows.postpone(tx, self._retries.of([each for each in failed if each.item in locked_here], now))
 
     def _record(self, done: D, now: int) -> None:
-        """Count what has become of slots, and tell the relay, the workers of workflows and the loops about it."""
+        """After a commit, count what has become of slots, and wake the relay, the workers and the loops."""
         self._report(done, now)
         self._retries.forget(done.fired)
-        fired = done.fired.values()
-        for name, count in (("fired", sum(each.fired for each in fired)), ("failed", len(done.failed))):
-            if count:
-                self._metrics.settled(self._table, name, count)
-        for reason in (reason for each in fired for reason in each.not_started.values()):
-            self._metrics.slots_not_started(reason, 1)
-        for started in (started for each in fired for started in each.started):
-            if started.lane is not None:
-                self._offer(started.lane, now)
-            if started.loop is not None:
-                self._wake(started.loop, now)
+        metrics = self._parts.metrics
+        if fired_count := sum(each.fired for each in done.fired.values()):
+            metrics.settled(self._table, "fired", fired_count)
+        if done.failed:
+            metrics.settled(self._table, "failed", len(done.failed))
+        for fired in done.fired.values():
+            for reason in fired.not_started.values():
+                metrics.slots_not_started(reason, 1)
+            for started in fired.started:
+                if started.lane is not None:
+                    self._parts.offer(started.lane, now)
+                if started.loop is not None:
+                    self._parts.wake(started.loop, now)
         if done.fired:
-            self._wake("outbox", now)
+            self._parts.wake("outbox", now)

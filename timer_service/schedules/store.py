@@ -29,11 +29,10 @@ _DEFINITION = (
     *("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
     *("catch_up", "late_by_ms", "catch_up_limit", "start", "data_size"),
 )
-_FACTS = ("created", "defined")
 _OTHERS = (
     *("is_paused", "created_at", "confirmed_at"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
-    *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
+    *("created_epoch", "created_sequence", "defined_epoch", "defined_sequence"),
 )
 _WITHOUT_DATA = (*_KEY, *_ADVANCES, *_DEFINITION, *_OTHERS)
 _COLUMNS = (*_WITHOUT_DATA, "data")
@@ -125,6 +124,7 @@ async def page(
     reader: Reader, tenant_id: str, statuses: Sequence[ShownStatus], *, after: str, limit: int
 ) -> list[Schedule]:
     """Return up to `limit` schedules of a tenant with these statuses after an id, in order of their ids."""
+    # Each status has a statement, because the index has the status before the id.
     pages = (f"SELECT * FROM ({_SQL['page'].format(status=status)}) AS page" for status in statuses)  # noqa: S608 - no user input
     parameters = {"tenant_id": tenant_id, "after": after, "limit": limit}
     rows = await reader.fetch("\nUNION ALL\n".join(pages), parameters)
@@ -198,7 +198,6 @@ def _advance_parameters(schedule: Schedule) -> Mapping[str, Any]:
 
 
 def _parameters(schedule: Schedule) -> Mapping[str, Any]:
-    positions = {fact: getattr(schedule, f"{fact}_by") for fact in _FACTS}
     return {
         **schedule.key._asdict(),
         **_advance_parameters(schedule),
@@ -207,20 +206,17 @@ def _parameters(schedule: Schedule) -> Mapping[str, Any]:
         "created_at": schedule.created_at,
         "confirmed_at": schedule.confirmed_at,
         **cause_columns(schedule.cause),
-        **{
-            f"{fact}_{part}": getattr(position, part)
-            for fact, position in positions.items()
-            for part in position._fields
-        },
+        "created_epoch": schedule.created_by.epoch,
+        "created_sequence": schedule.created_by.sequence,
+        "defined_epoch": schedule.defined_by.epoch,
+        "defined_sequence": schedule.defined_by.sequence,
     }
 
 
-_TOMBSTONE: Mapping[str, Any] = {**dict.fromkeys(_DEFINITION), "data": None, "data_size": 0}
-
-
 def _definition_parameters(definition: Definition | None) -> Mapping[str, Any]:
+    """Return the columns of a definition. A tombstone has none, so they are null, except for the size."""
     if definition is None:
-        return _TOMBSTONE
+        return {**dict.fromkeys(_DEFINITION), "data": None, "data_size": 0}
     return {
         **definition.recurrence._asdict(),
         "max_count": definition.max_count,

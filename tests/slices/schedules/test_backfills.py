@@ -79,7 +79,9 @@ async def test_ids_of_slots(store: Database, clock: ManualClock) -> None:
     clock.advance(seconds=1)
     for first in (-1, 0):
         assert await schedules.backfill(after(minutes=first), after(minutes=5)) == "backfilling"
+    clock.advance(minutes=3)
     await schedules.fire_backfills()
+    assert [each["to"] for each in await schedules.ends()] == [iso(after(minutes=1, seconds=1))] * 2
     ids = [(each["payload"]["slotAt"], each["id"]) for each in await schedules.events_of("ScheduleFired")]
     assert (len(ids), len(set(ids)), len({each for _, each in ids})) == (6, 3, 3)
 
@@ -106,6 +108,8 @@ async def test_outcomes(schedules: Schedules) -> None:
     assert await schedules.backfill(*span) == "not_found"
     await schedules.put()
     assert await schedules.backfill(NOW, after(minutes=1)) == "nothing_due"
+    empty = await schedules.request("BackfillSchedule", scheduleId="daily", from_=iso(NOW), to=iso(NOW))
+    assert empty["error"]["code"] == "INVALID_PAYLOAD"
     await schedules.about("Pause")
     assert await schedules.backfill(*span) == "backfilling"
     await schedules.put("over", endAt=minutes(-1)[0])
@@ -117,7 +121,8 @@ async def test_outcomes(schedules: Schedules) -> None:
 
 
 async def test_view(schedules: Schedules) -> None:
-    """get-schedule shows the backfills that have not ended."""
+    """get-schedule shows the oldest ten backfills that have not ended."""
+    send_backfill(schedules, tenant="other")
     await schedules.put()
     reply = await schedules.request("BackfillSchedule", scheduleId="daily", from_=minutes(-9)[0], to=iso(NOW), limit=7)
     assert reply["schedule"]["status"] == "active"
@@ -125,6 +130,10 @@ async def test_view(schedules: Schedules) -> None:
     assert (await schedules.view(upcoming=1))["backfills"] == [{"commandId": reply["commandId"], **wanted}]
     await schedules.put("other")
     assert "backfills" not in await schedules.view("other")
+    for _ in range(10):
+        assert await schedules.backfill(after(minutes=-3), NOW) == "backfilling"
+    assert len((await schedules.view())["backfills"]) == 10
+    assert (await schedules.view())["backfills"][0]["commandId"] == reply["commandId"]
     await schedules.fire_backfills()
     assert "backfills" not in await schedules.view()
 
@@ -133,6 +142,7 @@ async def test_limit_of_a_tenant(store: Database, memory_broker: MemoryBroker, c
     """A tenant has at most so many open backfills. One that ends makes room."""
     limits = TenantLimits(default=Limits(open_backfills=1))
     schedules = Schedules(store, memory_broker, clock, limits=limits)
+    send_backfill(schedules, tenant="other")
     await schedules.put()
     span: dict[str, Any] = {"scheduleId": "daily", "from_": minutes(-3)[0], "to": iso(NOW)}
     assert (await schedules.request("BackfillSchedule", **span))["outcome"] == "backfilling"
@@ -177,6 +187,10 @@ async def test_skipped_workflows_are_started_later(starting: StartingSchedules) 
         await starting.about_workflow("Cancel", ids[number])
     assert await starting.skipped() == [(slot, "busy") for slot in minutes(-2, -1, -1)]
     assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (1, 1)]
+    await starting.backfill(after(minutes=-5), NOW, limit=2)
+    await starting.fire_backfills()
+    end = (await starting.ends())[-1]
+    assert (end["count"], end["skipped"], end["reason"]) == (1, 1, "limit")
 
 
 async def test_cancelled_workflows(starting: StartingSchedules) -> None:
@@ -241,7 +255,8 @@ async def test_tenants_share(schedules: Schedules, monkeypatch: pytest.MonkeyPat
     assert {row["fired_count"] for row in rows if row["schedule_id"] == "b"} == {0}
 
 
-async def test_broker_away(schedules: Schedules) -> None:
+@pytest.mark.parametrize("is_put_again", [False, True])
+async def test_broker_away(schedules: Schedules, *, is_put_again: bool) -> None:
     """Nothing fires while the broker is away, and after that not before older commands were handled."""
     await schedules.put()
     assert await next_at(schedules.backfill_worker, NOW) is None
@@ -249,18 +264,21 @@ async def test_broker_away(schedules: Schedules) -> None:
     schedules.broker.health = Health.down("away")
     assert await next_at(schedules.backfill_worker, NOW) == NOW + RECHECK_MS
     schedules.send("DeleteSchedule")
+    if is_put_again:
+        schedules.send("PutSchedule", every="PT1M")
     schedules.broker.health = HEALTHY
     assert await next_at(schedules.backfill_worker, NOW) == NOW + RECHECK_MS
     await schedules.consume()
     await schedules.fire_backfills()
-    assert (await schedules.backfilled(), [each["reason"] for each in await schedules.ends()]) == ([], ["deleted"])
+    (end,) = await schedules.ends()
+    assert (await schedules.backfilled(), end["reason"], "nextSlotAt" in end) == ([], "deleted", False)
 
 
 # Failures and several instances
 
 
 @pytest.mark.parametrize("broken", ["zone = 'Moon/Tycho', every_ms = NULL, cron = '* * * * *'", "start = 'no JSON'"])
-async def test_a_broken_backfill(schedules: Schedules, broken: str) -> None:
+async def test_a_broken_backfill(schedules: Schedules, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backfill that cannot be read or computed waits, longer each time, with the error. Others go on."""
     for tenant in ("acme", "other"):
         send_backfill(schedules, tenant=tenant, seconds=3)
@@ -280,6 +298,12 @@ async def test_a_broken_backfill(schedules: Schedules, broken: str) -> None:
     (shown,) = (await schedules.view())["backfills"]
     assert (shown["lastError"], shown["retryAt"]) == (row["last_error"], iso(after(seconds=3)))
     schedules.clock.advance(seconds=2)
+    with monkeypatch.context() as bounds:
+        bounds.setattr(room, "MOST_SLOTS", 8)
+        await schedules.fire_backfills(1)
+    (shown,) = (await schedules.view())["backfills"]
+    assert "lastError" not in shown
+    assert (shown["count"], shown["lastSlotAt"]) == (2, iso(NOW - 2000))
     await schedules.fire_backfills()
     assert len(await schedules.backfilled()) == 4
 

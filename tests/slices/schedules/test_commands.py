@@ -94,12 +94,14 @@ async def test_ended_event(schedules: Schedules) -> None:
     await schedules.put("count", maxCount=1, envelope={"id": "put-1", "correlationId": "corr"})
     await schedules.put("end", endAt=iso(after(minutes=3)))
     assert await schedules.put("past", endAt=iso(NOW)) == "ended"
+    assert schedules.command_wakes[-1] == NOW
+    assert await schedules.put("past", endAt=iso(NOW - 1)) == "ended"
     await schedules.about("Pause", "end")
     await schedules.advance(minutes=5)
     await schedules.about("Resume", "end")
     ended = {name: await schedules.events_of("ScheduleEnded", name) for name in ("count", "end", "past")}
     reasons = {name: [each["payload"]["reason"] for each in events] for name, events in ended.items()}
-    assert reasons == {"count": ["max_count"], "end": ["end_at"], "past": ["end_at"]}
+    assert reasons == {"count": ["max_count"], "end": ["end_at"], "past": ["end_at"] * 2}
     assert (ended["count"][0]["causationId"], ended["count"][0]["correlationId"]) == ("put-1", "corr")
     assert await schedules.put("count", maxCount=1, data=1) == "updated"
     assert await schedules.put("count", maxCount=2) == "updated"
@@ -108,6 +110,7 @@ async def test_ended_event(schedules: Schedules) -> None:
     assert len({each["id"] for each in again}) == len(again) == 2
     view = await schedules.view("count")
     assert (view["status"], view["endReason"], view["endedAt"]) == ("ended", "max_count", iso(after(minutes=7)))
+    assert view["createdAt"] == iso(NOW)
 
 
 async def test_null_is_the_default(schedules: Schedules) -> None:
@@ -130,6 +133,11 @@ async def test_large_data_is_deferred(schedules: Schedules) -> None:
     assert schedules.metrics.commands["TriggerSchedule", "triggered"] == 150
     assert len(schedules.command_wakes) - before == 5, "each transaction wakes the loops"
     assert len(await schedules.events_of("ScheduleFired")) == 150
+    for verb, fields in (("Put", {"every": "PT1H", "data": "x" * 65_000}), ("Trigger", {"data": 1})):
+        for number in range(40):
+            schedules.send(f"{verb}Schedule", scheduleId=f"s-{number}", **fields)
+        await schedules.consume()
+    assert schedules.metrics.commands["TriggerSchedule", "triggered"] == 190, "schedules that are not loaded exist"
 
 
 REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {

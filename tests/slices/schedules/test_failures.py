@@ -13,6 +13,7 @@ from tests.harness.schedules import Schedules
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.schedules.firing.transaction import LeftToOthers
 
 BERLIN = {"cron": "* * * * *", "zone": "Europe/Berlin"}
 
@@ -53,15 +54,18 @@ async def test_broken_schedule_beside_good_ones(  # noqa: PLR0917 - pytest passe
     await schedules.advance(minutes=1)
     assert iso(after(minutes=1)) in await schedules.fired("broken")
     assert "lastError" not in await schedules.view("broken")
+    await schedules.sql(f"UPDATE schedules SET {damage} WHERE schedule_id = 'broken'")
+    await schedules.advance(minutes=1)
+    assert (await schedules.row("broken"))["available_at"] == clock.now() + 1000, "it has fired in between"
 
 
-@pytest.mark.parametrize("has_passed", [False, True])
-async def test_resume_with_an_unknown_zone(schedules: Schedules, *, has_passed: bool) -> None:
+@pytest.mark.parametrize(("hours", "has_passed"), [(2, False), (3, True), (4, True)])
+async def test_resume_with_an_unknown_zone(schedules: Schedules, hours: int, *, has_passed: bool) -> None:
     """A Resume of a schedule that this instance cannot compute is handled. Only a passed `endAt` ends the schedule."""
-    await schedules.put(cron="0 * * * *", zone="Europe/Berlin", endAt=iso(after(hours=3)))
+    await schedules.put(cron="0 * * * *", zone="Europe/Berlin", endAt=iso(after(hours=3, milliseconds=1)))
     await schedules.about("Pause")
     await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus'")
-    schedules.clock.advance(hours=4 if has_passed else 2)
+    schedules.clock.advance(hours=hours)
     assert await schedules.about("Resume") == "resumed"
     view = await schedules.view()
     assert (view["status"], view.get("endReason")) == (("ended", "end_at") if has_passed else ("active", None))
@@ -199,6 +203,18 @@ async def test_what_no_instance_can_compute(
     assert found == [1, 1]
     await schedules.advance(seconds=1)
     assert len(await schedules.fired("berlin")) == 1
+
+
+async def test_memory_of_schedules_that_were_left(schedules: Schedules) -> None:
+    """Only a minute after it was met, a schedule is left to other instances again. So the memory is bounded."""
+    await schedules.put()
+    (row,) = await schedules.all_rows()
+    to_others = LeftToOthers(exclusive=False)
+    found = []
+    for now in (0, 9_999, 10_000, 59_999, 60_000):
+        own = to_others.own([row], now)
+        found.append((len(own), to_others.leave(row, ValueError("no"), now)))
+    assert found == [(1, True), (0, True), (1, False), (1, False), (1, True)]
 
 
 async def test_id_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:

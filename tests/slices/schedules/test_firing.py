@@ -1,5 +1,6 @@
 """Slots fire when they are due, each once, and follow their policy after an outage."""
 
+import asyncio
 import json
 import time
 from itertools import pairwise
@@ -14,6 +15,9 @@ from tests.harness.timers import always
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.requests.computing import Steps
+from timer_service.schedules.room import Room
+from timer_service.schedules.slot_worker import FiringGate
 
 RECHECK_MS = 250
 
@@ -83,6 +87,9 @@ async def test_policies_after_an_outage_of_the_broker(schedules: Schedules, poli
     schedules.broker.health = HEALTHY
     await schedules.advance(seconds=30)
     assert await schedules.fired() == [iso(after(minutes=number)) for number in slots]
+    view = await schedules.view()
+    last = iso(schedules.clock.now()) if slots else None
+    assert (view.get("lastFiredAt"), "missedSince" in view) == (last, not slots)
 
 
 async def test_disabled_slice(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -111,6 +118,7 @@ async def test_jitter(schedules: Schedules) -> None:
         schedules.clock.set(at)
         new = restarted(schedules)
         await new.fire()
+        assert set(new.metrics.lateness) == {0.0}, "lateness counts from the due instant"
         events = [json.loads(each.body) for each in await new.stored()]
         assert {each["payload"]["scheduleId"] for each in events} == {name for name, when in due.items() if when <= at}
     assert {each["payload"]["slotAt"] for each in events} == {iso(after(hours=1))}
@@ -191,3 +199,30 @@ async def test_full_event_stream(schedules: Schedules) -> None:
     await schedules.advance(seconds=10)
     await schedules.advance(seconds=10)
     assert await schedules.fired() == [iso(after(minutes=1)), iso(after(minutes=10))]
+
+
+async def test_clock_that_is_set_back_after_a_refused_event(schedules: Schedules) -> None:
+    """Slots wait until events can be published, and ten seconds more, by a clock that was set back in between too."""
+    gate = FiringGate(schedules.parts)
+    schedules.parts.publishing.record("no room")
+    assert [await gate.is_open(at) for at in (after(hours=1), after(hours=1, seconds=11))] == [False, False]
+    schedules.parts.publishing.record("no room")
+    schedules.parts.publishing.clear()
+    times = (after(hours=1), after(hours=1, seconds=9), NOW, after(seconds=10))
+    assert [await gate.is_open(at) for at in times] == [False, False, False, True]
+
+
+async def test_other_tasks_run_while_slots_are_computed() -> None:
+    """Long computing lets other tasks run every few milliseconds."""
+    ran: list[int] = []
+
+    def compute() -> Steps[int]:
+        for number in range(5):
+            asyncio.get_running_loop().call_soon(ran.append, number)
+            until = time.perf_counter() + 0.006
+            while time.perf_counter() < until:
+                pass
+            yield
+        return len(ran)
+
+    assert await Room(["acme"]).compute("acme", compute()) == 5

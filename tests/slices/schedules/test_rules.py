@@ -163,6 +163,20 @@ def test_each_put_on_an_ended_schedule() -> None:
     }
 
 
+def test_commands_that_are_handled_late() -> None:
+    """A Resume and a Put drop no slot after their own command times. No slot fires again that fired before a Delete."""
+    late = NOW + 9 * MINUTE
+    resumed = rules.apply(after_all(*PAUSED), Sent(3, "resume").command, late).schedule
+    assert (resumed.after_at, resumed.slot_at) == (NOW + 3 * MINUTE, NOW + 4 * MINUTE)
+    fired = after_all(put(1))._replace(after_at=NOW + 5 * MINUTE, missed_since=NOW + 2 * MINUTE)
+    moved = rules.apply(fired, put(3, every="PT2M").command, late).schedule
+    assert (moved.after_at, moved.missed_since) == (NOW + 5 * MINUTE, None)
+    ahead = fired._replace(after_at=late + 30 * MINUTE)  # the clock of the broker may be ahead by an hour
+    assert rules.apply(ahead, put(3, every="PT2M").command, late).schedule.after_at == ahead.after_at
+    again = rules.apply(apply(fired, Sent(2, "delete"))[0], put(3).command, late).schedule
+    assert (again.slot_at, again.created_at, again.created_by) == (NOW + 6 * MINUTE, late, Position(1, 3))
+
+
 def test_resume_after_the_last_slot() -> None:
     """A schedule whose last slot was in the pause ends when it is resumed."""
     paused = after_all(put(1, **EVERY, end_at=iso(after(minutes=5))), Sent(2, "pause"))

@@ -20,6 +20,7 @@ from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import Started, WorkflowStart
 from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.schedules import room
+from timer_service.schedules.backfill.worker import BackfillWorker
 from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows import store
 from timer_service.workflows.commands.slot_start import start_workflows
@@ -192,7 +193,7 @@ async def test_a_tombstone_is_locked_while_it_is_started(
 
 
 async def test_a_start_waits_briefly(starting: StartingSchedules) -> None:
-    """In a pass that starts workflows, a statement waits 10 ms for a lock."""
+    """In a pass or a backfill that starts workflows, a statement waits 10 ms for a lock."""
     waits: list[str] = []
 
     async def asking(
@@ -202,9 +203,12 @@ async def test_a_start_waits_briefly(starting: StartingSchedules) -> None:
         return await start_workflows(tx, starts, now, quotas=quotas)
 
     starting.worker = FiringWorker(starting.parts, asking)
+    starting.backfill_worker = BackfillWorker(starting.parts, asking)
     await starting.put_start()
     await starting.advance(minutes=1)
-    assert waits == ["10ms"]
+    await starting.backfill(after(minutes=-1), NOW)
+    await starting.fire_backfills()
+    assert waits == ["10ms"] * 2
 
 
 async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:

@@ -11,6 +11,7 @@ from tests.harness.schedules import StartingSchedules
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
+from timer_service.schedules import room
 
 ALL = {"policy": "all"}
 KEY = {"concurrencyKey": "only-one"}
@@ -113,6 +114,7 @@ async def test_a_busy_key(starting: StartingSchedules) -> None:
     await starting.about_workflow("Cancel", *ids(1))
     await starting.advance(minutes=1)
     assert list((await starting.workflows()).values()) == ["cancelled"] * 3 + ["waiting"]
+    assert len(starting.metrics.lateness) == 2, "only what fires is late"
     assert "missedSince" not in await starting.view()
 
 
@@ -151,6 +153,16 @@ async def test_a_limit(store: Database, memory_broker: MemoryBroker, clock: Manu
 
 
 # Triggers
+
+
+async def test_workflows_of_a_pass(starting: StartingSchedules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass starts at most 250 workflows: each costs as much as four events. The rest stays due."""
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", 1000)
+    for number in range(4):
+        await starting.put_start(f"s-{number}", catchUp=ALL)
+    starting.clock.advance(minutes=100)
+    await starting.worker.tick(starting.clock.now())
+    assert len(await starting.workflows()) == 250
 
 
 async def test_a_trigger_starts_a_workflow(starting: StartingSchedules) -> None:

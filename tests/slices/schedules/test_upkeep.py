@@ -3,6 +3,7 @@
 import itertools
 import json
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.harness.clock import NOW, after, iso
 from tests.harness.in_process import exhaust
 from tests.harness.schedules import Schedules
 from timer_service.core.due.row_counts import RowCounts, overdue_sql
+from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.requests.computing import Computing
 from timer_service.core.requests.query import Queries
 from timer_service.core.service.clock_repair import ClockRepair
@@ -27,11 +29,15 @@ async def test_retention(schedules: Schedules) -> None:
     await schedules.about("Pause", "paused")
     await schedules.about("Delete", "deleted")
     await schedules.about("Pause", "remembered")
+    await schedules.put("confirmed", every="PT1H", maxCount=1)
     await schedules.advance(hours=1)
+    schedules.clock.advance(days=1)
+    assert await schedules.put("confirmed", every="PT1H", maxCount=1) == "unchanged"
+    portion = await in_transaction(schedules.database, partial(delete_settled, before=after(days=30), limit=2))
     retention = Retention(schedules.database, timedelta(days=7), delete_settled)
     deleted = [(await retention.tick(at)).done for at in (after(days=7), after(days=7, hours=1, milliseconds=1))]
     left = [row["schedule_id"] for row in await schedules.all_rows()]
-    assert (deleted, left) == ([0, 3], ["active", "paused"])
+    assert (portion, deleted, left) == (2, [0, 1], ["active", "confirmed", "paused"])
 
 
 async def test_row_counts(schedules: Schedules) -> None:

@@ -35,6 +35,7 @@ def wall(text: str) -> int:
         ("@daily", "0 0 * * *"),
         ("@midnight", "0 0 * * *"),
         (" @Hourly ", "0 * * * *"),
+        (f"10{',0' * 95} * * * *", f"10{',0' * 95} * * * *"),  # 200 characters
     ],
 )
 def test_stored_text(text: str, stored: str) -> None:

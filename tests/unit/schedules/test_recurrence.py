@@ -67,8 +67,12 @@ def upcoming(recurrence: Recurrence, after: str, count: int) -> list[str]:
             ],
         ),
         ("0 30 2 * * *", "2027-10-30T12:00:00Z", ["2027-10-31T00:30:00", "2027-11-01T01:30:00"]),
+        ("*/30 30 2 * * *", "2027-03-27T12:00:00Z", ["2027-03-29T00:30:00", "2027-03-29T00:30:30"]),
     ],
-    ids=["fixed, gap", "two fixed, gap", "wildcard, gap", "fixed, overlap", "wildcard, overlap", "seconds, overlap"],
+    ids=[
+        *("fixed, gap", "two fixed, gap", "wildcard, gap", "fixed, overlap", "wildcard, overlap", "seconds, overlap"),
+        "wildcard second, gap",
+    ],
 )
 def test_examples_of_berlin(cron: str, after: str, slots: list[str]) -> None:
     """The examples of docs/schedules.md."""

@@ -40,6 +40,7 @@ def compute_offset(known: int | None, elapsed: int, samples: list[Sample]) -> in
 
 
 def _drift(elapsed: int) -> int:
+    """Return how far two clocks may drift apart in a time, in microseconds."""
     return elapsed * _DRIFT_PER_SECOND // 1_000_000
 
 
@@ -87,7 +88,7 @@ class PostgresClock:
         elapsed = now - self._measured_at
         offset = compute_offset(self._time.offset, elapsed, samples)
         self._time.observe(offset, now, slack=_drift(elapsed))
-        if not self._time.jumping:
+        if not self._time.jumping:  # otherwise the time does not follow this measurement yet
             self._measured_at = now
         self._observe((now + offset - self._system()) / 1_000_000)
 

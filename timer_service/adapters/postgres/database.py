@@ -66,7 +66,7 @@ _Connection = Any
 
 
 class _Session:
-    """An open transaction on one connection."""
+    """An open transaction on one connection. `core.ports.database.Transaction` describes its methods."""
 
     def __init__(
         self, connection: _Connection, inserts: dict[str, str], timeout_seconds: float, end: TransactionEnd
@@ -86,7 +86,7 @@ class _Session:
         return rows
 
     async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
-        return await self._fetch_each(sql, "", many) if many else []
+        return await self._fetch_each(sql, "", many)
 
     async def execute(self, sql: str, parameters: Parameters = _NONE) -> int:
         text, names = translate(sql)
@@ -113,15 +113,18 @@ class _Session:
         if "RETURNING" not in text:
             self.wrote = True
             return rows
-        keys = set(map(tuple, returned))
-        self.wrote = self.wrote or bool(keys)
-        length = len(next(iter(keys), ()))
-        return rows if len(keys) == len(rows) else [row for row in rows if tuple(row[:length]) in keys]
+        inserted = set(map(tuple, returned))
+        self.wrote = self.wrote or bool(inserted)
+        if len(inserted) == len(rows):
+            return rows
+        key_length = len(next(iter(inserted), ()))  # the first values of a row are its key
+        return [row for row in rows if tuple(row[:key_length]) in inserted]
 
     async def wait_briefly(self) -> None:
         await self._connection.execute(_WAIT_BRIEFLY, timeout=self._timeout)
 
     async def _execute(self, text: str, arguments: Sequence[Any]) -> int:
+        """Run a statement. Return how many rows it changed, by the status of the server; 0 for other statements."""
         status: str = await self._connection.execute(text, *arguments, timeout=self._timeout)
         count = status.rpartition(" ")[2]  # "UPDATE 3", "INSERT 0 3", but "CREATE TABLE"
         changed = int(count) if count.isdigit() else 0
@@ -136,6 +139,7 @@ class _Session:
         return self._inserts[text]
 
     async def _fetch_each(self, sql: str, suffix: str, many: Sequence[Parameters]) -> Sequence[Row]:
+        """Run a statement, with a suffix, for each of `many` in one round trip. Return all rows."""
         sql, many = one_by_one(sql, many)
         if not many:
             return []
@@ -166,6 +170,7 @@ class _Reader:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[_Session]:
+        """Open a transaction that reads, and record whether the server can be used. A slow statement is no outage."""
         try:
             async with self._database.session(self._pool, _BEGIN_READING) as session:
                 yield session
@@ -210,12 +215,7 @@ class PostgresDatabase:
             )
 
         work_pool, query_pool = await create_pool(_WORK_CONNECTIONS), await create_pool(_QUERY_CONNECTIONS)
-        try:
-            await _connect(work_pool)
-        except BaseException:
-            work_pool.terminate()
-            query_pool.terminate()
-            raise
+        await _connect(work_pool)
         return cls(work_pool, query_pool)
 
     @asynccontextmanager
@@ -261,6 +261,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def _writing(self, begin: str, timeout_seconds: float) -> AsyncIterator[_Session]:
+        """Open a transaction that writes, and record whether the server can be used. A busy or slow server can be."""
         try:
             async with self.session(self._work_pool, begin, timeout_seconds) as session:
                 yield session
@@ -294,6 +295,7 @@ async def _skip_reset(_connection: _Connection) -> None:
 
 
 async def _connect(pool: asyncpg.Pool) -> None:
+    """Wait until the server answers. Raises `StartError` after ten seconds, and at once for any other error."""
     deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
     while True:
         try:
@@ -313,10 +315,11 @@ async def _connect(pool: asyncpg.Pool) -> None:
 
 @asynccontextmanager
 async def _acquire(pool: asyncpg.Pool) -> AsyncIterator[_Connection]:
+    """Yield a connection of a pool. Raises `DatabaseBusyError` if all of them stay in use."""
     try:
         connection = await pool.acquire(timeout=STATEMENT_SECONDS)
     except TimeoutError as error:
-        if pool.get_size() < pool.get_max_size() or pool.get_idle_size() > 0:
+        if pool.get_size() < pool.get_max_size():
             raise  # the server did not accept a connection
         raise DatabaseBusyError(f"all {pool.get_max_size()} connections are in use") from error
     try:
@@ -327,6 +330,7 @@ async def _acquire(pool: asyncpg.Pool) -> AsyncIterator[_Connection]:
 
 @asynccontextmanager
 async def _transaction(connection: _Connection, begin: str, end: TransactionEnd) -> AsyncIterator[None]:
+    """Begin a transaction, and commit it after the block, or roll it back. Both go on if the task is cancelled."""
     try:
         await _begin(connection, begin)
         yield
@@ -341,6 +345,7 @@ async def _transaction(connection: _Connection, begin: str, end: TransactionEnd)
 
 
 async def _begin(connection: _Connection, begin: str) -> None:
+    """Begin a transaction. Raises `DatabaseUnavailableError` if the server is a standby."""
     try:
         await connection.execute(begin)
     except asyncpg.FeatureNotSupportedError as error:  # "cannot set transaction read-write mode during recovery"
@@ -361,6 +366,7 @@ async def _roll_back(connection: _Connection) -> bool:
 
 
 async def _commit(connection: _Connection, end: TransactionEnd) -> None:
+    """Commit, and call what waits for it. Raises an error if the server has rolled back instead."""
     if await connection.execute("COMMIT") != "COMMIT":
         raise asyncpg.InFailedSQLTransactionError(
             "a statement of the transaction failed, so the transaction was rolled back"

@@ -77,6 +77,7 @@ class _Connection(aiosqlite.Connection):
         return await self._call(begin if self.begins_next else function)
 
     async def _call(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run a function in the thread, and record in the health whether it met an outage."""
         try:
             with translate_errors():
                 result: _T = await self._execute(partial(function, self._conn))  # type: ignore[no-untyped-call]
@@ -108,7 +109,7 @@ class SqliteDatabase:
         self._read = reader
         self.reader = Statements(reader.run, TransactionEnd())
         self.queries = Statements(queries.run, TransactionEnd())
-        self._files = files
+        self.files = files
         self._written = HEALTHY
 
     @classmethod
@@ -134,7 +135,7 @@ class SqliteDatabase:
     @property
     def health(self) -> Health:
         """Whether the file is still the one that was opened, and the last attempt to write succeeded."""
-        return worst(self._files.health, self._written)
+        return worst(self.files.health, self._written)
 
     @property
     def read_health(self) -> Health:
@@ -147,7 +148,7 @@ class SqliteDatabase:
 
     def accepting(self) -> AbstractAsyncContextManager[Statements]:
         """Open a write transaction that fails if the file was deleted or replaced."""
-        return self._transaction(self._files.check)
+        return self._transaction(self.files.check)
 
     migrating = transaction
 
@@ -163,12 +164,9 @@ class SqliteDatabase:
                 self._written = HEALTHY
             return result
 
-    async def check_files(self) -> None:
-        """Raise `DatabaseUnavailableError` if the file was deleted or replaced. The health says so too."""
-        await asyncio.to_thread(self._files.check)
-
     @asynccontextmanager
     async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[Statements]:
+        """Open a write transaction, which its first statement begins. `check` raises if it must not be committed."""
         async with self._turn, self._write_lock:
             end = TransactionEnd()
             try:
@@ -183,10 +181,9 @@ class SqliteDatabase:
             except DatabaseUnavailableError as error:
                 self._written = Health.down(str(error))
                 raise
-            finally:
-                self._writer.begins_next = False
 
     async def _commit(self, check: Callable[[], None] | None, end: TransactionEnd) -> None:
+        """Commit, and call what waits for it. Roll back if the commit fails."""
         try:
             changes = await self._writer.commit_counting(check)
         except BaseException:
@@ -214,6 +211,8 @@ def _prepare_file(path: Path) -> None:
 
 
 async def _connect(path: Path, *pragmas: str) -> _Connection:
+    """Open a connection and run its pragmas. If one fails, the connection is closed."""
+
     def connector() -> sqlite3.Connection:
         connection = sqlite3.connect(path, isolation_level=None, timeout=5)
         connection.row_factory = sqlite3.Row

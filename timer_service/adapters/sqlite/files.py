@@ -1,15 +1,15 @@
 """Files of SQLite databases: whole copies, private new files, the lock, and whether an open file is still there."""
 
+import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from timer_service.core.due.loop import Pass
-from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
@@ -125,6 +125,7 @@ def sync(path: Path) -> None:
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
+    """Open a connection that cannot write. The error of a file that is no database comes with its first statement."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
@@ -132,14 +133,10 @@ def _exists(path: Path) -> StartError:
     return StartError(f"{path} exists already: give another name. Nothing was written")
 
 
-class DatabaseInUseError(StartError):
-    """Another process has the lock of the database."""
-
-
 def open_lock_file(path: Path) -> int:
     """Lock the database at `path`, and return the file whose `os.close` releases it.
 
-    Raises `DatabaseInUseError`, or `StartError` if the file cannot be created.
+    Raises `StartError` if another process has the lock, or if the file cannot be created.
     """
     path = path.resolve()  # a second name of the file has the same lock
     try:
@@ -152,7 +149,7 @@ def open_lock_file(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(lock)
-        raise DatabaseInUseError(
+        raise StartError(
             f"another instance uses the database {path} (TIMER_DB_PATH). "
             "Stop it, or use PostgreSQL (TIMER_DATABASE_URL) for several instances"
         ) from error
@@ -160,7 +157,10 @@ def open_lock_file(path: Path) -> int:
 
 
 class OpenFiles:
-    """The database file and its `-wal` file, as they were when they were opened."""
+    """The database file and its `-wal` file, as they were when they were opened.
+
+    Transactions of commands check them. As a worker, it also checks them for a service that gets no commands.
+    """
 
     def __init__(self, path: Path) -> None:
         """Remember the files. Call it when the database is open."""
@@ -168,6 +168,11 @@ class OpenFiles:
         self._opened = [_identify(each) for each in self._paths]
         self.health = HEALTHY
         """The result of the last check."""
+
+    async def tick(self, now: int) -> Pass:
+        """Check the files once."""
+        await asyncio.to_thread(self.check)
+        return Pass(0, now + _LOOKING_MS)
 
     def check(self) -> None:
         """Raise `DatabaseUnavailableError` if a file was deleted or replaced: its new content ends with the process."""
@@ -200,20 +205,3 @@ def _lost(path: Path) -> str:
         'have copied its open files: see "If the database file was deleted" in docs/operations.md. Until then commands '
         "wait in the broker"
     )
-
-
-class FileWatch:
-    """A worker that looks whether the file of a SQLite database is still under its name.
-
-    Commands find out themselves. This is for a service that gets none.
-    """
-
-    def __init__(self, look: Callable[[], Awaitable[None]], clock: Clock) -> None:
-        """`look` looks once. It raises `DatabaseUnavailableError` if the file was deleted or replaced."""
-        self._look = look
-        self._clock = clock
-
-    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
-        """Look once."""
-        await self._look()
-        return Pass(0, self._clock.now() + _LOOKING_MS)

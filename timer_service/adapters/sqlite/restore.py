@@ -23,7 +23,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from timer_service.adapters.sqlite.files import (
-    DatabaseInUseError,
     create_if_missing,
     create_private_file,
     empty_wal,
@@ -37,10 +36,7 @@ from timer_service.core.values.errors import StartError
 @contextmanager
 def restoring(path: Path) -> Iterator[Path]:
     """Lock a database and yield the path of its draft, in a private folder. Raises `StartError` if it is in use."""
-    try:
-        lock = open_lock_file(path)
-    except DatabaseInUseError as error:
-        raise StartError(f"a service uses the database {path} (TIMER_DB_PATH). Stop it first") from error
+    lock = open_lock_file(path)
     folder = Path(f"{path}.restoring")
     try:
         shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
@@ -68,10 +64,10 @@ def replace_database(path: Path, draft: Path) -> Path | None:
     sync(draft)
     kept = _keep(path, draft)
     sync(path.parent)
-    for name in _side_files(path):
+    for name in _side_files(path):  # step 3
         name.unlink(missing_ok=True)
     sync(path.parent)
-    draft.replace(path)
+    draft.replace(path)  # step 4
     sync(path.parent)
     _mark(path).unlink(missing_ok=True)
     return kept
@@ -86,12 +82,12 @@ def refuse_unfinished_restore(path: Path) -> None:
 
 
 def _keep(path: Path, draft: Path) -> Path | None:
-    """Give the old database a second name, and the draft its owner and mode. Return the name, or None."""
+    """Do steps 1 and 2. Give the draft the owner and the mode of the old database. Return its second name, or None."""
     kept = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    if not (path.exists() and _empty_wal(path)):
+    if not (path.exists() and _empty_wal(path)):  # a crash could leave no database that can be used
         create_if_missing(_mark(path))
         wal, _ = _side_files(path)
-        if wal.exists():
+        if wal.exists():  # commits that could not be written into the database
             os.link(wal, f"{kept}-wal")
     if not path.exists():
         return None

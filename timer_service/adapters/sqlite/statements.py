@@ -118,23 +118,27 @@ def find_older(inserted: Inserted, count: int) -> str:
 
 @lru_cache(_CACHED_STATEMENTS)
 def _prepare_joined(sql: str) -> Prepared:
+    """Return a marked statement that reads its parameters from the sets in a JSON array, and how to write one set."""
     text, names = number_parameters(sql, lambda number: f"json_extract(parameter_set, '$[{number - 1}]')")
     return Prepared(_EACH_OF.sub(_MANY, text), _values(names))
 
 
 def _values(names: tuple[str, ...]) -> Callable[[Parameters], tuple[Any, ...]]:
+    """Return a function that returns the values of the names. `itemgetter` is fast, but one name gives no tuple."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda parameters: tuple(parameters[name] for name in names)
 
 
 def _values_with_lists(names: tuple[str, ...], lists: Collection[str]) -> Callable[[Parameters], tuple[Any, ...]]:
+    """Return a function that returns the values of the names; those of `lists` as JSON arrays."""
     return lambda parameters: tuple(
         _write_list(parameters[name]) if name in lists else parameters[name] for name in names
     )
 
 
 def _write_list(values: Sequence[str]) -> str:
+    """Return a list of texts as a JSON array."""
     if any("\0" in value for value in values):
         raise ValueError("a text in the list contains the character U+0000, where SQLite ends a JSON string")
     return json.dumps(values)
@@ -181,7 +185,7 @@ def _rows(connection: sqlite3.Connection, text: str, values: Any) -> list[Row]:
             raise
         reason = "a text in the database is damaged: it is not UTF-8"
         log.error(reason)  # noqa: TRY400 - the error quotes the text
-        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # from now on
         if connection.in_transaction:  # the statement may have written
             raise ConflictError(reason) from None
         return connection.execute(text, values).fetchall()
@@ -201,6 +205,7 @@ def insert(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
     if inserted is None:
         _insert_plain(connection, sql, rows)
         return rows
+    # Rowids grow, so a key that a row up to here has was there before.
     ((newest,),) = connection.execute(f"SELECT COALESCE(MAX(rowid), 0) FROM {inserted.table}")  # noqa: S608 - no user input
     if _insert_plain(connection, without_returning(sql), rows) == len(rows):
         return rows
@@ -209,31 +214,34 @@ def insert(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
 
 
 def _insert_plain(connection: sqlite3.Connection, sql: str, rows: Rows) -> int:
-    return sum(_run(connection, sql, part).rowcount for part in parts(rows))
+    """Insert rows with few statements. Return how many were inserted."""
+    count = 0
+    for part in parts(rows):
+        count += connection.execute(prepare_insert(sql, len(part)), list(chain.from_iterable(part))).rowcount
+    return count
 
 
 def _find_older(connection: sqlite3.Connection, inserted: Inserted, rows: Rows, newest: int) -> list[tuple[Any, ...]]:
+    """Return the keys of `rows` that rows up to the rowid `newest` have."""
     values = chain.from_iterable(_key_of(inserted, row) for row in rows)
     found = connection.execute(find_older(inserted, len(rows)), [*values, newest])
     return [tuple(key) for key in found]
 
 
 def _key_of(inserted: Inserted, row: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the key of a row: its first values."""
     return tuple(row[: len(inserted.key)])
-
-
-def _run(connection: sqlite3.Connection, sql: str, rows: Rows) -> sqlite3.Cursor:
-    return connection.execute(prepare_insert(sql, len(rows)), list(chain.from_iterable(rows)))
 
 
 def parts(rows: Rows) -> Iterator[Rows]:
     """Yield the rows in parts whose sizes are powers of two, so that few statements are prepared."""
     start, size = 0, _MOST_ROWS
-    while start < len(rows):
-        while _FEW_ROWS <= size > len(rows) - start:
+    while left := len(rows) - start:
+        while _FEW_ROWS <= size > left:
             size //= 2
-        yield rows[start : start + size] if size >= _FEW_ROWS else rows[start:]
-        start += size if size >= _FEW_ROWS else len(rows)
+        length = left if left < _FEW_ROWS else size
+        yield rows[start : start + length]
+        start += length
 
 
 class Statements:

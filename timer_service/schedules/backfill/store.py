@@ -15,6 +15,7 @@ from timer_service.schedules.backfills import Backfill, BackfillKey
 from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import LONGEST_DELAY_MS, dump_spec, read_spec
+from timer_service.schedules.store import key_of as schedule_key_of
 
 TABLE = "schedule_backfills"
 _KEY = BackfillKey._fields
@@ -60,10 +61,7 @@ async def add(tx: Transaction, backfills: Collection[Backfill]) -> None:
 async def find_created(reader: Reader, schedules: Collection[Key]) -> dict[Key, Position]:
     """Return the position of the PutSchedule that created each schedule that exists."""
     rows = await reader.fetch_each(_SQL["find_created"], [key._asdict() for key in sorted(set(schedules))])
-    return {
-        Key(row["tenant_id"], row["schedule_id"]): Position(row["created_epoch"], row["created_sequence"])
-        for row in rows
-    }
+    return {schedule_key_of(row): Position(row["created_epoch"], row["created_sequence"]) for row in rows}
 
 
 async def load_data(reader: Reader, keys: Collection[BackfillKey]) -> dict[BackfillKey, str]:

@@ -26,13 +26,17 @@ class Portion(NamedTuple):
     before: Backfill
     slots: Sequence[int] = ()
     next_slot: int | None = None
-    """The first slot that is left; None if none is."""
+    """The first slot that is left and due; None if none is."""
     is_deleted: bool = False
     """Whether the schedule was deleted. No slot fires then."""
 
     def end(self, after: Backfill) -> BackfillEnd | None:
-        """Return why the backfill has ended after the portion, or None."""
-        return BackfillEnd.DELETED if self.is_deleted else after.end(self.next_slot)
+        """Return why the backfill, as it is after the portion, has ended; None if it goes on."""
+        if self.is_deleted:
+            return BackfillEnd.DELETED
+        if self.next_slot is None:
+            return BackfillEnd.DONE
+        return None if after.left else BackfillEnd.LIMIT
 
 
 async def fire_portions(tx: Transaction, rows: Sequence[Row], now: int, *, start: Start) -> Done[BackfillKey]:
@@ -41,7 +45,7 @@ async def fire_portions(tx: Transaction, rows: Sequence[Row], now: int, *, start
     portions = await _find_portions(tx, rows, done, now)
     data = await store.load_data(tx, [each.before.key for each in portions if each.slots and each.before.data_size])
     firings = [_firing(each, data.get(each.before.key)) for each in portions]
-    if any(each.start is not None for each in firings):
+    if any(each.start is not None for each in firings):  # a command may have locked a workflow
         await tx.wait_briefly()
     all_fired = await fire(tx, firings, start, now)
     events = [event for each in all_fired for event in each.events]
@@ -62,7 +66,7 @@ async def fire_portions(tx: Transaction, rows: Sequence[Row], now: int, *, start
 
 
 async def _find_portions(tx: Transaction, rows: Sequence[Row], done: Done[BackfillKey], now: int) -> list[Portion]:
-    """Return the portions of the backfills in `rows`, and record those that cannot be read or computed."""
+    """Return the portions of the backfills in `rows`. Record in `done` those that cannot be read or computed."""
     portions: list[Portion] = []
     room = Room({row["tenant_id"] for row in rows})
     created = await store.find_created(tx, [Key(row["tenant_id"], row["schedule_id"]) for row in rows])
@@ -96,6 +100,13 @@ def _next_portion(backfill: Backfill, room: Room, now: int) -> Steps[Portion]:
 
 
 def _firing(portion: Portion, data: str | None) -> Firing:
-    before = portion.before
-    about = (before.schedule, portion.slots, FiringCause.BACKFILL, before.key.position, before.cause)
-    return Firing(*about, before.start, data)
+    backfill = portion.before
+    return Firing(
+        schedule=backfill.schedule,
+        slots=portion.slots,
+        cause=FiringCause.BACKFILL,
+        position=backfill.key.position,
+        origin=backfill.cause,
+        start=backfill.start,
+        data=data,
+    )

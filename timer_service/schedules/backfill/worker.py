@@ -1,13 +1,12 @@
 """The worker that fires the slots of backfills, portion by portion, and then announces what has become of each."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 
 from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.loop import Pass
 from timer_service.core.events import outbox
 from timer_service.core.intake.backlog import RECHECK_MS
-from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.service.slice import Parts
 from timer_service.core.service.workflow_start import StartWorkflows
 from timer_service.schedules.backfill import store
@@ -55,14 +54,16 @@ class BackfillWorker:
         publishing = await self._publishing(now)
         waiting = {*self._over(now), *publishing}
         tenants, _ = await self._rows.turns.next_due(self._database.reader, now, _TENANTS, waiting)
-        handled = await self._transactions.run(partial(self._select, tenants=tenants, now=now), now) if tenants else 0
-        return Pass(handled, now if handled else now + (_PUBLISHING_PAUSE_MS if publishing else _LOCKED_PAUSE_MS))
-
-    async def _select(self, tx: Transaction, tenants: Sequence[str], now: int) -> Sequence[Row]:
-        return await self._rows.lock_oldest(tx, tenants, now)
+        select = partial(self._rows.lock_oldest, tenants=tenants, now=now)
+        if tenants and (handled := await self._transactions.run(select, now)):
+            return Pass(handled, now)
+        return Pass(0, now + (_PUBLISHING_PAUSE_MS if publishing else _LOCKED_PAUSE_MS))
 
     async def _publishing(self, now: int) -> Collection[str]:
-        """Return the tenants of which events of their last portions, or events before these, are in the outbox."""
+        """Return the tenants whose events of their last portions, or events before these, are in the outbox.
+
+        The other tenants are forgotten until their next portion.
+        """
         added = {tenant: min(at, now) for tenant, at in self._added.items()}  # the clock may have been set back
         waiting = await outbox.find_waiting(self._database.reader, added) if added else set()
         self._added = {tenant: at for tenant, at in added.items() if tenant in waiting}

@@ -99,7 +99,7 @@ def first_match(cron: str, first: int) -> int | None:
 
     No match is later than the year 9999. Raises `RecurrenceError` (INVALID_CRON) if the expression does not parse.
     """
-    return _search(cron, first - 1, reverse=False) if first <= _LAST else None
+    return None if first > _LAST else _search(cron, first - 1, reverse=False)
 
 
 def last_match(cron: str, last: int) -> int | None:
@@ -110,9 +110,11 @@ def last_match(cron: str, last: int) -> int | None:
     return _search(cron, min(last, _LAST), reverse=True)
 
 
-def _search(cron: str, start: int, *, reverse: bool) -> int | None:
-    # With a fraction of a second, a search back includes the second itself. A search ahead begins after it.
-    begin = _EPOCH + timedelta(seconds=start, microseconds=int(reverse))
+def _search(cron: str, second: int, *, reverse: bool) -> int | None:
+    """Return the first match after a wall second, or with `reverse` the last match up to it; None if there is none."""
+    begin = _EPOCH + timedelta(seconds=second)
+    if reverse:  # cronsim searches before `begin`, so a later one includes the second itself
+        begin += timedelta(microseconds=1)
     try:
         search = CronSim(cron, begin, reverse)
     except Exception as error:
@@ -139,6 +141,7 @@ def _without_step(stepped: re.Match[str]) -> str:
 
 
 def _check_form(cron: str) -> None:
+    """Raise `RecurrenceError` if an expression has a form of other programs, or the wrong number of fields."""
     for form, remedy in _FORMS:
         if re.fullmatch(form, cron):
             raise _invalid(remedy)
@@ -148,8 +151,9 @@ def _check_form(cron: str) -> None:
 
 
 def _check_field(name: str, field: str) -> None:
-    for of, form, remedy in _HINTS:
-        if of in ("", name) and re.fullmatch(form, field):
+    """Raise `RecurrenceError` if a field has a form of other programs, or is invalid in an expression of its own."""
+    for only_in, form, remedy in _HINTS:
+        if only_in in ("", name) and re.fullmatch(form, field):
             raise _invalid(f"the field {name} is {field[:_QUOTED]!r}; {remedy}")
     alone = " ".join(field if each == name else "*" for each in _FIELDS)
     try:

@@ -6,7 +6,6 @@ Instants are milliseconds since 1970 UTC, as everywhere. docs/schedules.md has t
 import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple
 
 from timer_service.core.values.duration import DAY, SECOND
@@ -113,7 +112,16 @@ def newest_slots(recurrence: Recurrence, after: int, until: int, limit: int) -> 
 
     No other slot is computed. Call it again with `until` before the oldest slot that it returned for more.
     """
-    return tuple(islice(_slots_back(recurrence, after, until), limit))[::-1]
+    first = max(after + 1, recurrence.first)
+    last = min(until, recurrence.last)
+    newest_first: list[int] = []
+    while last >= first and len(newest_first) < limit:
+        slot = _last_slot(recurrence, last)
+        if slot is None or slot < first:
+            break
+        newest_first.append(slot)
+        last = slot - 1
+    return tuple(reversed(newest_first))
 
 
 def due_of(recurrence: Recurrence, slot: int, jitter_ms: int, tenant_id: str, schedule_id: str) -> int:
@@ -130,23 +138,12 @@ def due_of(recurrence: Recurrence, slot: int, jitter_ms: int, tenant_id: str, sc
     return slot + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) % span
 
 
-def _slots_back(recurrence: Recurrence, after: int, until: int) -> Iterator[int]:
-    """Yield the slots not later than `until` and later than `after`, the newest first."""
-    first = max(after + 1, recurrence.first)
-    last = min(until, recurrence.last)
-    while last >= first:
-        slot = _last_slot(recurrence, last)
-        if slot is None or slot < first:
-            return
-        yield slot
-        last = slot - 1
-
-
 def _first_slot(recurrence: Recurrence, first: int) -> int | None:
     """Return the first slot from `first` on, without regard to the end."""
     if recurrence.every_ms is not None:
-        return first + (recurrence.first - first) % recurrence.every_ms
-    return _first_cron_slot(recurrence.cron or "", recurrence.zone, -(-first // SECOND))
+        return first + (recurrence.first - first) % recurrence.every_ms  # Python's remainder is not negative
+    first_second = -(-first // SECOND)  # rounded up
+    return _first_cron_slot(recurrence.cron or "", recurrence.zone, first_second)
 
 
 def _last_slot(recurrence: Recurrence, last: int) -> int | None:
@@ -157,10 +154,10 @@ def _last_slot(recurrence: Recurrence, last: int) -> int | None:
 
 
 def _first_cron_slot(cron: str, zone: str, second: int) -> int | None:
-    """Return the first slot from a second on. Each stretch of the zone is searched until a match is in it."""
+    """Return the first slot from a second on, or None. Each stretch of the zone is searched until a match is in it."""
     fixed = is_fixed(cron)
     horizon = min(second + _HORIZON, LAST_SECOND)
-    searched, match = 0, None
+    searched, match = 0, None  # `match` is the first match from the wall second `searched` on
     while second <= horizon:
         stretch = stretch_at(zone, second)
         wall = _first_wall(stretch, fixed=fixed)
@@ -172,16 +169,17 @@ def _first_cron_slot(cron: str, zone: str, second: int) -> int | None:
             return None
         if match < stretch.end + stretch.offset:
             return max(stretch.start, match - stretch.offset) * SECOND
-        near = stretch.end - second <= _LARGEST_CHANGE
-        second = stretch.end if near else max(stretch.end, match - _LARGEST_OFFSET)
+        # After a change of the clock, wall seconds before `searched` may come again: do not pass over a near one.
+        is_change_near = stretch.end - second <= _LARGEST_CHANGE
+        second = stretch.end if is_change_near else max(stretch.end, match - _LARGEST_OFFSET)
     return None
 
 
 def _last_cron_slot(cron: str, zone: str, second: int) -> int | None:
-    """Return the last slot up to a second. Each stretch of the zone is searched until a match is in it."""
+    """Return the last slot up to a second, or None, in the same way as `_first_cron_slot`."""
     fixed = is_fixed(cron)
     horizon = max(second - _HORIZON, 0)
-    searched, match = 0, None
+    searched, match = 0, None  # `match` is the last match up to the wall second `searched`
     while second >= horizon:
         stretch = stretch_at(zone, second)
         wall = second + stretch.offset
@@ -191,8 +189,8 @@ def _last_cron_slot(cron: str, zone: str, second: int) -> int | None:
             return None
         if match >= _first_wall(stretch, fixed=fixed):
             return max(stretch.start, match - stretch.offset) * SECOND
-        near = second - stretch.start <= _LARGEST_CHANGE
-        second = stretch.start - 1 if near else min(stretch.start - 1, match + _LARGEST_OFFSET)
+        is_change_near = second - stretch.start <= _LARGEST_CHANGE
+        second = stretch.start - 1 if is_change_near else min(stretch.start - 1, match + _LARGEST_OFFSET)
     return None
 
 

@@ -59,6 +59,7 @@ def _stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
 
 
 def _find_stretches(zone: ZoneInfo, start: int, end: int) -> Iterator[Stretch]:
+    """Yield the stretches of a zone in [`start`, `end`), in order."""
     offset_before = _offset(zone, start - 1)
     while start < end:
         offset = _offset(zone, start)
@@ -76,7 +77,7 @@ def _next_change(zone: ZoneInfo, start: int, end: int) -> int:
     same = start
     while (other := min(same + _DAY, end - 1)) > same and _offset(zone, other) == offset:
         same = other
-    if other == same:
+    if other == same:  # the last second before `end` has the same offset
         return end
     while other - same > 1:
         middle = (same + other) // 2
@@ -88,12 +89,14 @@ def _next_change(zone: ZoneInfo, start: int, end: int) -> int:
 
 
 def _offset(zone: ZoneInfo, second: int) -> int:
+    """Return the offset of a zone at a second, in seconds east of UTC."""
     # In the last day of the year 9999 the local year may be 10000, which datetime does not have.
     there = datetime.fromtimestamp(min(second, LAST_SECOND - _DAY), zone)
     return (there.utcoffset() or timedelta()) // timedelta(seconds=1)
 
 
 def _start_of(year: int) -> int:
+    """Return the first second of a year, also of the year 10000, which datetime does not have."""
     return LAST_SECOND + 1 if year > _LAST_YEAR else int(datetime(year, 1, 1, tzinfo=UTC).timestamp())
 
 

@@ -48,7 +48,7 @@ class LeftToOthers:
         return [row for row in rows if _due(row) not in left] if left else list(rows)
 
     def leave(self, row: Row, error: Exception, now: int) -> bool:
-        """Leave a schedule that cannot be computed to others, unless that was done before. Return whether it is."""
+        """Leave a schedule that cannot be computed to others for ten seconds. Return False if they have had these."""
         if now - self._met.setdefault(_due(row), now) >= self._leave_ms:
             return False
         about = {"tenant": row["tenant_id"], "schedule_id": row["schedule_id"], "reason": error_text(error)}
@@ -57,6 +57,7 @@ class LeftToOthers:
 
 
 def _due(row: Row) -> tuple[Key, int]:
+    """Return a schedule and since when it is due: it is left to others again at its next slot."""
     return store.key_of(row), row["available_at"]
 
 
@@ -87,14 +88,14 @@ async def fire_schedules(
     done = FiredSchedules()
     own = to_others.own(rows, now)
     await _decide(own, to_others, done, now)
-    sizes = {store.key_of(row): row["data_size"] for row in own}
-    with_data = [each.key for each, decision in done.decided if decision.slots and sizes[each.key]]
-    data = await store.load_data(tx, with_data)
+    with_data = {store.key_of(row) for row in own if row["data_size"]}
+    fires = [before.key for before, decision in done.decided if decision.slots]
+    data = await store.load_data(tx, [key for key in fires if key in with_data])
     firings = [_firing(before, decision, data.get(before.key)) for before, decision in done.decided]
-    if any(each.start is not None for each in firings):
+    if any(each.start is not None for each in firings):  # a command may have locked a workflow
         await tx.wait_briefly()
     fired = await fire(tx, firings, start, now)
-    done.fired = {each.schedule: each_fired for each, each_fired in zip(firings, fired, strict=True)}
+    done.fired = dict(zip((each.schedule for each in firings), fired, strict=True))
     after = [
         settle(before, decision, now, each.not_started) if each.not_started else decision.schedule
         for (before, decision), each in zip(done.decided, fired, strict=True)
@@ -107,6 +108,7 @@ async def fire_schedules(
 
 
 async def _decide(rows: Sequence[Row], to_others: LeftToOthers, done: FiredSchedules, now: int) -> None:
+    """Record each schedule in `done`: decided, left to others or failed. Those without room stay due."""
     room = Room({row["tenant_id"] for row in rows})
     for row, most, cost in room.in_order(rows):
         tenant, size = row["tenant_id"], row["data_size"]
@@ -131,6 +133,12 @@ async def _decide(rows: Sequence[Row], to_others: LeftToOthers, done: FiredSched
 def _firing(schedule: Schedule, decision: Decision, data: str | None) -> Firing:
     assert schedule.definition is not None  # noqa: S101 - only schedules are active
     return Firing(
-        *(schedule.key, decision.slots, FiringCause.SLOT, schedule.defined_by, schedule.cause),
-        *(schedule.definition.start, data, decision.missed_since),
+        schedule=schedule.key,
+        slots=decision.slots,
+        cause=FiringCause.SLOT,
+        position=schedule.defined_by,
+        origin=schedule.cause,
+        start=schedule.definition.start,
+        data=data,
+        missed_since=decision.missed_since,
     )

@@ -61,14 +61,20 @@ class FiringWorker:
             self._left = 0
             await self._hint(now)
         at = await self._rows.next_available(self._database.reader)
-        return Pass(handled, now + (0 if handled else _PAUSE_MS) if at is not None and at <= now else at)
+        if at is None or at > now:
+            return Pass(handled, at)
+        return Pass(handled, now if handled else now + _PAUSE_MS)
 
     async def _select(self, tx: Transaction, now: int) -> Sequence[Row]:
         return await self._rows.select(tx, now, self._limit, self._over(now))
 
     def _report(self, done: FiredSchedules, now: int) -> None:
+        """Count what a transaction has done, and choose how many schedules the next one selects."""
         self._left += done.left
-        self._limit = min(2 * self._limit, MOST_SLOTS) if done.is_whole else max(2 * done.handled, _LEAST_ROWS)
+        if done.is_whole:
+            self._limit = min(2 * self._limit, MOST_SLOTS)
+        else:
+            self._limit = max(2 * done.handled, _LEAST_ROWS)
         for before, decision in done.decided:
             not_started = done.fired[before.key].not_started
             for slot in decision.slots:
