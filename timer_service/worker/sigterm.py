@@ -13,7 +13,10 @@ _stops: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] =
 
 @contextmanager
 def at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at SIGTERM and SIGINT, where signals can be handled: in the main thread."""
+    """Call `stop` at SIGTERM and SIGINT, where signals can be handled: in the main thread.
+
+    The first worker of a loop sets the handler, and the last one removes it.
+    """
     loop = asyncio.get_running_loop()
     stops = _stops.setdefault(loop, [])
     stops.append(stop)

@@ -29,7 +29,7 @@ def task() -> RunningTask:
     """A task with a step whose first attempt has failed, and may start again at 10.5. It parks at 10."""
     task = RunningTask(VIEW, order, "acme", lease_until=100)
     task.start([], now=10)
-    assert [each.key for each in task.take_steps(10)] == ["pay"]
+    assert [each.key for each in task.take_steps_to_start(10)] == ["pay"]
     task.step_ended("pay", Attempt(error=ErrorText("ValueError", "no")), now=10)
     assert action(task, 10) == "continue"
     failed = {"key": "pay", "startInMs": 500}
@@ -45,22 +45,22 @@ def action(task: RunningTask, now: float) -> str | None:
 
 def test_no_step_starts_while_the_task_parks(task: RunningTask) -> None:
     """If an attempt is due before the service has answered a park, it does not start: the task may be over."""
-    assert list(task.take_steps(11)) == []
+    assert list(task.take_steps_to_start(11)) == []
     task.reported({"outcome": "parked"}, lease_until=100, now=11)
-    assert (task.is_over, list(task.take_steps(11)), list(task.take_dropped())) == (True, [], [])
+    assert (task.is_over, list(task.take_steps_to_start(11)), list(task.take_steps_to_stop())) == (True, [], [])
 
 
 def test_a_step_starts_when_a_park_is_resumed(task: RunningTask) -> None:
     """If the service says that the attempt may start now, it starts, although it may not by the clock of the worker."""
     ready = [{"key": "pay", "startInMs": 0}]
     task.reported({"outcome": "resumed", "failedSteps": ready}, lease_until=100, now=10.25)
-    assert [each.key for each in task.take_steps(10.25)] == ["pay"]
+    assert [each.key for each in task.take_steps_to_start(10.25)] == ["pay"]
 
 
 def test_no_step_starts_early_when_a_park_is_resumed(task: RunningTask) -> None:
     """If the reply has no room for the wait that is over, the worker asks again, and no step starts before its time."""
     task.reported({"outcome": "resumed"}, lease_until=100, now=10.25)
-    assert list(task.take_steps(10.25)) == []
+    assert list(task.take_steps_to_start(10.25)) == []
     assert action(task, 10.25) == "park"
 
 
@@ -87,7 +87,7 @@ def test_a_stored_step_that_the_function_drops_at_once_is_settled() -> None:
         {"key": "go", "kind": "message", "status": "open"},
     ]
     task.start(stored, now=10)
-    assert list(task.take_steps(10)) == []
+    assert list(task.take_steps_to_start(10)) == []
     report = task.next_report(10, is_draining=False)
     assert report is not None
     (step,) = json.loads(report.text)["steps"]
@@ -109,13 +109,13 @@ def test_a_message_while_the_task_parks() -> None:
         task.start([], now=10)
         assert action(task, 10) == "park"
         task.waits_over([over], now=10)
-        assert list(task.take_steps(10)) == []
+        assert list(task.take_steps_to_start(10)) == []
         task.reported({"outcome": outcome, "over": [over]}, lease_until=100, now=10)
-        assert list(task.take_steps(10)) == []  # the number of the message is not stored yet
+        assert list(task.take_steps_to_start(10)) == []  # the number of the message is not stored yet
         if outcome == "resumed":
             assert action(task, 10) == "continue"
             task.reported({"outcome": "recorded"}, lease_until=100, now=10)
-        assert [each.key for each in task.take_steps(10)] == started
+        assert [each.key for each in task.take_steps_to_start(10)] == started
         assert task.is_over == (outcome == "parked")
 
 
@@ -131,6 +131,6 @@ def test_the_end_of_a_wait_from_before_is_known() -> None:
     """A worker that gets a task with an open sleep asks for its end by its own clock, also while a step runs."""
     task = RunningTask(VIEW, impatient, "acme", lease_until=100)
     task.start([{"key": "sleep", "kind": "sleep", "status": "open", "overInMs": 1500}], now=10)
-    assert [each.key for each in task.take_steps(10)] == ["slow"]
+    assert [each.key for each in task.take_steps_to_start(10)] == ["slow"]
     assert (action(task, 11), task.wake_at(11)) == (None, 11.5)
     assert action(task, 11.5) == "continue"
