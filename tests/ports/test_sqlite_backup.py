@@ -138,8 +138,8 @@ async def test_restore_keeps_the_old_database(config: Config, file: Path) -> Non
     kill_while_open(config.db_path, NEW)
     config.db_path.chmod(0o640)
     before = file.read_bytes()
-    done = await restore(config, file)
-    assert others(config.db_path) == ["backups", done.kept.name if done.kept else "", "timers.db.lock"]
+    old = await restore(config, file)
+    assert others(config.db_path) == ["backups", old.name if old else "", "timers.db.lock"]
     assert stat.S_IMODE(config.db_path.stat().st_mode) == 0o640
     assert await read_epochs(config.db_path) == [OLD]
     assert await read_epochs(kept(config)) == [OLD, NEW]

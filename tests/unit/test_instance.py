@@ -24,8 +24,8 @@ from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind, Position
 
 DOWN = Health.down("it is away")
-UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
-HANDLING = {"audit", "tasks", "workflow-workers"}
+UPKEEP = {"clock", "file", "database", "clock-repair", "streams", "audit"}
+HANDLING = {"tasks", "workflow-workers"}
 WORKING = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep", "dead-letters"),
     *("announcements", "workflow-deadlines", "event-limits", "row-counts"),
@@ -230,7 +230,7 @@ async def test_nothing_more_is_taken_at_the_end(new: NewInstance, sqlite: Sqlite
 @pytest.mark.parametrize("role", ROLES)
 async def test_commands_from_before_the_start(new: NewInstance, role: str) -> None:
     """Until it is known that these are applied, nothing fires and no task is sent. Then all goes on."""
-    held = LOOPS[role] - UPKEEP - {"audit"}
+    held = LOOPS[role] - UPKEEP
     instance = new(role=role)
     instance.broker.stored.away = "the stream has no leader"
     async with instance.running():
