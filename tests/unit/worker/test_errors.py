@@ -143,6 +143,19 @@ async def test_a_fault_of_the_worker_ends_one_task() -> None:
 
 
 @virtually
+async def test_a_fault_outside_a_task_ends_the_worker() -> None:
+    """If a part of the worker fails, the worker raises its error, so that a supervisor can start the worker again."""
+
+    class Broken(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:  # noqa: ARG002
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with worker(Broken(), other):
+            await asyncio.sleep(60)
+
+
+@virtually
 async def test_a_task_that_cannot_be_read() -> None:
     """A task, or a page of effects, in a form that the worker does not know does not end the worker."""
 

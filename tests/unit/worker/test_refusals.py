@@ -80,6 +80,23 @@ async def test_a_report_that_fails_for_a_while() -> None:
 
 
 @virtually
+async def test_a_reply_without_an_outcome() -> None:
+    """A reply that lacks the outcome of a report counts as none: the report is sent again."""
+
+    class Short(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            reply = await super().request(name, body, timeout_seconds)
+            return {"reports": []} if name == "report-tasks" and len(self.outcomes) == 1 else reply
+
+    calls.clear()
+    service = Short()
+    row = service.start("w", "single", 1)
+    async with worker(service, single):
+        await service.until(lambda: len(service.outcomes) == 2)
+    assert (row.status, service.outcomes, calls) == ("completed", ["completed", "unchanged"], [1])
+
+
+@virtually
 async def test_a_reply_about_an_older_token() -> None:
     """A worker gets a workflow again whose lease ran out at the service. A reply about the old token ends nothing."""
 

@@ -4,7 +4,11 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +16,16 @@ import pytest
 from tests.harness.clock import in_virtual_time
 from tests.harness.workers import now, virtually, worker
 from tests.harness.workflow_service import MemoryService
+from timer_service.client.errors import NoAnswerError
 from timer_service.worker import (
     Context,
     Interrupted,
     Retry,
     StepFailed,
+    Worker,
     workflow,
 )
+from timer_service.worker.definition import Settings
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -76,6 +83,27 @@ async def test_many_tasks_in_one_request() -> None:
     assert len(reports(service)) <= 15
     slots = [json.loads(body)["slots"] for name, body in service.requests if name == "poll-tasks"]
     assert max(slots) == 200
+
+
+@virtually
+async def test_what_a_poll_says() -> None:
+    """A poll names the worker, its queue and types, its free slots, and its times. Its reply may take longer."""
+
+    class Notes(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            if name == "poll-tasks":
+                polls.append((json.loads(body), timeout_seconds))
+            return await super().request(name, body, timeout_seconds)
+
+    polls: list[tuple[dict[str, Any], float]] = []
+    service = Notes()
+    service.start("a", "long", queue="q")
+    async with worker(service, long, queue="q", name="one", slots=3, lease_seconds=20, wait_seconds=4, worker_id="w"):
+        await service.until(lambda: len(polls) == 2)
+    (first, patience), (second, _) = polls[:2]
+    named = {"workerId": "w", "name": "one", "queue": "q", "types": ["long"]}
+    assert first == {**named, "slots": 3, "waitMs": 4000, "leaseMs": 20_000}
+    assert (second, patience > 4) == ({**first, "slots": 2}, True)
 
 
 @virtually
@@ -272,15 +300,75 @@ async def test_a_large_report_is_split() -> None:
 # Leases
 
 
+@pytest.mark.parametrize(("lease", "tasks", "renewals"), [(30, 1, 6), (600, 1, 2), (30, 501, 12)])
+def test_renewals_keep_a_long_step(lease: float, tasks: int, renewals: int) -> None:
+    """A task is renewed every third of its lease, but at least every 25 s. A request has at most 500 tasks."""
+
+    async def main() -> None:
+        service = MemoryService()
+        for number in range(tasks):
+            service.start(f"w-{number}", "long")
+        async with worker(service, long, lease_seconds=lease, slots=1000):
+            await service.until_ended()
+        assert [name for name, _ in service.requests].count("renew-tasks") == renewals
+        assert calls["work"] == tasks
+
+    in_virtual_time(main)
+
+
 @virtually
-async def test_renewals_keep_a_long_step() -> None:
-    """A task with a step that is longer than its lease is renewed, every third of the lease."""
+async def test_a_lost_renewal_is_repeated() -> None:
+    """A renewal without a reply within 5 s is sent again after a second. The next one comes at its usual time."""
+    sent_at: list[int] = []
+
+    def fault(moment: str) -> bool:
+        if moment != "request renew-tasks":
+            return False
+        sent_at.append(round(now()))
+        return len(sent_at) == 1
+
     service = MemoryService()
+    service.fault = fault
     service.start("a", "long")
     async with worker(service, long):
         await service.until_ended()
-    assert [name for name, _ in service.requests].count("renew-tasks") == 6
-    assert calls["work"] == 1
+    assert sent_at[:4] == [10, 16, 20, 30]
+
+
+@pytest.mark.parametrize(("late", "ends_at"), [("poll-tasks", 11), ("report-tasks", 10), ("renew-tasks", 13)])
+def test_a_late_reply_prolongs_no_lease(late: str, ends_at: float) -> None:
+    """A lease counts from the request, or from the end of the poll. If the service then is silent, its task ends."""
+
+    @workflow("hang")
+    async def hang(ctx: Context, _: Any) -> Any:
+        await asyncio.gather(ctx.step("quick", work), ctx.step("hang", step))
+
+    async def step() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            stopped.append(now())
+
+    class Silent(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            if name not in {late, "poll-tasks"} or name in answered:
+                await asyncio.sleep(timeout_seconds)
+                raise NoAnswerError("no reply")
+            answered.add(name)
+            reply = await super().request(name, body, timeout_seconds)
+            await asyncio.sleep(4 if name == late else 0)
+            return reply
+
+    async def main() -> None:
+        service = Silent()
+        service.start("a", "hang")
+        async with worker(service, hang, lease_seconds=10, wait_seconds=1, shutdown_seconds=0):
+            await service.until(lambda: bool(stopped))
+        assert ends_at <= stopped[0] < ends_at + 1
+
+    stopped: list[float] = []
+    answered: set[str] = set()
+    in_virtual_time(main)
 
 
 @virtually
@@ -410,3 +498,26 @@ async def test_functions_that_are_not_async_run_in_threads() -> None:
         await service.until_ended()
     name, three, key = row.end["result"]
     assert (name.startswith("step"), three, len(key)) == (True, 3, 32)
+
+
+async def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each argument of a worker reaches the part that needs it, in seconds if it is a time."""
+
+    @asynccontextmanager
+    async def connect(*arguments: Any) -> AsyncIterator[Any]:
+        found.append(arguments)
+        yield SimpleNamespace(request=print)
+
+    async def run(_send: Any, settings: Settings, _stop: asyncio.Event) -> None:
+        found.append(replace(settings, worker_id=""))
+
+    found: list[Any] = []
+    monkeypatch.setattr("timer_service.worker.worker.open_connection", connect)
+    monkeypatch.setattr("timer_service.worker.worker.run_worker", run)
+    given: dict[str, Any] = {"queue": "q", "slots": 7, "name": "one", "user": "me", "inbox_prefix": "_IN.me"}
+    times = {"lease": 2 * MINUTE, "shutdown_timeout": MINUTE}
+    await Worker("nats://here", tenant="acme", workflows=[order], subject_prefix="prefix", **given, **times).run()
+    assert found == [
+        ("nats://here", "timer-worker", "prefix", {"user": "me", "inbox_prefix": "_IN.me"}),
+        Settings("acme", {"order": order}, "q", "one", slots=7, lease_seconds=120, shutdown_seconds=60, worker_id=""),
+    ]
