@@ -192,9 +192,8 @@ class RunningTask:
 
     def wake_at(self, now: float) -> float | None:
         """Return when to ask again although nothing happened: a step may start again, or a wait should be over."""
-        starts = [at for effect, at in self._unbegun.values() if effect.after <= self._stored_seq]
-        instants = [at for at in (*starts, *self._wait_due.values()) if at > now]
-        return min(instants, default=None)
+        starts = [at for _, at in self._unbegun.values()]
+        return min((at for at in (*starts, *self._wait_due.values()) if at > now), default=None)
 
     # Parts of the above
 

@@ -128,9 +128,7 @@ class Tasks:
         step.add_done_callback(lambda step: self._ended(task, effect.key, step))
 
     def _ended(self, task: RunningTask, key: str, step: asyncio.Task[Attempt]) -> None:
-        """Let a task note how an attempt ended, unless it was stopped: then another attempt may run by now."""
-        if self._steps.get((task, key)) is not step:
-            return
-        del self._steps[task, key]
+        """Let a task note how an attempt ended. The task ignores the end of an attempt that it has stopped."""
+        self._steps.pop((task, key), None)
         attempt = CANCELLED if step.cancelled() else step.result()
         self.handle(task, lambda: task.step_ended(key, attempt, self._loop.time()))

@@ -127,6 +127,42 @@ async def impatient(ctx: Context, _: Any) -> Any:
     return await ctx.wait_for("go")
 
 
+def test_a_step_that_is_dropped_while_its_failure_is_reported() -> None:
+    """A step that the function cancels before the service grants another attempt does not start again: it fails."""
+    task = RunningTask(VIEW, impatient, "acme", lease_until=100)
+    task.start([], now=10)
+    assert [each.key for each in task.take_steps_to_start(10)] == ["slow"]
+    task.step_ended("slow", Attempt(error=ErrorText("ValueError", "no")), now=10)
+    assert action(task, 10) == "continue"
+    task.waits_over([{"key": "sleep", "kind": "sleep", "status": "done"}], now=11)
+    failed = {"key": "slow", "startInMs": 0}
+    task.reported({"outcome": "recorded", "failedSteps": [failed]}, lease_until=100, now=11)
+    assert list(task.take_steps_to_start(11)) == []
+    report = task.next_report(11, is_draining=False)
+    assert report is not None
+    (step,) = json.loads(report.text)["steps"]
+    assert (step["key"], step["attempt"], step["retryable"]) == ("slow", 2, False)
+
+
+def test_the_end_of_the_function_stops_its_steps() -> None:
+    """A step that runs when the function returns is stopped, and its end is not reported."""
+
+    @workflow("ends")
+    async def ends(ctx: Context, _: Any) -> None:
+        tasks = [asyncio.ensure_future(each) for each in (ctx.step("slow", work), ctx.wait_for("go"))]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    task = RunningTask(VIEW, ends, "acme", lease_until=100)
+    task.start([], now=10)
+    assert [each.key for each in task.take_steps_to_start(10)] == ["slow"]
+    assert action(task, 10) == "continue"
+    task.waits_over([{"key": "go", "kind": "message", "status": "done"}], now=11)
+    assert list(task.take_steps_to_stop()) == ["slow"]
+    task.step_ended("slow", Attempt(), now=11)
+    task.reported({"outcome": "recorded"}, lease_until=100, now=11)
+    assert action(task, 11) == "complete"
+
+
 def test_the_end_of_a_wait_from_before_is_known() -> None:
     """A worker that gets a task with an open sleep asks for its end by its own clock, also while a step runs."""
     task = RunningTask(VIEW, impatient, "acme", lease_until=100)
@@ -134,3 +170,5 @@ def test_the_end_of_a_wait_from_before_is_known() -> None:
     assert [each.key for each in task.take_steps_to_start(10)] == ["slow"]
     assert (action(task, 11), task.wake_at(11)) == (None, 11.5)
     assert action(task, 11.5) == "continue"
+    task.reported({"outcome": "recorded"}, lease_until=100, now=11.5)  # it is not over by the clock of the service
+    assert (action(task, 11.5), task.wake_at(11.5), action(task, 11.6)) == (None, 11.6, "continue")

@@ -447,6 +447,7 @@ async def test_a_drained_worker_finishes_its_step() -> None:
         await asyncio.sleep(1)
         await drain()
         assert (row.status, row.seen, {*service.outcomes}) == ("waiting", ["one"], {"released"})
+        assert 5 <= now() < 6  # it does not wait for the end of its poll
     async with worker(service, two):
         await service.until_ended()
     assert (row.end["result"], calls["work"]) == ([1, 2], 2)
