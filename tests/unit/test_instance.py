@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest.mock import PropertyMock, patch
@@ -12,16 +13,27 @@ import pytest
 from tests.harness.builders import command_address, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker, until
+from tests.harness.processes import read_page
 from tests.harness.timers import put_timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
 from timer_service.app.worker_requests import WorkerRequests
+from timer_service.core.due.lease import Lease
 from timer_service.core.due.loop import Loop
+from timer_service.core.events import outbox
+from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Kind, Position
+from timer_service.core.service.slice import Parts
+from timer_service.core.service.upkeep import Retention
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.message import Event, Kind, Position
+from timer_service.core.values.raw_command import MESSAGE_ID
+from timer_service.supervisor import Supervisor
+from timer_service.timers.store import TIMERS
+from timer_service.workflows.tasks.registry import WorkerRegistry
+from timer_service.workflows.tasks.requests import handle_requests
 
 DOWN = Health.down("it is away")
 UPKEEP = {"clock", "file", "database", "clock-repair", "streams", "audit"}
@@ -227,6 +239,97 @@ async def test_nothing_more_is_taken_at_the_end(new: NewInstance, sqlite: Sqlite
     assert [row["reader"] for row in await sqlite.reader.fetch("SELECT reader FROM command_log")] == [None]
 
 
+async def test_settings_of_the_parts(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of an instance have its settings, each in its place and unit."""
+
+    def build(**given: Any) -> Parts:
+        found.update(given)
+        return Parts(**given)
+
+    def keep(database: Any, duration: timedelta, delete: Any) -> Retention:
+        found["keep"] = duration
+        return Retention(database, duration, delete)
+
+    found: dict[str, Any] = {}
+    monkeypatch.setattr("timer_service.app.service.Parts", build)
+    monkeypatch.setattr("timer_service.app.slices.Retention", keep)
+    new(batch_size=7, max_attempts=8, visibility_timeout=90_000, reply_prefix="_REPLY.", retention_days=9)
+    names = ("batch_size", "max_attempts", "visibility_timeout", "reply_prefix", "keep")
+    assert [found[name] for name in names] == [7, 8, timedelta(seconds=90), "_REPLY.", timedelta(days=9)]
+
+
+class Notes(Supervisor):
+    """A supervisor that asks only if a test asks it."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.stops = 0
+
+    async def report(self, *, ready: Callable[[], bool], alive: Callable[[], bool]) -> None:
+        self.ready, self.alive = ready, alive
+
+    def stopping(self) -> None:
+        self.stops += 1
+
+
+async def test_supervisor(new: NewInstance) -> None:
+    """A supervisor learns whether an instance is ready and alive, as the pages say, and that it stops."""
+    notes, instance = Notes(), new()
+    async with instance.running(notes):
+        await caught_up()
+        await until(notes.ready)
+        with down(SqliteDatabase):
+            assert (notes.ready(), notes.alive(), notes.stops) == (False, True, 0)
+        instance.broker.reading = False
+        assert (notes.ready(), notes.alive(), notes.stops) == (True, False, 0)
+    assert notes.stops == 1
+
+
+async def test_claims_of_the_process_before(new: NewInstance, sqlite: SqliteDatabase) -> None:
+    """An instance that is alone with its database ends the claims of a killed process, in every table."""
+    await add_due_timers(sqlite, "call-1")
+    async with sqlite.transaction() as tx:
+        await outbox.add(tx, [Event("event-1", "something.happened", "acme", {}, NOW)], NOW)
+        for table in (TIMERS, outbox.OUTBOX):
+            assert await Lease(table, timedelta(hours=1)).claim(tx, NOW, 1, alone=True)
+    instance = new()
+    async with instance.running():
+        await until(lambda: len(instance.broker.events) == 2)
+
+
+@pytest.mark.parametrize(("setting", "handled"), [("start", 2), ("now", 1)])
+async def test_where_a_new_database_begins(new: NewInstance, setting: str, handled: int) -> None:
+    """An instance with a new database handles all commands of the log, or those from its first start on."""
+    instance = new(commands_from=setting)
+    instance.broker.send(command_address(), b"not JSON")
+    async with instance.running():
+        await caught_up()
+        instance.broker.send(command_address("globex"), b"not JSON")
+        await until(lambda: any("globex" in str(each) for each in instance.broker.dead_letters))
+    assert len(instance.broker.dead_letters) == handled
+
+
+async def test_failure_to_publish(new: NewInstance, sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If an event cannot be published, the streams are checked at once. A rejected command is on the page."""
+    woken: list[str] = []
+    wake = Loop.wake
+
+    def record(loop: Loop, at: int) -> None:
+        woken.append(loop.name)
+        wake(loop, at)
+
+    monkeypatch.setattr(Loop, "wake", record)
+    instance = new(ui_enabled=True)
+    instance.broker.has_no_room_for = lambda _: True
+    instance.broker.send(command_address(), b"not JSON", {MESSAGE_ID: "rejected-1"})
+    await add_due_timers(sqlite, "call-1")
+    async with instance.running():
+        await until(lambda: "streams" in woken)
+        await caught_up()
+        _, page = await asyncio.to_thread(read_page, instance.config.http_port, "/ui/failed")
+    assert "rejected-1" in page
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_commands_from_before_the_start(new: NewInstance, role: str) -> None:
     """Until it is known that these are applied, nothing fires and no task is sent. Then all goes on."""
@@ -242,6 +345,49 @@ async def test_commands_from_before_the_start(new: NewInstance, role: str) -> No
         after = instance.app.flows().get("events", HEALTHY)
     assert (before, after) == (set(), HEALTHY)
     assert role == "handler" or "until the commands are handled that were stored before the start" in str(events)
+
+
+async def test_start_without_the_database(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it cannot be read which commands are applied, nothing fires."""
+
+    async def fail(*_: Any) -> bool:
+        asked.append(1)
+        raise DatabaseUnavailableError("it is away")
+
+    asked: list[int] = []
+    instance = new()
+    with monkeypatch.context() as patched:
+        patched.setattr(BacklogGate, "is_open", fail)
+        async with instance.running():
+            await until(lambda: len(asked) > 1)
+            assert instance.passes("timers") == 0
+            patched.undo()
+            await until(lambda: instance.passes("timers") > 0)
+
+
+async def test_requests_of_workers(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request shows that its worker lives. Until the commands before it are handled, it lets no wait time out."""
+
+    async def apply(*given: Any, may_time_out: bool, **more: Any) -> Any:
+        applied.append(may_time_out)
+        return await handle_requests(*given, may_time_out=may_time_out, **more)
+
+    def record(_: WorkerRegistry, tenant: str, worker_id: str) -> None:
+        recorded.append((tenant, worker_id))
+
+    applied: list[bool] = []
+    recorded: list[tuple[str, str]] = []
+    monkeypatch.setattr("timer_service.app.worker_requests.handle_requests", apply)
+    monkeypatch.setattr(WorkerRegistry, "record", record)
+    instance = new()
+    instance.broker.stored.away = "the stream has no leader"
+    request = b'{"workerId": "w", "tasks": [{"workflowId": "order-1", "token": "0123456789abcdef"}]}'
+    async with instance.running():
+        reply = await instance.broker.request("renew-tasks", "acme", request)
+        instance.broker.stored.away = None
+        await caught_up()
+        await instance.broker.request("renew-tasks", "acme", request)
+    assert (reply.code, applied, recorded) == (None, [False, True], [("acme", "w")] * 2)
 
 
 async def test_end_before_the_commands_from_before_the_start(new: NewInstance) -> None:
