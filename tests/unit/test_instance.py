@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from unittest.mock import PropertyMock, patch
+from unittest.mock import AsyncMock, PropertyMock, patch
 
 import pytest
 
@@ -239,50 +239,31 @@ async def test_nothing_more_is_taken_at_the_end(new: NewInstance, sqlite: Sqlite
     assert [row["reader"] for row in await sqlite.reader.fetch("SELECT reader FROM command_log")] == [None]
 
 
-async def test_settings_of_the_parts(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_of_the_parts(new: NewInstance) -> None:
     """The parts of an instance have its settings, each in its place and unit."""
-
-    def build(**given: Any) -> Parts:
-        found.update(given)
-        return Parts(**given)
-
-    def keep(database: Any, duration: timedelta, delete: Any) -> Retention:
-        found["keep"] = duration
-        return Retention(database, duration, delete)
-
-    found: dict[str, Any] = {}
-    monkeypatch.setattr("timer_service.app.service.Parts", build)
-    monkeypatch.setattr("timer_service.app.slices.Retention", keep)
-    new(batch_size=7, max_attempts=8, visibility_timeout=90_000, reply_prefix="_REPLY.", retention_days=9)
-    names = ("batch_size", "max_attempts", "visibility_timeout", "reply_prefix", "keep")
-    assert [found[name] for name in names] == [7, 8, timedelta(seconds=90), "_REPLY.", timedelta(days=9)]
-
-
-class Notes(Supervisor):
-    """A supervisor that asks only if a test asks it."""
-
-    def __init__(self) -> None:
-        super().__init__({})
-        self.stops = 0
-
-    async def report(self, *, ready: Callable[[], bool], alive: Callable[[], bool]) -> None:
-        self.ready, self.alive = ready, alive
-
-    def stopping(self) -> None:
-        self.stops += 1
+    settings = {"batch_size": 7, "max_attempts": 8, "visibility_timeout": 90_000, "reply_prefix": "_REPLY."}
+    with (
+        patch("timer_service.app.service.Parts", wraps=Parts) as parts,
+        patch("timer_service.app.slices.Retention", wraps=Retention) as retention,
+    ):
+        new(**settings, retention_days=9)
+    found = {name: parts.call_args.kwargs[name] for name in settings}
+    assert found == {**settings, "visibility_timeout": timedelta(seconds=90)}
+    assert {call.args[1] for call in retention.call_args_list} == {timedelta(days=9)}
 
 
 async def test_supervisor(new: NewInstance) -> None:
     """A supervisor learns whether an instance is ready and alive, as the pages say, and that it stops."""
-    notes, instance = Notes(), new()
-    async with instance.running(notes):
+    supervisor, instance = AsyncMock(spec=Supervisor), new()
+    async with instance.running(supervisor):
         await caught_up()
-        await until(notes.ready)
+        ready, alive = supervisor.report.call_args.kwargs.values()
+        await until(ready)
         with down(SqliteDatabase):
-            assert (notes.ready(), notes.alive(), notes.stops) == (False, True, 0)
+            assert (ready(), alive()) == (False, True)
         instance.broker.reading = False
-        assert (notes.ready(), notes.alive(), notes.stops) == (True, False, 0)
-    assert notes.stops == 1
+        assert (ready(), alive(), supervisor.stopping.call_count) == (True, False, 0)
+    assert supervisor.stopping.call_count == 1
 
 
 async def test_claims_of_the_process_before(new: NewInstance, sqlite: SqliteDatabase) -> None:
@@ -309,24 +290,17 @@ async def test_where_a_new_database_begins(new: NewInstance, setting: str, handl
     assert len(instance.broker.dead_letters) == handled
 
 
-async def test_failure_to_publish(new: NewInstance, sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failure_to_publish(new: NewInstance, sqlite: SqliteDatabase) -> None:
     """If an event cannot be published, the streams are checked at once. A rejected command is on the page."""
-    woken: list[str] = []
-    wake = Loop.wake
-
-    def record(loop: Loop, at: int) -> None:
-        woken.append(loop.name)
-        wake(loop, at)
-
-    monkeypatch.setattr(Loop, "wake", record)
     instance = new(ui_enabled=True)
     instance.broker.has_no_room_for = lambda _: True
     instance.broker.send(command_address(), b"not JSON", {MESSAGE_ID: "rejected-1"})
     await add_due_timers(sqlite, "call-1")
-    async with instance.running():
-        await until(lambda: "streams" in woken)
-        await caught_up()
-        _, page = await asyncio.to_thread(read_page, instance.config.http_port, "/ui/failed")
+    with patch.object(Loop, "wake", autospec=True, side_effect=Loop.wake) as wake:
+        async with instance.running():
+            await until(lambda: "streams" in {call.args[0].name for call in wake.call_args_list})
+            await caught_up()
+            _, page = await asyncio.to_thread(read_page, instance.config.http_port, "/ui/failed")
     assert "rejected-1" in page
 
 
@@ -347,47 +321,29 @@ async def test_commands_from_before_the_start(new: NewInstance, role: str) -> No
     assert role == "handler" or "until the commands are handled that were stored before the start" in str(events)
 
 
-async def test_start_without_the_database(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_without_the_database(new: NewInstance) -> None:
     """While it cannot be read which commands are applied, nothing fires."""
-
-    async def fail(*_: Any) -> bool:
-        asked.append(1)
-        raise DatabaseUnavailableError("it is away")
-
-    asked: list[int] = []
     instance = new()
-    with monkeypatch.context() as patched:
-        patched.setattr(BacklogGate, "is_open", fail)
+    with patch.object(BacklogGate, "is_open", side_effect=DatabaseUnavailableError("it is away")) as is_open:
         async with instance.running():
-            await until(lambda: len(asked) > 1)
+            await until(lambda: is_open.call_count > 1)
             assert instance.passes("timers") == 0
-            patched.undo()
-            await until(lambda: instance.passes("timers") > 0)
 
 
-async def test_requests_of_workers(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_of_workers(new: NewInstance) -> None:
     """A request shows that its worker lives. Until the commands before it are handled, it lets no wait time out."""
-
-    async def apply(*given: Any, may_time_out: bool, **more: Any) -> Any:
-        applied.append(may_time_out)
-        return await handle_requests(*given, may_time_out=may_time_out, **more)
-
-    def record(_: WorkerRegistry, tenant: str, worker_id: str) -> None:
-        recorded.append((tenant, worker_id))
-
-    applied: list[bool] = []
-    recorded: list[tuple[str, str]] = []
-    monkeypatch.setattr("timer_service.app.worker_requests.handle_requests", apply)
-    monkeypatch.setattr(WorkerRegistry, "record", record)
     instance = new()
     instance.broker.stored.away = "the stream has no leader"
     request = b'{"workerId": "w", "tasks": [{"workflowId": "order-1", "token": "0123456789abcdef"}]}'
-    async with instance.running():
-        reply = await instance.broker.request("renew-tasks", "acme", request)
-        instance.broker.stored.away = None
-        await caught_up()
-        await instance.broker.request("renew-tasks", "acme", request)
-    assert (reply.code, applied, recorded) == (None, [False, True], [("acme", "w")] * 2)
+    handler = patch("timer_service.app.worker_requests.handle_requests", wraps=handle_requests)
+    with handler as handle, patch.object(WorkerRegistry, "record") as record:
+        async with instance.running():
+            await instance.broker.request("renew-tasks", "acme", request)
+            instance.broker.stored.away = None
+            await caught_up()
+            await instance.broker.request("renew-tasks", "acme", request)
+    assert [call.kwargs["may_time_out"] for call in handle.call_args_list] == [False, True]
+    assert [call.args for call in record.call_args_list] == [("acme", "w")] * 2
 
 
 async def test_end_before_the_commands_from_before_the_start(new: NewInstance) -> None:

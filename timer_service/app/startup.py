@@ -30,10 +30,7 @@ _CLOSE_SECONDS = 3
 
 @asynccontextmanager
 async def open_app(config: Config) -> AsyncIterator[App]:
-    """Open the database and the broker, bring the schema to head, and build the app. Raises `StartError` if that fails.
-
-    At the end, the broker is closed, and then the database.
-    """
+    """Open database and broker, migrate the schema to head, and build the app. Raises `StartError` if that fails."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     _create_failure_series(metrics)

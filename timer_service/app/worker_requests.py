@@ -111,11 +111,8 @@ class WorkerRequests:
         return RequestQueue(routes, self._parts.metrics, waiting_bytes=budget.requests, batch_bytes=budget.part)
 
     async def _prepare(self, now: int) -> HandleRequests:
-        """Return what handles requests at an instant. Asks the broker, so it runs before the transaction.
-
-        No wait times out before the commands are handled that were sent before: one may have its message.
-        """
-        may_time_out = await self._gate.is_open(now)
+        """Return what handles requests at an instant. Asks the broker, so it runs before the transaction."""
+        may_time_out = await self._gate.is_open(now)  # else a command that is not handled yet may end a wait
         room = self._parts.budget.portion
         handle = partial(handle_requests, rng=self._parts.rng, may_time_out=may_time_out, room=room)
 

@@ -97,10 +97,7 @@ class Poller:
         self._tasks.handle(task, lambda: task.start(effects, now))
 
     async def _load(self, task: RunningTask, view: Mapping[str, Any]) -> None:
-        """Read the effects that did not fit into the task, and start it.
-
-        If a request fails after the end of the first lease, the task ends. So renewals do not keep it for ever.
-        """
+        """Read the effects that did not fit into the task, and start it. Give up after the end of its first lease."""
         effects, cursor = [*view["effects"]], view["cursor"]
         delays, give_up_at = Delays(), task.lease_until
         while cursor is not None and not task.is_over:

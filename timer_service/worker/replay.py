@@ -41,12 +41,10 @@ class Replay:
         self._unread: dict[str, deque[Any]] = {}
         """The data of messages whose wait was cancelled, by their names."""
         self._new: list[str] = []
-        """The effects that the function has asked for since the last decision."""
         self._dropped: list[str] = []
         self._given: set[str] = set()
         self._mismatch: NonDeterministicError | None = None
         self._exceeded: BaseException | None = None
-        """The limit that the function has exceeded: its callbacks or its effects."""
         self._is_closing = False
         """Whether `close` was called: every effect now raises `Interrupted`."""
         self._interrupts = 0
@@ -142,10 +140,7 @@ class Replay:
         return future
 
     def _add(self, future: ReplayFuture, kind: Kind, name: str, call: StepCall | None, ms: int | None) -> None:
-        """Note an effect that the function asks for. If it has too many, the effect never ends, and the function fails.
-
-        Of several effects that do not match the stored ones, the first is reported.
-        """
+        """Note an effect that the function asks for. One beyond the limit never ends, and the function fails."""
         if len(self._effects) >= MAX_EFFECTS:
             self._exceeded = RuntimeError(f"a workflow has at most {MAX_EFFECTS} effects")
             return
@@ -211,15 +206,14 @@ class Replay:
             return Decision(finished=Finished(error=RuntimeError(reason)))
         new, self._new = self._new, []
         dropped, self._dropped = self._dropped, []
-        unknown = set(new) - self._stored.keys()  # a step that was dropped before it began never begins
         return Decision(
             [self._effects[key] for key in new if self._begins(key)],
-            [self._effects[key] for key in dropped if key not in unknown and self._has_no_outcome(key)],
+            [self._effects[key] for key in dropped if self._has_no_outcome(key)],
         )
 
     def _begins(self, key: str) -> bool:
         """Return whether a new effect begins. A stored wait has begun, and a stored result is there."""
-        if key not in self._waiting:  # it was dropped
+        if key not in self._waiting:  # it was dropped, or has a message already
             return False
         return key not in self._stored or (self._effects[key].kind is Kind.STEP and self._has_no_outcome(key))
 

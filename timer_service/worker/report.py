@@ -122,10 +122,7 @@ def end_of_function(finished: Finished) -> str:
 
 
 def _failed_step(error: BaseException) -> str | None:
-    """Return the key of the step whose failure ended the function, also if a task group has wrapped it.
-
-    None if the function ended by another error, or also by another error. Of several steps, it is the first.
-    """
+    """Return the key of the step whose failure ended the function, or None if it has, in a group, another error too."""
     leaves = list(leaves_of(error))
     failed = [leaf.key for leaf in leaves if isinstance(leaf, StepFailed)]
     return failed[0] if len(failed) == len(leaves) else None

@@ -13,14 +13,11 @@ _stops: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] =
 
 @contextmanager
 def at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at SIGTERM and SIGINT, where signals can be handled: in the main thread.
-
-    The first worker of a loop sets the handler, and the last one removes it.
-    """
+    """Call `stop` at SIGTERM and SIGINT, where signals can be handled: in the main thread."""
     loop = asyncio.get_running_loop()
     stops = _stops.setdefault(loop, [])
     stops.append(stop)
-    if len(stops) == 1:
+    if len(stops) == 1:  # the first worker sets the handler, and the last one removes it
         for number in _SIGNALS:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # another thread, or Windows
                 loop.add_signal_handler(number, _stop_all, stops)

@@ -52,6 +52,11 @@ async def run_attempt(call: StepCall, threads: Threads) -> Attempt:
         return Attempt(error=describe_error(error), is_retryable=False)
 
 
+def end_of(attempt: "asyncio.Task[Attempt]") -> Attempt:
+    """Return how a task of `run_attempt` ended."""
+    return CANCELLED if attempt.cancelled() else attempt.result()
+
+
 def timed_out(seconds: float | None) -> Attempt:
     """Return an attempt that has taken longer than its timeout."""
     return Attempt(error=ErrorText("TimeoutError", f"no result within {seconds} s"))

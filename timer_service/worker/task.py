@@ -58,7 +58,6 @@ class RunningTask:
         self._input = view.get("input")
         self._replay: Replay | None = None
         self._items: deque[Item] = deque()
-        """What to report."""
         self._steps: dict[str, Effect] = {}
         self._unbegun: dict[str, tuple[Effect, float]] = {}
         """The steps that are unbegun, and when each may start."""
@@ -66,7 +65,6 @@ class RunningTask:
         self._to_stop: list[str] = []
         self._dropped: set[str] = set()
         self._wait_due: dict[str, float] = {}
-        """When each open wait is over at the latest."""
         self._end: str | None = None
         """The `then` of the last report, once the function has ended."""
         self._under_way: Report | None = None
@@ -238,10 +236,7 @@ class RunningTask:
             self._drop(effect, now)
 
     def _drop(self, effect: Effect, now: float) -> None:
-        """Fail a step that the function no longer waits for: its attempt, or the step that the service has stored.
-
-        If it is undecided, `_note_decision` fails it. If the service does not know it, nothing is reported.
-        """
+        """Fail a step that the function no longer waits for. If the service does not know it, nothing is reported."""
         key = effect.key
         self._dropped.add(key)
         step = self._steps.setdefault(key, effect)
@@ -249,7 +244,7 @@ class RunningTask:
         if key in self.running:
             self._to_stop.append(key)
             self.step_ended(key, DROPPED, now)
-        elif step.is_stored and key not in self._undecided:
+        elif step.is_stored and key not in self._undecided:  # else `_note_decision` fails it
             self._fail_dropped(key)
 
     def _fail_dropped(self, key: str) -> None:

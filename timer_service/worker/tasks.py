@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from timer_service.worker.context import variables_of_step
-from timer_service.worker.steps import CANCELLED, Attempt, run_attempt
+from timer_service.worker.steps import Attempt, end_of, run_attempt
 from timer_service.worker.task import RunningTask
 from timer_service.worker.threads import Threads
 from timer_service.worker.values import Effect
@@ -130,5 +130,4 @@ class Tasks:
     def _ended(self, task: RunningTask, key: str, step: asyncio.Task[Attempt]) -> None:
         """Let a task note how an attempt ended. The task ignores the end of an attempt that it has stopped."""
         self._steps.pop((task, key), None)
-        attempt = CANCELLED if step.cancelled() else step.result()
-        self.handle(task, lambda: task.step_ended(key, attempt, self._loop.time()))
+        self.handle(task, lambda: task.step_ended(key, end_of(step), self._loop.time()))

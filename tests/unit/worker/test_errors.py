@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -13,8 +14,10 @@ from tests.harness.clock import in_virtual_time
 from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.worker import Context, Interrupted, Retry, RetryAfter, StepFailed, loop, workflow
-from timer_service.worker.errors import MAX_TEXT_BYTES
+from timer_service.worker.errors import MAX_TEXT_BYTES, ErrorText
+from timer_service.worker.report import end_of_function
 from timer_service.worker.testing import SimulatedWorkflow
+from timer_service.worker.values import Finished
 
 
 class _NoText(Exception):  # noqa: N818
@@ -104,6 +107,14 @@ def test_an_error_of_a_workflow_function(name: str) -> None:
     end = in_virtual_time(lambda: run_beside_another(function))
     assert end["action"] == "fail"
     assert len(end["error"]["message"].encode()) <= MAX_TEXT_BYTES
+
+
+def test_the_step_that_ended_a_function() -> None:
+    """The service gets the key of the first step that has failed, unless the function has another error, too."""
+    first, second = (StepFailed(key, ErrorText("", "")) for key in ("a", "b"))
+    for errors, step in (([first, second], "a"), ([first, ValueError()], None)):
+        end = json.loads(end_of_function(Finished(error=ExceptionGroup("two", errors))))
+        assert end.get("step") == step
 
 
 def test_a_function_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:

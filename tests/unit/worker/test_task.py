@@ -64,6 +64,14 @@ def test_no_step_starts_early_when_a_park_is_resumed(task: RunningTask) -> None:
     assert action(task, 10.25) == "park"
 
 
+def test_the_delay_of_an_attempt_goes_on_with_another_worker() -> None:
+    """A worker that gets a task with a failed attempt starts the next one when the service says, not earlier."""
+    task = RunningTask(VIEW, order, "acme", lease_until=100)
+    task.start([{"key": "pay", "kind": "step", "status": "open", "failures": 1, "startInMs": 5000}], now=10)
+    assert (list(task.take_steps_to_start(14.9)), task.wake_at(10)) == ([], 15)
+    assert [each.failures for each in task.take_steps_to_start(15)] == [1]
+
+
 def test_a_late_outcome_does_not_shorten_the_lease(task: RunningTask) -> None:
     """The lease was renewed after the report was sent, and ends when the renewal says."""
     task.lease_until = 130

@@ -4,12 +4,10 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -26,6 +24,7 @@ from timer_service.worker import (
     workflow,
 )
 from timer_service.worker.definition import Settings
+from timer_service.worker.process import run_worker
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -476,6 +475,30 @@ async def test_a_drained_worker_leaves_long_steps() -> None:
         assert (row.status, service.outcomes, 16 <= now() < 19) == ("waiting", ["released"], True)
 
 
+@virtually
+async def test_a_worker_that_is_cancelled_cancels_its_steps() -> None:
+    """No step goes on after the end of its worker."""
+
+    @workflow("long")
+    async def waits(ctx: Context, _: Any) -> None:
+        async def step() -> None:
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                stopped.append(now())
+
+        await ctx.step("long", step)
+
+    stopped: list[float] = []
+    service = MemoryService()
+    service.start("a", "long")
+    running = asyncio.create_task(run_worker(service.request, Settings("acme", {"long": waits}), asyncio.Event()))
+    await asyncio.sleep(5)
+    running.cancel()
+    await asyncio.sleep(1)
+    assert [round(each) for each in stopped] == [5]
+
+
 # In real time: threads
 
 
@@ -501,24 +524,15 @@ async def test_functions_that_are_not_async_run_in_threads() -> None:
     assert (name.startswith("step"), three, len(key)) == (True, 3, 32)
 
 
-async def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings() -> None:
     """Each argument of a worker reaches the part that needs it, in seconds if it is a time."""
-
-    @asynccontextmanager
-    async def connect(*arguments: Any) -> AsyncIterator[Any]:
-        found.append(arguments)
-        yield SimpleNamespace(request=print)
-
-    async def run(_send: Any, settings: Settings, _stop: asyncio.Event) -> None:
-        found.append(replace(settings, worker_id=""))
-
-    found: list[Any] = []
-    monkeypatch.setattr("timer_service.worker.worker.open_connection", connect)
-    monkeypatch.setattr("timer_service.worker.worker.run_worker", run)
     given: dict[str, Any] = {"queue": "q", "slots": 7, "name": "one", "user": "me", "inbox_prefix": "_IN.me"}
-    times = {"lease": 2 * MINUTE, "shutdown_timeout": MINUTE}
-    await Worker("nats://here", tenant="acme", workflows=[order], subject_prefix="prefix", **given, **times).run()
-    assert found == [
-        ("nats://here", "timer-worker", "prefix", {"user": "me", "inbox_prefix": "_IN.me"}),
-        Settings("acme", {"order": order}, "q", "one", slots=7, lease_seconds=120, shutdown_seconds=60, worker_id=""),
-    ]
+    times: dict[str, Any] = {"lease": 2 * MINUTE, "shutdown_timeout": MINUTE}
+    module = "timer_service.worker.worker"
+    with patch(f"{module}.open_connection") as connect, patch(f"{module}.run_worker") as run:
+        await Worker("nats://here", tenant="acme", workflows=[order], subject_prefix="prefix", **given, **times).run()
+    expected = Settings("acme", {"order": order}, "q", "one", slots=7, lease_seconds=120, shutdown_seconds=60)
+    found = run.call_args.args[1]
+    assert found == replace(expected, worker_id=found.worker_id)
+    options = {"user": "me", "inbox_prefix": "_IN.me"}
+    assert connect.call_args.args == ("nats://here", "timer-worker", "prefix", options)

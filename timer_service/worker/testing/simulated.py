@@ -168,10 +168,7 @@ class SimulatedWorkflow:
             self._check_replay()
 
     def _handle_commands(self) -> bool:
-        """Handle the commands that are due, end the workflow at its deadline, and let the task know.
-
-        Return whether a command was due.
-        """
+        """Handle the due commands and the deadline, and let the task know. Return whether a command was due."""
         due = [command for at, command in self._planned if at <= self._now]
         del self._planned[: len(due)]
         for command in due:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from timer_service.worker.context import current_step, variables_of_step
 from timer_service.worker.errors import NotInWorkflowError
 from timer_service.worker.names import name_of
-from timer_service.worker.steps import CANCELLED, Attempt, run_attempt, timed_out
+from timer_service.worker.steps import Attempt, end_of, run_attempt, timed_out
 from timer_service.worker.threads import Threads
 from timer_service.worker.values import Effect, StepCall
 
@@ -78,7 +78,7 @@ class SimulatedSteps:
             self._changed.clear()
             await self._changed.wait()
             self._wake(now)
-        ended = [(key, _end_of(each)) for key, each in self._running.items() if each.attempt.done()]
+        ended = [(key, end_of(each.attempt)) for key, each in self._running.items() if each.attempt.done()]
         late = [(key, each) for key, each in self._running.items() if each.ends_at is not None and each.ends_at <= now]
         ended += [(key, timed_out(each.timeout)) for key, each in late if not each.attempt.done()]
         self.stop([key for key, _ in ended])
@@ -115,7 +115,3 @@ class SimulatedSteps:
             return stand_in
 
         return call._replace(function=end)
-
-
-def _end_of(running: _Running) -> Attempt:
-    return CANCELLED if running.attempt.cancelled() else running.attempt.result()

@@ -77,7 +77,7 @@ class StoredWorkflow:
         self._claims += 1
         hold = Hold(f"{self._claims:016x}", _WORKER, now, _LEASE_MS)
         held = workflow._replace(status=WorkflowStatus.RUNNING, attempt=workflow.attempt + 1, hold=hold)
-        self._save(report_rules.end_waits_over(self._task(held.renew(now)), self._rules(now)))
+        self._save(report_rules.end_waits_over(self._task(held.renew(now)), Rules(now, self._random)))
         return {
             "workflowId": workflow.key.workflow_id,
             "token": hold.token,
@@ -92,7 +92,7 @@ class StoredWorkflow:
         (report,) = request.reports
         if not report_rules.is_held(self.workflow, report.token):
             return {"outcome": report_rules.refuse(self.workflow, report.token)}
-        decision = report_rules.apply(self._task(self.workflow), report, self._rules(now))
+        decision = report_rules.apply(self._task(self.workflow), report, Rules(now, self._random))
         self._save(decision.task)
         failed = [step.model_dump(by_alias=True, exclude_none=True) for step in decision.failed_steps]
         ended = self._ended_waits(now) if decision.shows_waits else []
@@ -102,7 +102,7 @@ class StoredWorkflow:
         """Return the waits that are over, or None if the token is not current."""
         if not report_rules.is_held(self.workflow, token):
             return None
-        self._save(report_rules.renew(self._task(self.workflow), self._rules(now)))
+        self._save(report_rules.renew(self._task(self.workflow), Rules(now, self._random)))
         return self._ended_waits(now)
 
     def next_at(self, now: int) -> int | None:
@@ -133,9 +133,6 @@ class StoredWorkflow:
             "effects": [{**each, "dueAt": due[each["key"]]} for each in effects],
         }
         return WorkflowDetail.read(view)
-
-    def _rules(self, now: int) -> Rules:
-        return Rules(now, self._random)
 
     def _task(self, workflow: Workflow) -> TaskState:
         return TaskState(workflow, self._effects, self._inbox)
