@@ -41,6 +41,7 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "StopIteration": (lambda: StopIteration("x"), "StopIteration"),
     "StopAsyncIteration": (lambda: StopAsyncIteration("x"), "StopAsyncIteration: x"),
     "GeneratorExit": (lambda: GeneratorExit("x"), "GeneratorExit: x"),
+    "TimeoutError": (lambda: TimeoutError("x"), "TimeoutError: x"),
     "SystemExit": (lambda: SystemExit("x"), "SystemExit: x"),
     "KeyboardInterrupt": (lambda: KeyboardInterrupt("x"), "KeyboardInterrupt: x"),
     "CancelledError": (lambda: asyncio.CancelledError("x"), "CancelledError"),
@@ -158,11 +159,15 @@ async def test_a_fault_outside_a_task_ends_the_worker() -> None:
     """If a part of the worker fails, the worker raises its error, so that a supervisor can start the worker again."""
 
     class Broken(MemoryService):
-        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:  # noqa: ARG002
-            raise RuntimeError("a bug")
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            if name == "renew-tasks":
+                raise RuntimeError("a bug")
+            return await super().request(name, body, timeout_seconds)
 
+    service = Broken()
+    service.start("a", "other")
     with pytest.raises(RuntimeError, match="a bug"):
-        async with worker(Broken(), other):
+        async with worker(service, other, lease_seconds=1):
             await asyncio.sleep(60)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import deque
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from timer_service.worker import Context, Retry, workflow
 from timer_service.worker.errors import ErrorText
+from timer_service.worker.report import Item, take_part
 from timer_service.worker.steps import Attempt
 from timer_service.worker.task import RunningTask
 
@@ -70,6 +72,11 @@ def test_the_delay_of_an_attempt_goes_on_with_another_worker() -> None:
     task.start([{"key": "pay", "kind": "step", "status": "open", "failures": 1, "startInMs": 5000}], now=10)
     assert (list(task.take_steps_to_start(14.9)), task.wake_at(10)) == ([], 15)
     assert [each.failures for each in task.take_steps_to_start(15)] == [1]
+
+
+def test_a_report_with_many_brackets_is_split() -> None:
+    """The service limits the arrays and objects of a request, so they count more than their bytes."""
+    assert [len(take_part(deque([Item(step=each * 60_000)] * 2))) for each in "[{x"] == [1, 1, 2]
 
 
 def test_a_late_outcome_does_not_shorten_the_lease(task: RunningTask) -> None:

@@ -296,6 +296,17 @@ async def test_a_large_report_is_split() -> None:
     assert max(len(body) for _, body in service.requests) <= 512 * 1024
 
 
+@virtually
+async def test_large_reports_of_many_tasks() -> None:
+    """Reports that do not fit into one request go into the next one at once."""
+    service = MemoryService()
+    for number in range(12):
+        service.start(f"w-{number}", "single", "x" * 60_000)
+    async with worker(service, single):
+        await service.until_ended()
+        assert now() < 5
+
+
 # Leases
 
 
@@ -446,10 +457,18 @@ async def test_a_drained_worker_finishes_its_step() -> None:
         await asyncio.sleep(1)
         await drain()
         assert (row.status, row.seen, {*service.outcomes}) == ("waiting", ["one"], {"released"})
-        assert 5 <= now() < 6  # it does not wait for the end of its poll
     async with worker(service, two):
         await service.until_ended()
     assert (row.end["result"], calls["work"]) == ([1, 2], 2)
+
+
+@virtually
+async def test_an_idle_worker_stops_at_once() -> None:
+    """A worker that is stopped ends its poll, and does not wait for the end of its time."""
+    async with worker(MemoryService(), single) as drain:
+        await asyncio.sleep(1)
+        await drain()
+        assert now() < 2
 
 
 @virtually
