@@ -110,6 +110,7 @@ class MemoryService:
             raise self.refusal
         answer = {"poll-tasks": self._poll, "report-tasks": self._report, "renew-tasks": self._renew}
         asked = json.loads(body)
+        assert timeout_seconds > asked.get("waitMs", 0) / 1000, "the poll is held longer than its worker waits"
         reply = self._page(asked) if name == "get-effects" else await answer[name](asked)
         if self.fault(f"reply {name}"):
             await asyncio.sleep(timeout_seconds)

@@ -272,7 +272,7 @@ async def test_claims_of_the_process_before(new: NewInstance, sqlite: SqliteData
     async with sqlite.transaction() as tx:
         await outbox.add(tx, [Event("event-1", "something.happened", "acme", {}, NOW)], NOW)
         for table in (TIMERS, outbox.OUTBOX):
-            assert await Lease(table, timedelta(hours=1)).claim(tx, NOW, 1, alone=True)
+            assert await Lease(table, timedelta(seconds=20)).claim(tx, NOW, 1, alone=True)
     instance = new()
     async with instance.running():
         await until(lambda: len(instance.broker.events) == 2)
