@@ -39,7 +39,7 @@ class Replay:
         self._waiting: dict[str, ReplayFuture] = {}
         self._names: Counter[str] = Counter()
         self._unread: dict[str, deque[Any]] = {}
-        """The data of messages whose wait was cancelled, by their names."""
+        """The data of messages that were taken by waits that are cancelled, by their names."""
         self._new: list[str] = []
         self._dropped: list[str] = []
         self._given: set[str] = set()
@@ -67,8 +67,8 @@ class Replay:
         self._main = self._loop.create_task(_call(self._function, *self._arguments))
         self._run()
         numbered = [effect for effect in self._stored.values() if effect.seq is not None]
-        for effect in sorted(numbered, key=lambda effect: effect.seq or 0):
-            if self._main.done() or effect.key not in self._effects:
+        for effect in sorted(numbered, key=lambda effect: effect.seq or 0):  # as the function got them before
+            if self._main.done() or effect.key not in self._effects:  # it did not ask for the effect by then
                 raise self._unmatched(effect)
             self._give(effect.key, effect.outcome or Outcome())
         for effect in self._stored.values():
@@ -125,7 +125,7 @@ class Replay:
             raise NotInWorkflowError("effects belong to the function of the workflow: a step has none")
         check_name("name", name)
         future = self._loop.create_future()
-        if kind is Kind.MESSAGE and self._unread.get(name):
+        if kind is Kind.MESSAGE and self._unread.get(name):  # so this wait is no new effect
             future.set_result(self._unread[name].popleft())
         else:
             self._add(future, kind, name, call, ms)
