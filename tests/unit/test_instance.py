@@ -25,6 +25,7 @@ from timer_service.core.events import outbox
 from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.requests.requests import Requests
 from timer_service.core.service.slice import Parts
 from timer_service.core.service.upkeep import Retention
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
@@ -32,6 +33,7 @@ from timer_service.core.values.message import Event, Kind, Position
 from timer_service.core.values.raw_command import MESSAGE_ID
 from timer_service.supervisor import Supervisor
 from timer_service.timers.store import TIMERS
+from timer_service.ui.instance import Instance as PageInstance
 from timer_service.workflows.tasks.registry import WorkerRegistry
 from timer_service.workflows.tasks.requests import handle_requests
 
@@ -139,6 +141,7 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
             "reading": (down(SqliteDatabase, "read_health"), FLOWS["all"]),
             "reader": (down(LogReader), {"commands"}),
             "requests": (down(WorkerRequests), {"requests"}),
+            "applying requests": (down(Requests), {"requests"}),
             "workers": (down(Workers), {"events"}),
         }
         for name, (fault, stopped) in faults.items():
@@ -247,6 +250,10 @@ async def test_settings_of_the_parts(new: NewInstance) -> None:
         patch("timer_service.app.slices.Retention", wraps=Retention) as retention,
     ):
         new(**settings, retention_days=9)
+    with patch("timer_service.app.page.Instance", wraps=PageInstance) as page:
+        new(role="worker", ui_enabled=True, subject_prefix="acme", http_host="localhost")
+    shown = [page.call_args.kwargs[name] for name in ("role", "dead_letters", "http_host")]
+    assert shown == ["worker", "ACME_DLQ", "localhost"]
     found = {name: parts.call_args.kwargs[name] for name in settings}
     assert found == {**settings, "visibility_timeout": timedelta(seconds=90)}
     assert {call.args[1] for call in retention.call_args_list} == {timedelta(days=9)}
