@@ -22,6 +22,7 @@ from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.service.clock_repair import ClockReader
 from timer_service.core.values.message import Kind
 from timer_service.metrics import Metrics
+from timer_service.supervisor import NO_SUPERVISOR, Supervisor
 
 
 class Streams:
@@ -86,9 +87,9 @@ class Instance:
         """How many times the instance said that it drains."""
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+    async def running(self, supervisor: Supervisor = NO_SUPERVISOR) -> AsyncIterator[asyncio.Task[None]]:
         """Run the instance until the end of the block. The block may end it earlier. Yields its task."""
-        task = asyncio.create_task(self.app.run(on_draining=self._drain))
+        task = asyncio.create_task(self.app.run(supervisor, on_draining=self._drain))
         waiting = asyncio.create_task(self.broker.serving.wait())
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()

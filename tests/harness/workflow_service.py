@@ -87,10 +87,11 @@ class MemoryService:
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds. The longer it takes, the less often this method looks."""
+        """Wait until a condition holds, at most an hour. The longer it takes, the less often this method looks."""
         began = self._now()
-        while not condition():
-            await asyncio.sleep(0.01 + (self._now() - began) / 1000)
+        async with asyncio.timeout(3600):
+            while not condition():
+                await asyncio.sleep(0.01 + (self._now() - began) / 1000)
 
     async def until_ended(self, *workflow_ids: str) -> None:
         """Wait until these workflows have ended, or all of them."""
@@ -109,6 +110,7 @@ class MemoryService:
             raise self.refusal
         answer = {"poll-tasks": self._poll, "report-tasks": self._report, "renew-tasks": self._renew}
         asked = json.loads(body)
+        assert timeout_seconds > asked.get("waitMs", 0) / 1000, "the poll is held longer than its worker waits"
         reply = self._page(asked) if name == "get-effects" else await answer[name](asked)
         if self.fault(f"reply {name}"):
             await asyncio.sleep(timeout_seconds)

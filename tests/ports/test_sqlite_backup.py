@@ -3,6 +3,7 @@
 # ruff: noqa: ASYNC240 - these tests prepare and read small files
 
 import asyncio
+import logging
 import os
 import sqlite3
 import stat
@@ -16,10 +17,13 @@ from tests.harness.sqlite_files import ADD, kill_while_open, read_epochs, write_
 from tests.harness.stores import open_sqlite
 from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.migrations import migrate
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import check_integrity, copy_database, new_file
+from timer_service.app import schema
 from timer_service.app.backup import back_up, restore
 from timer_service.config import Config, load_config
+from timer_service.core.limits.audit import OPERATOR_ACTION
 from timer_service.core.values.errors import StartError
 
 OLD, NEW = 1, 2
@@ -138,12 +142,25 @@ async def test_restore_keeps_the_old_database(config: Config, file: Path) -> Non
     kill_while_open(config.db_path, NEW)
     config.db_path.chmod(0o640)
     before = file.read_bytes()
-    done = await restore(config, file)
-    assert others(config.db_path) == ["backups", done.kept.name if done.kept else "", "timers.db.lock"]
+    old = await restore(config, file)
+    assert others(config.db_path) == ["backups", old.name if old else "", "timers.db.lock"]
     assert stat.S_IMODE(config.db_path.stat().st_mode) == 0o640
     assert await read_epochs(config.db_path) == [OLD]
     assert await read_epochs(kept(config)) == [OLD, NEW]
     assert file.read_bytes() == before
+
+
+async def test_restore_of_an_older_version(config: Config, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A restore brings the schema to this version, and is in the audit log."""
+    caplog.set_level(logging.INFO)
+    old = await SqliteDatabase.open(file)
+    await migrate(old, schema.migrations()[:-1])
+    await old.close()
+    assert await restore(config, file) is None
+    assert await schema.unapplied_migrations(config) == []
+    (line,) = [vars(each) for each in caplog.records if each.message == OPERATOR_ACTION]
+    found = [line[name] for name in ("type", "file", "database", "kept", "uid")]
+    assert found == ["restore", str(file), str(config.db_path), None, os.geteuid()]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can restore a database of another user")

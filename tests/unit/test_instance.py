@@ -3,29 +3,43 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from typing import Any
-from unittest.mock import PropertyMock, patch
+from unittest.mock import AsyncMock, PropertyMock, patch
 
 import pytest
 
 from tests.harness.builders import command_address, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker, until
+from tests.harness.processes import read_page
 from tests.harness.timers import put_timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
 from timer_service.app.worker_requests import WorkerRequests
+from timer_service.core.due.lease import Lease
 from timer_service.core.due.loop import Loop
+from timer_service.core.events import outbox
+from timer_service.core.intake.backlog import BacklogGate
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Kind, Position
+from timer_service.core.requests.requests import Requests
+from timer_service.core.service.slice import Parts
+from timer_service.core.service.upkeep import Retention
+from timer_service.core.values.errors import DatabaseUnavailableError, StartError
+from timer_service.core.values.message import Event, Kind, Position
+from timer_service.core.values.raw_command import MESSAGE_ID
+from timer_service.supervisor import Supervisor
+from timer_service.timers.store import TIMERS
+from timer_service.ui.instance import Instance as PageInstance
+from timer_service.workflows.tasks.registry import WorkerRegistry
+from timer_service.workflows.tasks.requests import handle_requests
 
 DOWN = Health.down("it is away")
-UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
-HANDLING = {"audit", "tasks", "workflow-workers"}
+UPKEEP = {"clock", "file", "database", "clock-repair", "streams", "audit"}
+HANDLING = {"tasks", "workflow-workers"}
 WORKING = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep", "dead-letters"),
     *("announcements", "workflow-deadlines", "event-limits", "row-counts"),
@@ -127,6 +141,7 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
             "reading": (down(SqliteDatabase, "read_health"), FLOWS["all"]),
             "reader": (down(LogReader), {"commands"}),
             "requests": (down(WorkerRequests), {"requests"}),
+            "applying requests": (down(Requests), {"requests"}),
             "workers": (down(Workers), {"events"}),
         }
         for name, (fault, stopped) in faults.items():
@@ -227,10 +242,79 @@ async def test_nothing_more_is_taken_at_the_end(new: NewInstance, sqlite: Sqlite
     assert [row["reader"] for row in await sqlite.reader.fetch("SELECT reader FROM command_log")] == [None]
 
 
+async def test_settings_of_the_parts(new: NewInstance) -> None:
+    """The parts of an instance have its settings, each in its place and unit."""
+    settings = {"batch_size": 7, "max_attempts": 8, "visibility_timeout": 90_000, "reply_prefix": "_REPLY."}
+    with (
+        patch("timer_service.app.service.Parts", wraps=Parts) as parts,
+        patch("timer_service.app.slices.Retention", wraps=Retention) as retention,
+    ):
+        new(**settings, retention_days=9)
+    with patch("timer_service.app.page.Instance", wraps=PageInstance) as page:
+        new(role="worker", ui_enabled=True, subject_prefix="acme", http_host="localhost")
+    shown = [page.call_args.kwargs[name] for name in ("role", "dead_letters", "http_host")]
+    assert shown == ["worker", "ACME_DLQ", "localhost"]
+    found = {name: parts.call_args.kwargs[name] for name in settings}
+    assert found == {**settings, "visibility_timeout": timedelta(seconds=90)}
+    assert {call.args[1] for call in retention.call_args_list} == {timedelta(days=9)}
+
+
+async def test_supervisor(new: NewInstance) -> None:
+    """A supervisor learns whether an instance is ready and alive, as the pages say, and that it stops."""
+    supervisor, instance = AsyncMock(spec=Supervisor), new()
+    async with instance.running(supervisor):
+        await caught_up()
+        ready, alive = supervisor.report.call_args.kwargs.values()
+        await until(ready)
+        with down(SqliteDatabase):
+            assert (ready(), alive()) == (False, True)
+        instance.broker.reading = False
+        assert (ready(), alive(), supervisor.stopping.call_count) == (True, False, 0)
+    assert supervisor.stopping.call_count == 1
+
+
+async def test_claims_of_the_process_before(new: NewInstance, sqlite: SqliteDatabase) -> None:
+    """An instance that is alone with its database ends the claims of a killed process, in every table."""
+    await add_due_timers(sqlite, "call-1")
+    async with sqlite.transaction() as tx:
+        await outbox.add(tx, [Event("event-1", "something.happened", "acme", {}, NOW)], NOW)
+        for table in (TIMERS, outbox.OUTBOX):
+            assert await Lease(table, timedelta(seconds=20)).claim(tx, NOW, 1, alone=True)
+    instance = new()
+    async with instance.running():
+        await until(lambda: len(instance.broker.events) == 2)
+
+
+@pytest.mark.parametrize(("setting", "handled"), [("start", 2), ("now", 1)])
+async def test_where_a_new_database_begins(new: NewInstance, setting: str, handled: int) -> None:
+    """An instance with a new database handles all commands of the log, or those from its first start on."""
+    instance = new(commands_from=setting)
+    instance.broker.send(command_address(), b"not JSON")
+    async with instance.running():
+        await caught_up()
+        instance.broker.send(command_address("globex"), b"not JSON")
+        await until(lambda: any("globex" in str(each) for each in instance.broker.dead_letters))
+    assert len(instance.broker.dead_letters) == handled
+
+
+async def test_failure_to_publish(new: NewInstance, sqlite: SqliteDatabase) -> None:
+    """If an event cannot be published, the streams are checked at once. A rejected command is on the page."""
+    instance = new(ui_enabled=True)
+    instance.broker.has_no_room_for = lambda _: True
+    instance.broker.send(command_address(), b"not JSON", {MESSAGE_ID: "rejected-1"})
+    await add_due_timers(sqlite, "call-1")
+    with patch.object(Loop, "wake", autospec=True, side_effect=Loop.wake) as wake:
+        async with instance.running():
+            await until(lambda: "streams" in {call.args[0].name for call in wake.call_args_list})
+            await caught_up()
+            _, page = await asyncio.to_thread(read_page, instance.config.http_port, "/ui/failed")
+    assert "rejected-1" in page
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_commands_from_before_the_start(new: NewInstance, role: str) -> None:
     """Until it is known that these are applied, nothing fires and no task is sent. Then all goes on."""
-    held = LOOPS[role] - UPKEEP - {"audit"}
+    held = LOOPS[role] - UPKEEP
     instance = new(role=role)
     instance.broker.stored.away = "the stream has no leader"
     async with instance.running():
@@ -242,6 +326,31 @@ async def test_commands_from_before_the_start(new: NewInstance, role: str) -> No
         after = instance.app.flows().get("events", HEALTHY)
     assert (before, after) == (set(), HEALTHY)
     assert role == "handler" or "until the commands are handled that were stored before the start" in str(events)
+
+
+async def test_start_without_the_database(new: NewInstance) -> None:
+    """While it cannot be read which commands are applied, nothing fires."""
+    instance = new()
+    with patch.object(BacklogGate, "is_open", side_effect=DatabaseUnavailableError("it is away")) as is_open:
+        async with instance.running():
+            await until(lambda: is_open.call_count > 1)
+            assert ("catch-up" in task_names(), instance.app.flows()["events"].usable) == (True, False)
+
+
+async def test_requests_of_workers(new: NewInstance) -> None:
+    """A request shows that its worker lives. Until the commands before it are handled, it lets no wait time out."""
+    instance = new()
+    instance.broker.stored.away = "the stream has no leader"
+    request = b'{"workerId": "w", "tasks": [{"workflowId": "order-1", "token": "0123456789abcdef"}]}'
+    handler = patch("timer_service.app.worker_requests.handle_requests", wraps=handle_requests)
+    with handler as handle, patch.object(WorkerRegistry, "record") as record:
+        async with instance.running():
+            await instance.broker.request("renew-tasks", "acme", request)
+            instance.broker.stored.away = None
+            await caught_up()
+            await instance.broker.request("renew-tasks", "acme", request)
+    assert [call.kwargs["may_time_out"] for call in handle.call_args_list] == [False, True]
+    assert [call.args for call in record.call_args_list] == [("acme", "w")] * 2
 
 
 async def test_end_before_the_commands_from_before_the_start(new: NewInstance) -> None:

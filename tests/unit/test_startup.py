@@ -5,19 +5,23 @@ import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.harness.instance import InstanceBroker
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.connection import Login
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app import schema
 from timer_service.app.startup import open_app
 from timer_service.config import Config
 from timer_service.core.limits.audit import OPERATOR_ACTION
 from timer_service.core.ports.broker import BrokerFeatures
+from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
+from timer_service.metrics import Metrics
 
 
 @pytest.fixture
@@ -113,3 +117,18 @@ async def test_missing_migrations(
     assert {(each["type"], each["uid"]) for each in lines} == {("migration", os.geteuid())}
     async with open_app(settings):
         assert broker.connected
+
+
+async def test_metrics(tmp_path: Path, broker: InstanceBroker) -> None:
+    """Failures of each table that is retried are counted from 0. The database is up if it can be read and written."""
+    with patch.object(Metrics, "create_failure_series") as create, patch.object(Metrics, "watch") as watch:
+        async with open_app(config(tmp_path)):
+            is_usable = watch.call_args.kwargs["database"]
+            usable = [is_usable()]
+            for health in ("read_health", "health"):
+                with patch.object(SqliteDatabase, health, Health.down("it is away")):
+                    usable.append(is_usable())
+    assert (usable, bool(broker.steps)) == ([True, False, False], True)
+    leased, due = (set(create.call_args.kwargs[each]) for each in ("leased", "due"))
+    assert leased == {"timer_schedules", "outbox", "dead_letters", "work_signal_firings"}
+    assert leased.isdisjoint(due)

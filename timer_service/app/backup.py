@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from timer_service.adapters.migrations import Migration, migrate, pending_migrations
+from timer_service.adapters.migrations import migrate, pending_migrations
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import check_integrity, copy_database, empty_wal, new_file
 from timer_service.adapters.sqlite.restore import copy_private, replace_database, restoring
@@ -34,55 +34,51 @@ class Backup(NamedTuple):
     duration: timedelta
 
 
-class Restored(NamedTuple):
-    """A database that was replaced by a backup."""
-
-    kept: Path | None
-    """The old database; None if there was none."""
-
-
 async def back_up(config: Config, file: Path) -> Backup:
     """Write a whole copy of the SQLite database, which may be in use. Raises `StartError` if `file` exists."""
-    source = _path(config)
+    source = _sqlite_path(config)
     if not source.exists():
         raise StartError(f"there is no database {source}: check TIMER_DB_PATH")
     begun = time.monotonic()
     with new_file(file) as draft:
         copy_database(source, draft)
-        async with _draft(draft) as database:
-            await _pending(database, source)
+        async with _open_copy(draft) as database:
+            await _check_schema(database, source)
         check_integrity(draft, source)
         size = draft.stat().st_size
     return Backup(size, timedelta(seconds=time.monotonic() - begun))
 
 
-async def restore(config: Config, file: Path) -> Restored:
-    """Replace the SQLite database by a backup, and bring the schema to this version. The old database is kept.
+async def restore(config: Config, file: Path) -> Path | None:
+    """Replace the SQLite database by a backup, and bring the schema to this version.
 
-    The next start handles the commands that the backup lacks, as far as the broker still has them.
+    Return where the old database is kept; None if there was none. The next start handles the commands that the backup
+    lacks, as far as the broker still has them.
     Raises `StartError` if a service uses the database, or if the file is not a backup that this version can use.
     """
-    path = _path(config).resolve()
-    _check_file(file, path)
+    path = _sqlite_path(config).resolve()
+    _check_backup(file, path)
     with restoring(path) as draft:
         copy_private(file, draft)
         check_integrity(draft, file)
-        async with _draft(draft) as database:
-            await _pending(database, file)
+        async with _open_copy(draft) as database:
+            await _check_schema(database, file)
             await migrate(database, migrations())
         kept = replace_database(path, draft)
     about = {"file": str(file), "database": str(path), "kept": None if kept is None else str(kept)}
     log.info(OPERATOR_ACTION, extra={"type": "restore", **about, "uid": os.geteuid()})
-    return Restored(kept)
+    return kept
 
 
-def _path(config: Config) -> Path:
+def _sqlite_path(config: Config) -> Path:
+    """Return the path of the SQLite database. Raises `StartError` if the settings name a PostgreSQL database."""
     if config.postgres_url is not None:
         raise StartError(_ON_POSTGRES)
     return config.db_path
 
 
-def _check_file(file: Path, path: Path) -> None:
+def _check_backup(file: Path, path: Path) -> None:
+    """Raise `StartError` if a file is not there, is the database itself, or has newer pages in a `-wal` file."""
     if not file.is_file():
         raise StartError(f"cannot read {file}: there is no such file")
     if path.exists() and file.samefile(path):
@@ -96,7 +92,7 @@ def _check_file(file: Path, path: Path) -> None:
 
 
 @asynccontextmanager
-async def _draft(path: Path) -> AsyncIterator[SqliteDatabase]:
+async def _open_copy(path: Path) -> AsyncIterator[SqliteDatabase]:
     """Open a copy, and write everything into the one file at the end."""
     database = await SqliteDatabase.open(path)
     try:
@@ -106,13 +102,12 @@ async def _draft(path: Path) -> AsyncIterator[SqliteDatabase]:
     empty_wal(path)
 
 
-async def _pending(database: SqliteDatabase, file: Path) -> list[Migration]:
-    """Return the migrations that a copy lacks. Raises `StartError`, with the name of the file, if it is not usable."""
+async def _check_schema(database: SqliteDatabase, file: Path) -> None:
+    """Raise `StartError`, with the name of the file, if a copy has no tables of the service or is newer than it."""
     known = migrations()
     try:
-        pending = await pending_migrations(database, known)
+        missing = await pending_migrations(database, known)
     except StartError as error:
         raise StartError(f"{file} cannot be used: {error}") from error
-    if len(pending) == len(known):
+    if len(missing) == len(known):
         raise StartError(f"{file} is not a database of timer-service: it has none of its tables")
-    return pending

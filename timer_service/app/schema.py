@@ -43,6 +43,7 @@ async def bring_to_head(database: Database, *, auto: bool) -> None:
 
 
 async def _migrate(database: Database) -> list[Migration]:
+    """Apply the missing migrations, write each to the audit log, and return them."""
     applied = await migrate(database, migrations())
     for migration in applied:
         about = {"type": "migration", "migration": migration.name, "uid": os.geteuid()}

@@ -62,7 +62,7 @@ class App:
         *,
         tracing: Tracing | None = None,
     ) -> None:
-        """Without `tracing`, there are no spans."""
+        """Build the parts of the role. Nothing runs before `run`. Without `tracing`, there are no spans."""
         self._config = config
         self._database = storage.database
         self._clock = storage.clock
@@ -92,7 +92,7 @@ class App:
             on_rejected=self._rejections.add,
         )
         self._hints = Hints(lambda: broker.hint(dispatcher.LOOP, self._clock.now()))
-        for each in (self._parts.publishing, self._parts.dead_letters):
+        for each in (self._parts.publishing, self._parts.dead_letters):  # perhaps because a stream is missing or full
             each.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
         self._requests = None if config.role == "worker" else WorkerRequests(config, self._parts)
@@ -205,13 +205,14 @@ class App:
             supervisor.stopping()
             log.info("draining", extra={"reason": failure or "asked to stop"})
             catching_up.cancel()
-            self._caught_up.set()  # so that the loops end
+            self._caught_up.set()  # loops that have not begun would never end
             await self._drain(tasks)
-            answering.cancel()
+            answering.cancel()  # only now, so that queries are answered during the drain
         if failure is not None:
             raise StartError(failure)
 
     async def _answer_queries(self) -> None:
+        """Answer queries, if this role receives any."""
         if self._subscription is not None:
             await self._queries.run(self._subscription)
 
@@ -226,6 +227,7 @@ class App:
         self._caught_up.set()
 
     async def _is_open(self, gate: BacklogGate) -> bool:
+        """Return whether the workers may begin; not while the database cannot be read."""
         try:
             return await gate.is_open(self._clock.now())
         except DatabaseUnavailableError as error:  # the loops report it
@@ -258,7 +260,7 @@ class App:
             lost.cancel()
 
     async def _drain(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Wait for the tasks to finish. Work that the timeout cancels is done again after a restart."""
+        """Stop all parts, and wait for their tasks. Work that the timeout cancels is done again after a restart."""
         for loop in self._loops:
             loop.stop()
         if self._requests is not None:
@@ -268,11 +270,13 @@ class App:
         await self._hints.close()
 
     def _upkeep_loops(self, storage: Storage) -> list[Loop]:
-        """Return the loops that every role has."""
-        workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
-        workers["clock-repair"] = build_clock_repair(self._parts)
-        if self._config.role != "worker":
-            workers["audit"] = self._parts.audit
+        """Return the loops that every role has. They keep the clock, the database, the streams and the audit log."""
+        workers: dict[str, Worker] = {
+            **storage.upkeep,
+            "database": DatabaseProbe(self._database),
+            "clock-repair": build_clock_repair(self._parts),
+            "audit": self._parts.audit,
+        }
         return [
             *(build_loop(self._parts, name, worker, _UPKEEP_INTERVAL) for name, worker in workers.items()),
             build_loop(self._parts, _STREAMS, self._broker.streams, _UPKEEP_INTERVAL, is_of_database=False),
@@ -286,11 +290,13 @@ class App:
             self._hints.want()
 
     def _wake(self, name: str, at: int) -> None:
+        """Wake a loop of this instance at an instant. If its role does not have the loop, do nothing."""
         for loop in self._loops:
             if loop.name == name:
                 loop.wake(at)
 
     def _health(self) -> Mapping[str, Health]:
+        """Return what /readyz shows: the flows, and the service itself, which is down while it drains."""
         service = Health.down("draining") if self._stopping.is_set() else HEALTHY
         return {**self.flows(), "service": service}
 
@@ -308,5 +314,6 @@ class App:
 
 
 def _describe_end(task: asyncio.Task[Any]) -> str:
+    """Return the name of a task that has ended, with its error if there is one."""
     error = None if task.cancelled() else task.exception()
     return task.get_name() if error is None else f"{task.get_name()} ({error_text(error)})"

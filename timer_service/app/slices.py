@@ -61,11 +61,13 @@ def routes(
 
 def handler(slice_: Slice, enabled: Collection[str], quotas: Quotas) -> Handle:
     """Return the handler of a slice's commands, which depends on whether the slice is enabled."""
-    handle = slice_.handle if _is_enabled(slice_, enabled) else slice_.handle_when_off or slice_.handle
-    return partial(handle, quotas=quotas)
+    if slice_.handle_when_off is None or slice_.name in enabled:
+        return partial(slice_.handle, quotas=quotas)
+    return partial(slice_.handle_when_off, quotas=quotas)
 
 
 def _is_enabled(slice_: Slice, enabled: Collection[str]) -> bool:
+    """Return whether a slice is enabled. A slice without `handle_when_off` cannot be disabled."""
     return slice_.handle_when_off is None or slice_.name in enabled
 
 
@@ -107,6 +109,7 @@ class Workers:
             await take_over_claims(self._parts.database, lease, self._parts.clock.now())
 
     def _add_upkeep(self) -> None:
+        """Add the loops that delete old rows and count rows, also those of disabled slices: their rows stay."""
         keep = timedelta(days=self._config.retention_days)
         for each in SLICES:
             if each.delete_settled is not None:
@@ -125,6 +128,7 @@ class Workers:
         self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)
 
     def _add_loop(self, name: str, worker: Worker, polling_interval: timedelta) -> Loop:
+        """Build a loop, add it to `loops`, and return it."""
         loop = build_loop(self._parts, name, worker, polling_interval)
         self.loops.append(loop)
         return loop

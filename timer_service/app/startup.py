@@ -30,18 +30,10 @@ _CLOSE_SECONDS = 3
 
 @asynccontextmanager
 async def open_app(config: Config) -> AsyncIterator[App]:
-    """Open the database and the broker, and bring the schema to head. Raises `StartError` if that fails."""
+    """Open database and broker, migrate the schema to head, and build the app. Raises `StartError` if that fails."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.create_failure_series(
-        commands=[payload.type for each in SLICES for payload in each.commands],
-        queries=[query.name for query in QUERIES],
-        requests=[request.name for each in SLICES for request in each.requests],
-        # firings count like leased rows: they are retried and given up
-        leased=[*(table.name for each in SLICES for table in each.leased), FIRINGS.name],
-        due=[table.name for each in SLICES for table in each.due if table is not FIRINGS],
-        skips=SkipReason,
-    )
+    _create_failure_series(metrics)
     async with open_storage(config, metrics) as storage:
         await bring_to_head(storage.database, auto=config.auto_migrate)
         broker = await NatsBroker.connect(
@@ -55,7 +47,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
         try:
             _check_message_size(broker)
             app = App(config, storage, broker, metrics, registry, tracing=Tracing.of_process())
-            metrics.watch(
+            metrics.watch(  # read at each scrape
                 broker=lambda: broker.health.usable,
                 database=lambda: worst(storage.database.read_health, storage.database.health).usable,
                 flows=app.flows,
@@ -75,20 +67,32 @@ async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[
     wanted = load_config(db_path=data_dir / "timers.db", database_url=None, database_url_file=None)
     http_port = free_port(wanted.http_port, wanted.http_host)
     nats_port = free_port(_NATS_PORT)
-    notes = [
-        f"Port {port} is in use; {what} uses {free} instead."
-        for what, port, free in (("NATS", _NATS_PORT, nats_port), ("HTTP", wanted.http_port, http_port))
-        if port != free
-    ]
+    ports = (("NATS", _NATS_PORT, nats_port), ("HTTP", wanted.http_port, http_port))
+    notes = [f"Port {port} is in use; {what} uses {free} instead." for what, port, free in ports if port != free]
     notes += unknown_settings(os.environ)
     async with embedded_nats(data_dir / "nats", nats_port) as url:
+        # The page is shown unless the environment forbids it: None is no answer.
         update = {"broker_url": url, "http_port": http_port, "ui_enabled": wanted.ui_enabled is not False}
         config = wanted.model_copy(update=update)
         async with open_app(config) as app:
             yield app, config, notes
 
 
+def _create_failure_series(metrics: Metrics) -> None:
+    """Let the counters of failures begin at 0, for each message and table: a series that is missing cannot increase."""
+    metrics.create_failure_series(
+        commands=[payload.type for each in SLICES for payload in each.commands],
+        queries=[query.name for query in QUERIES],
+        requests=[request.name for each in SLICES for request in each.requests],
+        # firings count like leased rows: they are retried and given up
+        leased=[*(table.name for each in SLICES for table in each.leased), FIRINGS.name],
+        due=[table.name for each in SLICES for table in each.due if table is not FIRINGS],
+        skips=SkipReason,
+    )
+
+
 def _check_message_size(broker: NatsBroker) -> None:
+    """Raise `StartError` if the broker does not accept the largest event."""
     limit = broker.features.max_message_bytes
     if limit < MAX_MESSAGE_BYTES:
         raise StartError(

@@ -48,6 +48,7 @@ async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[St
 @asynccontextmanager
 async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | PostgresDatabase"]:
     """Open the configured database. Raises `StartError` if that fails."""
+    database: SqliteDatabase | PostgresDatabase
     if config.postgres_url is not None:
         database = await _open_postgres(config.postgres_url, config.database_statement_cache)
     elif config.role == "all":
@@ -63,7 +64,8 @@ async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | Postg
         await close_within(_CLOSE_SECONDS, database.close(), "database")
 
 
-async def _open_postgres(url: str, statement_cache_size: int) -> "SqliteDatabase | PostgresDatabase":
+async def _open_postgres(url: str, statement_cache_size: int) -> "PostgresDatabase":
+    """Open a PostgreSQL database. Raises `StartError` if the driver is not installed."""
     try:
         from timer_service.adapters.postgres import PostgresDatabase  # noqa: PLC0415 - optional dependency
     except ImportError as error:
@@ -72,6 +74,7 @@ async def _open_postgres(url: str, statement_cache_size: int) -> "SqliteDatabase
 
 
 async def _postgres_clock(database: "PostgresDatabase", metrics: MetricsPort) -> "PostgresClock":
+    """Return the clock of a database, which was measured once, so that it can be read."""
     from timer_service.adapters.postgres import PostgresClock  # noqa: PLC0415 - optional dependency
 
     clock = PostgresClock(database, metrics.clock_measured)

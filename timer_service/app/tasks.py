@@ -70,7 +70,7 @@ async def finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
     for task in late:
         log.warning("task not finished in time; cancelling it", extra={"task": task.get_name()})
         task.cancel()
-    stuck = (await asyncio.wait(late, timeout=_CANCELLATION_SECONDS))[1] if late else set()
+    _, stuck = await asyncio.wait(late, timeout=_CANCELLATION_SECONDS) if late else (late, late)
     for task in tasks:
         if task in stuck:
             log.error("task does not end; stopping without it", extra={"task": task.get_name()})

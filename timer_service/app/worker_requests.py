@@ -39,9 +39,9 @@ class WorkerRequests:
         self._dispatcher = Dispatcher(parts, polling_interval=config.polling_interval, wake=self._wake_dispatcher)
         self._registry = self._dispatcher.registry
         self._subscription: RequestSubscription | None = None
-        """Set by `open`, as is the next one."""
+        """Set by `open`, as are the next two."""
         self._requests: Requests
-        self._kept = [KeptTask("requests", self._apply), KeptTask("polls", self._hold)]
+        self._kept: list[KeptTask]
         workers: dict[str, Worker] = {dispatcher.LOOP: self._dispatcher, registry.LOOP: self._registry}
         self.loops = [
             build_loop(parts, name, worker, config.polling_interval)
@@ -71,8 +71,13 @@ class WorkerRequests:
             outages=self._parts.outages,
         )
         names = [*self._polls.names, *self._others.names]
-        self._subscription = await broker.serve(Kind.REQUEST, names, self._receive if self._enabled else _refuse)
-        self._dispatcher.open(self._subscription)
+        subscription = await broker.serve(Kind.REQUEST, names, self._receive if self._enabled else _refuse)
+        self._dispatcher.open(subscription)
+        self._kept = [
+            KeptTask("requests", lambda: self._requests.run(self._others, subscription)),
+            KeptTask("polls", lambda: self._dispatcher.run(self._polls)),
+        ]
+        self._subscription = subscription
 
     @property
     def listeners(self) -> dict[str, Callable[[int], None]]:
@@ -85,7 +90,7 @@ class WorkerRequests:
             self._dispatcher.offer(lane, at)
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """Start the tasks that hold polls and apply requests. They end after `close`."""
+        """Start the tasks that hold polls and apply requests, after `open`. They end after `close`."""
         kept = self._kept if self._enabled else []
         return [asyncio.create_task(each.run(), name=each.name) for each in kept]
 
@@ -97,6 +102,7 @@ class WorkerRequests:
         self._others.close()
 
     def _receive(self, request: Request) -> Replies:
+        """Let a request wait in its queue. Return replies to the requests that it has no room for."""
         queue = self._polls if request.name == POLL_TASKS.name else self._others
         return queue.receive(request)
 
@@ -104,22 +110,16 @@ class WorkerRequests:
         budget = self._parts.budget
         return RequestQueue(routes, self._parts.metrics, waiting_bytes=budget.requests, batch_bytes=budget.part)
 
-    async def _apply(self) -> None:
-        if self._subscription is not None:
-            await self._requests.run(self._others, self._subscription)
-
-    async def _hold(self) -> None:
-        if self._subscription is not None:
-            await self._dispatcher.run(self._polls)
-
     async def _prepare(self, now: int) -> HandleRequests:
         """Return what handles requests at an instant. Asks the broker, so it runs before the transaction."""
-        may_time_out, room = await self._gate.is_open(now), self._parts.budget.portion
+        may_time_out = await self._gate.is_open(now)  # else a command that is not handled yet may end a wait
+        room = self._parts.budget.portion
         handle = partial(handle_requests, rng=self._parts.rng, may_time_out=may_time_out, room=room)
 
         async def handle_and_record(tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
             for each in asked:
-                if (worker_id := getattr(each.request, "worker_id", None)) is not None:
+                worker_id = getattr(each.request, "worker_id", None)  # a request for effects names no worker
+                if worker_id is not None:
                     self._registry.record(each.tenant, worker_id)
             return await handle(tx, asked, now)
 

@@ -31,7 +31,7 @@ def restore(file: File) -> None:
     """
     config = database_config()
     configure_logs(config)
-    done = run_async(restore_backup(config, file))
+    kept = run_async(restore_backup(config, file))
     typer.echo(f"restored {config.db_path} from {file}")
-    typer.echo(f"The old database is now {done.kept}." if done.kept else "There was no database before.")
+    typer.echo(f"The old database is now {kept}." if kept else "There was no database before.")
     typer.echo("Start the service. It handles the commands that the broker has stored since the backup.")

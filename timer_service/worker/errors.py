@@ -6,6 +6,8 @@ from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
+from timer_service.worker.names import name_of
+
 MAX_TEXT_BYTES = 4096
 _MAX_TYPE = 200
 _MOST_SHOWN = 5
@@ -38,16 +40,17 @@ def trace_of(error: BaseException) -> str:
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
     """Return the errors in an exception group and in the groups inside it, or the error itself."""
-    pending = [error]
-    while pending:
-        each = pending.pop()
+    unvisited = [error]  # the next one is the last one; no recursion, because groups can be deep
+    while unvisited:
+        each = unvisited.pop()
         if isinstance(each, BaseExceptionGroup):
-            pending += reversed(each.exceptions)
+            unvisited += reversed(each.exceptions)
         else:
             yield each
 
 
 def _text_of(error: BaseException) -> str:
+    """Return the text of an error, followed by the first errors in it if it is a group."""
     try:
         text = str(error)[:MAX_TEXT_BYTES]
         if not isinstance(error, BaseExceptionGroup):
@@ -70,9 +73,10 @@ class StepFailed(Exception):  # noqa: N818 - the name that the documentation use
     """
 
     def __init__(self, key: str, error: ErrorText) -> None:
-        super().__init__(": ".join(filter(None, [f"the step {key} failed", error.type, error.message])))
+        texts = (f"the step {key} failed", error.type, error.message)
+        super().__init__(": ".join(text for text in texts if text))  # an error may have no text
         self.key = key
-        self.name = key.partition(":")[0]
+        self.name = name_of(key)
         self.type = error.type
         self.text = error.message
 

@@ -32,15 +32,15 @@ class Leases:
     async def renew(self) -> None:
         """Renew the leases of all tasks every third of their length, or every 25 s, until cancelled.
 
-        Those without a reply are tried again after a second.
+        Those without a reply are tried again after a second, until the next turn of all.
         """
         pause = min(self._settings.lease_seconds / 3, _MOST_SECONDS)
         while True:
             next_at = self._loop.time() + pause
-            left = await self._renew_all(list(self._tasks))
-            while left and self._loop.time() + _AGAIN_SECONDS < next_at:
+            unrenewed = await self._renew_all(list(self._tasks))
+            while unrenewed and self._loop.time() + _AGAIN_SECONDS < next_at:
                 await asyncio.sleep(_AGAIN_SECONDS)
-                left = await self._renew_all([each for each in left if not each.is_over])
+                unrenewed = await self._renew_all([each for each in unrenewed if not each.is_over])
             await asyncio.sleep(max(next_at - self._loop.time(), 0))
 
     async def watch(self) -> None:
@@ -53,16 +53,17 @@ class Leases:
                     self._tasks.end(task)
 
     async def _renew_all(self, tasks: Sequence[RunningTask]) -> Sequence[RunningTask]:
-        """Renew leases, and return the tasks to try again."""
+        """Renew leases, and return the tasks to try again. A task that is refused alone is not tried again."""
         left: list[RunningTask] = []
-        for number in range(0, len(tasks), _MOST_TASKS):
-            unsent = await send_in_halves(tasks[number : number + _MOST_TASKS], self._renew)
+        for start in range(0, len(tasks), _MOST_TASKS):
+            unsent = await send_in_halves(tasks[start : start + _MOST_TASKS], self._renew)
             for task, error in unsent.refused:
                 log.warning("the service refuses to renew the lease of the workflow %s: %s", task.workflow_id, error)
             left += unsent.left
         return left
 
     async def _renew(self, batch: Sequence[RunningTask]) -> None:
+        """Send one request. End the tasks that the service calls lost, and give the others the waits that are over."""
         held = [{"workflowId": task.workflow_id, "token": task.token} for task in batch]
         body = dump({"workerId": self._settings.worker_id, "tasks": held}).encode()
         sent = self._loop.time()
@@ -70,12 +71,12 @@ class Leases:
         lost = {(each["workflowId"], each["token"]) for each in reply.get("lost", ())}
         over = {(each["workflowId"], each["token"]): each.get("over", ()) for each in reply.get("tasks", ())}
         for task in batch:
-            name = task.workflow_id, task.token  # the worker may have got a newer task of the workflow meanwhile
+            held_as = task.workflow_id, task.token  # a newer task of the workflow has another token
             if task.is_over:
                 continue
-            if name in lost:
+            if held_as in lost:
                 self._tasks.end(task)
                 continue
             task.lease_until = max(task.lease_until, sent + self._settings.lease_seconds)
-            if name in over:
-                self._tasks.handle(task, partial(task.waits_over, over[name], self._loop.time()))
+            if held_as in over:
+                self._tasks.handle(task, partial(task.waits_over, over[held_as], self._loop.time()))

@@ -51,7 +51,7 @@ class ReplayFuture(asyncio.Future[Any]):
         return self._stable_hash
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the future, and call `on_cancel` if it was pending."""
+        """Cancel the future, and call `on_cancel` unless it had a result."""
         cancelled = super().cancel(msg)
         if cancelled and self.on_cancel is not None:
             self.on_cancel()
@@ -93,6 +93,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
                 tasks._enter_task(outer, outer_task)  # noqa: SLF001
 
     def _run_ready(self) -> None:
+        """Run callbacks until none is ready, but not more than `MOST_CALLBACKS`."""
         for _ in range(MOST_CALLBACKS):
             if not self._ready:
                 return
@@ -163,9 +164,9 @@ class ReplayLoop(asyncio.AbstractEventLoop):
     @staticmethod
     def _is_in_as_completed() -> bool:
         """Return whether a task is created by `asyncio.as_completed`, which puts coroutines into a set."""
-        frame = sys._getframe(2)  # noqa: SLF001 - there is no other way to know
+        frame = sys._getframe(2)  # noqa: SLF001 - the caller of `create_task`; there is no other way to know
         for _ in range(_FRAMES_OF_AS_COMPLETED):
-            if frame.f_globals.get("__name__") != tasks.__name__ or frame.f_back is None:
+            if frame.f_globals.get("__name__") != tasks.__name__ or frame.f_back is None:  # code outside asyncio.tasks
                 return False
             if frame.f_code.co_qualname.startswith(("as_completed", "_AsCompletedIterator")):
                 return True
@@ -178,6 +179,8 @@ def _ignore(_: AsyncGenerator[Any, Any]) -> None:
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
+    """Return a method that raises `NotInWorkflowError`, for the method of event loops with this name."""
+
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise NotInWorkflowError(
             f"a workflow function has no clock, threads or sockets (loop.{name}), because a replay cannot repeat them: "

@@ -21,6 +21,11 @@ def effect_key(name: str, earlier: int) -> str:
     return f"{name}:{earlier}" if earlier else name
 
 
+def name_of(key: str) -> str:
+    """Return the name of the effect with a key."""
+    return key.partition(":")[0]
+
+
 class Identity(NamedTuple):
     """What distinguishes an execution from all others. The id of a workflow can be used again after its retention."""
 

@@ -31,7 +31,7 @@ class Poller:
         self._loads: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """End the poll under way. The tasks that it still brings are released."""
+        """End the poll under way, by a poll without slots. The tasks that it still brings are released."""
         if self._is_polling:
             with suppress(TimerServiceError):  # then the poll ends when its time is up
                 await self._send(POLL, self._question(slots=0, wait_seconds=0), _PATIENCE_SECONDS)
@@ -50,9 +50,11 @@ class Poller:
                 await asyncio.sleep(delays.next())
 
     async def _poll(self) -> None:
+        """Send one poll for the free slots, and begin the tasks that it brings."""
         loop, settings = asyncio.get_running_loop(), self._settings
+        question = self._question(self._tasks.free, settings.wait_seconds)
         sent = loop.time()
-        question, self._is_polling = self._question(self._tasks.free, settings.wait_seconds), True
+        self._is_polling = True
         try:
             reply = await self._send(POLL, question, settings.wait_seconds + _PATIENCE_SECONDS)
         finally:
@@ -80,6 +82,7 @@ class Poller:
         return dump(question).encode()
 
     def _receive(self, view: Mapping[str, Any], lease_until: float) -> None:
+        """Hold a task and start it. With a cursor, it has more effects to read before it starts."""
         task = RunningTask(view, self._settings.workflows[view["type"]], self._settings.tenant, lease_until)
         self._tasks.add(task)
         if view.get("cursor") is None:
@@ -94,8 +97,9 @@ class Poller:
         self._tasks.handle(task, lambda: task.start(effects, now))
 
     async def _load(self, task: RunningTask, view: Mapping[str, Any]) -> None:
-        """Read the effects that did not fit into the task, and start it. If that takes too long, the task ends."""
-        effects, cursor, delays, until = [*view["effects"]], view["cursor"], Delays(), task.lease_until
+        """Read the effects that did not fit into the task, and start it. Give up after the end of its first lease."""
+        effects, cursor = [*view["effects"]], view["cursor"]
+        delays, give_up_at = Delays(), task.lease_until
         while cursor is not None and not task.is_over:
             question = {"workflowId": task.workflow_id, "token": task.token, "cursor": cursor}
             try:
@@ -103,7 +107,7 @@ class Poller:
                 effects += page["effects"]
                 cursor = page.get("cursor")
             except Exception as error:  # noqa: BLE001 - a page can also have an unknown form
-                if asyncio.get_running_loop().time() > until:
+                if asyncio.get_running_loop().time() > give_up_at:
                     log.warning("the effects of the workflow %s cannot be read: %r", task.workflow_id, error)
                     self._tasks.end(task)
                 await asyncio.sleep(delays.next())

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from typing import Any
 
 from timer_service.worker.definition import Settings
@@ -26,32 +25,30 @@ async def run_worker(send: Send, settings: Settings, stop: asyncio.Event) -> Non
     results are reported, and the tasks are released. If this function is cancelled, its steps are cancelled.
     """
     tasks = Tasks(settings.slots, Threads(settings.slots))
-    about = send, settings, tasks
-    reporter, poller, leases = Reporter(*about), Poller(*about), Leases(*about)
-    background = [_start(each) for each in (reporter.run(), leases.renew(), leases.watch(), watch_loop())]
-    polls = _start(poller.run())
-    stopped = _start(stop.wait())
-    ending = stopped
+    poller, leases = Poller(send, settings, tasks), Leases(send, settings, tasks)
+    polls = asyncio.create_task(poller.run())
+    parts = [Reporter(send, settings, tasks).run(), leases.renew(), leases.watch(), watch_loop(), stop.wait()]
+    running: list[asyncio.Task[Any]] = [polls, *map(asyncio.create_task, parts)]
     try:
-        await asyncio.wait([stopped, polls, *background], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)  # the stop, or an error of a part
         tasks.drain()
-        ending = _start(poller.stop())
+        running.append(asyncio.create_task(poller.stop()))
         await _drain(polls, tasks, settings.shutdown_seconds)
     finally:
-        for each in (stopped, ending, polls, *background):
-            each.cancel()
+        for part in running:
+            part.cancel()
         for task in tasks:
             tasks.end(task)
-    for each in (polls, *background):
-        if each.done() and not each.cancelled() and (error := each.exception()) is not None:
+    for part in running:
+        if part.done() and not part.cancelled() and (error := part.exception()) is not None:
             raise error
 
 
 async def _drain(polls: "asyncio.Task[None]", tasks: Tasks, seconds: float) -> None:
-    """Wait until every task is finished or released, and stop the steps that take longer."""
+    """Wait until every task is finished or released, for `seconds`. Then stop the steps, so that their tasks are."""
     try:
         async with asyncio.timeout(seconds):
-            await asyncio.shield(polls)
+            await asyncio.shield(polls)  # the last poll may bring tasks
             await tasks.until_empty()
     except TimeoutError:
         log.warning("%d tasks have steps that do not end; the tasks are released", len(tasks))
@@ -63,7 +60,3 @@ async def _drain(polls: "asyncio.Task[None]", tasks: Tasks, seconds: float) -> N
             await tasks.until_empty()
     except TimeoutError:
         log.warning("%d tasks were not released; their leases run out", len(tasks))
-
-
-def _start(part: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-    return asyncio.create_task(part)

@@ -14,7 +14,7 @@ from timer_service.worker.context import Context
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.errors import Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
 from timer_service.worker.loop import EndlessLoopError, ReplayFuture, ReplayLoop
-from timer_service.worker.names import MAX_EFFECTS, Identity, check_name, effect_key
+from timer_service.worker.names import MAX_EFFECTS, Identity, check_name, effect_key, name_of
 from timer_service.worker.values import Decision, Effect, Finished, Kind, Outcome, StepCall, StoredEffect
 
 _MOST_INTERRUPTS = 1000
@@ -39,11 +39,12 @@ class Replay:
         self._waiting: dict[str, ReplayFuture] = {}
         self._names: Counter[str] = Counter()
         self._unread: dict[str, deque[Any]] = {}
+        """The data of messages that were taken by waits that are cancelled, by their names."""
         self._new: list[str] = []
         self._dropped: list[str] = []
         self._given: set[str] = set()
-        self._fault: NonDeterministicError | None = None
-        self._limit: BaseException | None = None
+        self._mismatch: NonDeterministicError | None = None
+        self._exceeded: BaseException | None = None
         self._is_closing = False
         """Whether `close` was called: every effect now raises `Interrupted`."""
         self._interrupts = 0
@@ -66,13 +67,13 @@ class Replay:
         self._main = self._loop.create_task(_call(self._function, *self._arguments))
         self._run()
         numbered = [effect for effect in self._stored.values() if effect.seq is not None]
-        for effect in sorted(numbered, key=lambda effect: effect.seq or 0):
-            if effect.key not in self._effects or self._main.done():
-                raise NonDeterministicError(_describe(effect.kind, effect.key), self._found())
+        for effect in sorted(numbered, key=lambda effect: effect.seq or 0):  # as the function got them before
+            if self._main.done() or effect.key not in self._effects:  # it did not ask for the effect by then
+                raise self._unmatched(effect)
             self._give(effect.key, effect.outcome or Outcome())
         for effect in self._stored.values():
             if effect.key not in self._effects:
-                raise NonDeterministicError(_describe(effect.kind, effect.key), self._found())
+                raise self._unmatched(effect)
         return self._decide()
 
     def unseen(self) -> list[tuple[str, Outcome]]:
@@ -95,9 +96,9 @@ class Replay:
             return
         self._is_closing = True
         self._loop.is_quiet = True
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
+        for future in self._waiting.values():
             future.set_exception(Interrupted())
+        self._waiting.clear()
         with suppress(EndlessLoopError):  # then some branches have not ended
             self._end_branches()
         self.is_closed = all(task.done() for task in self._loop.tasks)
@@ -124,7 +125,7 @@ class Replay:
             raise NotInWorkflowError("effects belong to the function of the workflow: a step has none")
         check_name("name", name)
         future = self._loop.create_future()
-        if kind is Kind.MESSAGE and self._unread.get(name):
+        if kind is Kind.MESSAGE and self._unread.get(name):  # so this wait is no new effect
             future.set_result(self._unread[name].popleft())
         else:
             self._add(future, kind, name, call, ms)
@@ -139,14 +140,15 @@ class Replay:
         return future
 
     def _add(self, future: ReplayFuture, kind: Kind, name: str, call: StepCall | None, ms: int | None) -> None:
+        """Note an effect that the function asks for. One beyond the limit never ends, and the function fails."""
         if len(self._effects) >= MAX_EFFECTS:
-            self._limit = RuntimeError(f"a workflow has at most {MAX_EFFECTS} effects")
+            self._exceeded = RuntimeError(f"a workflow has at most {MAX_EFFECTS} effects")
             return
         key = effect_key(name, self._names[name])
         self._names[name] += 1
         stored = self._stored.get(key)
-        if stored is not None and stored.kind != kind and self._fault is None:
-            self._fault = NonDeterministicError(_describe(stored.kind, key), _describe(kind, key))
+        if stored is not None and stored.kind != kind and self._mismatch is None:
+            self._mismatch = NonDeterministicError(_describe(stored.kind, key), _describe(kind, key))
         known = stored or StoredEffect(key, kind)
         start_in = known.start_in_ms or 0
         self._effects[key] = Effect(key, kind, self.seq, call, ms, start_in, known.failures, stored is not None)
@@ -155,75 +157,77 @@ class Replay:
         future.on_cancel = lambda: self._drop(key)
 
     def _drop(self, key: str) -> None:
-        """Note that the function no longer waits for an effect, because it has cancelled the branch that did."""
+        """Note that the function has cancelled the branch that waited for an effect. Only steps are dropped."""
         if self._waiting.pop(key, None) is not None and self._effects[key].kind is Kind.STEP:
             self._dropped.append(key)
 
     def _give(self, key: str, outcome: Outcome) -> None:
-        """Give one result to the branch that waits for it, if it still does, and run."""
+        """Give one result to the branch that waits for it, and run. If no branch does, only a message is kept."""
         self.seq += 1
         self._given.add(key)
-        effect, future = self._effects[key], self._waiting.pop(key, None)
-        name = key.partition(":")[0]
-        if effect.kind is Kind.MESSAGE and not outcome.failed and future is None:
-            future = self._other_wait(name)
-            if future is None:
-                self._unread.setdefault(name, deque()).append(outcome.value)
-        if future is not None and not outcome.failed:
+        is_message = self._effects[key].kind is Kind.MESSAGE
+        future = self._waiting.pop(key, None)
+        if future is None:
+            if is_message and not outcome.failed:
+                self._pass_on(name_of(key), outcome.value)
+        elif not outcome.failed:
             future.set_result(outcome.value)
-        elif future is not None and effect.kind is Kind.MESSAGE:
-            future.set_exception(TimeoutError(f"no message {name} came in time"))
-        elif future is not None:
+        elif is_message:
+            future.set_exception(TimeoutError(f"no message {name_of(key)} came in time"))
+        else:
             future.set_exception(StepFailed(key, outcome.error))
         self._run()
 
-    def _other_wait(self, name: str) -> ReplayFuture | None:
-        """Return the oldest wait for a message of this name: the wait that took the message is cancelled.
-
-        A message is never lost. Without such a wait, the next `ctx.wait_for` returns it.
-        """
+    def _pass_on(self, name: str, data: Any) -> None:
+        """Give a message whose wait was cancelled to the oldest other wait of its name, or keep it for the next."""
         for key in self._waiting:
-            if self._effects[key].kind is Kind.MESSAGE and key.partition(":")[0] == name:
-                return self._waiting.pop(key)
-        return None
+            if self._effects[key].kind is Kind.MESSAGE and name_of(key) == name:
+                self._waiting.pop(key).set_result(data)
+                return
+        self._unread.setdefault(name, deque()).append(data)
 
     def _run(self) -> None:
+        """Run the function until it is idle. Raises `NonDeterministicError` if it has asked for a wrong effect."""
         try:
             self._loop.run_until_idle()
         except EndlessLoopError as error:
-            self._limit = error
-        if self._fault is not None:
-            raise self._fault
+            self._exceeded = error
+        if self._mismatch is not None:
+            raise self._mismatch
 
     def _decide(self) -> Decision:
         """Return what the idle function wants."""
-        if self._limit is not None:
-            return Decision(finished=Finished(error=self._limit))
+        if self._exceeded is not None:
+            return Decision(finished=Finished(error=self._exceeded))
         if self._main is not None and self._main.done():
             return Decision(finished=_finish(self._main))
         if not self._waiting:
             reason = "every branch of the function waits for something that is not an effect, and nothing can wake it"
             return Decision(finished=Finished(error=RuntimeError(reason)))
         new, self._new = self._new, []
-        unknown = {key for key in new if key not in self._stored}
-        dropped, self._dropped = [key for key in self._dropped if key not in unknown], []
+        dropped, self._dropped = self._dropped, []
         return Decision(
             [self._effects[key] for key in new if self._begins(key)],
-            [self._effects[key] for key in dropped if self._is_unsettled(key)],
+            [self._effects[key] for key in dropped if self._has_no_outcome(key)],
         )
 
     def _begins(self, key: str) -> bool:
         """Return whether a new effect begins. A stored wait has begun, and a stored result is there."""
-        is_open_step = self._effects[key].kind is Kind.STEP and self._is_unsettled(key)
-        return key in self._waiting and (key not in self._stored or is_open_step)
+        if key not in self._waiting:  # it was dropped, or has a message already
+            return False
+        return key not in self._stored or (self._effects[key].kind is Kind.STEP and self._has_no_outcome(key))
 
-    def _is_unsettled(self, key: str) -> bool:
-        """Return whether no outcome of an effect is stored."""
+    def _has_no_outcome(self, key: str) -> bool:
+        """Return whether the service has stored no outcome of an effect, as far as was known at the start."""
         stored = self._stored.get(key)
         return stored is None or stored.outcome is None
 
-    def _found(self) -> str:
-        """Return what the idle function does."""
+    def _unmatched(self, stored: StoredEffect) -> NonDeterministicError:
+        """Return the error of a stored effect that the idle function does not have, or has not got to."""
+        return NonDeterministicError(_describe(stored.kind, stored.key), self._describe_state())
+
+    def _describe_state(self) -> str:
+        """Return what the idle function does: it has ended, or which effects it waits for."""
         if self._main is not None and self._main.done():
             return "the end of the function"
         waiting = [_describe(self._effects[key].kind, key) for key in self._waiting]
@@ -232,6 +236,7 @@ class Replay:
 
 
 async def _call(function: Callable[[Context, Any], Awaitable[Any]], context: Context, data: Any) -> Any:
+    """Call the function inside a task, so that an error of the call is an error of the workflow."""
     return await function(context, data)
 
 

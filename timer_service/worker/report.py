@@ -57,8 +57,8 @@ def write_attempt(step: Effect, attempt: Attempt) -> str:
     assert step.call is not None  # noqa: S101 - only a step has attempts
     optional = {"afterMs": attempt.after_ms, "retry": step.call.retry}
     given = {name: value for name, value in optional.items() if value is not None}
-    error = {"error": error_view(attempt.error), "retryable": attempt.is_retryable}
-    return dump({"key": step.key, "attempt": number, **error, **given})
+    failure = {"error": error_view(attempt.error), "retryable": attempt.is_retryable}
+    return dump({"key": step.key, "attempt": number, **failure, **given})
 
 
 def write_seen(key: str, seq: int) -> str:
@@ -95,7 +95,7 @@ def _weigh(text: str) -> int:
 
 
 def write_report(workflow_id: str, token: str, number: int, part: Sequence[Item], then: str) -> str:
-    """Return a report as JSON."""
+    """Return a report as JSON: its parts, and `then`, which is what follows."""
     lists = (
         f'"{name}":[{",".join(texts)}],'
         for name, texts in (
@@ -122,7 +122,7 @@ def end_of_function(finished: Finished) -> str:
 
 
 def _failed_step(error: BaseException) -> str | None:
-    """Return the key of the step whose failure ended the function, also if a task group has wrapped it."""
+    """Return the key of the step whose failure ended the function, or None if it has, in a group, another error too."""
     leaves = list(leaves_of(error))
     failed = [leaf.key for leaf in leaves if isinstance(leaf, StepFailed)]
     return failed[0] if len(failed) == len(leaves) else None

@@ -35,7 +35,7 @@ class Reporter:
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._tasks.has_changed.wait()
-                await self._requests.acquire()
+                await self._requests.acquire()  # `_report` releases it
                 await asyncio.sleep(0)  # what ends in this turn of the loop goes into the same request
                 if batch := self._take_batch():
                     group.create_task(self._report(batch))
@@ -46,11 +46,13 @@ class Reporter:
         """Return the reports of the next request, at least one if there are any."""
         batch: list[tuple[RunningTask, Report]] = []
         size = 0
-        changed, now = self._tasks.changed, asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        changed = self._tasks.changed
         while changed and len(batch) < _MOST_REPORTS and size < REPORT_BYTES:
             task = next(iter(changed))
             del changed[task]
-            if (report := task.next_report(now, is_draining=self._tasks.is_draining)) is not None:
+            report = task.next_report(now, is_draining=self._tasks.is_draining)
+            if report is not None:
                 batch.append((task, report))
                 size += len(report.text.encode())
         if not changed:
@@ -73,7 +75,7 @@ class Reporter:
             left = await self._send_once(live) if live else ()
 
     async def _send_once(self, batch: _Batch) -> _Batch:
-        """Send reports and return those to send again."""
+        """Send reports and return those to send again. A task whose report is refused alone ends."""
         unsent = await send_in_halves(batch, self._request)
         for (task, _), error in unsent.refused:
             log.error("the service refuses the report of the workflow %s: %s", task.workflow_id, error)
@@ -83,6 +85,7 @@ class Reporter:
         return unsent.left
 
     async def _request(self, batch: _Batch) -> None:
+        """Send one request, and give each task the outcome of its report: the reply has them in the same order."""
         loop = asyncio.get_running_loop()
         texts = ",".join(report.text for _, report in batch)
         body = f'{{"workerId":{dump(self._settings.worker_id)},"reports":[{texts}]}}'.encode()

@@ -44,8 +44,9 @@ class Unsent(NamedTuple, Generic[_Item]):
 async def send_in_halves(items: Sequence[_Item], send: Callable[[Sequence[_Item]], Awaitable[None]]) -> Unsent[_Item]:
     """Send items in one request. If the service refuses it, send halves, down to single items.
 
-    Without a reply, and if the service is busy, all items are left. If all items of the first half are left, the second
-    half is not tried. The halves are drawn, so that the next call finds out more.
+    Without a reply, and if the service is busy, all items are left. So is a single item after INTERNAL: a fault of the
+    service may pass. If all items of the first half are left, the second half is not tried. The halves are drawn, so
+    that the next call finds out more.
     """
     try:
         await send(items)

@@ -17,7 +17,7 @@ def at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     stops = _stops.setdefault(loop, [])
     stops.append(stop)
-    if len(stops) == 1:
+    if len(stops) == 1:  # the first worker sets the handler, and the last one removes it
         for number in _SIGNALS:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # another thread, or Windows
                 loop.add_signal_handler(number, _stop_all, stops)

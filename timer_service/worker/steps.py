@@ -34,7 +34,7 @@ async def run_attempt(call: StepCall, threads: Threads) -> Attempt:
 
     The timeout counts from the call of the function. A wait for a free thread is not the fault of the step.
     """
-    limit = asyncio.timeout(None)
+    limit = asyncio.timeout(None)  # `_call` sets its end
     try:
         async with limit:
             ended = await _call(call, threads, limit)
@@ -52,6 +52,11 @@ async def run_attempt(call: StepCall, threads: Threads) -> Attempt:
         return Attempt(error=describe_error(error), is_retryable=False)
 
 
+def end_of(attempt: "asyncio.Task[Attempt]") -> Attempt:
+    """Return how a task of `run_attempt` ended."""
+    return CANCELLED if attempt.cancelled() else attempt.result()
+
+
 def timed_out(seconds: float | None) -> Attempt:
     """Return an attempt that has taken longer than its timeout."""
     return Attempt(error=ErrorText("TimeoutError", f"no result within {seconds} s"))
@@ -61,21 +66,21 @@ async def _call(call: StepCall, threads: Threads, limit: asyncio.Timeout) -> End
     """Call the function of a step: a coroutine function in the event loop, another one in a thread."""
     loop = asyncio.get_running_loop()
 
-    def begin() -> None:
+    def start_timeout() -> None:
         if call.timeout is not None:
             limit.reschedule(loop.time() + call.timeout)
 
     if inspect.iscoroutinefunction(call.function):
-        begin()
+        start_timeout()
         return Ended(await call.function(*call.args))
-    ended = await threads.run(partial(contextvars.copy_context().run, call.function, *call.args), begin)
+    ended = await threads.run(partial(contextvars.copy_context().run, call.function, *call.args), start_timeout)
     if ended.error is None and inspect.isawaitable(ended.value):  # such as lambda: client.get(url)
         return Ended(await ended.value)
     return ended
 
 
 def _failure(error: BaseException) -> Attempt:
-    """Return an attempt that has raised an error. Only the log has its traceback."""
+    """Return an attempt that has raised an error, and log its traceback, which is not stored."""
     log.info("an attempt of the step %s has failed: %s", current_step(), trace_of(error))
     if not isinstance(error, RetryAfter):
         return Attempt(error=describe_error(error), is_retryable=not isinstance(error, PermanentError))

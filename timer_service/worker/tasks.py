@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from timer_service.worker.context import variables_of_step
-from timer_service.worker.steps import CANCELLED, Attempt, run_attempt
+from timer_service.worker.steps import Attempt, end_of, run_attempt
 from timer_service.worker.task import RunningTask
 from timer_service.worker.threads import Threads
 from timer_service.worker.values import Effect
@@ -56,6 +56,7 @@ class Tasks:
         await self._until(lambda: not self._tasks)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition that a removed task, or the begin of the drain, can make true."""
         while not condition():
             self._left.clear()
             await self._left.wait()
@@ -86,7 +87,7 @@ class Tasks:
 
     def update(self, task: RunningTask) -> None:
         """Do what a task wants after an event: start and stop steps, and wake it later. End it if it is over."""
-        for key in task.take_dropped():  # also those of a task that was removed
+        for key in task.take_steps_to_stop():  # also those of a task that was removed
             if (step := self._steps.pop((task, key), None)) is not None:
                 step.cancel()
         if task not in self._tasks:
@@ -98,7 +99,7 @@ class Tasks:
             return
         now = self._loop.time()
         self._tasks[task] = None
-        for effect in () if self.is_draining else task.take_steps(now):
+        for effect in () if self.is_draining else task.take_steps_to_start(now):
             self._start(task, effect)
         wake_at = task.wake_at(now)
         if wake_at is not None:
@@ -107,6 +108,7 @@ class Tasks:
         self.has_changed.set()
 
     def _remove(self, task: RunningTask) -> None:
+        """Free the slot of a task that is over."""
         del self._tasks[task]
         if self._by_workflow[task.workflow_id] is task:  # else a newer task has replaced it
             del self._by_workflow[task.workflow_id]
@@ -118,6 +120,7 @@ class Tasks:
         self.update(task)
 
     def _start(self, task: RunningTask, effect: Effect) -> None:
+        """Start an attempt of a step."""
         assert effect.call is not None  # noqa: S101 - only a step has a call
         variables = variables_of_step(effect.key, effect.call.variables)
         step = self._loop.create_task(run_attempt(effect.call, self._threads), context=variables)
@@ -125,8 +128,6 @@ class Tasks:
         step.add_done_callback(lambda step: self._ended(task, effect.key, step))
 
     def _ended(self, task: RunningTask, key: str, step: asyncio.Task[Attempt]) -> None:
-        if self._steps.get((task, key)) is not step:
-            return  # it was stopped
-        del self._steps[task, key]
-        attempt = CANCELLED if step.cancelled() else step.result()
-        self.handle(task, lambda: task.step_ended(key, attempt, self._loop.time()))
+        """Let a task note how an attempt ended. The task ignores the end of an attempt that it has stopped."""
+        self._steps.pop((task, key), None)
+        self.handle(task, lambda: task.step_ended(key, end_of(step), self._loop.time()))

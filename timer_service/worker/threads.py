@@ -53,9 +53,11 @@ class Threads:
             raise
 
     def _leave(self, _: "asyncio.Future[Ended]") -> None:
+        """Release the place of a call that has ended."""
         self._places.release()
 
     def _give_up(self, thread: threading.Thread, ended: "asyncio.Future[Ended]") -> None:
+        """Release the place of a call that has not ended. Its end will release none, but one more can be given up."""
         self._hung += 1
         log.warning("a step has not ended in %s after its timeout; %d threads hang", thread.name, self._hung)
         ended.remove_done_callback(self._leave)
@@ -67,6 +69,7 @@ class Threads:
 
 
 def _work(loop: asyncio.AbstractEventLoop, function: Callable[[], Any], ended: "asyncio.Future[Ended]") -> None:
+    """Call a function in this thread, and tell the loop how it ended."""
     try:
         how = Ended(function())
     except BaseException as error:  # noqa: BLE001 - every error of a step is stored

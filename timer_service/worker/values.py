@@ -61,6 +61,7 @@ class StoredEffect(NamedTuple):
 
 
 def _read_outcome(view: Mapping[str, Any]) -> Outcome | None:
+    """Return the outcome in the wire form of an effect; None if the effect is open."""
     match view["status"]:
         case "open":
             return None
@@ -121,7 +122,7 @@ def write_result(value: Any, what: str) -> str:
     try:
         text = dump_data(value)
         size = len(text.encode())
-        if size <= MAX_DATA_BYTES:
+        if size <= MAX_DATA_BYTES:  # raises an error if the value is nested too deeply
             from_json("[" * _LEVELS_AROUND_A_RESULT + text + "]" * _LEVELS_AROUND_A_RESULT)
     except Exception as error:  # an object of the user can raise any error
         raise ValueError(f"{what} cannot be stored as JSON: {describe_error(error).message}") from error
@@ -130,16 +131,11 @@ def write_result(value: Any, what: str) -> str:
     return text
 
 
-def read_json(text: str) -> Any:
-    """Return the value of a JSON text. Each call returns new objects, because a workflow function may change them."""
-    return from_json(text)
-
-
 def to_milliseconds(argument: str, duration: timedelta) -> int:
     """Return a duration in milliseconds, rounded up. Raises ValueError with the name of the argument."""
     if not isinstance(duration, timedelta):
         raise ValueError(f"{argument} must be a timedelta")  # noqa: TRY004 - like every wrong argument
-    ms = -(-duration // timedelta(milliseconds=1))
+    ms = -(-duration // timedelta(milliseconds=1))  # `//` rounds down, so this rounds up
     if not 0 <= ms <= LONGEST_MS:
         raise ValueError(f"{argument} must lie between 0 and 366 days")
     return ms

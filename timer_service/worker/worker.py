@@ -77,13 +77,13 @@ class Worker:
         """
         task = asyncio.current_task()
 
-        def stop() -> None:
+        def stop_at_signal() -> None:
             if self._stop.is_set() and task is not None:
                 task.cancel()
             self.stop()
 
         async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
-            with at_sigterm(stop):
+            with at_sigterm(stop_at_signal):
                 send = partial(connection.request, Kind.REQUEST, self._settings.tenant)
                 await run_worker(send, self._settings, self._stop)
 

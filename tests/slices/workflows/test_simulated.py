@@ -127,11 +127,11 @@ class Played:
             self._task.start(tasks[0]["effects"], self._seconds())
             assert self._task.mismatch is None
         task = self._task
-        task.take_dropped()
+        task.take_steps_to_stop()
         if task.is_over:
             self._task = None
             return True
-        begun = task.take_steps(self._seconds() + _TINY)
+        begun = task.take_steps_to_start(self._seconds() + _TINY)
         report = task.next_report(self._seconds() + _TINY, is_draining=False)
         if report is not None:
             (reply,) = await self._workflows.ask_all(reports([json.loads(report.text)]))

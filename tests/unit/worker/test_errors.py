@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -13,8 +14,10 @@ from tests.harness.clock import in_virtual_time
 from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.worker import Context, Interrupted, Retry, RetryAfter, StepFailed, loop, workflow
-from timer_service.worker.errors import MAX_TEXT_BYTES
+from timer_service.worker.errors import MAX_TEXT_BYTES, ErrorText
+from timer_service.worker.report import end_of_function
 from timer_service.worker.testing import SimulatedWorkflow
+from timer_service.worker.values import Finished
 
 
 class _NoText(Exception):  # noqa: N818
@@ -38,6 +41,7 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "StopIteration": (lambda: StopIteration("x"), "StopIteration"),
     "StopAsyncIteration": (lambda: StopAsyncIteration("x"), "StopAsyncIteration: x"),
     "GeneratorExit": (lambda: GeneratorExit("x"), "GeneratorExit: x"),
+    "TimeoutError": (lambda: TimeoutError("x"), "TimeoutError: x"),
     "SystemExit": (lambda: SystemExit("x"), "SystemExit: x"),
     "KeyboardInterrupt": (lambda: KeyboardInterrupt("x"), "KeyboardInterrupt: x"),
     "CancelledError": (lambda: asyncio.CancelledError("x"), "CancelledError"),
@@ -106,6 +110,14 @@ def test_an_error_of_a_workflow_function(name: str) -> None:
     assert len(end["error"]["message"].encode()) <= MAX_TEXT_BYTES
 
 
+def test_the_step_that_ended_a_function() -> None:
+    """The service gets the key of the first step that has failed, unless the function has another error, too."""
+    first, second = (StepFailed(key, ErrorText("", "")) for key in ("a", "b"))
+    for errors, step in (([first, second], "a"), ([first, ValueError()], None)):
+        end = json.loads(end_of_function(Finished(error=ExceptionGroup("two", errors))))
+        assert end.get("step") == step
+
+
 def test_a_function_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that runs on and on fails. If it is interrupted, it is left behind. The worker goes on."""
     monkeypatch.setattr(loop, "MOST_CALLBACKS", 1000)
@@ -140,6 +152,23 @@ async def test_a_fault_of_the_worker_ends_one_task() -> None:
     async with worker(service, other), asyncio.timeout(60):
         await service.until_ended()
     assert [row.status for row in rows] == ["completed", "completed"]
+
+
+@virtually
+async def test_a_fault_outside_a_task_ends_the_worker() -> None:
+    """If a part of the worker fails, the worker raises its error, so that a supervisor can start the worker again."""
+
+    class Broken(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            if name == "renew-tasks":
+                raise RuntimeError("a bug")
+            return await super().request(name, body, timeout_seconds)
+
+    service = Broken()
+    service.start("a", "other")
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with worker(service, other, lease_seconds=1):
+            await asyncio.sleep(60)
 
 
 @virtually

@@ -80,6 +80,23 @@ async def test_a_report_that_fails_for_a_while() -> None:
 
 
 @virtually
+async def test_a_reply_without_an_outcome() -> None:
+    """A reply that lacks the outcome of a report counts as none: the report is sent again."""
+
+    class Short(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            reply = await super().request(name, body, timeout_seconds)
+            return {"reports": []} if name == "report-tasks" and len(self.outcomes) == 1 else reply
+
+    calls.clear()
+    service = Short()
+    row = service.start("w", "single", 1)
+    async with worker(service, single):
+        await service.until(lambda: len(service.outcomes) == 2)
+    assert (row.status, service.outcomes, calls) == ("completed", ["completed", "unchanged"], [1])
+
+
+@virtually
 async def test_a_reply_about_an_older_token() -> None:
     """A worker gets a workflow again whose lease ran out at the service. A reply about the old token ends nothing."""
 
@@ -94,12 +111,13 @@ async def test_a_reply_about_an_older_token() -> None:
     began: list[float] = []
     service = MemoryService()
     row = service.start("w", "twice")
-    async with worker(service, twice, slots=2):
-        await asyncio.sleep(5)
-        row.lease_until = now()
-        service.start("other", "single")  # so that the held poll looks again
+    async with worker(service, twice, slots=3):
+        for number in range(2):
+            await asyncio.sleep(3)
+            row.lease_until = now()
+            service.start(f"other-{number}", "single")  # so that the held poll looks again
         await service.until_ended("w")
-    assert [round(each) for each in began] == [0, 5]
+    assert [round(each) for each in began] == [0, 3, 6]
     renewals = [json.loads(body)["tasks"] for name, body in service.requests if name == "renew-tasks"]
     assert {len(tasks) for tasks in renewals} == {1}
 

@@ -102,6 +102,20 @@ def test_a_message_of_a_cancelled_wait_is_not_lost() -> None:
     assert late.give("go:1", 2).result == [1, 2]
 
 
+def test_messages_of_cancelled_waits_keep_their_order() -> None:
+    """If several waits that took messages were cancelled, the next waits get the messages in their order."""
+
+    async def body(ctx: Context) -> Any:
+        cancelled = [asyncio.ensure_future(ctx.wait_for("go")) for _ in range(2)]
+        await ctx.step("a", work)
+        for each in cancelled:
+            each.cancel()
+        await ctx.step("b", work)
+        return [await ctx.wait_for("go"), await ctx.wait_for("go")]
+
+    assert plays(body).give("a").give("go", 1).give("go:1", 2).give("b").result == [1, 2]
+
+
 def test_a_cancelled_step_is_dropped() -> None:
     """A worker learns which steps the function no longer waits for. Their results change nothing."""
 

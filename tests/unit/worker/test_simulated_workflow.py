@@ -58,6 +58,20 @@ async def test_an_order() -> None:
     ]
 
 
+async def test_messages_come_in_the_order_of_their_instants() -> None:
+    """A message that is sent later in the test, but for an earlier instant, comes first."""
+
+    @as_workflow
+    async def two(ctx: Context, _: Any) -> Any:
+        return [await ctx.wait_for("go"), await ctx.wait_for("go")]
+
+    simulated = SimulatedWorkflow(two)
+    simulated.send("go", 2, after=2 * HOUR)
+    simulated.send("go", 1, after=HOUR)
+    assert await simulated.run(2 * HOUR) is WorkflowStatus.COMPLETED  # also what happens at the end of the time
+    assert simulated.detail.result == [1, 2]
+
+
 async def test_part_of_the_time() -> None:
     """A test can run the workflow for a while, look at it, and send a message then."""
     simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": 7}, start_at=datetime(2027, 3, 1, tzinfo=UTC))

@@ -29,7 +29,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 async def test_hung_threads_are_bounded(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that was given up leaves its place to another one, but only so many do. One that ends makes room again."""
+    """A call that was given up leaves its place to another one, but only so many do. Its end leaves no second place."""
     monkeypatch.setattr(threads, "MOST_HUNG", 2)
     pool = Threads(1)
     began: list[int] = []
@@ -46,6 +46,17 @@ async def test_hung_threads_are_bounded(gate: threading.Event, monkeypatch: pyte
     gate.set()
     async with asyncio.timeout(10):
         assert [each.value for each in await asyncio.gather(*calls[3:])] == [True, True]
+    for thread in threading.enumerate():
+        if thread.name.startswith("step-"):
+            thread.join(timeout=10)
+    gate.clear()
+    calls = [asyncio.ensure_future(pool.run(gate.wait, lambda: began.append(1))) for _ in range(3)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(began) == 6
+    gate.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*calls)
 
 
 @virtually

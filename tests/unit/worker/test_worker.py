@@ -4,30 +4,39 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.harness.clock import in_virtual_time
 from tests.harness.workers import now, virtually, worker
 from tests.harness.workflow_service import MemoryService
+from timer_service.client.errors import NoAnswerError
 from timer_service.worker import (
     Context,
     Interrupted,
     Retry,
     StepFailed,
+    Worker,
     workflow,
 )
+from timer_service.worker.definition import Settings
+from timer_service.worker.process import run_worker
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 calls: Counter[str] = Counter()
+stopped: list[float] = []
+"""When `hang` was stopped."""
 
 
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     calls.clear()
+    stopped.clear()
 
 
 async def work(value: Any = None, seconds: float = 0, name: str = "work") -> Any:
@@ -41,6 +50,13 @@ async def fail(text: str = "no", times: int = 1000) -> str:
     if calls["fail"] <= times:
         raise ValueError(text)
     return "worked"
+
+
+async def hang() -> None:
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        stopped.append(now())
 
 
 def reports(service: MemoryService) -> list[list[dict[str, Any]]]:
@@ -64,6 +80,11 @@ async def long(ctx: Context, _: Any) -> Any:
     return await ctx.step("long", work, "done", 65)
 
 
+@workflow("hanging")
+async def hanging(ctx: Context, _: Any) -> None:
+    await asyncio.gather(ctx.step("quick", work), ctx.step("hang", hang))
+
+
 @virtually
 async def test_many_tasks_in_one_request() -> None:
     """The reports of many tasks go into a few requests, and no more tasks are held than there are slots."""
@@ -76,6 +97,19 @@ async def test_many_tasks_in_one_request() -> None:
     assert len(reports(service)) <= 15
     slots = [json.loads(body)["slots"] for name, body in service.requests if name == "poll-tasks"]
     assert max(slots) == 200
+
+
+@virtually
+async def test_what_a_poll_says() -> None:
+    """A poll names the worker, its queue and types, its free slots, and its times."""
+    service = MemoryService()
+    service.start("a", "long", queue="q")
+    async with worker(service, long, queue="q", name="one", slots=3, lease_seconds=20, wait_seconds=4, worker_id="w"):
+        await asyncio.sleep(1)
+        first, second = [json.loads(body) for name, body in service.requests if name == "poll-tasks"]
+    named = {"workerId": "w", "name": "one", "queue": "q", "types": ["long"]}
+    assert first == {**named, "slots": 3, "waitMs": 4000, "leaseMs": 20_000}
+    assert second == {**first, "slots": 2}
 
 
 @virtually
@@ -269,38 +303,86 @@ async def test_a_large_report_is_split() -> None:
     assert max(len(body) for _, body in service.requests) <= 512 * 1024
 
 
+@virtually
+async def test_large_reports_of_many_tasks() -> None:
+    """Reports that do not fit into one request go into the next one at once."""
+    service = MemoryService()
+    for number in range(12):
+        service.start(f"w-{number}", "single", "x" * 60_000)
+    async with worker(service, single):
+        await service.until_ended()
+        assert now() < 5
+
+
 # Leases
 
 
+@pytest.mark.parametrize(("lease", "tasks", "renewals"), [(30, 1, 6), (600, 1, 2), (30, 501, 12)])
+def test_renewals_keep_a_long_step(lease: float, tasks: int, renewals: int) -> None:
+    """A task is renewed every third of its lease, but at least every 25 s. A request has at most 500 tasks."""
+
+    async def main() -> None:
+        service = MemoryService()
+        for number in range(tasks):
+            service.start(f"w-{number}", "long")
+        async with worker(service, long, lease_seconds=lease, slots=1000):
+            await service.until_ended()
+        assert [name for name, _ in service.requests].count("renew-tasks") == renewals
+        assert calls["work"] == tasks
+
+    in_virtual_time(main)
+
+
 @virtually
-async def test_renewals_keep_a_long_step() -> None:
-    """A task with a step that is longer than its lease is renewed, every third of the lease."""
+async def test_a_lost_renewal_is_repeated() -> None:
+    """A renewal without a reply within 5 s is sent again after a second. The next one comes at its usual time."""
+    sent_at: list[int] = []
+
+    def fault(moment: str) -> bool:
+        if moment != "request renew-tasks":
+            return False
+        sent_at.append(round(now()))
+        return len(sent_at) == 1
+
     service = MemoryService()
+    service.fault = fault
     service.start("a", "long")
     async with worker(service, long):
         await service.until_ended()
-    assert [name for name, _ in service.requests].count("renew-tasks") == 6
-    assert calls["work"] == 1
+    assert sent_at[:4] == [10, 16, 20, 30]
+
+
+@pytest.mark.parametrize(("late", "ends_at"), [("poll-tasks", 11), ("report-tasks", 10), ("renew-tasks", 13)])
+def test_a_late_reply_prolongs_no_lease(late: str, ends_at: float) -> None:
+    """A lease counts from the request, or from the end of the poll. If the service then is silent, its task ends."""
+
+    class Silent(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            if name not in {late, "poll-tasks"} or name in answered:
+                await asyncio.sleep(timeout_seconds)
+                raise NoAnswerError("no reply")
+            answered.add(name)
+            reply = await super().request(name, body, timeout_seconds)
+            await asyncio.sleep(4 if name == late else 0)
+            return reply
+
+    async def main() -> None:
+        service = Silent()
+        service.start("a", "hanging")
+        async with worker(service, hanging, lease_seconds=10, wait_seconds=1, shutdown_seconds=0):
+            await service.until(lambda: bool(stopped))
+        assert ends_at <= stopped[0] < ends_at + 1
+
+    answered: set[str] = set()
+    in_virtual_time(main)
 
 
 @virtually
 async def test_a_cancelled_workflow_stops() -> None:
     """The step of a workflow that was cancelled is stopped with the next renewal."""
-
-    @workflow("long")
-    async def waits(ctx: Context, _: Any) -> None:
-        async def step() -> None:
-            try:
-                await asyncio.sleep(1000)
-            finally:
-                stopped.append(now())
-
-        await ctx.step("long", step)
-
-    stopped: list[float] = []
     service = MemoryService()
-    service.start("a", "long")
-    async with worker(service, waits):
+    service.start("a", "hanging")
+    async with worker(service, hanging):
         await asyncio.sleep(5)
         service.cancel("a")
         await service.until(lambda: bool(stopped))
@@ -365,6 +447,15 @@ async def test_a_drained_worker_finishes_its_step() -> None:
 
 
 @virtually
+async def test_an_idle_worker_stops_at_once() -> None:
+    """A worker that is stopped ends its poll, and does not wait for the end of its time."""
+    async with worker(MemoryService(), single) as drain:
+        await asyncio.sleep(1)
+        await drain()
+        assert now() < 2
+
+
+@virtually
 async def test_a_drained_worker_releases_what_the_last_poll_brings() -> None:
     """A task that the last poll brings is released without being started."""
     service = MemoryService()
@@ -385,6 +476,19 @@ async def test_a_drained_worker_leaves_long_steps() -> None:
         await asyncio.sleep(1)
         await drain()
         assert (row.status, service.outcomes, 16 <= now() < 19) == ("waiting", ["released"], True)
+
+
+@virtually
+async def test_a_worker_that_is_cancelled_cancels_its_steps() -> None:
+    """No step goes on after the end of its worker."""
+    service = MemoryService()
+    service.start("a", "hanging")
+    settings = Settings("acme", {"hanging": hanging})
+    running = asyncio.create_task(run_worker(service.request, settings, asyncio.Event()))
+    await asyncio.sleep(5)
+    running.cancel()
+    await asyncio.sleep(1)
+    assert [round(each) for each in stopped] == [5]
 
 
 # In real time: threads
@@ -410,3 +514,17 @@ async def test_functions_that_are_not_async_run_in_threads() -> None:
         await service.until_ended()
     name, three, key = row.end["result"]
     assert (name.startswith("step"), three, len(key)) == (True, 3, 32)
+
+
+async def test_settings() -> None:
+    """Each argument of a worker reaches the part that needs it, in seconds if it is a time."""
+    given: dict[str, Any] = {"queue": "q", "slots": 7, "name": "one", "user": "me", "inbox_prefix": "_IN.me"}
+    times: dict[str, Any] = {"lease": 2 * MINUTE, "shutdown_timeout": MINUTE}
+    module = "timer_service.worker.worker"
+    with patch(f"{module}.open_connection") as connect, patch(f"{module}.run_worker") as run:
+        await Worker("nats://here", tenant="acme", workflows=[order], subject_prefix="prefix", **given, **times).run()
+    expected = Settings("acme", {"order": order}, "q", "one", slots=7, lease_seconds=120, shutdown_seconds=60)
+    found = run.call_args.args[1]
+    assert found == replace(expected, worker_id=found.worker_id)
+    options = {"user": "me", "inbox_prefix": "_IN.me"}
+    assert connect.call_args.args == ("nats://here", "timer-worker", "prefix", options)

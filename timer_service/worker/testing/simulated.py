@@ -21,12 +21,13 @@ from timer_service.worker.report import end_of_function
 from timer_service.worker.task import RunningTask
 from timer_service.worker.testing.steps import SimulatedSteps
 from timer_service.worker.testing.stored import StoredWorkflow
-from timer_service.worker.values import StoredEffect, read_json, to_milliseconds, write_result
+from timer_service.worker.values import StoredEffect, to_milliseconds, write_result
 from timer_service.workflows.messages import CancelWorkflow, SendToWorkflow, StartWorkflow, WorkflowPayload
 
 _TENANT = "simulation"
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 _ENDS_OF_FUNCTIONS = (None, "STEP_FAILED", "WORKFLOW_ERROR")
+"""The codes of workflows whose function has ended. A completed one has none."""
 _TINY_SECONDS = 1e-6
 """The clock of a task has seconds, as floats. An instant has come if less than this is missing."""
 
@@ -147,39 +148,42 @@ class SimulatedWorkflow:
         return detail.result
 
     def _plan(self, command: WorkflowPayload, after: timedelta) -> None:
+        """Store a command for later. Commands of one instant stay in the order of their calls."""
         self._planned.append((self._now + to_milliseconds("after", after), command))
         self._planned.sort(key=lambda each: each[0])
 
     def _next_at(self) -> int | None:
+        """Return when something happens next; None if only a message can continue it, or if it has ended."""
+        if not self._stored.workflow.is_open:
+            return None
         planned = self._planned[0][0] if self._planned else None
-        is_open = self._stored.workflow.is_open
-        instants = (self._stored.next_at(self._now), planned, self._steps.next_at()) if is_open else ()
+        instants = (self._stored.next_at(self._now), planned, self._steps.next_at())
         return min((each for each in instants if each is not None), default=None)
 
     async def _settle(self) -> None:
-        """Do all that happens at this instant."""
+        """Do all that happens at this instant, and check the replay if the workflow has ended."""
         while self._handle_commands() or await self._end_attempts() or self._advance():
-            pass
+            pass  # each may cause more of the others
         if not self._stored.workflow.is_open:
             self._check_replay()
 
     def _handle_commands(self) -> bool:
-        """Handle the commands that are due, end the workflow at its deadline, and let the task know."""
+        """Handle the due commands and the deadline, and let the task know. Return whether a command was due."""
         due = [command for at, command in self._planned if at <= self._now]
         del self._planned[: len(due)]
         for command in due:
             self._stored.handle(command, self._now)
         self._stored.end_at_deadline(self._now)
         if self._task is not None:
-            over = self._stored.renew(self._task.token, self._now)
-            if over is None:
+            ended_waits = self._stored.renew(self._task.token, self._now)
+            if ended_waits is None:
                 self._task.end()
             else:
-                self._task.waits_over(over, self._now / 1000)
+                self._task.waits_over(ended_waits, self._now / 1000)
         return bool(due)
 
     async def _end_attempts(self) -> bool:
-        """Wait until every step sleeps or has ended, and let the task know how attempts ended."""
+        """Wait until every step sleeps or has ended, and let the task know. Return whether an attempt has ended."""
         ended = await self._steps.settle(self._now)
         for key, attempt in ended:
             if self._task is not None:
@@ -187,7 +191,7 @@ class SimulatedWorkflow:
         return bool(ended)
 
     def _advance(self) -> bool:
-        """Claim the workflow if it is available, do what its task wants, and return whether that was anything."""
+        """Claim the workflow if it is available, and do what its task wants. Return whether anything was done."""
         task, now = self._task, self._now / 1000
         if task is None:
             view = self._stored.claim(self._now)
@@ -197,11 +201,11 @@ class SimulatedWorkflow:
             task.start(view["effects"], now)
             if task.mismatch is not None:
                 raise task.mismatch
-        self._steps.stop(task.take_dropped())
+        self._steps.stop(task.take_steps_to_stop())
         if task.is_over:
             self._task = None
             return True
-        begun = task.take_steps(now + _TINY_SECONDS)
+        begun = task.take_steps_to_start(now + _TINY_SECONDS)
         for effect in begun:
             self._steps.begin(effect, self._now)
         report = task.next_report(now + _TINY_SECONDS, is_draining=False)
@@ -210,13 +214,10 @@ class SimulatedWorkflow:
         return bool(begun) or report is not None
 
     def _check_replay(self) -> None:
-        """Replay the whole function once, and compare its end with the stored one."""
+        """Replay the whole function once, and compare its end with the stored one, if the function itself has ended."""
         detail = self.detail
-        if (
-            self._is_checked
-            or self.status is WorkflowStatus.CANCELLED
-            or detail.workflow.code not in _ENDS_OF_FUNCTIONS
-        ):
+        is_end_of_function = self.status is not WorkflowStatus.CANCELLED and detail.workflow.code in _ENDS_OF_FUNCTIONS
+        if self._is_checked or not is_end_of_function:
             return
         self._is_checked = True
         workflow = self._stored.workflow
@@ -228,12 +229,14 @@ class SimulatedWorkflow:
         finally:
             replay.close()
         end = {} if finished is None else from_json(end_of_function(finished))
-        is_same = end.get("result") == detail.result if self.status is WorkflowStatus.COMPLETED else "error" in end
+        if self.status is WorkflowStatus.COMPLETED:
+            is_same, expected = end.get("result") == detail.result, f"the result {detail.result!r}"
+        else:
+            is_same, expected = "error" in end, "an error"
         if not is_same:
-            expected = f"the result {detail.result!r}" if detail.failure is None else "an error"
             raise NonDeterministicError(expected, f"another end: {end}")
 
 
 def _copy(argument: str, value: Any) -> Any:
     """Return a value as the service decodes it. Raises ValueError with the name of the argument if it is not JSON."""
-    return read_json(write_result(value, argument))
+    return from_json(write_result(value, argument))

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from timer_service.worker.context import current_step, variables_of_step
 from timer_service.worker.errors import NotInWorkflowError
-from timer_service.worker.steps import CANCELLED, Attempt, run_attempt, timed_out
+from timer_service.worker.names import name_of
+from timer_service.worker.steps import Attempt, end_of, run_attempt, timed_out
 from timer_service.worker.threads import Threads
 from timer_service.worker.values import Effect, StepCall
 
@@ -48,7 +49,7 @@ class SimulatedSteps:
         self._running[effect.key] = _Running(attempt, ends_at, timeout)
 
     def stop(self, keys: Iterable[str]) -> None:
-        """Stop attempts."""
+        """Stop the attempts of steps, and forget them. An attempt that has ended is only forgotten."""
         for key in keys:
             if (running := self._running.pop(key, None)) is not None:
                 running.attempt.cancel()
@@ -77,41 +78,40 @@ class SimulatedSteps:
             self._changed.clear()
             await self._changed.wait()
             self._wake(now)
-        ended = [(key, _end_of(each)) for key, each in self._running.items() if each.attempt.done()]
+        ended = [(key, end_of(each.attempt)) for key, each in self._running.items() if each.attempt.done()]
         late = [(key, each) for key, each in self._running.items() if each.ends_at is not None and each.ends_at <= now]
-        timed = [(key, timed_out(each.timeout)) for key, each in late if not each.attempt.done()]
-        self.stop([key for key, _ in (*ended, *timed)])
-        return [*ended, *timed]
+        ended += [(key, timed_out(each.timeout)) for key, each in late if not each.attempt.done()]
+        self.stop([key for key, _ in ended])
+        return ended
 
     def _wake(self, now: int) -> None:
+        """Wake the attempts whose sleep is over."""
         due = [each for each in self._sleepers if each.at <= now]
         self._sleepers = [each for each in self._sleepers if each.at > now]
         for each in due:
-            if not each.woken.done():
+            if not each.woken.done():  # else its attempt was cancelled
                 each.woken.set_result(None)
 
     def _has_active(self) -> bool:
+        """Return whether an attempt neither sleeps nor has ended."""
         asleep = {each.key for each in self._sleepers}
         return any(key not in asleep and not each.attempt.done() for key, each in self._running.items())
 
     def _stand_in(self, key: str, call: StepCall) -> StepCall:
-        """Return what an attempt calls. Its timeout is simulated, too."""
+        """Return what an attempt calls: the step or its stand-in. `settle` simulates the timeout."""
         call = call._replace(timeout=None)
-        name = key.partition(":")[0]
+        name = name_of(key)
         if name not in self._stand_ins:
             return call
-        found = self._stand_ins[name]
-        is_error = isinstance(found, BaseException) or (isinstance(found, type) and issubclass(found, BaseException))
-        if callable(found) and not is_error:
-            return call._replace(function=found)
+        stand_in = self._stand_ins[name]
+        is_error_class = isinstance(stand_in, type) and issubclass(stand_in, BaseException)
+        is_error = is_error_class or isinstance(stand_in, BaseException)
+        if callable(stand_in) and not is_error:
+            return call._replace(function=stand_in)
 
-        async def stand_in(*_: Any) -> Any:
+        async def end(*_: Any) -> Any:
             if is_error:
-                raise found
-            return found
+                raise stand_in
+            return stand_in
 
-        return call._replace(function=stand_in)
-
-
-def _end_of(running: _Running) -> Attempt:
-    return CANCELLED if running.attempt.cancelled() else running.attempt.result()
+        return call._replace(function=end)

@@ -46,7 +46,7 @@ class StoredWorkflow:
         return self._workflow
 
     def handle(self, payload: WorkflowPayload, now: int) -> None:
-        """Handle a command that is stored at `now`."""
+        """Handle a command that is stored at `now`. The data of a message is kept apart, until a wait takes it."""
         self._commands += 1
         position = Position(1, self._commands)
         command = Command(str(self._commands), payload, position, None, Trace(), None, stored_at=now)
@@ -77,7 +77,7 @@ class StoredWorkflow:
         self._claims += 1
         hold = Hold(f"{self._claims:016x}", _WORKER, now, _LEASE_MS)
         held = workflow._replace(status=WorkflowStatus.RUNNING, attempt=workflow.attempt + 1, hold=hold)
-        self._save(report_rules.end_waits_over(self._task(held.renew(now)), self._rules(now)))
+        self._save(report_rules.end_waits_over(self._task(held.renew(now)), Rules(now, self._random)))
         return {
             "workflowId": workflow.key.workflow_id,
             "token": hold.token,
@@ -92,18 +92,18 @@ class StoredWorkflow:
         (report,) = request.reports
         if not report_rules.is_held(self.workflow, report.token):
             return {"outcome": report_rules.refuse(self.workflow, report.token)}
-        decision = report_rules.apply(self._task(self.workflow), report, self._rules(now))
+        decision = report_rules.apply(self._task(self.workflow), report, Rules(now, self._random))
         self._save(decision.task)
         failed = [step.model_dump(by_alias=True, exclude_none=True) for step in decision.failed_steps]
-        over = self._over(now) if decision.shows_waits else []
-        return {"outcome": decision.outcome, "failedSteps": failed, "over": over}
+        ended = self._ended_waits(now) if decision.shows_waits else []
+        return {"outcome": decision.outcome, "failedSteps": failed, "over": ended}
 
     def renew(self, token: str, now: int) -> list[Mapping[str, Any]] | None:
         """Return the waits that are over, or None if the token is not current."""
         if not report_rules.is_held(self.workflow, token):
             return None
-        self._save(report_rules.renew(self._task(self.workflow), self._rules(now)))
-        return self._over(now)
+        self._save(report_rules.renew(self._task(self.workflow), Rules(now, self._random)))
+        return self._ended_waits(now)
 
     def next_at(self, now: int) -> int | None:
         """Return when something will happen by itself, after `now`; None if nothing will."""
@@ -111,7 +111,8 @@ class StoredWorkflow:
         if not workflow.is_open or definition is None:
             return None
         due = next_due(each for each in self._effects.values() if each.due_at is not None and each.due_at > now)
-        at = workflow.available_at if workflow.hold is None else due and due.at
+        due_at = None if due is None else due.at
+        at = workflow.available_at if workflow.hold is None else due_at
         return min((each for each in (at, definition.deadline_at) if each is not None), default=None)
 
     def effects(self, now: int) -> list[Mapping[str, Any]]:
@@ -133,26 +134,24 @@ class StoredWorkflow:
         }
         return WorkflowDetail.read(view)
 
-    def _rules(self, now: int) -> Rules:
-        return Rules(now, self._random)
-
     def _task(self, workflow: Workflow) -> TaskState:
         return TaskState(workflow, self._effects, self._inbox)
 
     def _save(self, task: TaskState) -> None:
+        """Store the workflow, its inbox and its effects."""
         self._workflow, self._inbox = task.workflow, dict(task.inbox)
         self._effects = {key: self._with_data(each) for key, each in task.effects.items()}
 
     def _with_data(self, effect: Effect) -> Effect:
-        """Return an effect with the data of the message that it has taken."""
+        """Return an effect with the data of the message that it has taken, if any."""
         if effect.taken is None:
             return effect
         return effect._replace(taken=None, result=self._data.pop(effect.taken.position))
 
-    def _over(self, now: int) -> list[Mapping[str, Any]]:
-        """Return the waits that have ended and whose ends the function has not got."""
-        over = sorted((each for each in self._effects.values() if each.is_over), key=lambda each: each.key)
-        return [_parse(effect_view(each, now)) for each in over]
+    def _ended_waits(self, now: int) -> list[Mapping[str, Any]]:
+        """Return the waits that have ended and whose ends the function has not got, in their wire form."""
+        ended = sorted((each for each in self._effects.values() if each.is_over), key=lambda each: each.key)
+        return [_parse(effect_view(each, now)) for each in ended]
 
 
 def _parse(raw: RawJson) -> Mapping[str, Any]:
