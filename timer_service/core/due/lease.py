@@ -153,22 +153,24 @@ class Lease(FairRows):
         parameters = {"now": now, "until": now + self.hold_ms, "token": secrets.token_hex(8)}
 
         async def claim_shares(shares: Shares) -> Sequence[Row]:
+            """Claim the oldest rows of tenants."""
             each = [{**parameters, "tenant_id": tenant, "limit": share} for tenant, share in shares]
             return await tx.fetch_each(self._claim_of_tenant, each)
 
         async def claim_oldest(rows: list[Row], count: int) -> list[Row]:
-            if alone:
-                await tx.execute(self._claim_alone, {**parameters, "limit": count})
-                return list(await tx.fetch(self._read_claim, parameters))
-            return [*rows, *await tx.fetch(self._claim, {**parameters, "limit": count})]
+            """Claim the oldest `count` rows. Return `rows`, which were claimed before, and these."""
+            if not alone:
+                return [*rows, *await tx.fetch(self._claim, {**parameters, "limit": count})]
+            await tx.execute(self._claim_alone, {**parameters, "limit": count})
+            return list(await tx.fetch(self._read_claim, parameters))  # all rows with the token, so also `rows`
 
         rows = await self.take(tx, now, limit, waiting, of_tenants=claim_shares, oldest=claim_oldest)
         return sorted(rows, key=self._order_of)
 
     async def find_free(self, tx: Transaction, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-        """Lock the held rows that no other transaction has locked. Return these, and the other held rows.
+        """Lock the held rows that no other transaction has locked. Return these, and the held rows that are locked.
 
-        It never waits, so it cannot deadlock.
+        Rows that lost their leases are in neither list. It never waits, so it cannot deadlock.
         """
         held = await self._filter(tx, self._still_held, rows)
         free = await self._filter(tx, f"{self._still_held}\n/* skip locked */", held)
@@ -201,6 +203,7 @@ class Lease(FairRows):
         return count
 
     async def _delete_texts(self, tx: Transaction, rows: Sequence[Row]) -> None:
+        """Delete the long texts of completed rows, if completed rows are deleted."""
         if self._texts is not None:
             await self._texts.delete_of_deleted(tx, rows)
 
@@ -236,6 +239,7 @@ class Lease(FairRows):
         return at
 
     def _held(self, row: Row, **values: Any) -> Mapping[str, Any]:
+        """Return the parameters of a statement for a row under its lease: key, token and `values`."""
         return {column: row[column] for column in self.table.key} | {"token": row["lease_token"]} | values
 
     def _in_key_order(self, rows: Sequence[Row]) -> list[Row]:
