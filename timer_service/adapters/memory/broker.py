@@ -144,6 +144,7 @@ class MemoryBroker:
         self._hint_listeners.append(on_hint)
 
     def _store(self, message: Message) -> PublishResult:
+        """Store a message, unless the test set a fault for it. Return its result."""
         if not self.health.usable:
             return PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")
         if len(message.body) > self.features.max_message_bytes:
@@ -158,6 +159,7 @@ class MemoryBroker:
         return PUBLISHED
 
     def _append(self, message: Message) -> None:
+        """Store a message, unless one with its id was stored."""
         name = (message.address.kind, message.id)
         if self.features.deduplicates and name in self._ids:
             return

@@ -41,7 +41,7 @@ class _Claimed(NamedTuple):
     left: bool
     """Whether others were released."""
     exhausted: bool
-    """Whether a row is exhausted, and nothing may be published beside it."""
+    """Whether the attempts of a row are used up, so that nothing may be published beside it."""
 
 
 _BATCHES_PER_TICK = 32
@@ -127,6 +127,7 @@ class Relay:
             raise
 
     async def _tick(self, now: int) -> Pass:
+        """Do a pass, as `tick`. Claims that are being published when it fails are settled first."""
         await self._settler.settle_left()
         claimed = 0
         flight = Flight()
@@ -134,19 +135,20 @@ class Relay:
         until = seconds() + PASS_SECONDS
         try:
             for _ in range(_BATCHES_PER_TICK):
-                if seconds() > until or not self._may_claim(now := max(now, self._clock.now())):
+                now = max(now, self._clock.now())
+                if not self._broker.health.usable:
+                    self._pause.restart(now)
+                if seconds() > until or not self._pause.is_over(now):
                     break
                 probing = self._pause.probing
                 limit = 1 if probing else self._limit
-                claim = self._claim(now, limit, flight.take_published(), busy=bool(flight.publishing))
-                rows, left, exhausted = await claim
+                published = flight.take_published()
+                rows, left, exhausted = await self._claim(now, limit, published, busy=bool(flight.publishing))
                 claimed += len(rows)
                 if rows:
                     flight.publishing.add(asyncio.create_task(self._fire(rows)))
                 took_all = not left and len(rows) < limit
-                # If rows were released, the next claim has at most twice as many as there was room for.
-                growing = (2 * len(rows) or self._limit) if left else _GROWTH * self._limit
-                self._limit = self._first_limit if took_all else min(growing, self._batch_size)
+                self._limit = self._first_limit if took_all else self._grow(len(rows), left=left)
                 while flight.is_full or (flight.publishing and (took_all or probing or exhausted)):
                     await flight.wait()
                     flight.raise_first()
@@ -165,17 +167,20 @@ class Relay:
         if (at := await self._lease.next_available(self._database.reader)) is not None:
             if (go_on_at := self._allowances.next_at(claimed_at)) is not None:
                 at = min(at, go_on_at)
-            if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
+            if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:  # other instances claim them
                 at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
-            # Not later than the shortest pause, to see whether the broker was away and is back.
+            # During a pause, the next pass sees after the shortest one whether the broker was away and is back.
             times.append(max(at, min(self._pause.resume_at, self._clock.now() + SHORTEST_MS)))
         return min(times, default=None)
 
-    def _may_claim(self, now: int) -> bool:
-        """Return whether a claim may begin. While the broker cannot be used, the pause starts again."""
-        if not self._broker.health.usable:
-            self._pause.restart(now)
-        return self._pause.is_over(now)
+    def _grow(self, count: int, *, left: bool) -> int:
+        """Return the limit of the next claim, after one with `count` rows that did not take all available rows.
+
+        `left`: some of its rows were released. Then there was room for `count`, and the next claim has twice as many.
+        """
+        if not left:
+            return min(_GROWTH * self._limit, self._batch_size)
+        return min(2 * count, self._batch_size) if count else self._limit
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement], *, busy: bool) -> _Claimed:
         """Settle claims that were published, and claim the next rows, in one transaction.
@@ -204,17 +209,18 @@ class Relay:
         return _Claimed(rows, bool(left), bool(exhausted))
 
     def _is_exhausted(self, row: Row) -> bool:
-        """Return whether the process died, or lost its lease, at each attempt on a row, together with other rows.
+        """Return whether all attempts of a row were used up before this claim.
 
-        Such a row is claimed and published alone. So a row is given up only if it alone ends the process, and not
-        because of a crash loop with another cause.
+        A row whose last attempt fails is buried. So at that attempt the process died, or lost its lease, while it
+        handled this row and others. The row is now published alone: so it is given up only if it alone ends the
+        process, and not because of a crash loop with another cause.
         """
         exhausted: bool = row["attempt"] > self._max_attempts
         return exhausted
 
     async def _fire(self, rows: Sequence[Row]) -> Settlement | None:
         """Publish rows and settle them, or return how the transaction of the next claim can do it."""
-        if rows[0]["attempt"] > self._max_attempts + DEATHS_ALONE:
+        if rows[0]["attempt"] > self._max_attempts + DEATHS_ALONE:  # an exhausted row, which was claimed alone
             settlement = Settlement(self._clock.now(), bury=[Failure(rows[0], GIVEN_UP, self._clock.now())])
         else:
             settlement = await self._publish(rows)
@@ -278,12 +284,14 @@ class Relay:
 
         If the broker refuses every event, the fault is probably not in the events, so no attempt counts.
         """
-        statuses = [result.status for result in results]
-        refused = [
-            self._lease.key_of(row) for row, at in zip(rows, statuses, strict=True) if at is PublishStatus.REFUSED
-        ]
         table = self._lease.table.name
-        self._evidence.record([table] if PublishStatus.PUBLISHED in statuses else [], [(table, key) for key in refused])
+        refused = [
+            (table, self._lease.key_of(row))
+            for row, result in zip(rows, results, strict=True)
+            if result.status is PublishStatus.REFUSED
+        ]
+        has_stored = any(result.status is PublishStatus.PUBLISHED for result in results)
+        self._evidence.record([table] if has_stored else [], refused)
         counts = not self._evidence.is_environment(table)
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
@@ -306,18 +314,22 @@ class Relay:
 
     def _set_pause(self, settlement: Settlement) -> None:
         """Pause if events were not stored for a reason outside them: longer each time while none is stored."""
-        if settlement.release or not all(each.counts for each in settlement.retry):
-            (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
-        elif settlement.complete:
+        has_failed = bool(settlement.release) or not all(each.counts for each in settlement.retry)
+        if not settlement.complete:
+            if has_failed:
+                self._pause.lengthen(self._clock.now())
+            return
+        if has_failed:
+            self._pause.shorten(self._clock.now())
+        else:
             self._publishing.clear()
-        if settlement.complete:
-            self._pause.end()
-            self._refused_alone = 0
+        self._pause.end()
+        self._refused_alone = 0
 
     def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
-        """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns.
+        """Settle a refused row. `counts`: the row is at fault. Otherwise every event is refused: try each in its turn.
 
-        `alone`: it was published alone, as a probe is. The rows that were refused together are probed next.
+        `alone`: it was published alone, as a probe is. Rows that were refused together are released, and probed next.
         """
         if counts:
             self._fail(row, error, settlement)
@@ -330,6 +342,7 @@ class Relay:
             settlement.release.append(row)
 
     def _fail(self, row: Row, error: str, settlement: Settlement) -> None:
+        """Settle a row that failed: retry it after a backoff, or bury it if this was its last attempt."""
         attempt: int = row["attempt"]
         delay = self._backoff.delay(attempt, self._rng)
         failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
