@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, cast
 
@@ -13,9 +14,12 @@ from tests.harness.timers import Timers, always, fires
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.due.lease import Lease
+from timer_service.core.events.settlement import Settlement, Settler
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.message import Message
+from timer_service.timers.store import TIMERS
 
 ROWS = 20
 BATCH = 5
@@ -166,6 +170,24 @@ async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transa
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(timers.tick())
     assert sorted(await fired(timers)) == sorted(timers.fired()) != []
+    assert timers.metrics.lost == 0
+
+
+async def test_cancelled_settling(sqlite: SqliteDatabase, clock: ManualClock) -> None:
+    """If settling several claims is cancelled at the first one, all of them are settled later."""
+    timers = Timers(sqlite, MemoryBroker(), clock)
+    for number in range(2):
+        await timers.schedule(f"call-{number}")
+    lease = Lease(TIMERS, timedelta(seconds=30))
+    settler = Settler(sqlite, lease, clock, timers.metrics)
+    async with sqlite.transaction() as tx:
+        claims = [await lease.claim(tx, clock.now(), 1) for _ in range(2)]
+    task = asyncio.create_task(settler.settle(Settlement(clock.now(), complete=rows) for rows in claims))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settler.settle_left()
+    assert len(await fired(timers)) == 2
     assert timers.metrics.lost == 0
 
 

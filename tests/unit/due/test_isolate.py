@@ -1,11 +1,13 @@
 """`isolate` finds the items that fail alone."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any, cast
 
 import pytest
 
-from timer_service.core.due.isolate import isolate
+from timer_service.core.due.isolate import Failed, Retries, isolate, isolate_in_transactions
+from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
@@ -100,3 +102,44 @@ async def test_all_are_broken(bad: str, *, raises: bool) -> None:
     assert ([each.item for each in isolated.broken], len(transactions.tried)) == (list(bad), 2 * len(bad) - 1)
     with pytest.raises(ValueError, match="a bug") if raises else nullcontext():
         isolated.raise_if_all_are_broken()
+
+
+async def test_parts_wait_only_briefly_for_locks() -> None:
+    """The first transaction waits for locks as usual. Those with parts of the items do not add to its wait."""
+    transactions = Transactions(c=DatabaseBlockedError("lock timeout"))
+
+    class Brief:
+        """A database, and its transactions: it records which of them wait briefly."""
+
+        def __init__(self) -> None:
+            self.waits: list[str] = []
+
+        @asynccontextmanager
+        async def transaction(self) -> AsyncIterator["Brief"]:
+            self.waits.append("long")
+            yield self
+
+        async def wait_briefly(self) -> None:
+            self.waits[-1] = "brief"
+
+    async def handle(_: Transaction, items: Sequence[str]) -> Sequence[str]:
+        await transactions.run(items)
+        return items
+
+    database = Brief()
+    done: list[str] = []
+    isolated = await isolate_in_transactions(cast("Database", cast("Any", database)), "abcd", handle, done.extend)
+    assert ([each.item for each in isolated.blocked], done) == (["c"], ["a", "b", "d"])
+    assert database.waits == ["long", *["brief"] * 4]
+
+
+def test_delays_of_a_row() -> None:
+    """A row that fails again waits longer each time. After it was handled, its first delay is the shortest again."""
+    retries = Retries[str]("timers")
+
+    def next_at() -> int:
+        return retries.of([Failed("a", ValueError("a bug"))], 5).pop("a").at
+
+    assert [next_at(), next_at(), next_at()] == [1005, 2005, 4005]
+    retries.forget(["a"])
+    assert next_at() == 1005

@@ -71,4 +71,4 @@ WHERE {key_is} AND lease_token = :token
 -- Ends all leases. Attempts stay counted.
 UPDATE {table}
 SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL
-WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL AND {oldest_first} <= :now
+WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL
