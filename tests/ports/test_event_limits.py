@@ -105,6 +105,18 @@ async def test_only_the_tenant_over_its_limit_waits(instance: Instance, caplog: 
     assert [each.message for each in caplog.records if each.name.endswith("audit")] == [WAITS]
 
 
+async def test_when_a_relay_looks_again_beside_a_waiting_tenant(instance: Instance) -> None:
+    """It looks when the tenant may go on, and at least each second: another process may add events of others."""
+    await instance.use_up()
+    await instance.add("a", 25)
+    await instance.run(seconds=0)
+    go_on_at = instance.allowances.next_at(instance.clock.now())
+    assert go_on_at is not None
+    assert (await instance.relay.tick(instance.clock.now())).next_at == instance.clock.now() + 1_000
+    instance.clock.set(go_on_at - 300)
+    assert (await instance.relay.tick(go_on_at - 300)).next_at == go_on_at
+
+
 async def test_waiting_events_go_out_as_room_comes_back(instance: Instance, caplog: pytest.LogCaptureFixture) -> None:
     """What a tenant has used comes back evenly. Its events go out in order, each once. The end is logged once."""
     caplog.set_level(logging.INFO)
@@ -155,7 +167,7 @@ async def test_a_charge_that_fails_is_repeated(instance: Instance) -> None:
     def count() -> None:
         nonlocal counted
         counted += len(messages)
-        instance.allowances.count(messages)
+        instance.allowances.count([*messages, Message(Address(Kind.DEAD_LETTER, "a", "something"), "no event", b"", {})])
 
     class Away:
         """A database that is away."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import ManualClock
-from tests.harness.timers import Timers, always, fires
+from tests.harness.timers import Timers, always, fires, no_hook
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -18,6 +18,7 @@ from timer_service.core.due.lease import Lease
 from timer_service.core.events.settlement import Settlement, Settler
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Message
 from timer_service.timers.store import TIMERS
 
@@ -48,6 +49,23 @@ async def run_for(timers: Timers, seconds: float) -> list[int]:
         claimed_at += [timers.clock.now() - start] * (len(timers.metrics.claims) - claims)
         timers.clock.set(max(timers.clock.now() + 1, next_at or 0))
     return claimed_at
+
+
+async def test_first_delay_of_a_refused_event(timers: Timers) -> None:
+    """While every event is refused, the delays of the single events grow. After one was published, they begin again."""
+    timers.broker.refuses = always
+    await run_slowly(timers)
+    timers.broker.refuses = never
+    timers.clock.advance(minutes=5)
+    await timers.tick()
+    assert len(await fired(timers)) == ROWS
+    timers.broker.refuses = always
+    await timers.schedule("call-a")
+    await timers.schedule("call-b")
+    for _ in range(10):
+        timers.clock.set(max(timers.clock.now() + 1, await timers.next_at() or 0))
+    waits = [(await timers.row(call))["available_at"] - timers.clock.now() for call in ("call-a", "call-b")]
+    assert max(waits) <= 60_000
 
 
 async def run_slowly(timers: Timers) -> None:
@@ -150,8 +168,12 @@ async def fired(timers: Timers) -> list[str]:
 
 
 @pytest.mark.parametrize("transaction", [2, 3, 4])
-async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transaction: int) -> None:
-    """Wherever a pass is cancelled, all events that it has published are settled at its end, each once."""
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transaction: int, *, waiting: bool) -> None:
+    """Wherever a pass is cancelled, all events that it has published are settled at its end, each once.
+
+    `waiting`: the transaction waits for another one, so it does not begin.
+    """
     timers = Timers(sqlite, MemoryBroker(), clock, batch_size=BATCH)
     for number in range(3 * BATCH):
         timers.send(schedule_timer(f"call-{number:02}"))
@@ -162,6 +184,8 @@ async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transa
     async def cancel(work: Work) -> object:
         nonlocal left
         left -= 1
+        if left == 0 and waiting:
+            raise asyncio.CancelledError
         if left == 0 and (task := asyncio.current_task()) is not None:
             task.cancel()
         return await run(work)
@@ -207,15 +231,21 @@ async def test_error_of_an_overlapping_batch(timers: Timers, failing: int) -> No
     assert len(await fired(timers)) >= BATCH
 
 
+async def schedule_large(timers: Timers) -> list[str]:
+    """Schedule large timers of several tenants, and wait until they are due. Return their names."""
+    names = [f"call-{number:02}" for number in range(40)]
+    for name in names:
+        due_at = timers.clock.now() + int(name[-2:])
+        timers.send(schedule_timer(name, due_at, tenant=name, data="x" * 64_000), tenant=name)
+    await timers.consume()
+    timers.clock.advance(seconds=1)
+    return names
+
+
 async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """A claim of large rows, one of each tenant, is encoded and published in chunks, and completed as a whole."""
     timers = Timers(store, memory_broker, clock)
-    names = [f"call-{number:02}" for number in range(40)]
-    for name in names:
-        due_at = clock.now() + int(name[-2:])
-        timers.send(schedule_timer(name, due_at, tenant=name, data="x" * 64_000), tenant=name)
-    await timers.consume()
-    clock.advance(seconds=1)
+    names = await schedule_large(timers)
     sizes: list[int] = []
 
     async def record(messages: Sequence[Message]) -> None:
@@ -227,6 +257,30 @@ async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: Memo
     assert (timers.fired(), sorted(await fired(timers))) == (names, names)
     assert len(sizes) > 1
     assert max(sizes) < 2 * MIB + 65_000
+
+
+async def test_bodies_that_cannot_be_loaded(sqlite: SqliteDatabase, clock: ManualClock) -> None:
+    """If the database is away between two chunks of a claim, the rest is published at the next pass, at once."""
+    timers = Timers(sqlite, MemoryBroker(), clock)
+    names = await schedule_large(timers)
+
+    async def lose(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = no_hook
+        fetch_each = sqlite.reader.fetch_each
+
+        async def fail(_: str, __: object) -> Any:
+            cast("Any", sqlite.reader).fetch_each = fetch_each
+            raise DatabaseUnavailableError("away")
+
+        cast("Any", sqlite.reader).fetch_each = fail
+
+    timers.broker.before_publishing = lose
+    await timers.tick()
+    assert 0 < len(timers.fired()) < len(names)
+    clock.advance(seconds=1)
+    while await timers.tick():
+        pass
+    assert sorted(timers.fired()) == sorted(await fired(timers)) == names
 
 
 class Trap:
@@ -258,11 +312,17 @@ class Trap:
         await self._timers.sql(f"DROP TRIGGER trap{table}")
 
 
-async def test_row_that_cannot_be_settled(timers: Timers) -> None:
-    """If one row cannot be settled, the others of its claim are settled. The row keeps its lease."""
+@pytest.mark.parametrize("alone", [False, True])
+async def test_row_that_cannot_be_settled(timers: Timers, *, alone: bool) -> None:
+    """If one row cannot be settled, other rows are, of its claim and of the next one. The row keeps its lease."""
+    if alone:
+        await timers.sql("DELETE FROM timer_schedules WHERE service_call_id <> 'call-03'")
     await Trap(timers).set("call-03")
     await timers.tick()
-    assert len(await fired(timers)) == ROWS - 1
+    assert len(await fired(timers)) == (0 if alone else ROWS - 1)
+    await timers.schedule("another")
+    await timers.tick()
+    assert "another" in await fired(timers)
     row = await timers.row("call-03")
     assert (row["state"], row["available_at"] - timers.clock.now()) == ("Scheduled", 30_000)
 

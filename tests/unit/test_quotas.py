@@ -89,6 +89,27 @@ async def test_flood_of_a_tenant_at_its_limit() -> None:
     assert rows.counts == ["acme"]
 
 
+async def test_removed_rows_make_room() -> None:
+    """What is removed makes room without another count, also within a transaction of a tenant beyond its limit."""
+    rows = Rows()
+    quotas = rows.quotas()
+    rows.used, rows.seconds = 12, 1
+    assert await add(quotas, rows, [1, -1, 1, 1]) == [False, True, True, False]
+    assert [await add(quotas, rows, [amount]) for amount in (-4, 2, 1)] == [[True], [True], [False]]
+    assert rows.counts == ["acme"]
+
+
+async def test_many_tenants() -> None:
+    """What is known of tenants is forgotten before it needs too much memory."""
+    rows = Rows()
+    quotas = rows.quotas()
+    await add(quotas, rows, [1])
+    (room,) = quotas.rooms.values()
+    quotas.rooms |= {(f"old-{number}", "open_runs"): room for number in range(49_999)}
+    await add(quotas, rows, [1], "tenant-1")
+    assert list(quotas.rooms) == [("tenant-1", "pending_timers")]
+
+
 async def add_first(rows: Rows, admission: Admission, most: int, written: int) -> bool:
     """Write rows first that are `most` at most. Return whether there was room for them."""
     if not await admission.may_write({"acme": {TIMERS: most}}):
