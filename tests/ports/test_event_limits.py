@@ -162,12 +162,13 @@ async def test_a_new_process_and_another_instance_know_who_waits(instance: Insta
 async def test_a_charge_that_fails_is_repeated(instance: Instance) -> None:
     """If the database is away when events are charged, nothing is charged twice and nothing is lost."""
     messages = [Message(Address(Kind.EVENT, "a", "something"), f"a-{n}", b"", {}) for n in range(10)]
+    letter = Message(Address(Kind.DEAD_LETTER, "a", "something"), "no event", b"", {})
     counted = 0
 
     def count() -> None:
         nonlocal counted
         counted += len(messages)
-        instance.allowances.count([*messages, Message(Address(Kind.DEAD_LETTER, "a", "something"), "no event", b"", {})])
+        instance.allowances.count([*messages, letter])
 
     class Away:
         """A database that is away."""

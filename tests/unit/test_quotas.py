@@ -93,10 +93,18 @@ async def test_removed_rows_make_room() -> None:
     """What is removed makes room without another count, also within a transaction of a tenant beyond its limit."""
     rows = Rows()
     quotas = rows.quotas()
-    rows.used, rows.seconds = 12, 1
+    rows.used, rows.seconds = 11, 1
     assert await add(quotas, rows, [1, -1, 1, 1]) == [False, True, True, False]
-    assert [await add(quotas, rows, [amount]) for amount in (-4, 2, 1)] == [[True], [True], [False]]
+    assert [await add(quotas, rows, [amount]) for amount in (-4, 3, 1)] == [[True], [True], [False]]
     assert rows.counts == ["acme"]
+
+
+async def test_a_change_that_is_refused() -> None:
+    """It takes no room: neither of the limit that it would exceed nor of the others."""
+    rows = Rows()
+    admission = begin(rows.quotas(), rows)
+    assert await admission.exceeds("acme", {TIMERS: 5, RUNS: 2}) == Excess("open_runs", 1)
+    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 1}) is None
 
 
 async def test_many_tenants() -> None:
