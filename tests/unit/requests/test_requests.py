@@ -16,6 +16,7 @@ from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import OutageLog
+from timer_service.core.requests.bodies import ANSWERED
 from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, RequestRoute, Requests
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.errors import Code, DatabaseBlockedError, DatabaseUnavailableError, Rejection
@@ -32,6 +33,7 @@ class Note(Payload):
     """A request of these tests."""
 
     text: str = ""
+    absent: str | None = None
 
 
 ANSWERS = {
@@ -39,6 +41,11 @@ ANSWERS = {
     "large": Answer(RawJson('"' + "x" * MIB + '"')),
     "wakes": Answer(Note(text="wakes"), ("outbox",), ((("acme", "default", "order"), NOW + 5),)),
 }
+
+
+def _only(values: Collection[Any]) -> Any:
+    (value,) = values
+    return value
 
 
 class Service:
@@ -99,10 +106,10 @@ class Service:
         return tasks
 
     async def ask(self, *bodies: object, tenant: str = "acme") -> list[Any]:
-        """Send requests together. Return the replies, or the code of an error."""
+        """Send requests together. Return the replies, which have one field, or the code of an error."""
         async with asyncio.timeout(10):
             replies = await asyncio.gather(*await self.send(*bodies, tenant=tenant))
-        return [each.code or json.loads(each.body)["text"] for each in replies]
+        return [each.code or _only(json.loads(each.body).values()) for each in replies]
 
     async def stored(self) -> list[str]:
         rows = await self._database.reader.fetch("SELECT worker_id FROM workflow_workers ORDER BY worker_id")
@@ -132,11 +139,14 @@ async def test_bad_requests_beside_a_good_one(service: Service) -> None:
     """Each bad request gets an error that names the field. The good ones of the same batch are applied."""
     bad = await service.send(b"{", b'{"text": 1}', b'{"text": "a", "more": 1}', b"[]")
     bad += await service.send("a", tenant="\u00e9")
+    bad += await service.send(b"[" + b"{}," * (128 * 1024) + b"{}]")
     assert await service.ask("good") == ["good"]
     replies = [await each for each in bad]
-    assert [each.code for each in replies] == [Code.INVALID_JSON] + [Code.INVALID_PAYLOAD] * 4
+    found = [each.code for each in replies]
+    assert found == [Code.INVALID_JSON, *[Code.INVALID_PAYLOAD] * 4, Code.TOO_LARGE]
+    assert service.metrics.requests == {("note", code): found.count(code) for code in found} | {("note", ANSWERED): 1}
     paths = [json.loads(each.body)["error"].get("errors", [{}])[0].get("path") for each in replies]
-    assert paths == [None, "text", "more", "(body)", "tenantId"]
+    assert paths == [None, "text", "more", "(body)", "tenantId", None]
     assert await service.stored() == ["good"]
 
 
