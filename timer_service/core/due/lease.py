@@ -1,8 +1,8 @@
 """The lease: exclusive access to a row for a limited time, for any table that has the lease columns.
 
-The columns are `available_at`, `lease_token`, `attempt`, `last_error` and `tenant_id`. The table needs two indexes over
-the rows with an `available_at`: (available_at) and (tenant_id, oldest_first). If the table has an ordinal, both indexes
-end with it. The states of a row are in `timer_service.core`.
+The columns are `state`, `available_at`, `lease_token`, `attempt`, `last_error` and `tenant_id`. The table needs two
+indexes over the rows with an `available_at`: (available_at) and (tenant_id, oldest_first). If the table has an ordinal,
+both indexes end with it. The states of a row are in `timer_service.core`.
 """
 
 import logging
@@ -38,7 +38,7 @@ GIVEN_UP = "gave up: claimed and never settled"
 
 @dataclass(frozen=True, slots=True)
 class LeasedTable:
-    """A table whose rows are claimed: its key, the names of its states, and the columns that a claim returns."""
+    """A table whose rows are claimed: its key, and the columns that a claim returns."""
 
     name: str
     key: tuple[str, ...]
@@ -46,10 +46,8 @@ class LeasedTable:
     """The columns that a claim returns, including the key. The lease columns are added."""
     oldest_first: str
     """The column in `claimed` that orders rows: the instant when the row became available first."""
-    state: str
-    waiting: str
-    held: str
     buried: str
+    """The state of a row that was given up. A row that is waiting or held keeps its state."""
     complete: str | None = None
     """The assignments that complete a row at `:at`; None: a completed row is deleted."""
     ordinal: str | None = None
@@ -77,9 +75,6 @@ class LeasedTable:
             key=", ".join(self.key),
             key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
             claimed=", ".join(self.claimed),
-            state=self.state,
-            waiting=self.waiting,
-            held=self.held,
             oldest_first=self.oldest_first,
             then="" if self.ordinal is None else f", {self.ordinal}",
             buried=self.buried,

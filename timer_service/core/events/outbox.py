@@ -27,6 +27,9 @@ _SQL = load_sql("timer_service.core.events", "outbox.sql")
 _SQL["buried_page"] = _SQL["buried_page"].format(body=_TEXTS.expression)
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
+WAITING = "Waiting"
+"""The state of an event that will be published."""
+
 OUTBOX = LeasedTable(
     name="outbox",
     key=("tenant_id", "event_id"),
@@ -38,9 +41,6 @@ OUTBOX = LeasedTable(
     ordinal="ordinal",
     due_at_once="TRUE",
     texts=_TEXTS,
-    state="state",
-    waiting="Waiting",
-    held="Waiting",
     buried="Buried",
 )
 
@@ -54,9 +54,9 @@ DEAD_LETTERS = replace(
 
 
 COUNTED = (
-    CountedRows(OUTBOX.name, OUTBOX.waiting, "available_at IS NOT NULL"),
+    CountedRows(OUTBOX.name, WAITING, "available_at IS NOT NULL"),
     CountedRows(OUTBOX.name, OUTBOX.buried, "state = 'Buried'"),
-    CountedRows(DEAD_LETTERS.name, DEAD_LETTERS.waiting, "available_at IS NOT NULL"),
+    CountedRows(DEAD_LETTERS.name, WAITING, "available_at IS NOT NULL"),
 )
 """The rows that the gauges count."""
 

@@ -63,7 +63,7 @@ def leased_rows(table: LeasedTable, visibility_timeout: timedelta) -> TimedRows:
         instant="available_at",
         is_wrong=f"(available_at - {longest_ms} > :now AND (available_at > {due_at} OR {due_at_once})) "
         f"OR ({due_at_once} AND lease_token IS NULL AND {due_at} - {SLACK_MS} > :now)",
-        repair=f"{table.state} = '{table.waiting}', lease_token = NULL, "
+        repair="lease_token = NULL, "
         f"{due_at} = CASE WHEN {due_at_once} AND {due_at} > :now THEN :now ELSE {due_at} END, "
         f"available_at = CASE WHEN {due_at} > :now AND NOT ({due_at_once}) THEN {due_at} ELSE :now END",
     )
