@@ -188,6 +188,18 @@ async def test_environment_at_fault(service: Service, error: Exception) -> None:
     assert service.metrics.requests == {("note", "BUSY"): 2, ("note", "answered"): 2}
 
 
+async def test_a_database_that_accepts_nothing(
+    service: Service, sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the file of the database was deleted, no worker is told that its request was applied."""
+
+    def refuse() -> None:
+        raise DatabaseUnavailableError("the file was deleted")
+
+    monkeypatch.setattr(sqlite, "accepting", refuse)
+    assert (await service.ask("a"), await service.stored()) == (["BUSY"], [])
+
+
 async def test_requests_that_are_not_applied(
     sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
 ) -> None:
