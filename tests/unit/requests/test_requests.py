@@ -12,6 +12,7 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.adapters.sqlite.statements import Statements
 from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.database import Transaction
@@ -186,6 +187,19 @@ async def test_environment_at_fault(service: Service, error: Exception) -> None:
     assert await service.ask("a", "b") == ["a", "b"]
     assert await service.stored() == ["a", "b"]
     assert service.metrics.requests == {("note", "BUSY"): 2, ("note", "answered"): 2}
+
+
+async def test_parts_wait_only_briefly_for_locks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are applied in parts, because one of them met a lock, do not add to its wait."""
+    briefly: list[int] = []
+
+    async def wait_briefly(_: Statements) -> None:
+        briefly.append(len(service.batches))
+
+    monkeypatch.setattr(Statements, "wait_briefly", wait_briefly)
+    service.failing, service.fails_on = DatabaseBlockedError("locked"), ["b"]
+    assert await service.ask("a", "b") == ["a", Code.BUSY]
+    assert (len(service.batches), briefly) == (3, [1, 2])
 
 
 async def test_a_database_that_accepts_nothing(
