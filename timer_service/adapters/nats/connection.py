@@ -26,8 +26,6 @@ _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
 _LOGIN_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 _CONNECTION_ERRORS = (OSError, nats.errors.StaleConnectionError)
 
-NewClient = Callable[[], GuardedClient]
-
 
 @dataclass(frozen=True, slots=True)
 class Login:
@@ -87,7 +85,7 @@ class Connection:
         unsent_bytes: int,
         part: str = "the broker",
         harmless: str = "",
-        new: NewClient = GuardedClient,
+        new: Callable[[], GuardedClient] = GuardedClient,
     ) -> None:
         """`name`: for the server. A publish waits while `unsent_bytes` are not sent yet. `part`: for messages.
 

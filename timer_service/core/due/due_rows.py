@@ -7,6 +7,7 @@ finishes rows in the transaction that selects them needs no lease: if it dies, t
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -117,10 +118,8 @@ class FairRows:
 
         `takes_away`: rows that were taken are not available to the next statement of the transaction.
         """
+        self._sql = cache(sql)
         self._takes_away = takes_away
-        self._count_available = sql("count_available")
-        self._next_available = sql("next_available")
-        self._next_available_after = sql("next_available_after")
         self.turns = TenantTurns(sql("due_tenants"))
         self._look: _Look | None = None
         """What was found the last time, if some tenants were left out."""
@@ -145,8 +144,8 @@ class FairRows:
         self._look = None
         if waiting:
             return await self._take_beside(waiting, tx, now, limit, of_tenants)
-        available = await self.count_available(tx, now, limit + 1)
-        if available <= limit:
+        (row,) = await tx.fetch(self._sql("count_available"), {"now": now, "limit": limit + 1})
+        if (available := row["count"]) <= limit:
             return await oldest([], available) if available else []
         tenants, are_all = await self.turns.next_due(tx, now, limit)
         is_single = are_all and len(tenants) == 1  # the oldest rows are those of this tenant
@@ -177,12 +176,6 @@ class FairRows:
                     rows += await of_tenants([(tenant, rest)])
         return rows
 
-    async def count_available(self, reader: Reader, now: int, limit: int) -> int:
-        """Return how many rows may be taken at `now`, at most `limit`."""
-        (row,) = await reader.fetch(self._count_available, {"now": now, "limit": limit})
-        count: int = row["count"]
-        return count
-
     def look_again(self) -> None:
         """Forget what was found: rows have become available since."""
         self._look = None
@@ -195,12 +188,12 @@ class FairRows:
         look = self._look
         at: int | None
         if look is None:
-            (row,) = await reader.fetch(self._next_available)
+            (row,) = await reader.fetch(self._sql("next_available"))
             at = row["at"]
             return at
         if look.has_more:
             return look.at
-        (row,) = await reader.fetch(self._next_available_after, {"now": look.at})
+        (row,) = await reader.fetch(self._sql("next_available_after"), {"now": look.at})
         at = row["at"]
         latest = look.at + _POLL_MS
         return latest if at is None else min(at, latest)
@@ -214,11 +207,6 @@ class DueRows(FairRows):
         self._key = table.key
         self._key_of = itemgetter(*table.key)
         self._due_since = itemgetter(table.order[0])
-        self._due = table.sql("due")
-        self._due_of_tenant = table.sql("due_of_tenant")
-        self._due_by_key = table.sql("due_by_key")
-        self._oldest_of_tenant = table.sql("oldest_of_tenant")
-        self._postpone = table.sql("postpone")
 
     async def select(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> list[Row]:
         """Lock and return up to `limit` due rows fairly, as `take`, in the order in which they became due.
@@ -229,12 +217,12 @@ class DueRows(FairRows):
         async def select_shares(shares: Shares) -> Sequence[Row]:
             """Return the oldest due rows of tenants, without the locked ones."""
             each = [{"tenant_id": name, "now": now, "limit": share} for name, share in shares]
-            return await tx.fetch_each(f"{self._due_of_tenant}\n/* skip locked */", each)
+            return await tx.fetch_each(self._sql("due_of_tenant") + "\n/* skip locked */", each)
 
         async def add_oldest(rows: list[Row], count: int) -> list[Row]:
             """Return `rows` and `count` of the oldest others. These are among the oldest `len(rows) + count` rows."""
             known = set(map(self._key_of, rows))
-            oldest = await tx.fetch(self._due, {"now": now, "limit": len(rows) + count})
+            oldest = await tx.fetch(self._sql("due"), {"now": now, "limit": len(rows) + count})
             others = [row for row in oldest if self._key_of(row) not in known]
             return rows + others[:count]
 
@@ -247,12 +235,12 @@ class DueRows(FairRows):
     async def select_keys(self, tx: Transaction, keys: Iterable[Any], now: int) -> list[Row]:
         """Lock and return the rows among `keys` that are due at `now`."""
         many = [{**dict(zip(self._key, key, strict=True)), "now": now} for key in sorted(keys)]
-        return list(await tx.fetch_each(self._due_by_key, many))
+        return list(await tx.fetch_each(self._sql("due_by_key"), many))
 
     async def find(self, reader: Reader, tenants: Collection[str], now: int, limit: int) -> list[Row]:
         """Return the due rows of tenants, the oldest `limit` of each. Locks none."""
         each = [{"tenant_id": tenant, "now": now, "limit": limit} for tenant in tenants]
-        return list(await reader.fetch_each(self._due_of_tenant, each))
+        return list(await reader.fetch_each(self._sql("due_of_tenant"), each))
 
     async def lock_oldest(self, tx: Transaction, tenants: Collection[str], now: int) -> list[Row]:
         """Lock and return the oldest row of each tenant, if that is due, in the order of the tenants.
@@ -260,7 +248,7 @@ class DueRows(FairRows):
         A tenant whose oldest row is locked is skipped: its next row may need what the other transaction has.
         """
         each = [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)]
-        return list(await tx.fetch_each(self._oldest_of_tenant, each))
+        return list(await tx.fetch_each(self._sql("oldest_of_tenant"), each))
 
     async def postpone(self, tx: Transaction, retries: Mapping[Any, Retry]) -> None:
         """Let locked rows wait, by their keys, with the error of each."""
@@ -268,4 +256,4 @@ class DueRows(FairRows):
             {**dict(zip(self._key, key, strict=True)), "retry_at": at, "error": error}
             for key, (at, error) in sorted(retries.items())
         ]
-        await tx.executemany(self._postpone, many)
+        await tx.executemany(self._sql("postpone"), many)

@@ -21,9 +21,8 @@ from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.broker import TRANSIENT, Broker, Publish, PublishResult, PublishStatus
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Row, Transaction
-from timer_service.core.ports.health import PUBLISHING_SECONDS, RecentFailure
+from timer_service.core.ports.health import RecentFailure
 from timer_service.core.ports.metrics_port import MetricsPort
-from timer_service.core.values.budget import DEFAULT_BUDGET
 from timer_service.core.values.delays import LONGEST_DELAY, Backoff
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError
@@ -44,6 +43,7 @@ class _Claimed(NamedTuple):
     """Whether the attempts of a row are used up, so that nothing may be published beside it."""
 
 
+_BACKOFF = Backoff()
 _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
@@ -71,22 +71,21 @@ class Relay:
         metrics: MetricsPort,
         batch_size: int,
         max_attempts: int,
-        publishing: RecentFailure | None = None,
-        publish: Publish | None = None,
-        allowances: EventAllowances | None = None,
-        limited: bool = True,
-        claim_bytes: int = DEFAULT_BUDGET.claim,
-        backoff: Backoff = Backoff(),
-        rng: random.Random | None = None,
+        publishing: RecentFailure,
+        publish: Publish | None,
+        allowances: EventAllowances,
+        limited: bool,
+        claim_bytes: int,
+        rng: random.Random,
     ) -> None:
         """`publish` replaces `broker.publish`. `limited`: tenants that wait by `allowances` publish nothing.
 
-        `claim_bytes`: how many characters the long texts of a claim may have.
+        `claim_bytes`: how many characters the long texts of a claim may have. `rng`: for the jitter of retries.
         """
         self._database = database
         self._broker = broker
         self._publish_all = publish or broker.publish
-        self._allowances = allowances or EventAllowances()
+        self._allowances = allowances
         self._limited = limited
         self._lease = lease
         self._texts = lease.table.texts
@@ -98,9 +97,8 @@ class Relay:
         self._limit = self._first_limit = min(_FIRST_BATCH, batch_size)
         self._claim_bytes = claim_bytes
         self._max_attempts = max_attempts
-        self._publishing = publishing or RecentFailure(PUBLISHING_SECONDS)
-        self._backoff = backoff
-        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._publishing = publishing
+        self._rng = rng
         self._pause = Pause()
         self._claimed_nothing_at: int | None = None
         self._evidence = Evidence()
@@ -344,7 +342,7 @@ class Relay:
     def _fail(self, row: Row, error: str, settlement: Settlement) -> None:
         """Settle a row that failed: retry it after a backoff, or bury it if this was its last attempt."""
         attempt: int = row["attempt"]
-        delay = self._backoff.delay(attempt, self._rng)
+        delay = _BACKOFF.delay(attempt, self._rng)
         failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
         if attempt < self._max_attempts:
             settlement.retry.append(failure)
