@@ -142,6 +142,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def _write_settings(data_dir: Path, name: str, port: int) -> Path:
+    """Write the configuration of the server. Return its path."""
     settings = data_dir / "nats-server.conf"
     store = json.dumps(str(data_dir.resolve()), ensure_ascii=False)
     settings.write_text(_SETTINGS.format(name=name, host=_HOST, port=port, store=store), "utf-8")

@@ -67,7 +67,8 @@ class MemoryBroker:
 
     @health.setter
     def health(self, health: Health) -> None:
-        self.outages += self._health.usable and not health.usable
+        if self._health.usable and not health.usable:
+            self.outages += 1
         self._health = health
 
     @property

@@ -478,6 +478,7 @@ class NatsLog:
         return await request(self._connection.client, name, body, seconds=seconds)
 
     def _text(self, error: BaseException) -> str:
+        """Return the reason why the log cannot be read, for an operator."""
         if isinstance(error, NotFoundError):
             return f"stream {self._stream} is missing"
         if isinstance(error, nats.errors.TimeoutError):

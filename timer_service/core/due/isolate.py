@@ -111,6 +111,8 @@ async def isolate_in_transactions(
     """
 
     async def attempt(part: Sequence[T]) -> None:
+        """Handle a part of the items, or all of them, in one transaction."""
+
         async def work(tx: Transaction) -> R:
             if len(part) < len(items):
                 await tx.wait_briefly()

@@ -109,6 +109,7 @@ class Settler:
         unsettled = set(map(id, rows))
 
         async def write(some: Sequence[Row]) -> None:
+            """Settle some of the rows in a transaction."""
             part = settlement if len(some) == len(rows) else settlement.part(some)
             try:
                 await self._write(part)
@@ -135,6 +136,7 @@ class Settler:
         """
 
         async def write(tx: Transaction) -> tuple[list[int], _T]:
+            """Return how many rows of each claim changed, and the result of `work`."""
             tx.on_commit(partial(_mark_written, claims))
             counts = [await self._lease.complete_claim(tx, each.complete, each.at, shared=False) for each in claims]
             return counts, await work(tx)

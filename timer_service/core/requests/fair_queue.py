@@ -103,10 +103,12 @@ class FairQueue:
         which `may_go` is false have no turn now, and keep their places: the caller that makes it true calls this again.
         If the queue is closed and nothing waits, nothing is returned.
         """
-        while not any(taken := self._take(most, most_bytes, may_go)) and not self._closed:
+        while True:
+            taken = self._take(most, most_bytes, may_go)
+            if any(taken) or self._closed:
+                return taken
             self._changed.clear()
             await self._changed.wait()
-        return taken
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         """Return entries, in the order in which they were taken, to the front. Their tenants have the next turns."""
