@@ -17,6 +17,7 @@ from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Address, Event, Kind, Message
+from timer_service.events import SLICE
 
 PERIOD = timedelta(hours=1)
 """For how long the broker keeps events."""
@@ -90,7 +91,7 @@ def instance(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -
 
 
 async def test_only_the_tenant_over_its_limit_waits(instance: Instance, caplog: pytest.LogCaptureFixture) -> None:
-    """A tenant beyond its limit waits, in order and without an attempt, and others go on."""
+    """A tenant beyond its limit waits, in order and without an attempt. Others go on, and its dead letters do."""
     caplog.set_level(logging.INFO)
     await instance.use_up()
     assert await instance.used() > MOST
@@ -102,6 +103,11 @@ async def test_only_the_tenant_over_its_limit_waits(instance: Instance, caplog: 
     columns = ("attempt", "state", "available_at", "last_error")
     assert {tuple(row[column] for column in columns) for row in waiting} == {(0, "Waiting", NOW, None)}
     assert instance.metrics.reached_limits == 1
+    letter = Message(Address(Kind.DEAD_LETTER, "a", "something"), "letter-1", b"", {})
+    async with instance.store.transaction() as tx:
+        await outbox.add_dead_letters(tx, [letter], instance.clock.now())
+    await SLICE.workers["dead-letters"](instance.parts).tick(instance.clock.now())
+    assert instance.broker.dead_letters == [letter]
     assert [each.message for each in caplog.records if each.name.endswith("audit")] == [WAITS]
 
 

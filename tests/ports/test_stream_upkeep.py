@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,31 @@ async def test_settings_that_lose_messages(
         reason = broker.streams.health[Kind.EVENT].reason
     problem = f"stream TIMER_EVT needs {setting} = {json.dumps(needed)}: change the stream, or set"
     assert (found, reason) == ((needed, None) if manage else (value, f"{problem} TIMER_MANAGE_STREAMS=true"))
+
+
+async def test_streams_without_atomic_batches(server: NatsServer, operator: Client) -> None:
+    """A stream of the operator may refuse batches, which are only faster. That of commands does: tenants send to it."""
+    stream = {**(await request(operator, "STREAM.INFO.TIMER_EVT", {}))["config"], "allow_atomic": False}
+    for config, managed in ((stream, [False]), ({**stream, "persist_mode": "async"}, [False, True])):
+        await request(operator, "STREAM.DELETE.TIMER_EVT")
+        await request(operator, "STREAM.CREATE.TIMER_EVT", config)
+        for manage in managed:
+            async with connected(server, manage=manage) as broker:
+                assert not broker.streams.atomic - {Kind.DEAD_LETTER}
+    commands = (await request(operator, "STREAM.INFO.TIMER_CMD"))["config"]
+    assert not commands.get("allow_atomic")
+
+
+async def test_for_how_long_events_are_kept(server: NatsServer, operator: Client) -> None:
+    """It is the age of the stream, whatever the operator makes of it."""
+    kept = []
+    async with connected(server, manage=False) as broker:
+        config = (await request(operator, "STREAM.INFO.TIMER_EVT", {}))["config"]
+        for max_age in (config["max_age"], 120_000_000_000, 0):
+            await request(operator, "STREAM.UPDATE.TIMER_EVT", {**config, "max_age": max_age})
+            await broker.streams.tick(NOW)
+            kept.append(broker.keeps_events_for)
+    assert kept == [timedelta(days=7), timedelta(minutes=2), None]
 
 
 async def test_an_update_keeps_the_settings_of_the_operator(
