@@ -259,6 +259,22 @@ async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: Memo
     assert max(sizes) < 2 * MIB + 65_000
 
 
+async def test_publishing_that_takes_long(sqlite: SqliteDatabase, clock: ManualClock) -> None:
+    """After half of its lease, a claim publishes nothing more. Its other rows are released, and none is lost."""
+    timers = Timers(sqlite, MemoryBroker(), clock)
+    names = await schedule_large(timers)
+
+    async def take_long(_: Sequence[Message]) -> None:
+        clock.advance(seconds=16)
+
+    timers.broker.before_publishing = take_long
+    for _ in range(4):
+        await timers.tick()
+        clock.advance(seconds=1)
+    assert timers.metrics.settlements["released"] > 0
+    assert sorted(timers.fired()) == sorted(await fired(timers)) == names
+
+
 async def test_bodies_that_cannot_be_loaded(sqlite: SqliteDatabase, clock: ManualClock) -> None:
     """If the database is away between two chunks of a claim, the rest is published at the next pass, at once."""
     timers = Timers(sqlite, MemoryBroker(), clock)

@@ -468,10 +468,7 @@ class NatsLog:
 
     def _break(self, reason: str) -> None:
         """Read nothing more before the log was opened again."""
-        if self._broken is None:
-            self._broken = reason
-            self._buffer.clear()
-            self._buffered = 0
+        self._broken = self._broken or reason
         self._arrived.set()
 
     async def _request(self, name: str, body: Mapping[str, Any] | None = None, *, seconds: float = 2) -> Any:
