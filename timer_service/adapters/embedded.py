@@ -118,18 +118,12 @@ async def _open_log(log: Path) -> BinaryIO:
 
 
 def _open_for_append(log: Path) -> BinaryIO:
+    """Open the log. Create its folder, which only this user can read, if there is none."""
     try:
-        _make_private_folder(log.parent)
+        log.parent.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
         return log.open("ab")
     except OSError as error:
         raise StartError(f"cannot write {log}: {error}") from error
-
-
-def _make_private_folder(folder: Path) -> None:
-    """Create a folder with mode 0700, whatever the umask, and its parents. One that exists keeps its mode."""
-    if not folder.is_dir():
-        folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
-        folder.chmod(_PRIVATE_FOLDER)
 
 
 def _lock(file: BinaryIO) -> bool:
