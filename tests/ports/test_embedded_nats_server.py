@@ -1,6 +1,5 @@
 import asyncio
 import os
-import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -109,27 +108,6 @@ async def test_settings_sync_before_acknowledging(tmp_path: Path) -> None:
     assert "Server is ready" in log
     assert "[WRN]" not in log
     assert "[ERR]" not in log
-
-
-def find_server(folder: Path) -> int:
-    """Return the id of the process of the server with this folder."""
-    commands = {int(each.parent.name): each.read_bytes() for each in Path("/proc").glob("[0-9]*/cmdline")}
-    (server,) = (
-        process
-        for process, command in commands.items()
-        if str(folder).encode() in command and command.partition(b"\0")[0].endswith(b"nats-server")
-    )
-    return server
-
-
-@pytest.mark.slow
-async def test_server_that_does_not_end(tmp_path: Path) -> None:
-    """A server that cannot end is killed after ten seconds."""
-    async with embedded_nats(tmp_path, free_port(0)):
-        server = find_server(tmp_path)
-        os.kill(server, signal.SIGSTOP)
-    with pytest.raises(ProcessLookupError):
-        os.kill(server, 0)
 
 
 async def test_start_waits_for_the_old_server(tmp_path: Path) -> None:

@@ -51,23 +51,6 @@ async def run_for(timers: Timers, seconds: float) -> list[int]:
     return claimed_at
 
 
-async def test_first_delay_of_a_refused_event(timers: Timers) -> None:
-    """While every event is refused, the delays of the single events grow. After one was published, they begin again."""
-    timers.broker.refuses = always
-    await run_slowly(timers)
-    timers.broker.refuses = never
-    timers.clock.advance(minutes=5)
-    await timers.tick()
-    assert len(await fired(timers)) == ROWS
-    timers.broker.refuses = always
-    await timers.schedule("call-a")
-    await timers.schedule("call-b")
-    for _ in range(10):
-        timers.clock.set(max(timers.clock.now() + 1, await timers.next_at() or 0))
-    waits = [(await timers.row(call))["available_at"] - timers.clock.now() for call in ("call-a", "call-b")]
-    assert max(waits) <= 60_000
-
-
 async def run_slowly(timers: Timers) -> None:
     """Tick a hundred times, once a minute."""
     for _ in range(100):
@@ -88,6 +71,12 @@ async def test_stream_that_refuses_every_event(timers: Timers) -> None:
     assert "events cannot be stored" in (during.reason or "")
     assert len(timers.broker.events) == ROWS
     assert timers.publishing.health == HEALTHY
+    timers.broker.refuses = always
+    for call in ("again-1", "again-2"):
+        await timers.schedule(call)
+    await run_for(timers, 2)
+    waits = [(await timers.row(call))["available_at"] - timers.clock.now() for call in ("again-1", "again-2")]
+    assert max(waits) <= 60_000, "the delays begin again"
 
 
 async def test_data_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -259,43 +248,28 @@ async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: Memo
     assert max(sizes) < 2 * MIB + 65_000
 
 
-async def test_publishing_that_takes_long(sqlite: SqliteDatabase, clock: ManualClock) -> None:
-    """After half of its lease, a claim publishes nothing more. Its other rows are released, and none is lost."""
+@pytest.mark.parametrize("seconds", [0, 16])
+async def test_claim_that_is_published_in_part(sqlite: SqliteDatabase, clock: ManualClock, seconds: int) -> None:
+    """If the database is away between two chunks, or half of the lease is over, the rest is released, and not lost."""
     timers = Timers(sqlite, MemoryBroker(), clock)
     names = await schedule_large(timers)
+    fetch_each = sqlite.reader.fetch_each
 
-    async def take_long(_: Sequence[Message]) -> None:
-        clock.advance(seconds=16)
+    async def fail(*_: object) -> Any:
+        cast("Any", sqlite.reader).fetch_each = fetch_each
+        raise DatabaseUnavailableError("away")
 
-    timers.broker.before_publishing = take_long
-    for _ in range(4):
+    async def interrupt(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = no_hook
+        clock.advance(seconds=seconds)
+        if not seconds:
+            cast("Any", sqlite.reader).fetch_each = fail
+
+    timers.broker.before_publishing = interrupt
+    for _ in range(3):
         await timers.tick()
         clock.advance(seconds=1)
     assert timers.metrics.settlements["released"] > 0
-    assert sorted(timers.fired()) == sorted(await fired(timers)) == names
-
-
-async def test_bodies_that_cannot_be_loaded(sqlite: SqliteDatabase, clock: ManualClock) -> None:
-    """If the database is away between two chunks of a claim, the rest is published at the next pass, at once."""
-    timers = Timers(sqlite, MemoryBroker(), clock)
-    names = await schedule_large(timers)
-
-    async def lose(_: Sequence[Message]) -> None:
-        timers.broker.before_publishing = no_hook
-        fetch_each = sqlite.reader.fetch_each
-
-        async def fail(_: str, __: object) -> Any:
-            cast("Any", sqlite.reader).fetch_each = fetch_each
-            raise DatabaseUnavailableError("away")
-
-        cast("Any", sqlite.reader).fetch_each = fail
-
-    timers.broker.before_publishing = lose
-    await timers.tick()
-    assert 0 < len(timers.fired()) < len(names)
-    clock.advance(seconds=1)
-    while await timers.tick():
-        pass
     assert sorted(timers.fired()) == sorted(await fired(timers)) == names
 
 

@@ -107,17 +107,6 @@ async def test_a_change_that_is_refused() -> None:
     assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 1}) is None
 
 
-async def test_many_tenants() -> None:
-    """What is known of tenants is forgotten before it needs too much memory."""
-    rows = Rows()
-    quotas = rows.quotas()
-    await add(quotas, rows, [1])
-    (room,) = quotas.rooms.values()
-    quotas.rooms |= {(f"old-{number}", "open_runs"): room for number in range(49_999)}
-    await add(quotas, rows, [1], "tenant-1")
-    assert list(quotas.rooms) == [("tenant-1", "pending_timers")]
-
-
 async def add_first(rows: Rows, admission: Admission, most: int, written: int) -> bool:
     """Write rows first that are `most` at most. Return whether there was room for them."""
     if not await admission.may_write({"acme": {TIMERS: most}}):

@@ -1,13 +1,14 @@
 """`isolate` finds the items that fail alone."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from typing import Any, cast
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.adapters.sqlite.statements import Statements
 from timer_service.core.due.isolate import Failed, Retries, isolate, isolate_in_transactions
-from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
@@ -104,33 +105,22 @@ async def test_all_are_broken(bad: str, *, raises: bool) -> None:
         isolated.raise_if_all_are_broken()
 
 
-async def test_parts_wait_only_briefly_for_locks() -> None:
+async def test_parts_wait_only_briefly_for_locks(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first transaction waits for locks as usual. Those with parts of the items do not add to its wait."""
     transactions = Transactions(c=DatabaseBlockedError("lock timeout"))
+    briefly: list[int] = []
 
-    class Brief:
-        """A database, and its transactions: it records which of them wait briefly."""
-
-        def __init__(self) -> None:
-            self.waits: list[str] = []
-
-        @asynccontextmanager
-        async def transaction(self) -> AsyncIterator["Brief"]:
-            self.waits.append("long")
-            yield self
-
-        async def wait_briefly(self) -> None:
-            self.waits[-1] = "brief"
+    async def wait_briefly(_: Statements) -> None:
+        briefly.append(len(transactions.tried))
 
     async def handle(_: Transaction, items: Sequence[str]) -> Sequence[str]:
         await transactions.run(items)
         return items
 
-    database = Brief()
+    monkeypatch.setattr(Statements, "wait_briefly", wait_briefly)
     done: list[str] = []
-    isolated = await isolate_in_transactions(cast("Database", cast("Any", database)), "abcd", handle, done.extend)
-    assert ([each.item for each in isolated.blocked], done) == (["c"], ["a", "b", "d"])
-    assert database.waits == ["long", *["brief"] * 4]
+    isolated = await isolate_in_transactions(sqlite, "abcd", handle, done.extend)
+    assert ([each.item for each in isolated.blocked], done, briefly) == (["c"], ["a", "b", "d"], [1, 2, 3, 4])
 
 
 def test_delays_of_a_row() -> None:

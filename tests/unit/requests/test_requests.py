@@ -12,7 +12,6 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.statements import Statements
 from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.database import Transaction
@@ -33,8 +32,8 @@ INSERT = (
 class Note(Payload):
     """A request of these tests."""
 
-    text: str = ""
     absent: str | None = None
+    text: str = ""
 
 
 ANSWERS = {
@@ -42,11 +41,6 @@ ANSWERS = {
     "large": Answer(RawJson('"' + "x" * MIB + '"')),
     "wakes": Answer(Note(text="wakes"), ("outbox",), ((("acme", "default", "order"), NOW + 5),)),
 }
-
-
-def _only(values: Collection[Any]) -> Any:
-    (value,) = values
-    return value
 
 
 class Service:
@@ -107,10 +101,10 @@ class Service:
         return tasks
 
     async def ask(self, *bodies: object, tenant: str = "acme") -> list[Any]:
-        """Send requests together. Return the replies, which have one field, or the code of an error."""
+        """Send requests together. Return the replies, or the code of an error."""
         async with asyncio.timeout(10):
             replies = await asyncio.gather(*await self.send(*bodies, tenant=tenant))
-        return [each.code or _only(json.loads(each.body).values()) for each in replies]
+        return [each.code or next(iter(json.loads(each.body).values())) for each in replies]
 
     async def stored(self) -> list[str]:
         rows = await self._database.reader.fetch("SELECT worker_id FROM workflow_workers ORDER BY worker_id")
@@ -187,19 +181,6 @@ async def test_environment_at_fault(service: Service, error: Exception) -> None:
     assert await service.ask("a", "b") == ["a", "b"]
     assert await service.stored() == ["a", "b"]
     assert service.metrics.requests == {("note", "BUSY"): 2, ("note", "answered"): 2}
-
-
-async def test_parts_wait_only_briefly_for_locks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that are applied in parts, because one of them met a lock, do not add to its wait."""
-    briefly: list[int] = []
-
-    async def wait_briefly(_: Statements) -> None:
-        briefly.append(len(service.batches))
-
-    monkeypatch.setattr(Statements, "wait_briefly", wait_briefly)
-    service.failing, service.fails_on = DatabaseBlockedError("locked"), ["b"]
-    assert await service.ask("a", "b") == ["a", Code.BUSY]
-    assert (len(service.batches), briefly) == (3, [1, 2])
 
 
 async def test_a_database_that_accepts_nothing(
