@@ -71,12 +71,6 @@ async def test_stream_that_refuses_every_event(timers: Timers) -> None:
     assert "events cannot be stored" in (during.reason or "")
     assert len(timers.broker.events) == ROWS
     assert timers.publishing.health == HEALTHY
-    timers.broker.refuses = always
-    for call in ("again-1", "again-2"):
-        await timers.schedule(call)
-    await run_for(timers, 2)
-    waits = [(await timers.row(call))["available_at"] - timers.clock.now() for call in ("again-1", "again-2")]
-    assert max(waits) <= 60_000, "the delays begin again"
 
 
 async def test_data_that_is_not_utf8(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
