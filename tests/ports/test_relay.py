@@ -242,9 +242,9 @@ async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: Memo
     assert max(sizes) < 2 * MIB + 65_000
 
 
-@pytest.mark.parametrize("seconds", [0, 16])
-async def test_claim_that_is_published_in_part(sqlite: SqliteDatabase, clock: ManualClock, seconds: int) -> None:
-    """If the database is away between two chunks, or half of the lease is over, the rest is released, and not lost."""
+@pytest.mark.parametrize("fault", ["away", "slow", "full"])
+async def test_claim_that_is_published_in_part(sqlite: SqliteDatabase, clock: ManualClock, fault: str) -> None:
+    """After a fault in one chunk of a claim, or after half of the lease, the rest is released, and not lost."""
     timers = Timers(sqlite, MemoryBroker(), clock)
     names = await schedule_large(timers)
     fetch_each = sqlite.reader.fetch_each
@@ -255,14 +255,20 @@ async def test_claim_that_is_published_in_part(sqlite: SqliteDatabase, clock: Ma
 
     async def interrupt(_: Sequence[Message]) -> None:
         timers.broker.before_publishing = no_hook
-        clock.advance(seconds=seconds)
-        if not seconds:
+        if fault == "away":
             cast("Any", sqlite.reader).fetch_each = fail
+        elif fault == "slow":
+            clock.advance(seconds=16)
+        else:
+            timers.broker.has_no_room_for = fires(names[0])
 
     timers.broker.before_publishing = interrupt
-    for _ in range(3):
-        await timers.tick()
+    await timers.tick()
+    assert len(timers.fired()) < len(names) - 1
+    timers.broker.has_no_room_for = never
+    for _ in range(2):
         clock.advance(seconds=1)
+        await timers.tick()
     assert timers.metrics.settlements["released"] > 0
     assert sorted(timers.fired()) == sorted(await fired(timers)) == names
 

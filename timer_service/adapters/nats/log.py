@@ -168,7 +168,7 @@ class NatsLog:
             await self._keep_pulling(most_bytes)
             if self._buffer:
                 batch = self._take(limit, most_bytes)
-                await self._keep_pulling(most_bytes)
+                await self._keep_pulling(most_bytes)  # so that more arrives while the batch is handled
                 return await self._with_small_bodies(batch)
             if (left := until - time.monotonic()) <= 0:
                 break
@@ -453,7 +453,7 @@ class NatsLog:
         """End the pull at its last status, and break the log if messages are missing or the server refuses pulls."""
         code, description = headers.get("Status") or "", headers.get("Description") or ""
         if self._pull is None or subject != self._pull or code == "100" or description == _COMPLETED:
-            return
+            return  # it is of an earlier pull, or more arrives for this one
         self._arrived.set()
         is_too_large = _TOO_LARGE in description
         if code in _ENDS or is_too_large:

@@ -37,9 +37,9 @@ Encode = Callable[[Row, int], Message]
 class _Claimed(NamedTuple):
     rows: Sequence[Row]
     """The rows of a claim to publish."""
-    left: bool
-    """Whether others were released."""
-    exhausted: bool
+    has_released: bool
+    """Whether the claim had other rows, which were released."""
+    has_exhausted: bool
     """Whether the attempts of a row are used up, so that nothing may be published beside it."""
 
 
@@ -141,13 +141,13 @@ class Relay:
                 probing = self._pause.probing
                 limit = 1 if probing else self._limit
                 published = flight.take_published()
-                rows, left, exhausted = await self._claim(now, limit, published, busy=bool(flight.publishing))
-                claimed += len(rows)
-                if rows:
-                    flight.publishing.add(asyncio.create_task(self._fire(rows)))
-                took_all = not left and len(rows) < limit
-                self._limit = self._first_limit if took_all else self._grow(len(rows), left=left)
-                while flight.is_full or (flight.publishing and (took_all or probing or exhausted)):
+                claim = await self._claim(now, limit, published, busy=bool(flight.publishing))
+                claimed += len(claim.rows)
+                if claim.rows:
+                    flight.publishing.add(asyncio.create_task(self._fire(claim.rows)))
+                took_all = not claim.has_released and len(claim.rows) < limit
+                self._limit = self._first_limit if took_all else self._next_limit(claim)
+                while flight.is_full or (flight.publishing and (took_all or probing or claim.has_exhausted)):
                     await flight.wait()
                     flight.raise_first()
                 if took_all and not flight.published:
@@ -171,14 +171,14 @@ class Relay:
             times.append(max(at, min(self._pause.resume_at, self._clock.now() + SHORTEST_MS)))
         return min(times, default=None)
 
-    def _grow(self, count: int, *, left: bool) -> int:
-        """Return the limit of the next claim, after one with `count` rows that did not take all available rows.
+    def _next_limit(self, claim: _Claimed) -> int:
+        """Return the limit of the next claim, after one that did not take all available rows.
 
-        `left`: some of its rows were released. Then there was room for `count`, and the next claim has twice as many.
+        If rows were released, there was only room for those that were kept: the next claim has twice as many.
         """
-        if not left:
+        if not claim.has_released:
             return min(_GROWTH * self._limit, self._batch_size)
-        return min(2 * count, self._batch_size) if count else self._limit
+        return min(2 * len(claim.rows), self._batch_size) if claim.rows else self._limit
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement], *, busy: bool) -> _Claimed:
         """Settle claims that were published, and claim the next rows, in one transaction.
