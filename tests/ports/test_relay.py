@@ -61,6 +61,9 @@ async def run_slowly(timers: Timers) -> None:
 async def test_stream_that_refuses_every_event(timers: Timers) -> None:
     """If the broker refuses every event, no timer is given up, however long it takes. The health names the reason."""
     timers.broker.refuses = always
+    await timers.tick()
+    available = [(await timers.row(f"call-{number:02}"))["available_at"] for number in range(ROWS)]
+    assert max(available) <= timers.clock.now(), "rows that were refused together are tried singly, at once"
     await run_slowly(timers)
     during = timers.publishing.health
     rows = [await timers.row(f"call-{number:02}") for number in range(ROWS)]
