@@ -18,6 +18,7 @@ class LastingClient(Client):
     """A client that survives errors of the server, and a flush that was given up. It says why a login was refused."""
 
     async def _connect_to_server(self, s: Srv) -> None:
+        """Connect to a server, over a `_LoginTransport` if the driver would use its own TCP connection."""
         if not self._transport and s.uri.scheme not in _WEB_SOCKETS and not self.options["verbose"]:
             self._transport = _LoginTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
@@ -69,6 +70,7 @@ class _LoginTransport(TcpTransport):
         return True  # the driver replaces a transport that is false, as others are until they are connected
 
     def write(self, payload: bytes) -> None:
+        """Send data. Keep a CONNECT until the next data."""
         if payload.startswith(_CONNECT):
             self._login = payload
             return

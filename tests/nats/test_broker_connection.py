@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import nats.errors
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests.harness.builders import event
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Replies, Request
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.errors import Code
@@ -74,6 +76,13 @@ async def test_a_denied_permission_is_forgotten_with_the_connection(peer: Script
     assert broker.health == HEALTHY
 
 
+async def test_a_denied_hint_is_harmless(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """Without a permission for hints, other instances only see new work later. The health says nothing."""
+    await peer.send(DENIED.replace(b"timer.evt.v1.acme.due-time-reached", b"timer.wake.v1.timers"))
+    await until(lambda: "timer.wake" in broker.connections[0].last_error)
+    assert broker.health == HEALTHY
+
+
 async def test_the_reason_of_an_outage_is_forgotten_with_it(
     peer: ScriptedPeer, broker: NatsBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,11 +132,27 @@ async def test_a_connection_that_is_closed_for_good(broker: NatsBroker, which: i
     if which == 1:
         await broker.serve(Kind.QUERY, [], refuse_all)
     lost = asyncio.create_task(broker.wait_lost())
-    await broker.connections[which].flush()  # the peer answers the last connection
+    connection = broker.connections[which]
+    await connection.flush()  # the peer answers the last connection
     assert not lost.done()
-    await broker.connections[which].client.close()
+    connection.last_error = "its reason"
+    await connection.client.close()
     async with asyncio.timeout(10):
-        await lost
+        assert await lost == "its reason"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_connection_that_is_not_read(broker: NatsBroker, which: int) -> None:
+    """The service learns that nothing reads one of its connections. A lost one is being restored, for ever."""
+    await broker.serve(Kind.QUERY, [], refuse_all)
+    connection = broker.connections[which]
+    client, seen = connection.client, [broker.reading]
+    for is_connected in (True, False):
+        connection.client = cast("GuardedClient", SimpleNamespace(reading=False, is_connected=is_connected))
+        seen.append(broker.reading)
+    connection.client = client
+    assert seen == [True, False, True]
+    assert client.options["max_reconnect_attempts"] == -1
 
 
 async def test_unsent_messages_do_not_reach_the_next_server(peer: ScriptedPeer, broker: NatsBroker) -> None:

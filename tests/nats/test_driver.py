@@ -1,14 +1,14 @@
 """The guarded driver against a scripted peer: nothing that a server sends ends the reading or closes the connection."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
-from timer_service.adapters.nats.driver import GuardedClient
+from timer_service.adapters.nats.driver import GuardedClient, ReadMessage
 
 
 @pytest.fixture
@@ -118,6 +118,36 @@ async def test_unsent_messages_are_discarded(peer: ScriptedPeer, client: Guarded
     await client.publish("later", b"")
     await client.flush()
     assert [subject for subject, _, _ in peer.published] == ["later"]
+
+
+async def test_a_receiver_that_fails(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """It loses its messages, and the reading goes on. It is forgotten with its subscription."""
+    arrived = await collect(peer, client)
+
+    def fail(_: Sequence[ReadMessage]) -> None:
+        raise RuntimeError("a bug")
+
+    subscription = await client.subscribe_many("many", fail)
+    await peer.until(lambda: peer.subscribed("many"))
+    await peer.deliver("many", b"a", b"1")
+    await peer.deliver("commands", b"a", b"2")
+    assert (await next_message(arrived)).data == b"2"
+    assert (peer.connections, client.reading, len(client.receivers)) == (1, True, 1)
+    await subscription.unsubscribe()
+    assert client.receivers == {}
+
+
+async def test_a_flush_that_was_given_up(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """The answer to it does not end the reading."""
+    arrived = await collect(peer, client)
+    flushing = asyncio.create_task(client.flush())
+    await asyncio.sleep(0)
+    flushing.cancel()
+    await asyncio.wait([flushing])
+    await client.flush()
+    await peer.deliver("commands", b"a", b"1")
+    assert (await next_message(arrived)).data == b"1"
+    assert (flushing.cancelled(), peer.connections) == (True, 1)
 
 
 async def test_bytes_in_any_pieces(peer: ScriptedPeer, client: GuardedClient) -> None:

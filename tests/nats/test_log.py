@@ -130,6 +130,11 @@ async def test_body_of_a_command_that_was_removed(server: NatsServer, caller: Lo
     assert len(await caller.log.body(command) or b"") == 600_000
     await js.purge_stream("TIMER_CMD")
     assert await caller.log.body(command) is None
+    config = (await js.stream_info("TIMER_CMD")).config
+    await js.delete_stream("TIMER_CMD")
+    await js.add_stream(config)
+    await publish(server, "another")
+    assert await caller.log.body(command) is None
     assert command.left_bytes == 600_000
 
 

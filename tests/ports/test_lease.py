@@ -14,7 +14,7 @@ from tests.harness.builders import scheduled
 from tests.harness.cases import case
 from tests.harness.clock import NOW, after
 from tests.harness.timers import put_timers
-from timer_service.core.due.lease import Failure, Lease
+from timer_service.core.due.lease import Failure, Lease, take_over_claims
 from timer_service.core.ports.database import Database, Row
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import ConflictError
@@ -191,6 +191,38 @@ async def test_void_ends_every_lease(store: Database, lease: Lease) -> None:
     assert [await settle(store, lease, step, held[0]) for step in STEPS] == [0] * len(STEPS)
     again = await claim(store, lease, NOW + 2)
     assert sorted((row["service_call_id"], row["attempt"]) for row in again) == [("a", 2), ("b", 2)]
+
+
+async def test_claims_of_a_dead_process(store: Database, lease: Lease) -> None:
+    """A process that starts takes over the claims that it finds, unless another process may have made them."""
+    await put(store, timer())
+    await claim_one(store, lease)
+    await take_over_claims(store, lease, NOW + 1)
+    assert len(await claim(store, lease, NOW + 1)) == int(store.exclusive)
+
+
+async def test_retry_before_the_row_is_due(store: Database, lease: Lease) -> None:
+    """If the clock was set back since the claim, a row that failed is not available before it is due."""
+    await put(store, timer())
+    async with store.transaction() as tx:
+        await lease.retry(tx, [Failure(each, "refused", NOW - 5_000) for each in await lease.claim(tx, NOW, 1)])
+    assert (await row_of(store))["available_at"] == NOW
+
+
+async def test_next_available_beside_waiting_tenants(store: Database, lease: Lease) -> None:
+    """The due rows of tenants that wait do not count. Later rows do, and others are looked for again in a second."""
+    await put(store, timer("a", NOW, "waits"))
+
+    async def claim_and_look() -> tuple[int, int | None]:
+        async with store.transaction() as tx:
+            rows = await lease.claim(tx, NOW, 1, alone=store.exclusive, waiting={"waits"})
+        return len(rows), await lease.next_available(store.reader)
+
+    assert await claim_and_look() == (0, NOW + 1_000)
+    await put(store, timer("b", NOW + 300, "other"))
+    assert await claim_and_look() == (0, NOW + 300)
+    await put(store, timer("c", NOW, "other"), timer("d", NOW, "other"))
+    assert await claim_and_look() == (1, NOW)
 
 
 async def test_next_available(store: Database, lease: Lease) -> None:

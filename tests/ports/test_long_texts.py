@@ -1,6 +1,7 @@
 """Texts of more than 1,000 characters are in a table of their own, and are read just before they are published."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.timers import Timers
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.due.lease import LeasedTable
+from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
 from timer_service.core.events.relay import Encode
@@ -103,3 +104,16 @@ async def test_long_bodies(
     assert LONG in bodies["id-1"]
     assert OTHER not in bodies["id-1"]
     assert (await texts(store), list(await store.reader.fetch(f"SELECT * FROM {table.name}"))) == ([], [])
+
+
+async def test_a_late_holder_deletes_no_text(timers: Timers) -> None:
+    """After its lease has ended, a holder deletes neither the row nor its long text."""
+    store, lease = timers.database, Lease(OUTBOX, timedelta(seconds=30))
+    async with store.transaction() as tx:
+        await add_event(tx, 1, LONG)
+        late = await lease.claim(tx, NOW, 10)
+    async with store.transaction() as tx:
+        assert len(await lease.claim(tx, NOW + 30_000, 10)) == 1
+    async with store.transaction() as tx:
+        assert await lease.complete(tx, late, NOW + 30_000) == 0
+    assert len(await texts(store)) == 1

@@ -23,9 +23,10 @@ async def test_healthy_database_is_not_written(store: Database) -> None:
 
 
 async def test_probe_ends_an_outage_on_sqlite(sqlite: SqliteDatabase, tmp_path: Path) -> None:
-    """While another program holds the lock, the probe fails. Afterwards it makes the database healthy."""
+    """While another program holds the lock, the probe fails. Later it makes the database healthy, and keeps its id."""
     probe = DatabaseProbe(sqlite)
     async with sqlite.transaction() as tx:
+        await tx.execute("INSERT INTO installation (one, database_id) VALUES (1, 'its id')")
         await tx.fetch("PRAGMA busy_timeout = 0")
     with closing(sqlite3.connect(tmp_path / "timers.db", isolation_level=None)) as lock:
         lock.execute("BEGIN IMMEDIATE")
@@ -37,3 +38,4 @@ async def test_probe_ends_an_outage_on_sqlite(sqlite: SqliteDatabase, tmp_path: 
     during = sqlite.health.usable
     await probe.tick(NOW)
     assert (during, sqlite.health) == (False, HEALTHY)
+    assert [row["database_id"] for row in await sqlite.reader.fetch(STORED)] == ["its id"]

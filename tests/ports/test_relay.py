@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, cast
 
@@ -9,13 +10,17 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import ManualClock
-from tests.harness.timers import Timers, always, fires
+from tests.harness.timers import Timers, always, fires, no_hook
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.due.lease import Lease
+from timer_service.core.events.settlement import Settlement, Settler
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.core.values.message import Message
+from timer_service.timers.store import TIMERS
 
 ROWS = 20
 BATCH = 5
@@ -56,6 +61,9 @@ async def run_slowly(timers: Timers) -> None:
 async def test_stream_that_refuses_every_event(timers: Timers) -> None:
     """If the broker refuses every event, no timer is given up, however long it takes. The health names the reason."""
     timers.broker.refuses = always
+    await timers.tick()
+    available = [(await timers.row(f"call-{number:02}"))["available_at"] for number in range(ROWS)]
+    assert max(available) <= timers.clock.now(), "rows that were refused together are tried singly, at once"
     await run_slowly(timers)
     during = timers.publishing.health
     rows = [await timers.row(f"call-{number:02}") for number in range(ROWS)]
@@ -146,8 +154,12 @@ async def fired(timers: Timers) -> list[str]:
 
 
 @pytest.mark.parametrize("transaction", [2, 3, 4])
-async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transaction: int) -> None:
-    """Wherever a pass is cancelled, all events that it has published are settled at its end, each once."""
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transaction: int, *, waiting: bool) -> None:
+    """Wherever a pass is cancelled, all events that it has published are settled at its end, each once.
+
+    `waiting`: the transaction waits for another one, so it does not begin.
+    """
     timers = Timers(sqlite, MemoryBroker(), clock, batch_size=BATCH)
     for number in range(3 * BATCH):
         timers.send(schedule_timer(f"call-{number:02}"))
@@ -158,6 +170,8 @@ async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transa
     async def cancel(work: Work) -> object:
         nonlocal left
         left -= 1
+        if left == 0 and waiting:
+            raise asyncio.CancelledError
         if left == 0 and (task := asyncio.current_task()) is not None:
             task.cancel()
         return await run(work)
@@ -166,6 +180,24 @@ async def test_cancelled_pass(sqlite: SqliteDatabase, clock: ManualClock, transa
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(timers.tick())
     assert sorted(await fired(timers)) == sorted(timers.fired()) != []
+    assert timers.metrics.lost == 0
+
+
+async def test_cancelled_settling(sqlite: SqliteDatabase, clock: ManualClock) -> None:
+    """If settling several claims is cancelled at the first one, all of them are settled later."""
+    timers = Timers(sqlite, MemoryBroker(), clock)
+    for number in range(2):
+        await timers.schedule(f"call-{number}")
+    lease = Lease(TIMERS, timedelta(seconds=30))
+    settler = Settler(sqlite, lease, clock, timers.metrics)
+    async with sqlite.transaction() as tx:
+        claims = [await lease.claim(tx, clock.now(), 1) for _ in range(2)]
+    task = asyncio.create_task(settler.settle(Settlement(clock.now(), complete=rows) for rows in claims))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settler.settle_left()
+    assert len(await fired(timers)) == 2
     assert timers.metrics.lost == 0
 
 
@@ -185,15 +217,21 @@ async def test_error_of_an_overlapping_batch(timers: Timers, failing: int) -> No
     assert len(await fired(timers)) >= BATCH
 
 
+async def schedule_large(timers: Timers) -> list[str]:
+    """Schedule large timers of several tenants, and wait until they are due. Return their names."""
+    names = [f"call-{number:02}" for number in range(40)]
+    for name in names:
+        due_at = timers.clock.now() + int(name[-2:])
+        timers.send(schedule_timer(name, due_at, tenant=name, data="x" * 64_000), tenant=name)
+    await timers.consume()
+    timers.clock.advance(seconds=1)
+    return names
+
+
 async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """A claim of large rows, one of each tenant, is encoded and published in chunks, and completed as a whole."""
     timers = Timers(store, memory_broker, clock)
-    names = [f"call-{number:02}" for number in range(40)]
-    for name in names:
-        due_at = clock.now() + int(name[-2:])
-        timers.send(schedule_timer(name, due_at, tenant=name, data="x" * 64_000), tenant=name)
-    await timers.consume()
-    clock.advance(seconds=1)
+    names = await schedule_large(timers)
     sizes: list[int] = []
 
     async def record(messages: Sequence[Message]) -> None:
@@ -205,6 +243,37 @@ async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: Memo
     assert (timers.fired(), sorted(await fired(timers))) == (names, names)
     assert len(sizes) > 1
     assert max(sizes) < 2 * MIB + 65_000
+
+
+@pytest.mark.parametrize("fault", ["away", "slow", "full"])
+async def test_claim_that_is_published_in_part(sqlite: SqliteDatabase, clock: ManualClock, fault: str) -> None:
+    """After a fault in one chunk of a claim, or after half of the lease, the rest is released, and not lost."""
+    timers = Timers(sqlite, MemoryBroker(), clock)
+    names = await schedule_large(timers)
+    fetch_each = sqlite.reader.fetch_each
+
+    async def fail(*_: object) -> Any:
+        cast("Any", sqlite.reader).fetch_each = fetch_each
+        raise DatabaseUnavailableError("away")
+
+    async def interrupt(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = no_hook
+        if fault == "away":
+            cast("Any", sqlite.reader).fetch_each = fail
+        elif fault == "slow":
+            clock.advance(seconds=16)
+        else:
+            timers.broker.has_no_room_for = fires(names[0])
+
+    timers.broker.before_publishing = interrupt
+    await timers.tick()
+    assert len(timers.fired()) < len(names) - 1
+    timers.broker.has_no_room_for = never
+    for _ in range(2):
+        clock.advance(seconds=1)
+        await timers.tick()
+    assert timers.metrics.settlements["released"] > 0
+    assert sorted(timers.fired()) == sorted(await fired(timers)) == names
 
 
 class Trap:
@@ -236,11 +305,17 @@ class Trap:
         await self._timers.sql(f"DROP TRIGGER trap{table}")
 
 
-async def test_row_that_cannot_be_settled(timers: Timers) -> None:
-    """If one row cannot be settled, the others of its claim are settled. The row keeps its lease."""
+@pytest.mark.parametrize("alone", [False, True])
+async def test_row_that_cannot_be_settled(timers: Timers, *, alone: bool) -> None:
+    """If one row cannot be settled, other rows are, of its claim and of the next one. The row keeps its lease."""
+    if alone:
+        await timers.sql("DELETE FROM timer_schedules WHERE service_call_id <> 'call-03'")
     await Trap(timers).set("call-03")
     await timers.tick()
-    assert len(await fired(timers)) == ROWS - 1
+    assert len(await fired(timers)) == (0 if alone else ROWS - 1)
+    await timers.schedule("another")
+    await timers.tick()
+    assert "another" in await fired(timers)
     row = await timers.row("call-03")
     assert (row["state"], row["available_at"] - timers.clock.now()) == ("Scheduled", 30_000)
 

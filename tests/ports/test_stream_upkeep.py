@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.harness.clock import NOW
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.faults import STORED, Answer, Fault
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.message import Kind
 
@@ -128,6 +130,31 @@ async def test_settings_that_lose_messages(
     assert (found, reason) == ((needed, None) if manage else (value, f"{problem} TIMER_MANAGE_STREAMS=true"))
 
 
+async def test_streams_without_atomic_batches(server: NatsServer, operator: Client) -> None:
+    """A stream of the operator may refuse batches, which are only faster. That of commands does: tenants send to it."""
+    stream = {**(await request(operator, "STREAM.INFO.TIMER_EVT", {}))["config"], "allow_atomic": False}
+    for config, managed in ((stream, [False]), ({**stream, "persist_mode": "async"}, [False, True])):
+        await request(operator, "STREAM.DELETE.TIMER_EVT")
+        await request(operator, "STREAM.CREATE.TIMER_EVT", config)
+        for manage in managed:
+            async with connected(server, manage=manage) as broker:
+                assert not broker.streams.atomic - {Kind.DEAD_LETTER}
+    commands = (await request(operator, "STREAM.INFO.TIMER_CMD"))["config"]
+    assert not commands.get("allow_atomic")
+
+
+async def test_for_how_long_events_are_kept(server: NatsServer, operator: Client) -> None:
+    """It is the age of the stream, whatever the operator makes of it."""
+    kept = []
+    async with connected(server, manage=False) as broker:
+        config = (await request(operator, "STREAM.INFO.TIMER_EVT", {}))["config"]
+        for max_age in (config["max_age"], 120_000_000_000, 0):
+            await request(operator, "STREAM.UPDATE.TIMER_EVT", {**config, "max_age": max_age})
+            await broker.streams.tick(NOW)
+            kept.append(broker.keeps_events_for)
+    assert kept == [timedelta(days=7), timedelta(minutes=2), None]
+
+
 async def test_an_update_keeps_the_settings_of_the_operator(
     server: NatsServer, operator: Client, js: JetStreamContext
 ) -> None:
@@ -181,6 +208,17 @@ async def test_full_stream(server: NatsServer, js: JetStreamContext, limit: Stre
     assert not full.usable
     assert (full.reason or "").startswith("stream TIMER_EVT is full: it has ")
     assert f"{'max_msgs = 3' if limit.max_msgs else 'max_bytes = 100000'};" in (full.reason or "")
+
+
+async def test_broker_without_room(server: NatsServer) -> None:
+    """While the broker has no room for events, it has none for commands. An event that is stored shows its end."""
+    refused = Answer(Fault.NO_STORAGE, "the disk is full")
+    seen = []
+    async with connected(server, manage=True) as broker:
+        for kind, answers in ((Kind.EVENT, [STORED, refused]), (Kind.DEAD_LETTER, [STORED]), (Kind.EVENT, [STORED])):
+            broker.streams.record(kind, answers)
+            seen.append(broker.streams.health[Kind.COMMAND].usable)
+    assert seen == [False, False, True]
 
 
 async def test_streams_without_a_connection(server: NatsServer, js: JetStreamContext) -> None:

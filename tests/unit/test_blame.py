@@ -27,10 +27,17 @@ def test_blame(error: Exception, cause: Blame) -> None:
     assert blame(error) is cause
 
 
-def test_evidence_of_a_command_that_was_given_up() -> None:
-    """A command that was given up is no longer evidence."""
+def test_evidence() -> None:
+    """Two commands of a handler are evidence. One that was given up is none any more, and success ends all of it."""
     evidence = Evidence()
     evidence.record([], [("timers", 1)])
+    evidence.record([], [("timers", 1)])
+    assert not evidence.is_environment("timers")
+    evidence.record([], [("timers", 2), ("runs", 1)])
+    assert (evidence.is_environment("timers"), evidence.is_environment("runs")) == (True, False)
     evidence.forget("timers", 1)
-    evidence.record([], [("timers", 2)])
+    assert not evidence.is_environment("timers")
+    evidence.record([], [("timers", 3)])
+    assert evidence.is_environment("timers")
+    evidence.record(["timers"], [])
     assert not evidence.is_environment("timers")

@@ -165,6 +165,8 @@ async def test_batches_are_bounded() -> None:
     await publish(driver, *map(message, range(1001)))
     await publish(driver, *(message(number, 900_000) for number in range(10)))
     assert driver.batches() == [1000, 9]
+    numbers = [int(sent.headers.get("Nats-Batch-Sequence", 1)) for sent in driver.sent]
+    assert numbers == [*range(1, 1001), 1, *range(1, 10), 1]
     waiting = ScriptedDriver(lambda _: None)
     task = asyncio.create_task(publish(waiting, *(message(n, 300_000) for n in range(10)), atomic=False))
     while len(waiting.sent) < 3:
@@ -232,5 +234,5 @@ async def test_slow_broker_does_not_hold_a_call() -> None:
 async def test_nothing_more_is_sent_to_a_full_stream() -> None:
     """If the stream has no room for a few single events, the other halves of the batch are not sent."""
     driver = ScriptedDriver(lambda _: error(503, 10077, "maximum bytes exceeded"))
-    assert await publish(driver, *map(message, range(32))) == [FULL] * 32
-    assert (driver.batches(), driver.requests[-1]) == ([32, 16], "id-7")
+    assert await publish(driver, *map(message, range(33))) == [FULL] * 33
+    assert (driver.batches(), driver.requests[-1]) == ([33, 16], "id-7")

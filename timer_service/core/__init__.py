@@ -1,6 +1,6 @@
 """The parts that all slices share: the intake of commands, the lease, the outbox and its relay. It imports no driver.
 
-The states of a leased row, whatever its table calls them::
+The states of a leased row. A held row has a `lease_token`; its column `state` is still that of a waiting one::
 
                       claim: attempt + 1, new token,
                       available_at = now + visibility timeout

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from timer_service.core.events import outbox
-from timer_service.core.events.outbox import OUTBOX, EventKey
+from timer_service.core.events.outbox import OUTBOX, WAITING, EventKey
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
@@ -35,7 +35,7 @@ async def handle(
     for key in keys:
         outcome = _apply(after.get(key))
         if outcome is Outcome.RETRIED:
-            after[key] = OUTBOX.waiting
+            after[key] = WAITING
         results.append(CommandResult(outcome, now if outcome is Outcome.RETRIED else None))
     await outbox.requeue(tx, [key for key, state in after.items() if state != before[key]], now)
     return results

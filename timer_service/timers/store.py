@@ -54,9 +54,6 @@ TIMERS = LeasedTable(
     claimed=("tenant_id", "service_call_id", "large_data", *_SCHEDULE_COLUMNS),
     oldest_first="due_at",
     texts=_TEXTS,
-    state="state",
-    waiting=State.SCHEDULED,
-    held=State.SCHEDULED,
     buried=State.FAILED,
     complete="state = CASE WHEN expires_at <= :at THEN 'Expired' ELSE 'Reached' END, "
     "reached_at = CASE WHEN expires_at <= :at THEN NULL ELSE :at END, "

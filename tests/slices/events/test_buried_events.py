@@ -71,7 +71,9 @@ async def test_retried_event_is_published(events: Events) -> None:
     assert events.command_wakes == [events.clock.now()]
     await events.bury()
     assert [each["attempt"] for each in (await events.buried())["events"]] == [1]
+    events.clock.set(NOW - 1)  # it is set back to before the event was added
     assert await events.retry("event-1") == ["retried"]
+    events.clock.set(NOW)
     await events.publish()
     assert [message.id for message in events.broker.events] == ["event-1"]
     assert (await events.buried(), await events.retry("event-1")) == ({"events": []}, ["not_found"])

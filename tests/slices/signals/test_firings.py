@@ -11,8 +11,10 @@ from tests.harness.wiring import MAX_ATTEMPTS
 from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database
+from timer_service.signals.firing_store import FIRINGS
 
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=1024 * 1024)
 
@@ -172,6 +174,7 @@ async def test_retried_and_given_up(signals: Signals) -> None:
         assert firing["attempt"] == attempt
         assert firing["status"] == ("failed" if attempt == MAX_ATTEMPTS else "queued")
         assert sorted(signals.fired()) == ["first", "third"]
+        assert await DueRows(FIRINGS).find(signals.database.reader, ["acme"], signals.clock.now(), 10) == []
         if (again_at := await next_at(signals.firings, signals.clock.now())) is not None:
             assert 0 <= again_at - signals.clock.now() <= 1000 * 2 ** (attempt - 1)
             signals.clock.set(again_at)

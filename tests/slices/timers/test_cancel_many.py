@@ -13,9 +13,10 @@ from tests.harness.clock import NOW, ManualClock, after
 from tests.harness.timers import Timers, put_timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.due.due_rows import DueRows
 from timer_service.core.values.message import Position
 from timer_service.timers import cancellation_worker
-from timer_service.timers.cancellations import prefix_end
+from timer_service.timers.cancellations import CANCELLATIONS, prefix_end
 
 DUE = after(hours=1)
 LAST = "\U0010ffff"
@@ -207,6 +208,8 @@ async def test_failing_cancellation_does_not_hold_the_others(timers: Timers) -> 
     assert await states(timers) == {"a": "Cancelled", "b": "Scheduled", "c": "Cancelled"}
     (row,) = await timers.database.reader.fetch("SELECT * FROM timer_cancellations")
     assert (row["prefix"], row["available_at"], row["last_error"] is None) == ("b", timers.clock.now() + 1000, False)
+    async with timers.database.transaction() as tx:
+        assert await DueRows(CANCELLATIONS).lock_oldest(tx, ["acme"], timers.clock.now()) == []
     await timers.sql("DROP INDEX one_bee")
     timers.clock.advance(seconds=1)
     await timers.pass_cancellations()

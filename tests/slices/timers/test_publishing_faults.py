@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import NOW, ManualClock
-from tests.harness.timers import Timers, fires, no_hook
+from tests.harness.timers import Timers, always, fires, no_hook
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -46,6 +46,17 @@ async def test_refused_event_is_retried_then_buried(timers: Timers) -> None:
     assert all(0 <= wait <= ceiling for wait, ceiling in zip(waits, (1000, 2000), strict=True))
     assert timers.metrics.settlements == {"fired": 2, "retried": 2, "buried": 1}
     assert (timers.metrics.given_up, timers.metrics.failures) == ({"timer_schedules": 1}, {"refused": 3})
+
+
+async def test_refused_events_one_after_the_other(timers: Timers) -> None:
+    """If nothing but two refused events is published, the second one is given up too: the first one is not counted."""
+    timers.broker.refuses = always
+    for call in ("call-1", "call-2"):
+        await timers.schedule(call)
+        for _ in range(MAX_ATTEMPTS):
+            await timers.tick()
+            timers.clock.advance(minutes=5)
+        assert (await timers.row(call))["state"] == "Failed"
 
 
 async def test_outage_counts_no_attempts(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:

@@ -5,7 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 
-from timer_service.core.due.isolate import isolate
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.adapters.sqlite.statements import Statements
+from timer_service.core.due.isolate import Failed, Retries, isolate, isolate_in_transactions
+from timer_service.core.ports.database import Transaction
 from timer_service.core.values.errors import (
     ConflictError,
     DatabaseBlockedError,
@@ -100,3 +103,33 @@ async def test_all_are_broken(bad: str, *, raises: bool) -> None:
     assert ([each.item for each in isolated.broken], len(transactions.tried)) == (list(bad), 2 * len(bad) - 1)
     with pytest.raises(ValueError, match="a bug") if raises else nullcontext():
         isolated.raise_if_all_are_broken()
+
+
+async def test_parts_wait_only_briefly_for_locks(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first transaction waits for locks as usual. Those with parts of the items do not add to its wait."""
+    transactions = Transactions(c=DatabaseBlockedError("lock timeout"))
+    briefly: list[int] = []
+
+    async def wait_briefly(_: Statements) -> None:
+        briefly.append(len(transactions.tried))
+
+    async def handle(_: Transaction, items: Sequence[str]) -> Sequence[str]:
+        await transactions.run(items)
+        return items
+
+    monkeypatch.setattr(Statements, "wait_briefly", wait_briefly)
+    done: list[str] = []
+    isolated = await isolate_in_transactions(sqlite, "abcd", handle, done.extend)
+    assert ([each.item for each in isolated.blocked], done, briefly) == (["c"], ["a", "b", "d"], [1, 2, 3, 4])
+
+
+def test_delays_of_a_row() -> None:
+    """A row that fails again waits longer each time. After it was handled, its first delay is the shortest again."""
+    retries = Retries[str]("timers")
+
+    def next_at() -> int:
+        return retries.of([Failed("a", ValueError("a bug"))], 5).pop("a").at
+
+    assert [next_at(), next_at(), next_at()] == [1005, 2005, 4005]
+    retries.forget(["a"])
+    assert next_at() == 1005

@@ -128,6 +128,15 @@ async def test_full_queue(asked: Asked) -> None:
     await asyncio.gather(*waiting)
 
 
+async def test_a_query_that_has_waited_for_too_long(asked: Asked) -> None:
+    """It gets BUSY when it would have its turn. Those that are answered already get their replies."""
+    waiting = await asked.start(*"abcde")
+    asked.seconds = 6
+    asked.go_on.set()
+    async with asyncio.timeout(10):
+        assert codes(await asyncio.gather(*waiting)) == [None] * 4 + [Code.BUSY]
+
+
 async def test_waiting_queries_have_a_share_of_the_memory(asked: Asked) -> None:
     """The waiting queries, and the replies that are written at a time, fit into the share of the budget."""
     assert Budget.of(LEAST_MEMORY_BYTES).queries >= 4 * MIB + MIB

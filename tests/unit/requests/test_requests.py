@@ -16,6 +16,7 @@ from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import OutageLog
+from timer_service.core.requests.bodies import ANSWERED
 from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, RequestRoute, Requests
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.errors import Code, DatabaseBlockedError, DatabaseUnavailableError, Rejection
@@ -31,6 +32,7 @@ INSERT = (
 class Note(Payload):
     """A request of these tests."""
 
+    absent: str | None = None
     text: str = ""
 
 
@@ -102,7 +104,7 @@ class Service:
         """Send requests together. Return the replies, or the code of an error."""
         async with asyncio.timeout(10):
             replies = await asyncio.gather(*await self.send(*bodies, tenant=tenant))
-        return [each.code or json.loads(each.body)["text"] for each in replies]
+        return [each.code or next(iter(json.loads(each.body).values())) for each in replies]
 
     async def stored(self) -> list[str]:
         rows = await self._database.reader.fetch("SELECT worker_id FROM workflow_workers ORDER BY worker_id")
@@ -132,11 +134,14 @@ async def test_bad_requests_beside_a_good_one(service: Service) -> None:
     """Each bad request gets an error that names the field. The good ones of the same batch are applied."""
     bad = await service.send(b"{", b'{"text": 1}', b'{"text": "a", "more": 1}', b"[]")
     bad += await service.send("a", tenant="\u00e9")
+    bad += await service.send(b"[" + b"{}," * (128 * 1024) + b"{}]")
     assert await service.ask("good") == ["good"]
     replies = [await each for each in bad]
-    assert [each.code for each in replies] == [Code.INVALID_JSON] + [Code.INVALID_PAYLOAD] * 4
+    found = [each.code for each in replies]
+    assert found == [Code.INVALID_JSON, *[Code.INVALID_PAYLOAD] * 4, Code.TOO_LARGE]
+    assert service.metrics.requests == {("note", code): found.count(code) for code in found} | {("note", ANSWERED): 1}
     paths = [json.loads(each.body)["error"].get("errors", [{}])[0].get("path") for each in replies]
-    assert paths == [None, "text", "more", "(body)", "tenantId"]
+    assert paths == [None, "text", "more", "(body)", "tenantId", None]
     assert await service.stored() == ["good"]
 
 
@@ -176,6 +181,18 @@ async def test_environment_at_fault(service: Service, error: Exception) -> None:
     assert await service.ask("a", "b") == ["a", "b"]
     assert await service.stored() == ["a", "b"]
     assert service.metrics.requests == {("note", "BUSY"): 2, ("note", "answered"): 2}
+
+
+async def test_a_database_that_accepts_nothing(
+    service: Service, sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the file of the database was deleted, no worker is told that its request was applied."""
+
+    def refuse() -> None:
+        raise DatabaseUnavailableError("the file was deleted")
+
+    monkeypatch.setattr(sqlite, "accepting", refuse)
+    assert (await service.ask("a"), await service.stored()) == (["BUSY"], [])
 
 
 async def test_requests_that_are_not_applied(

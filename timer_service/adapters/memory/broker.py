@@ -67,7 +67,8 @@ class MemoryBroker:
 
     @health.setter
     def health(self, health: Health) -> None:
-        self.outages += self._health.usable and not health.usable
+        if self._health.usable and not health.usable:
+            self.outages += 1
         self._health = health
 
     @property
@@ -144,6 +145,7 @@ class MemoryBroker:
         self._hint_listeners.append(on_hint)
 
     def _store(self, message: Message) -> PublishResult:
+        """Store a message, unless the test set a fault for it. Return its result."""
         if not self.health.usable:
             return PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")
         if len(message.body) > self.features.max_message_bytes:
@@ -158,6 +160,7 @@ class MemoryBroker:
         return PUBLISHED
 
     def _append(self, message: Message) -> None:
+        """Store a message, unless one with its id was stored."""
         name = (message.address.kind, message.id)
         if self.features.deduplicates and name in self._ids:
             return

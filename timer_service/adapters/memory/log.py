@@ -136,10 +136,12 @@ class MemoryLog:
         self._stored.changed.set()
 
     def _check(self) -> None:
+        """Raise `LogUnavailableError` while the log cannot be read."""
         if self._stored.away is not None:
             raise LogUnavailableError(self._stored.away)
 
     def _find(self, cursor: LogCursor | None) -> Opening:
+        """Return where to read: at the first command, behind the cursor, or in another log from the cursor's time."""
         stored = self._stored
         name = str(stored.epoch)
         if cursor is None:

@@ -14,7 +14,7 @@ from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.requests import TenantRequests
 from timer_service.adapters.nats.streams import StreamUpkeep, prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.broker import BrokerFeatures, PublishResult, PublishStatus, ReceiveRequest, Reply
+from timer_service.core.ports.broker import BrokerFeatures, PublishResult, ReceiveRequest, Reply
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Kind, Message
@@ -122,8 +122,6 @@ class NatsBroker:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams. Return one result each."""
-        if not self.health.usable:
-            return [PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")] * len(messages)
         return await self._publisher.publish(messages)
 
     async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> TenantRequests:

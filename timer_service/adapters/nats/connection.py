@@ -26,8 +26,6 @@ _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
 _LOGIN_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 _CONNECTION_ERRORS = (OSError, nats.errors.StaleConnectionError)
 
-NewClient = Callable[[], GuardedClient]
-
 
 @dataclass(frozen=True, slots=True)
 class Login:
@@ -59,6 +57,7 @@ class Login:
         return {name: value for name, value in options.items() if value is not None}
 
     def _tls(self) -> ssl.SSLContext | None:
+        """Return the certificates for TLS; None if no file is set: the URL then decides about TLS."""
         if self.tls_ca is None and self.tls_cert is None:
             return None
         try:
@@ -86,7 +85,7 @@ class Connection:
         unsent_bytes: int,
         part: str = "the broker",
         harmless: str = "",
-        new: NewClient = GuardedClient,
+        new: Callable[[], GuardedClient] = GuardedClient,
     ) -> None:
         """`name`: for the server. A publish waits while `unsent_bytes` are not sent yet. `part`: for messages.
 
@@ -197,6 +196,7 @@ class Connection:
         self.closed.set()
 
     async def _on_disconnected(self) -> None:
+        """End what waits for the server, and forget what was not sent."""
         self.outages += 1
         self._denied = None  # not in `_on_reconnected`: before that, the server may deny permissions again
         for notify in self.on_lost:
@@ -227,6 +227,7 @@ def _check_credentials(path: Path) -> None:
 
 
 def _check_seed(seed: str, name: str) -> None:
+    """Raise `StartError` if a seed cannot be used. `name`: the setting that has it."""
     try:
         import nkeys  # noqa: PLC0415 - optional
     except ImportError as error:

@@ -101,6 +101,7 @@ class GuardedClient(LastingClient):
             log.exception("reading from the broker has failed")
 
     async def _read_in_turns(self, transport: Any) -> None:
+        """Read until the connection is closed or lost. The end of the data counts as lost."""
         turns = Turns(_BYTES_PER_TURN)
         while not (self.is_closed or self.is_reconnecting):
             if transport.at_eof():
@@ -209,6 +210,7 @@ class GuardedParser(Parser):
                 log.exception("a message could not be processed", extra={"subject": decode_text(read.subject[:200])})
 
     async def _process_line(self, line: bytes) -> None:
+        """Process a line that is no message. Raises an error of the driver, after which the client connects again."""
         operation, _, rest = line.partition(b" ")
         client: Any = self.nc
         try:

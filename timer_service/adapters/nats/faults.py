@@ -100,6 +100,7 @@ def to_results(kinds: Sequence[Kind], answers: Sequence[Answer]) -> list[Publish
 
 
 def _to_result(answer: Answer, *, storing: bool) -> PublishResult:
+    """Return the result of one message. `storing`: its stream stored another message of the call."""
     match answer.fault:
         case None:
             return PUBLISHED

@@ -111,15 +111,15 @@ class NatsLog:
         self._pulls = 0
         self._received = 0
         """How many messages of the pull have arrived."""
-        self._left = 0
+        self._pull_bytes_left = 0
         """How many bytes may still arrive for the pull, as the server counts them. At 0 it ends without a status."""
         self._has_empty = False
         """Whether an empty command was the last one that arrived, and the rest of the answer may be missing."""
-        self._looked_at = 0
-        """The number of the last delivery when it was last asked whether some are missing."""
-        self._leaves = False
+        self._delivery_at_look = 0
+        """The number of the last delivery when the server was last asked whether some are missing."""
+        self._leaves_bodies = False
         """Whether the consumer leaves bodies in the stream."""
-        self._leaves_until = 0.0
+        self._leave_bodies_until = 0.0
         """Until when it shall, as monotonic seconds."""
         self._opened_at = LogCursor("", 0)
         self._sequence = 0
@@ -142,7 +142,7 @@ class NatsLog:
 
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         """Begin to read behind a cursor. See `CommandLog`."""
-        await self._leave()
+        await self._forget_received()
         try:
             info = await self._request(f"STREAM.INFO.{self._stream}")
             self._is_dense = info["config"].get("subjects") == [self._subjects.pattern(Kind.COMMAND)]
@@ -168,7 +168,7 @@ class NatsLog:
             await self._keep_pulling(most_bytes)
             if self._buffer:
                 batch = self._take(limit, most_bytes)
-                await self._keep_pulling(most_bytes)
+                await self._keep_pulling(most_bytes)  # so that more arrives while the batch is handled
                 return await self._with_small_bodies(batch)
             if (left := until - time.monotonic()) <= 0:
                 break
@@ -227,7 +227,7 @@ class NatsLog:
         first, last = state["first_seq"], state["last_seq"]
         if cursor is None:
             return Opening(LogCursor(created, created_ms, max(first - 1, 0)), unread=state["messages"])
-        if not await self._has(cursor, created, last):
+        if not await self._has_command_of(cursor, created, last):
             moved = LogCursor(created, max(cursor.epoch + 1, created_ms), 0, cursor.stored_at)
             return Opening(moved, is_other=True, unread=state["messages"])
         was_read = cursor.sequence > 0 or cursor.stored_at == 0  # else the cursor has only a time
@@ -235,9 +235,9 @@ class NatsLog:
         unread = min(last - cursor.sequence, state["messages"])
         return Opening(cursor._replace(log=created), removed=removed, unread=unread)
 
-    async def _has(self, cursor: LogCursor, created: str, last: int) -> bool:
+    async def _has_command_of(self, cursor: LogCursor, created: str, last: int) -> bool:
         """Return whether the stream has the command of a cursor, or had it and has removed it."""
-        if cursor.sequence == 0:
+        if cursor.sequence == 0:  # there is no command to compare
             return cursor.log == created
         if last < cursor.sequence:
             return False
@@ -245,6 +245,7 @@ class NatsLog:
         return cursor.log == created if found is None else bool(nanoseconds(found["time"]) == cursor.stored_at)
 
     async def _message(self, which: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return a stored message; None if the stream does not have it."""
         try:
             answer = await self._request(f"STREAM.MSG.GET.{self._stream}", which)
         except NotFoundError:
@@ -277,8 +278,8 @@ class NatsLog:
 
     async def _write_consumer(self, action: str) -> None:
         """Create or update the consumer. It leaves bodies in the stream if it shall."""
-        self._leaves = time.monotonic() < self._leaves_until
-        config = {**self._config, "headers_only": self._leaves}
+        self._leaves_bodies = time.monotonic() < self._leave_bodies_until
+        config = {**self._config, "headers_only": self._leaves_bodies}
         body = {"stream_name": self._stream, "config": config, "action": action}
         name = f"CONSUMER.DURABLE.CREATE.{self._stream}.{CONSUMER}"
         await self._request(name, body, seconds=_WRITE_SECONDS)
@@ -296,11 +297,12 @@ class NatsLog:
         return {"deliver_policy": "all"}
 
     async def _listen(self) -> None:
+        """Subscribe to a new inbox, for the deliveries of a new consumer."""
         self._inbox = self._connection.client.new_inbox()
         self._pull, self._delivery, self._has_empty = None, 0, False
         self._interest = await self._connection.client.subscribe_many(f"{self._inbox}.*", self._receive)
 
-    async def _leave(self) -> None:
+    async def _forget_received(self) -> None:
         """Forget what was received. What is still on its way belongs to another inbox."""
         self._broken = "it is being opened"
         self._buffer.clear()
@@ -318,12 +320,13 @@ class NatsLog:
 
     async def _go_on_behind_empty(self) -> None:
         """If the server has dropped the rest of an answer, create the consumer again, and listen at another inbox."""
+        if self._leaves_bodies or self._pull is None:  # every message has a header, or nothing more is to arrive
+            self._has_empty = False
+            return
         try:
-            if self._leaves or self._pull is None:
-                self._has_empty = False
-            if not self._has_empty or not await self._has_lost_deliveries():
+            if not await self._has_lost_deliveries():
                 return
-            self._leaves_until = time.monotonic() + _LEAVING_SECONDS
+            self._leave_bodies_until = time.monotonic() + _LEAVING_SECONDS
             await self._close_inbox()
             sequence = self._sequence or self._opened_at.sequence
             await self._create_consumer(self._opened_at._replace(sequence=sequence), self._owner)
@@ -332,27 +335,36 @@ class NatsLog:
             self._break(self._text(error))
 
     async def _has_lost_deliveries(self) -> bool:
-        """Return whether deliveries are missing, now and when this was last asked, and none has arrived in between."""
-        before, self._looked_at = self._looked_at, self._delivery
+        """Return whether the server has delivered more than has arrived, and none has arrived since the last look."""
+        before, self._delivery_at_look = self._delivery_at_look, self._delivery
         info = await self._request(f"CONSUMER.INFO.{self._stream}.{CONSUMER}")
-        return bool(before == self._looked_at == self._delivery < info["delivered"]["consumer_seq"])
+        if self._delivery != before:
+            return False
+        return bool(info["delivered"]["consumer_seq"] > self._delivery)
 
     async def _keep_pulling(self, most_bytes: int) -> None:
-        """Ask for the bytes of two batches if nothing is asked for and less than a batch is buffered.
+        """Ask for the bytes of two batches if no pull is open and less than a batch is buffered.
 
-        So at most three batches are in memory. While others publish, the server is slow to begin a pull, so each asks
-        for many messages.
+        So at most three batches are in memory. A pull that should have ended long ago breaks the log.
         """
         if self._pull is not None:
             if time.monotonic() > self._pull_until:
                 self._break("the broker does not answer")
-            return
-        if self._buffered >= most_bytes:
-            return
-        self._left = _PULL_BATCHES * most_bytes
+        elif self._buffered < most_bytes:
+            try:
+                await self._begin_pull(_PULL_BATCHES * most_bytes)
+            except _ERRORS as error:
+                self._break(self._text(error))
+
+    async def _begin_pull(self, most_bytes: int) -> None:
+        """Ask for commands. Before that, change the consumer if it leaves bodies in the stream and shall not, or shall.
+
+        While others publish, the server is slow to begin a pull, so each asks for many messages.
+        """
+        self._pull_bytes_left = most_bytes
         ask = {
             "batch": _PULL_MESSAGES,
-            "max_bytes": self._left,
+            "max_bytes": self._pull_bytes_left,
             "expires": PULL_SECONDS * 1_000_000_000,
             "group": self._config["priority_groups"][0],
         }
@@ -361,25 +373,23 @@ class NatsLog:
         self._pull = f"{self._inbox}.{self._pulls}"
         self._pull_until = time.monotonic() + PULL_SECONDS + LATE_SECONDS
         subject, body = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}", json.dumps(ask).encode()
-        try:
-            if self._leaves != (time.monotonic() < self._leaves_until):
-                await self._write_consumer("update")
-            await self._connection.client.publish(subject, body, reply=self._pull)
-        except _ERRORS as error:
-            self._break(self._text(error))
+        if self._leaves_bodies != (time.monotonic() < self._leave_bodies_until):
+            await self._write_consumer("update")
+        await self._connection.client.publish(subject, body, reply=self._pull)
 
     def _take(self, limit: int, most_bytes: int) -> LogBatch:
-        """Take a batch from the buffer. If its large bodies delay many commands behind it, later pulls leave bodies."""
+        """Take a batch from the buffer. If its large bodies delay many commands behind it, later pulls leave bodies.
+
+        A small body counts also if it was left in the stream: it is read before the batch is returned.
+        """
         sizes = accumulate(each.size if each.size <= _LARGE_BYTES else each.held_bytes for each in self._buffer)
         count = max(1, sum(size <= most_bytes for size, _ in zip(sizes, range(limit), strict=False)))
         taken = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
         self._buffered -= sum(each.held_bytes for each in taken)
-        behind = self._behind + len(self._buffer)
-        large = [each.size for each in taken if each.size > _LARGE_BYTES]
-        is_far = sum(large) * behind > _FAR_BEHIND_BYTES * len(taken)
-        if is_far and sum(large) > _COST_OF_A_BODY * (len(taken) - len(large)):
-            self._leaves_until = max(self._leaves_until, time.monotonic() + 1)
-        return LogBatch(taken, behind)
+        batch = LogBatch(taken, self._behind + len(self._buffer))
+        if _delays_others(batch):
+            self._leave_bodies_until = max(self._leave_bodies_until, time.monotonic() + 1)
+        return batch
 
     async def _with_small_bodies(self, batch: LogBatch) -> LogBatch:
         """Read the small bodies of a batch that were left in the stream, and put them into their commands."""
@@ -392,7 +402,10 @@ class NatsLog:
         return batch
 
     def _receive(self, messages: Sequence[ReadMessage]) -> None:
-        """Take messages of the inbox. Only the server can send one with the subject of a command there."""
+        """Take the commands and the statuses that arrive at the inbox.
+
+        A status has the subject of the inbox, and a command its own: only the server can send that to an inbox.
+        """
         behind, inbox = None, self._inbox.encode()
         for subject, reply, headers, body in messages:
             if subject.startswith(inbox):
@@ -412,7 +425,7 @@ class NatsLog:
                 about = {"count": sequence - self._sequence - 1}
                 log.error("commands were removed from the log before they were read", extra=about)
             self._sequence = sequence
-            self._left -= len(subject) + len(reply) + len(headers) + len(body)
+            self._pull_bytes_left -= len(subject) + len(reply) + len(headers) + len(body)
             block, left = (headers, 0) if body else _left_bytes(headers)
             self._has_empty = not (body or block or left)
             size = len(subject) + len(block) + len(body)
@@ -432,18 +445,15 @@ class NatsLog:
             )
         if behind is not None:
             self._behind = behind
-        self._end_pull()
+        if self._received >= _PULL_MESSAGES or self._pull_bytes_left == 0:  # nothing more can arrive for the pull
+            self._pull = None
         self._arrived.set()
 
-    def _end_pull(self) -> None:
-        """Forget the pull if nothing more can arrive for it."""
-        if self._received >= _PULL_MESSAGES or self._left == 0:
-            self._pull = None
-
     def _receive_status(self, subject: str, headers: RawHeaders) -> None:
+        """End the pull at its last status, and break the log if messages are missing or the server refuses pulls."""
         code, description = headers.get("Status") or "", headers.get("Description") or ""
         if self._pull is None or subject != self._pull or code == "100" or description == _COMPLETED:
-            return
+            return  # it is of an earlier pull, or more arrives for this one
         self._arrived.set()
         is_too_large = _TOO_LARGE in description
         if code in _ENDS or is_too_large:
@@ -451,28 +461,37 @@ class NatsLog:
             if missing and self._received < _PULL_MESSAGES - missing:
                 self._break("the end of an answer is missing")
             if is_too_large and self._received == 0:
-                self._leaves_until = time.monotonic() + _LEAVING_SECONDS
+                self._leave_bodies_until = time.monotonic() + _LEAVING_SECONDS
             self._pull = None
         else:
             self._break(f"{code} {description}".strip())
 
     def _break(self, reason: str) -> None:
         """Read nothing more before the log was opened again."""
-        if self._broken is None:
-            self._broken = reason
-            self._buffer.clear()
-            self._buffered = 0
+        self._broken = self._broken or reason
         self._arrived.set()
 
     async def _request(self, name: str, body: Mapping[str, Any] | None = None, *, seconds: float = 2) -> Any:
         return await request(self._connection.client, name, body, seconds=seconds)
 
     def _text(self, error: BaseException) -> str:
+        """Return the reason why the log cannot be read, for an operator."""
         if isinstance(error, NotFoundError):
             return f"stream {self._stream} is missing"
         if isinstance(error, nats.errors.TimeoutError):
             return "JetStream does not answer; `timer-service doctor` names every missing permission"
         return error_text(error) if isinstance(error, Exception) else str(error)
+
+
+def _delays_others(batch: LogBatch) -> bool:
+    """Return whether large bodies in a batch, and in those behind it if they are alike, delay many commands.
+
+    That is not so if the small bodies beside them would take longer to read one by one.
+    """
+    large = [each.size for each in batch.commands if each.size > _LARGE_BYTES]
+    small_count = len(batch.commands) - len(large)
+    bytes_behind = batch.behind * sum(large) / len(batch.commands)
+    return bytes_behind > _FAR_BEHIND_BYTES and sum(large) > _COST_OF_A_BODY * small_count
 
 
 def _left_bytes(block: bytes) -> tuple[bytes, int]:
@@ -485,6 +504,7 @@ def _left_bytes(block: bytes) -> tuple[bytes, int]:
 
 @lru_cache(maxsize=1024)
 def _read_subject(subject: bytes) -> tuple[str, Address]:
+    """Return the subject of a command as text, and its address."""
     text = decode_text(subject)
     *_, tenant, message = ("", *text.rsplit(".", 2))
     return text, Address(Kind.COMMAND, tenant, message)

@@ -107,7 +107,7 @@ class Publisher:
         return answers
 
     async def _publish_batch(self, ends_at: float, messages: Sequence[Message]) -> list[Answer]:
-        """Store messages in one atomic batch; singly if they are few or it is refused, in halves if it has no room."""
+        """Store messages in one atomic batch: one by one if they are few or it is refused, in halves without room."""
         if _are_few(messages):
             return await self._publish_window(messages)
         answer = await self._run_until_lost(self._commit(messages, secrets.token_hex(8)))
@@ -127,6 +127,7 @@ class Publisher:
         return [*first, *await self._publish_batch(ends_at, messages[half:])]
 
     async def _commit(self, messages: Sequence[Message], batch_id: str) -> Answer:
+        """Send an atomic batch. Only its last message, which commits it, gets an answer: the one for all of them."""
         *body, last = messages
         turns = Turns(_BYTES_AT_ONCE)
         first = 1
@@ -140,25 +141,29 @@ class Publisher:
         return await self._request(last, batch_headers(batch_id, len(messages), last=True))
 
     async def _publish_singly(self, ends_at: float, messages: Sequence[Message]) -> list[Answer]:
+        """Store messages one by one, a window of them at a time."""
         windows = split(messages, _size, max_count=_WINDOW, max_bytes=_WINDOW_BYTES)
         return await self._publish_parts(windows, self._publish_window, ends_at)
 
     async def _publish_window(self, messages: Sequence[Message]) -> list[Answer]:
+        """Send messages one by one, without waiting for the answers in between."""
         requests = [self._request(message, {}) for message in messages]
         return await asyncio.gather(*map(self._run_until_lost, requests))
 
     async def _run_until_lost(self, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """Return the answer to a request. `connection_lost` ends the wait for it."""
+        """Return the answer to a request, or NOT_NOW as soon as the connection is lost."""
         task: asyncio.Task[Answer] = asyncio.create_task(request)
         self._in_flight.add(task)
         try:
             await asyncio.wait([task])
         finally:
             self._in_flight.discard(task)
-            task.cancel()
+            task.cancel()  # if this wait is cancelled, so is the request; otherwise the request has ended
+        # Only `connection_lost` has cancelled it then.
         return _not_now("connection lost") if task.cancelled() else task.result()
 
     async def _request(self, message: Message, extra: dict[str, str]) -> Answer:
+        """Send one message, and return how it ended. An error of the driver is an answer too."""
         if not self._client.is_connected:
             # The driver would send it after the outage. Its row may have been released long before.
             return _not_now("connection lost")
@@ -174,13 +179,14 @@ class Publisher:
     def _too_large(self, message: Message) -> bool:
         """Return whether a message must not be sent: the server closes the connection if a message is too large."""
         limit = self._client.max_payload
-        if len(message.body) + _HEADER_ALLOWANCE <= limit and message.address.kind is Kind.EVENT:
-            return False
+        if message.address.kind is Kind.EVENT and len(message.body) + _HEADER_ALLOWANCE <= limit:
+            return False  # no event has so many bytes of headers
         headers = sum(len(f"{name}: {value}\r\n".encode(errors="replace")) for name, value in message.headers.items())
         return len(message.body) + headers + len(message.id) + 200 > limit
 
 
 def _size(message: Message) -> int:
+    """Return how much of a window or a batch a message takes."""
     headers = message.headers
     if not headers:  # most events have none, and this is called twice for each
         return len(message.body)
@@ -197,7 +203,7 @@ def _headers(message: Message, extra: dict[str, str]) -> dict[str, str]:
 
 
 def _find_blocking(answers: Sequence[Answer]) -> Answer | None:
-    """Return the answer that the next messages would get too, or None if the broker may store them."""
+    """Return the answer that the next messages would get too; None if one was stored, or was itself at fault."""
     return answers[0] if all(answer.fault in TRANSIENT for answer in answers) else None
 
 

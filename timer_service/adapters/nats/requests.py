@@ -122,7 +122,7 @@ class TenantRequests:
         await self.connection.close()
 
     def _screen(self, message: ReadMessage) -> ReadMessage | None:
-        """Take queries and requests, and let the driver have everything else."""
+        """Take queries and requests. Return what the driver gets: any other message, and an empty one for a query."""
         kind = next((each for each, prefix in self._prefixes.items() if message.subject.startswith(prefix)), None)
         if kind is None:
             return message
@@ -134,13 +134,18 @@ class TenantRequests:
             return None
         _, tenant, name = self._subjects.address(kind, decode_text(message.subject))
         refused = self._receivers[kind](Request(name, tenant, message.body, reply_to))
-        self._refusals += ((request.reply_to, reply) for request, reply in refused)
-        if self._refusals and (self._refusing is None or self._refusing.done()):
-            self._refusing = asyncio.create_task(self._send_refusals())
+        self._refuse(refused)
         # The micro service only counts queries. Beside a flood it does not, because that takes time.
         return message._replace(headers=b"", body=b"") if kind is Kind.QUERY and not refused else None
 
+    def _refuse(self, refused: Replies) -> None:
+        """Let a task send refusals. `_screen` cannot wait for the server."""
+        self._refusals += ((request.reply_to, reply) for request, reply in refused)
+        if self._refusals and (self._refusing is None or self._refusing.done()):
+            self._refusing = asyncio.create_task(self._send_refusals())
+
     async def _send_refusals(self) -> None:
+        """Send the refusals that wait, and those that come meanwhile."""
         while self._refusals:
             refusals = [*self._refusals]
             self._refusals.clear()
@@ -164,6 +169,7 @@ def _frame(to_and_reply: tuple[str, QueryReply]) -> bytes:
 
 @lru_cache(100)
 def _error(reply: QueryReply) -> bytes:
+    """Return the rest of a frame with an error, from the sizes on. Many errors are equal."""
     block = write_headers({ERROR_CODE_HEADER: reply.code or "", ERROR_HEADER: reply.message})
     return b"%d %d\r\n%b%b\r\n" % (len(block), len(block) + len(reply.body), block, reply.body)
 

@@ -71,16 +71,16 @@ async def prepare_stream(client: Client, subjects: Subjects, kind: Kind, *, mana
             if not manage:
                 raise StartError(f"stream {name} is missing: create it, or set TIMER_MANAGE_STREAMS=true") from None
             return await request(client, f"STREAM.CREATE.{name}", wanted_stream(subjects, kind), seconds=_WRITE_SECONDS)
-        missing = _missing(info["config"], subjects, kind)
-        if missing and manage:
-            wanted = {**info["config"], **missing}
-            log.warning("changing the settings of a stream", extra={"stream": name, "settings": missing})
-            return await request(client, f"STREAM.UPDATE.{name}", wanted, seconds=_WRITE_SECONDS)
+        changes = _needed_changes(info["config"], subjects, kind)
+        if changes and manage:
+            log.warning("changing the settings of a stream", extra={"stream": name, "settings": changes})
+            changed = {**info["config"], **changes}
+            return await request(client, f"STREAM.UPDATE.{name}", changed, seconds=_WRITE_SECONDS)
     except APIError as error:
         raise StartError(f"stream {name} cannot be set up: {error.description}") from error
-    missing.pop("allow_atomic", None)  # without it publishing works, but is slower
-    if missing:
-        needed = ", ".join(f"{field} = {json.dumps(value)}" for field, value in missing.items())
+    changes.pop("allow_atomic", None)  # without it publishing works, but is slower
+    if changes:
+        needed = ", ".join(f"{field} = {json.dumps(value)}" for field, value in changes.items())
         raise StartError(f"stream {name} needs {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true")
     return info
 
@@ -108,20 +108,23 @@ def has_tenant_streams(commands: Mapping[str, Any]) -> bool:
     return any(consumer.get("name", "").startswith(TENANT_CONSUMER) for consumer in consumers)
 
 
-def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[str, Any]:
-    """Return the settings that an existing stream must change. The operator owns its limits, replicas and ages."""
+def _needed_changes(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[str, Any]:
+    """Return what an existing stream must change: new values by the names of the settings.
+
+    The operator owns its limits, replicas and ages. A stream with streams of the tenants gets no subjects of its own.
+    """
     wanted = wanted_stream(subjects, kind)
-    missing: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     taken = set(found.get("subjects") or ())
     if not taken.issuperset(wanted["subjects"]) and not has_tenant_streams(found):
-        missing["subjects"] = sorted({*taken, *wanted["subjects"]})
+        changes["subjects"] = sorted({*taken, *wanted["subjects"]})
     if found["discard"] != wanted["discard"]:
-        missing["discard"] = wanted["discard"]
-    missing |= settings_that_lose(found)
+        changes["discard"] = wanted["discard"]
+    changes |= settings_that_lose(found)
     # The server refuses atomic batches together with asynchronous writes.
     if wanted["allow_atomic"] and not found.get("allow_atomic") and found.get("persist_mode") != "async":
-        missing["allow_atomic"] = True
-    return missing
+        changes["allow_atomic"] = True
+    return changes
 
 
 def settings_that_lose(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,6 +203,7 @@ class StreamUpkeep:
         return Pass(0, None if well else now + _AGAIN_MS)
 
     async def _check(self, kind: Kind) -> Health:
+        """Prepare one stream as at the start, and return its health."""
         name = self._subjects.stream(kind)
         try:
             info = await prepare_stream(self._client, self._subjects, kind, manage=self._manage)
@@ -216,6 +220,7 @@ class StreamUpkeep:
         return check_room(info)
 
     def _log(self) -> None:
+        """Log the streams that have a problem since the last check, and those that have none any more."""
         for kind, health in self.health.items():
             if health.reason is None:
                 self._outages[kind].record_success()

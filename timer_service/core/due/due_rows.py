@@ -7,6 +7,7 @@ finishes rows in the transaction that selects them needs no lease: if it dies, t
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -74,10 +75,11 @@ class TenantTurns:
         began_after = self._last
         most = limit + len(waiting)
         due, last = await self._scan(reader, now, most, began_after)
-        if last is None and began_after:  # it has reached the end: go on with the first tenants
+        if last is None and began_after:  # no tenant follows: go on with the first tenants, up to where this began
             first, last = await self._scan(reader, now, most - len(due), "")
             due += [tenant for tenant in first if tenant <= began_after]
-            last = None if last is None or last >= began_after else last
+            if last is not None and last >= began_after:
+                last = None
         self._last = last or ""
         others = [tenant for tenant in due if tenant not in waiting]
         if len(others) > limit:
@@ -89,11 +91,15 @@ class TenantTurns:
         self._last = tenant
 
     async def _scan(self, reader: Reader, now: int, limit: int, after: str) -> tuple[list[str], str | None]:
-        """Return the due tenants after one, and the last tenant that was looked at; None if no tenant is left."""
+        """Return the due tenants after one, and the last tenant that was looked at; None if no tenant follows."""
         parameters = {"now": now, "limit": limit, "after": after, "looked_at": _MOST_LOOKED_AT}
         rows = await reader.fetch(self._statement, parameters)
         due = [row["tenant_id"] for row in rows if row["oldest"] is not None and row["oldest"] <= now]
         return due, rows[-1]["tenant_id"]
+
+
+def _equal_shares(tenants: Sequence[str], limit: int) -> Shares:
+    return [(tenant, limit // len(tenants)) for tenant in tenants]
 
 
 class _Look(NamedTuple):
@@ -112,10 +118,8 @@ class FairRows:
 
         `takes_away`: rows that were taken are not available to the next statement of the transaction.
         """
+        self._sql = cache(sql)
         self._takes_away = takes_away
-        self._count_available = sql("count_available")
-        self._next_available = sql("next_available")
-        self._next_available_after = sql("next_available_after")
         self.turns = TenantTurns(sql("due_tenants"))
         self._look: _Look | None = None
         """What was found the last time, if some tenants were left out."""
@@ -135,32 +139,42 @@ class FairRows:
         If more rows are available, each tenant gets an equal share first, and the oldest rows get the rest.
 
         `of_tenants` takes the oldest rows of tenants. `oldest` returns the taken rows and up to so many of the oldest
-        others. These may be rows of `waiting` tenants, so beside such tenants the others get the rest.
+        others.
         """
         self._look = None
-        available = limit + 1 if waiting else await self.count_available(tx, now, limit + 1)
-        if available <= limit:
-            return await oldest([], available) if available else []
-        tenants, are_all = await self.turns.next_due(tx, now, limit, waiting)
-        shares = [(tenant, limit // len(tenants)) for tenant in tenants]
         if waiting:
-            rows = list(await of_tenants(shares))
-            counts = Counter(row["tenant_id"] for row in rows)
-            full = [tenant for tenant, share in shares if counts[tenant] >= share]
-            self._look = _Look(now, bool(full) or not are_all)
-            for tenant in full if self._takes_away else ():
-                if rest := limit - len(rows):
-                    rows += await of_tenants([(tenant, rest)])
-            return rows
+            return await self._take_beside(waiting, tx, now, limit, of_tenants)
+        (row,) = await tx.fetch(self._sql("count_available"), {"now": now, "limit": limit + 1})
+        if (available := row["count"]) <= limit:
+            return await oldest([], available) if available else []
+        tenants, are_all = await self.turns.next_due(tx, now, limit)
         is_single = are_all and len(tenants) == 1  # the oldest rows are those of this tenant
-        rows = [] if is_single else list(await of_tenants(shares))
+        rows = [] if is_single else list(await of_tenants(_equal_shares(tenants, limit)))
         return await oldest(rows, limit - len(rows)) if len(rows) < limit else rows
 
-    async def count_available(self, reader: Reader, now: int, limit: int) -> int:
-        """Return how many rows may be taken at `now`, at most `limit`."""
-        (row,) = await reader.fetch(self._count_available, {"now": now, "limit": limit})
-        count: int = row["count"]
-        return count
+    async def _take_beside(
+        self,
+        waiting: Collection[str],
+        tx: Transaction,
+        now: int,
+        limit: int,
+        of_tenants: Callable[[Shares], Awaitable[Sequence[Row]]],
+    ) -> list[Row]:
+        """Take equal shares of the tenants that are not in `waiting`, then more rows of those that may have more.
+
+        The oldest of all rows cannot have the rest, as in `take`: they may be rows of `waiting`.
+        """
+        tenants, are_all = await self.turns.next_due(tx, now, limit, waiting)
+        shares = _equal_shares(tenants, limit)
+        rows = list(await of_tenants(shares))
+        counts = Counter(row["tenant_id"] for row in rows)
+        full = [tenant for tenant, share in shares if counts[tenant] >= share]
+        self._look = _Look(now, has_more=bool(full) or not are_all)
+        if self._takes_away:  # otherwise `of_tenants` would return the same rows again
+            for tenant in full:
+                if rest := limit - len(rows):
+                    rows += await of_tenants([(tenant, rest)])
+        return rows
 
     def look_again(self) -> None:
         """Forget what was found: rows have become available since."""
@@ -169,16 +183,18 @@ class FairRows:
     async def next_available(self, reader: Reader) -> int | None:
         """Return when to take rows again; None if no row is waiting.
 
-        After a look that left out tenants, their due rows do not count.
+        After a look that left out tenants, their due rows do not count, and the next look follows soon.
         """
         look = self._look
-        if look is not None and look.has_more:
-            return look.at
-        statement = self._next_available if look is None else self._next_available_after
-        (row,) = await reader.fetch(statement, {} if look is None else {"now": look.at})
-        at: int | None = row["at"]
+        at: int | None
         if look is None:
+            (row,) = await reader.fetch(self._sql("next_available"))
+            at = row["at"]
             return at
+        if look.has_more:
+            return look.at
+        (row,) = await reader.fetch(self._sql("next_available_after"), {"now": look.at})
+        at = row["at"]
         latest = look.at + _POLL_MS
         return latest if at is None else min(at, latest)
 
@@ -191,11 +207,6 @@ class DueRows(FairRows):
         self._key = table.key
         self._key_of = itemgetter(*table.key)
         self._due_since = itemgetter(table.order[0])
-        self._due = table.sql("due")
-        self._due_of_tenant = table.sql("due_of_tenant")
-        self._due_by_key = table.sql("due_by_key")
-        self._oldest_of_tenant = table.sql("oldest_of_tenant")
-        self._postpone = table.sql("postpone")
 
     async def select(self, tx: Transaction, now: int, limit: int, waiting: Collection[str] = ()) -> list[Row]:
         """Lock and return up to `limit` due rows fairly, as `take`, in the order in which they became due.
@@ -204,31 +215,32 @@ class DueRows(FairRows):
         """
 
         async def select_shares(shares: Shares) -> Sequence[Row]:
+            """Return the oldest due rows of tenants, without the locked ones."""
             each = [{"tenant_id": name, "now": now, "limit": share} for name, share in shares]
-            return await tx.fetch_each(f"{self._due_of_tenant}\n/* skip locked */", each)
+            return await tx.fetch_each(self._sql("due_of_tenant") + "\n/* skip locked */", each)
 
         async def add_oldest(rows: list[Row], count: int) -> list[Row]:
             """Return `rows` and `count` of the oldest others. These are among the oldest `len(rows) + count` rows."""
             known = set(map(self._key_of, rows))
-            oldest = await tx.fetch(self._due, {"now": now, "limit": len(rows) + count})
+            oldest = await tx.fetch(self._sql("due"), {"now": now, "limit": len(rows) + count})
             others = [row for row in oldest if self._key_of(row) not in known]
             return rows + others[:count]
 
         rows = await self.take(tx, now, limit, waiting, of_tenants=select_shares, oldest=add_oldest)
-        doubtful = {key for key in map(self._key_of, rows) if any(_DAMAGE in str(part) for part in key)}
-        if doubtful:
-            doubtful -= set(map(self._key_of, await self.select_keys(tx, doubtful, now)))
-        return sorted((row for row in rows if self._key_of(row) not in doubtful), key=self._due_since)
+        damaged = {key for key in map(self._key_of, rows) if any(_DAMAGE in str(part) for part in key)}
+        if damaged:  # a key that finds its row is not damaged: its id has this character
+            damaged -= set(map(self._key_of, await self.select_keys(tx, damaged, now)))
+        return sorted((row for row in rows if self._key_of(row) not in damaged), key=self._due_since)
 
     async def select_keys(self, tx: Transaction, keys: Iterable[Any], now: int) -> list[Row]:
         """Lock and return the rows among `keys` that are due at `now`."""
         many = [{**dict(zip(self._key, key, strict=True)), "now": now} for key in sorted(keys)]
-        return list(await tx.fetch_each(self._due_by_key, many))
+        return list(await tx.fetch_each(self._sql("due_by_key"), many))
 
     async def find(self, reader: Reader, tenants: Collection[str], now: int, limit: int) -> list[Row]:
         """Return the due rows of tenants, the oldest `limit` of each. Locks none."""
         each = [{"tenant_id": tenant, "now": now, "limit": limit} for tenant in tenants]
-        return list(await reader.fetch_each(self._due_of_tenant, each))
+        return list(await reader.fetch_each(self._sql("due_of_tenant"), each))
 
     async def lock_oldest(self, tx: Transaction, tenants: Collection[str], now: int) -> list[Row]:
         """Lock and return the oldest row of each tenant, if that is due, in the order of the tenants.
@@ -236,7 +248,7 @@ class DueRows(FairRows):
         A tenant whose oldest row is locked is skipped: its next row may need what the other transaction has.
         """
         each = [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)]
-        return list(await tx.fetch_each(self._oldest_of_tenant, each))
+        return list(await tx.fetch_each(self._sql("oldest_of_tenant"), each))
 
     async def postpone(self, tx: Transaction, retries: Mapping[Any, Retry]) -> None:
         """Let locked rows wait, by their keys, with the error of each."""
@@ -244,4 +256,4 @@ class DueRows(FairRows):
             {**dict(zip(self._key, key, strict=True)), "retry_at": at, "error": error}
             for key, (at, error) in sorted(retries.items())
         ]
-        await tx.executemany(self._postpone, many)
+        await tx.executemany(self._sql("postpone"), many)

@@ -71,7 +71,7 @@ async def isolate(
     while parts and not (monotonic() > until and (done or broken or blocked)):
         part = parts.pop()
         error = failed or await _error_of(attempt(part))
-        failed = None
+        failed = None  # it was the error of all items together, which are the first part
         if error is None:
             done += part
             continue
@@ -80,13 +80,16 @@ async def isolate(
             raise error
         if half := len(part) // 2:
             log.warning("transaction failed, handling its halves", exc_info=error, extra={"count": len(part)})
-            parts += [part[half:], part[:half]]
+            parts += [part[half:], part[:half]]  # `pop` takes the first half first
+        elif kind is Blame.COMMAND:
+            broken.append(Failed(part[0], error))
         else:
-            (broken if kind is Blame.COMMAND else blocked).append(Failed(part[0], error))
+            blocked.append(Failed(part[0], error))
     return Isolated(done, broken, blocked)
 
 
 async def _error_of(work: Awaitable[object]) -> Exception | None:
+    """Return the error with which work ends; None if it succeeds."""
     try:
         await work
     except Exception as error:  # noqa: BLE001 - `blame` knows every error
@@ -108,6 +111,8 @@ async def isolate_in_transactions(
     """
 
     async def attempt(part: Sequence[T]) -> None:
+        """Handle a part of the items, or all of them, in one transaction."""
+
         async def work(tx: Transaction) -> R:
             if len(part) < len(items):
                 await tx.wait_briefly()

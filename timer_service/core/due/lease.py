@@ -1,8 +1,8 @@
 """The lease: exclusive access to a row for a limited time, for any table that has the lease columns.
 
-The columns are `available_at`, `lease_token`, `attempt`, `last_error` and `tenant_id`. The table needs two indexes over
-the rows with an `available_at`: (available_at) and (tenant_id, oldest_first). If the table has an ordinal, both indexes
-end with it. The states of a row are in `timer_service.core`.
+The columns are `state`, `available_at`, `lease_token`, `attempt`, `last_error` and `tenant_id`. The table needs two
+indexes over the rows with an `available_at`: (available_at) and (tenant_id, oldest_first). If the table has an ordinal,
+both indexes end with it. The states of a row are in `timer_service.core`.
 """
 
 import logging
@@ -38,7 +38,7 @@ GIVEN_UP = "gave up: claimed and never settled"
 
 @dataclass(frozen=True, slots=True)
 class LeasedTable:
-    """A table whose rows are claimed: its key, the names of its states, and the columns that a claim returns."""
+    """A table whose rows are claimed: its key, and the columns that a claim returns."""
 
     name: str
     key: tuple[str, ...]
@@ -46,10 +46,8 @@ class LeasedTable:
     """The columns that a claim returns, including the key. The lease columns are added."""
     oldest_first: str
     """The column in `claimed` that orders rows: the instant when the row became available first."""
-    state: str
-    waiting: str
-    held: str
     buried: str
+    """The state of a row that was given up. A row that is waiting or held keeps its state."""
     complete: str | None = None
     """The assignments that complete a row at `:at`; None: a completed row is deleted."""
     ordinal: str | None = None
@@ -77,9 +75,6 @@ class LeasedTable:
             key=", ".join(self.key),
             key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
             claimed=", ".join(self.claimed),
-            state=self.state,
-            waiting=self.waiting,
-            held=self.held,
             oldest_first=self.oldest_first,
             then="" if self.ordinal is None else f", {self.ordinal}",
             buried=self.buried,
@@ -124,23 +119,11 @@ class Lease(FairRows):
         self.table = table
         self.hold_ms = visibility_timeout // timedelta(milliseconds=1)
         """How long a lease lasts."""
-        self._claim = table.sql("claim")
-        self._claim_alone = table.sql("claim_alone")
-        self._read_claim = table.sql("read_claim")
-        self._claim_of_tenant = table.sql("claim_of_tenant")
         self._order_of = itemgetter(*table.order, *table.key)
         self.key_of = itemgetter(*table.key)
         """Returns the key of a row."""
         self._texts = table.texts if table.complete is None else None
         """The texts that are deleted with completed rows."""
-        self._complete = table.sql("complete")
-        self._complete_claim = table.sql("complete_claim")
-        self._complete_claim_shared = table.sql("complete_claim_shared")
-        self._still_held = table.sql("still_held")
-        self._retry = table.sql("retry")
-        self._bury = table.sql("bury")
-        self._release = table.sql("release")
-        self._void = table.sql("void")
 
     async def claim(
         self, tx: Transaction, now: int, limit: int, *, alone: bool = False, waiting: Collection[str] = ()
@@ -153,25 +136,27 @@ class Lease(FairRows):
         parameters = {"now": now, "until": now + self.hold_ms, "token": secrets.token_hex(8)}
 
         async def claim_shares(shares: Shares) -> Sequence[Row]:
+            """Claim the oldest rows of tenants."""
             each = [{**parameters, "tenant_id": tenant, "limit": share} for tenant, share in shares]
-            return await tx.fetch_each(self._claim_of_tenant, each)
+            return await tx.fetch_each(self._sql("claim_of_tenant"), each)
 
         async def claim_oldest(rows: list[Row], count: int) -> list[Row]:
-            if alone:
-                await tx.execute(self._claim_alone, {**parameters, "limit": count})
-                return list(await tx.fetch(self._read_claim, parameters))
-            return [*rows, *await tx.fetch(self._claim, {**parameters, "limit": count})]
+            """Claim the oldest `count` rows. Return `rows`, which were claimed before, and these."""
+            if not alone:
+                return [*rows, *await tx.fetch(self._sql("claim"), {**parameters, "limit": count})]
+            await tx.execute(self._sql("claim_alone"), {**parameters, "limit": count})
+            return list(await tx.fetch(self._sql("read_claim"), parameters))  # all rows with the token, so also `rows`
 
         rows = await self.take(tx, now, limit, waiting, of_tenants=claim_shares, oldest=claim_oldest)
         return sorted(rows, key=self._order_of)
 
     async def find_free(self, tx: Transaction, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-        """Lock the held rows that no other transaction has locked. Return these, and the other held rows.
+        """Lock the held rows that no other transaction has locked. Return these, and the held rows that are locked.
 
-        It never waits, so it cannot deadlock.
+        Rows that lost their leases are in neither list. It never waits, so it cannot deadlock.
         """
-        held = await self._filter(tx, self._still_held, rows)
-        free = await self._filter(tx, f"{self._still_held}\n/* skip locked */", held)
+        held = await self._filter(tx, self._sql("still_held"), rows)
+        free = await self._filter(tx, self._sql("still_held") + "\n/* skip locked */", held)
         keys = set(map(self.key_of, free))
         return free, [row for row in held if self.key_of(row) not in keys]
 
@@ -183,7 +168,9 @@ class Lease(FairRows):
 
     async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
         """Complete rows at the instant `at`."""
-        count = await tx.executemany(self._complete, [self._held(row, at=at) for row in self._in_key_order(rows)])
+        count = await tx.executemany(
+            self._sql("complete"), [self._held(row, at=at) for row in self._in_key_order(rows)]
+        )
         await self._delete_texts(tx, rows)
         return count
 
@@ -194,20 +181,21 @@ class Lease(FairRows):
         because this statement does not lock rows in the order of their keys. Complete them with `complete`.
         """
         claim = rows[0]
-        statement = self._complete_claim_shared if shared else self._complete_claim
+        statement = self._sql("complete_claim_shared" if shared else "complete_claim")
         held = {"until": claim["available_at"], "token": claim["lease_token"], "at": at}
         count = await tx.execute(statement, held)
         await self._delete_texts(tx, rows)
         return count
 
     async def _delete_texts(self, tx: Transaction, rows: Sequence[Row]) -> None:
+        """Delete the long texts of completed rows, if completed rows are deleted."""
         if self._texts is not None:
             await self._texts.delete_of_deleted(tx, rows)
 
     async def retry(self, tx: Transaction, failures: Sequence[Failure]) -> int:
         """Return rows to the waiting state. Each is available again at its `retry_at`."""
         return await tx.executemany(
-            self._retry,
+            self._sql("retry"),
             [
                 self._held(each.row, at=each.retry_at, error=each.error, uncounted=int(not each.counts))
                 for each in self._failures_in_key_order(failures)
@@ -217,18 +205,19 @@ class Lease(FairRows):
     async def bury(self, tx: Transaction, failures: Sequence[Failure]) -> int:
         """Give rows up. They stay in the table and are not claimed again."""
         return await tx.executemany(
-            self._bury, [self._held(each.row, error=each.error) for each in self._failures_in_key_order(failures)]
+            self._sql("bury"),
+            [self._held(each.row, error=each.error) for each in self._failures_in_key_order(failures)],
         )
 
     async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
         """Return rows to the waiting state as if they had not been claimed: available at once, in their old order."""
         if rows:
             self.look_again()  # the rows that `take` left out may be these
-        return await tx.executemany(self._release, [self._held(row) for row in self._in_key_order(rows)])
+        return await tx.executemany(self._sql("release"), [self._held(row) for row in self._in_key_order(rows)])
 
     async def void(self, tx: Transaction, now: int) -> int:
         """End every lease. The caller knows that no other process can hold one. The attempts stay counted."""
-        return await tx.execute(self._void, {"now": now, "until": now + self.hold_ms})
+        return await tx.execute(self._sql("void"), {"now": now, "until": now + self.hold_ms})
 
     def claimed_at(self, row: Row) -> int:
         """Return when a row was claimed."""
@@ -236,6 +225,7 @@ class Lease(FairRows):
         return at
 
     def _held(self, row: Row, **values: Any) -> Mapping[str, Any]:
+        """Return the parameters of a statement for a row under its lease: key, token and `values`."""
         return {column: row[column] for column in self.table.key} | {"token": row["lease_token"]} | values
 
     def _in_key_order(self, rows: Sequence[Row]) -> list[Row]:

@@ -8,14 +8,14 @@ WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row,
     /* skip locked */
 )
 UPDATE {table}
-SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
+SET available_at = :until, attempt = attempt + 1, lease_token = :token
 WHERE rowid IN (SELECT place FROM picked)
 RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: claim_alone
 -- Like `claim`, on SQLite, where no other process claims. It finds rows by their row ids, and `read_claim` returns them.
 UPDATE {table}
-SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
+SET available_at = :until, attempt = attempt + 1, lease_token = :token
 WHERE rowid IN (SELECT rowid FROM {table} WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit)
 
 -- name: read_claim
@@ -51,24 +51,24 @@ SELECT {key} FROM {table} WHERE {key_is} AND lease_token = :token
 -- Returns a held row to the waiting state until its next attempt. `uncounted` attempts are taken back. If the clock was set
 -- back since the claim, the row is not yet due, and its next attempt is when it is.
 UPDATE {table}
-SET {state} = '{waiting}', available_at = CASE WHEN :at < {oldest_first} THEN {oldest_first} ELSE :at END,
-    lease_token = NULL, last_error = :error, attempt = attempt - :uncounted
+SET available_at = CASE WHEN :at < {oldest_first} THEN {oldest_first} ELSE :at END, lease_token = NULL,
+    last_error = :error, attempt = attempt - :uncounted
 WHERE {key_is} AND lease_token = :token
 
 -- name: bury
 -- Gives up a held row: it stays, and is not claimed again.
 UPDATE {table}
-SET {state} = '{buried}', available_at = NULL, lease_token = NULL, last_error = :error
+SET state = '{buried}', available_at = NULL, lease_token = NULL, last_error = :error
 WHERE {key_is} AND lease_token = :token
 
 -- name: release
 -- Returns a held row to its old place. The attempt does not count.
 UPDATE {table}
-SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1
+SET available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1
 WHERE {key_is} AND lease_token = :token
 
 -- name: void
 -- Ends all leases. Attempts stay counted.
 UPDATE {table}
-SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL
-WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL AND {oldest_first} <= :now
+SET available_at = {oldest_first}, lease_token = NULL
+WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL

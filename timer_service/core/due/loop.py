@@ -78,16 +78,19 @@ class Loop:
         """Down after a failed pass until one succeeds, and while a pass takes longer than ten seconds."""
         if self._failure is not None:
             return Health.down(f"loop {self.name} fails: {self._failure}")
-        began = self._pass_began
-        if self._passing and began is not None and (seconds := time.monotonic() - began) > _SLOW_PASS_SECONDS:
+        seconds = self._seconds_since_begin()
+        if self._passing and seconds > _SLOW_PASS_SECONDS:
             return Health.down(f"loop {self.name} has been in one pass for {seconds:.0f} s")
         return HEALTHY
 
     @property
     def stalled(self) -> bool:
         """Whether the loop hangs: its last pass began more than the poll interval and a minute ago."""
-        began = self._pass_began
-        return began is not None and time.monotonic() - began > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
+        return self._seconds_since_begin() > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
+
+    def _seconds_since_begin(self) -> float:
+        """Return how long ago the last pass began; 0 before the first one."""
+        return 0 if self._pass_began is None else time.monotonic() - self._pass_began
 
     def wake(self, at: int) -> None:
         """Wake the loop at `at`, when a row becomes available."""
@@ -109,6 +112,7 @@ class Loop:
             await self._sleep()
 
     async def _pass(self) -> float:
+        """Run one tick. Return when the next one has work: never (infinity) if none is known, soon after a failure."""
         now = self._clock.now()
         started = self._pass_began = time.monotonic()
         self._passing = True
@@ -198,5 +202,6 @@ class Wakeups:
         await self.wake(loops if loop is None else (loop,), at)
 
     def _wake(self, loop: str, at: int) -> None:
+        """Take a hint of another instance. It may name a loop that this process does not have."""
         if loop in self._wakes:
             self._wakes[loop](at)

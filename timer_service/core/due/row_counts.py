@@ -54,7 +54,7 @@ class RowCounts:
             total += row["count"]
         for table, sql in self._overdue.items():
             (row,) = await reader.fetch(sql, {"now": now, "limit": _LIMIT})
-            since = now if row["oldest_at"] is None else row["oldest_at"]
+            since = now if row["oldest_at"] is None else row["oldest_at"]  # None: no row is overdue
             self._metrics.overdue(table, row["count"], (now - since) / 1000)
         return Pass(total)
 

@@ -27,6 +27,9 @@ _SQL = load_sql("timer_service.core.events", "outbox.sql")
 _SQL["buried_page"] = _SQL["buried_page"].format(body=_TEXTS.expression)
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
+WAITING = "Waiting"
+"""The state of an event that will be published."""
+
 OUTBOX = LeasedTable(
     name="outbox",
     key=("tenant_id", "event_id"),
@@ -38,9 +41,6 @@ OUTBOX = LeasedTable(
     ordinal="ordinal",
     due_at_once="TRUE",
     texts=_TEXTS,
-    state="state",
-    waiting="Waiting",
-    held="Waiting",
     buried="Buried",
 )
 
@@ -54,9 +54,9 @@ DEAD_LETTERS = replace(
 
 
 COUNTED = (
-    CountedRows(OUTBOX.name, OUTBOX.waiting, "available_at IS NOT NULL"),
+    CountedRows(OUTBOX.name, WAITING, "available_at IS NOT NULL"),
     CountedRows(OUTBOX.name, OUTBOX.buried, "state = 'Buried'"),
-    CountedRows(DEAD_LETTERS.name, DEAD_LETTERS.waiting, "available_at IS NOT NULL"),
+    CountedRows(DEAD_LETTERS.name, WAITING, "available_at IS NOT NULL"),
 )
 """The rows that the gauges count."""
 
@@ -84,9 +84,7 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
         body = texts.place((event.tenant, event.id), message.body.decode())
         values = (message.address.message, *body, trace.traceparent, trace.tracestate)
         rows.append((event.tenant, event.id, *values, now, next(_ORDINALS), now))
-    inserted = await tx.insert(
-        _SQL["add"], sorted(rows, key=_KEY)
-    )  # in the order in which every transaction locks rows
+    inserted = await tx.insert(_SQL["add"], sorted(rows, key=_KEY))  # in the order in which transactions lock rows
     await texts.add(tx, OUTBOX, inserted)
 
 
@@ -120,7 +118,7 @@ class _Texts(dict[TextKey, str]):
 
 
 async def find_waiting(reader: Reader, since: Mapping[str, int]) -> set[str]:
-    """Return the tenants of which an event waits that was available at an instant, by the instants of the tenants."""
+    """Return the tenants of which an event still waits that was available at an instant. `since`: their instants."""
     each = [{"tenant_id": tenant, "at": at} for tenant, at in sorted(since.items())]
     return {row["tenant_id"] for row in await reader.fetch_each(_SQL["find_waiting"], each)}
 

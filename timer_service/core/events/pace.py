@@ -31,7 +31,7 @@ class Pause:
 
     def is_over(self, now: int) -> bool:
         """Return whether a claim may begin at `now`."""
-        # A longer wait than any pause: the clock was set back. Twice the longest pause, because `now` may be a bit old.
+        # If the end is further away than any pause is long, the clock was set back. Twice, because `now` may be old.
         return now >= self.resume_at or self.resume_at - now > 2 * LONGEST_MS
 
     def restart(self, now: int) -> None:
@@ -44,8 +44,8 @@ class Pause:
         self.resume_at = now + SHORTEST_MS
 
     def lengthen(self, now: int) -> None:
-        """Pause from `now` after a claim of which nothing was published. Overlapping claims count as one."""
-        if self.is_over(now):
+        """Pause from `now` after a claim of which nothing was published."""
+        if self.is_over(now):  # otherwise a claim that overlapped with this one has begun the pause
             self._length_ms = min(max(2 * self._length_ms, SHORTEST_MS), LONGEST_MS)
             self.resume_at = now + self._length_ms
 
@@ -75,7 +75,7 @@ class Flight:
         return taken
 
     async def wait(self, *, for_all: bool = False) -> None:
-        """Wait until a claim was published, or all of them were."""
+        """Wait until a claim was published, or all of them were. Keep the settlements and the errors."""
         if not self.publishing:
             return
         until = asyncio.ALL_COMPLETED if for_all else asyncio.FIRST_COMPLETED
@@ -110,5 +110,8 @@ def share_lengths(
         tenant = row["tenant_id"]
         is_first = tenant not in used
         used[tenant] = used.get(tenant, 0) + length_of(row)
-        (kept if is_first or used[tenant] <= most // len(tenants) else left).append(row)
+        if is_first or used[tenant] <= most // len(tenants):
+            kept.append(row)
+        else:
+            left.append(row)
     return kept, left

@@ -21,9 +21,8 @@ from timer_service.core.limits.event_allowances import EventAllowances
 from timer_service.core.ports.broker import TRANSIENT, Broker, Publish, PublishResult, PublishStatus
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database, Row, Transaction
-from timer_service.core.ports.health import PUBLISHING_SECONDS, RecentFailure
+from timer_service.core.ports.health import RecentFailure
 from timer_service.core.ports.metrics_port import MetricsPort
-from timer_service.core.values.budget import DEFAULT_BUDGET
 from timer_service.core.values.delays import LONGEST_DELAY, Backoff
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError
@@ -38,12 +37,13 @@ Encode = Callable[[Row, int], Message]
 class _Claimed(NamedTuple):
     rows: Sequence[Row]
     """The rows of a claim to publish."""
-    left: bool
-    """Whether others were released."""
-    exhausted: bool
-    """Whether a row is exhausted, and nothing may be published beside it."""
+    has_released: bool
+    """Whether the claim had other rows, which were released."""
+    has_exhausted: bool
+    """Whether the attempts of a row are used up, so that nothing may be published beside it."""
 
 
+_BACKOFF = Backoff()
 _BATCHES_PER_TICK = 32
 _FIRST_BATCH = 100
 """The rows of a claim after one that was not full. Their events are published 15 ms earlier than those of 1,000."""
@@ -71,22 +71,21 @@ class Relay:
         metrics: MetricsPort,
         batch_size: int,
         max_attempts: int,
-        publishing: RecentFailure | None = None,
-        publish: Publish | None = None,
-        allowances: EventAllowances | None = None,
-        limited: bool = True,
-        claim_bytes: int = DEFAULT_BUDGET.claim,
-        backoff: Backoff = Backoff(),
-        rng: random.Random | None = None,
+        publishing: RecentFailure,
+        publish: Publish | None,
+        allowances: EventAllowances,
+        limited: bool,
+        claim_bytes: int,
+        rng: random.Random,
     ) -> None:
         """`publish` replaces `broker.publish`. `limited`: tenants that wait by `allowances` publish nothing.
 
-        `claim_bytes`: how many characters the long texts of a claim may have.
+        `claim_bytes`: how many characters the long texts of a claim may have. `rng`: for the jitter of retries.
         """
         self._database = database
         self._broker = broker
         self._publish_all = publish or broker.publish
-        self._allowances = allowances or EventAllowances()
+        self._allowances = allowances
         self._limited = limited
         self._lease = lease
         self._texts = lease.table.texts
@@ -98,9 +97,8 @@ class Relay:
         self._limit = self._first_limit = min(_FIRST_BATCH, batch_size)
         self._claim_bytes = claim_bytes
         self._max_attempts = max_attempts
-        self._publishing = publishing or RecentFailure(PUBLISHING_SECONDS)
-        self._backoff = backoff
-        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._publishing = publishing
+        self._rng = rng
         self._pause = Pause()
         self._claimed_nothing_at: int | None = None
         self._evidence = Evidence()
@@ -127,6 +125,7 @@ class Relay:
             raise
 
     async def _tick(self, now: int) -> Pass:
+        """Do a pass, as `tick`. Claims that are being published when it fails are settled first."""
         await self._settler.settle_left()
         claimed = 0
         flight = Flight()
@@ -134,20 +133,21 @@ class Relay:
         until = seconds() + PASS_SECONDS
         try:
             for _ in range(_BATCHES_PER_TICK):
-                if seconds() > until or not self._may_claim(now := max(now, self._clock.now())):
+                now = max(now, self._clock.now())
+                if not self._broker.health.usable:
+                    self._pause.restart(now)
+                if seconds() > until or not self._pause.is_over(now):
                     break
                 probing = self._pause.probing
                 limit = 1 if probing else self._limit
-                claim = self._claim(now, limit, flight.take_published(), busy=bool(flight.publishing))
-                rows, left, exhausted = await claim
-                claimed += len(rows)
-                if rows:
-                    flight.publishing.add(asyncio.create_task(self._fire(rows)))
-                took_all = not left and len(rows) < limit
-                # If rows were released, the next claim has at most twice as many as there was room for.
-                growing = (2 * len(rows) or self._limit) if left else _GROWTH * self._limit
-                self._limit = self._first_limit if took_all else min(growing, self._batch_size)
-                while flight.is_full or (flight.publishing and (took_all or probing or exhausted)):
+                published = flight.take_published()
+                claim = await self._claim(now, limit, published, busy=bool(flight.publishing))
+                claimed += len(claim.rows)
+                if claim.rows:
+                    flight.publishing.add(asyncio.create_task(self._fire(claim.rows)))
+                took_all = not claim.has_released and len(claim.rows) < limit
+                self._limit = self._first_limit if took_all else self._next_limit(claim)
+                while flight.is_full or (flight.publishing and (took_all or probing or claim.has_exhausted)):
                     await flight.wait()
                     flight.raise_first()
                 if took_all and not flight.published:
@@ -165,17 +165,20 @@ class Relay:
         if (at := await self._lease.next_available(self._database.reader)) is not None:
             if (go_on_at := self._allowances.next_at(claimed_at)) is not None:
                 at = min(at, go_on_at)
-            if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
+            if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:  # other instances claim them
                 at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
-            # Not later than the shortest pause, to see whether the broker was away and is back.
+            # During a pause, the next pass sees after the shortest one whether the broker was away and is back.
             times.append(max(at, min(self._pause.resume_at, self._clock.now() + SHORTEST_MS)))
         return min(times, default=None)
 
-    def _may_claim(self, now: int) -> bool:
-        """Return whether a claim may begin. While the broker cannot be used, the pause starts again."""
-        if not self._broker.health.usable:
-            self._pause.restart(now)
-        return self._pause.is_over(now)
+    def _next_limit(self, claim: _Claimed) -> int:
+        """Return the limit of the next claim, after one that did not take all available rows.
+
+        If rows were released, there was only room for those that were kept: the next claim has twice as many.
+        """
+        if not claim.has_released:
+            return min(_GROWTH * self._limit, self._batch_size)
+        return min(2 * len(claim.rows), self._batch_size) if claim.rows else self._limit
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement], *, busy: bool) -> _Claimed:
         """Settle claims that were published, and claim the next rows, in one transaction.
@@ -204,17 +207,18 @@ class Relay:
         return _Claimed(rows, bool(left), bool(exhausted))
 
     def _is_exhausted(self, row: Row) -> bool:
-        """Return whether the process died, or lost its lease, at each attempt on a row, together with other rows.
+        """Return whether all attempts of a row were used up before this claim.
 
-        Such a row is claimed and published alone. So a row is given up only if it alone ends the process, and not
-        because of a crash loop with another cause.
+        A row whose last attempt fails is buried. So at that attempt the process died, or lost its lease, while it
+        handled this row and others. The row is now published alone: so it is given up only if it alone ends the
+        process, and not because of a crash loop with another cause.
         """
         exhausted: bool = row["attempt"] > self._max_attempts
         return exhausted
 
     async def _fire(self, rows: Sequence[Row]) -> Settlement | None:
         """Publish rows and settle them, or return how the transaction of the next claim can do it."""
-        if rows[0]["attempt"] > self._max_attempts + DEATHS_ALONE:
+        if rows[0]["attempt"] > self._max_attempts + DEATHS_ALONE:  # an exhausted row, which was claimed alone
             settlement = Settlement(self._clock.now(), bury=[Failure(rows[0], GIVEN_UP, self._clock.now())])
         else:
             settlement = await self._publish(rows)
@@ -278,12 +282,14 @@ class Relay:
 
         If the broker refuses every event, the fault is probably not in the events, so no attempt counts.
         """
-        statuses = [result.status for result in results]
-        refused = [
-            self._lease.key_of(row) for row, at in zip(rows, statuses, strict=True) if at is PublishStatus.REFUSED
-        ]
         table = self._lease.table.name
-        self._evidence.record([table] if PublishStatus.PUBLISHED in statuses else [], [(table, key) for key in refused])
+        refused = [
+            (table, self._lease.key_of(row))
+            for row, result in zip(rows, results, strict=True)
+            if result.status is PublishStatus.REFUSED
+        ]
+        has_stored = any(result.status is PublishStatus.PUBLISHED for result in results)
+        self._evidence.record([table] if has_stored else [], refused)
         counts = not self._evidence.is_environment(table)
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
@@ -306,18 +312,22 @@ class Relay:
 
     def _set_pause(self, settlement: Settlement) -> None:
         """Pause if events were not stored for a reason outside them: longer each time while none is stored."""
-        if settlement.release or not all(each.counts for each in settlement.retry):
-            (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
-        elif settlement.complete:
+        has_failed = bool(settlement.release) or not all(each.counts for each in settlement.retry)
+        if not settlement.complete:
+            if has_failed:
+                self._pause.lengthen(self._clock.now())
+            return
+        if has_failed:
+            self._pause.shorten(self._clock.now())
+        else:
             self._publishing.clear()
-        if settlement.complete:
-            self._pause.end()
-            self._refused_alone = 0
+        self._pause.end()
+        self._refused_alone = 0
 
     def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
-        """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns.
+        """Settle a refused row. `counts`: the row is at fault. Otherwise every event is refused: try each in its turn.
 
-        `alone`: it was published alone, as a probe is. The rows that were refused together are probed next.
+        `alone`: it was published alone, as a probe is. Rows that were refused together are released, and probed next.
         """
         if counts:
             self._fail(row, error, settlement)
@@ -330,8 +340,9 @@ class Relay:
             settlement.release.append(row)
 
     def _fail(self, row: Row, error: str, settlement: Settlement) -> None:
+        """Settle a row that failed: retry it after a backoff, or bury it if this was its last attempt."""
         attempt: int = row["attempt"]
-        delay = self._backoff.delay(attempt, self._rng)
+        delay = _BACKOFF.delay(attempt, self._rng)
         failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
         if attempt < self._max_attempts:
             settlement.retry.append(failure)

@@ -106,25 +106,27 @@ class Settler:
         is probably not in the rows, and all of them are left.
         """
         rows = settlement.rows
-        rest = set(map(id, rows))
+        unsettled = set(map(id, rows))
 
         async def write(some: Sequence[Row]) -> None:
+            """Settle some of the rows in a transaction."""
             part = settlement if len(some) == len(rows) else settlement.part(some)
             try:
                 await self._write(part)
             finally:
-                rest.difference_update(map(id, some) if part.is_written else ())
+                if part.is_written:  # also if the task was cancelled just after the commit
+                    unsettled.difference_update(map(id, some))
 
         try:
             result = await isolate(rows, write)
             if len(result.broken) >= _FUTILE and not result.done:
                 raise result.broken[0].error
             for row, error in result.broken:
-                rest.discard(id(row))
+                unsettled.discard(id(row))
                 log.error("row cannot be settled", exc_info=error, extra={"table": self._lease.table.name})
         finally:
-            if rest:
-                self._leave(settlement.part(row for row in rows if id(row) in rest))
+            if unsettled:
+                self._leave(settlement.part(row for row in rows if id(row) in unsettled))
 
     async def settle_and(self, claims: Sequence[Settlement], work: Callable[[Transaction], Awaitable[_T]]) -> _T:
         """Settle whole claims whose rows are all complete, and do `work`, in one transaction. Return its result.
@@ -134,6 +136,7 @@ class Settler:
         """
 
         async def write(tx: Transaction) -> tuple[list[int], _T]:
+            """Return how many rows of each claim changed, and the result of `work`."""
             tx.on_commit(partial(_mark_written, claims))
             counts = [await self._lease.complete_claim(tx, each.complete, each.at, shared=False) for each in claims]
             return counts, await work(tx)
@@ -172,17 +175,20 @@ class Settler:
             fired = await self._lease.complete_claim(tx, part.complete, part.at, shared=shared)
             if fired == len(part.complete) or not shared:
                 return {"fired": fired}, []
+            # The other rows are locked, or their leases are lost.
         free, locked = await self._lease.find_free(tx, part.rows) if shared else (part.rows, [])
         changed = await part.part(free).write(tx, self._lease)
         return {**changed, "fired": fired + changed["fired"]}, locked
 
     def _leave(self, part: Settlement) -> None:
+        """Keep a settlement for `settle_left`."""
         self._left.append(part)
         log.warning("rows are settled later", extra={"table": self._lease.table.name, "count": len(part.rows)})
 
     def _record(self, part: Settlement, changed: Mapping[str, int], *, lost: int) -> None:
+        """Count and log settled rows, by outcome, and the leases that were lost."""
         table = self._lease.table
-        fired = part.complete[: changed.get("fired", 0)]
+        fired = part.complete[: changed.get("fired", 0)]  # the same number of rows; which ones were lost is not known
         expired = table.count_expired(fired, part.at)
         for outcome, count in {**changed, "fired": len(fired) - expired, "expired": expired}.items():
             if count:
@@ -203,5 +209,6 @@ class Settler:
 
 
 def _mark_written(settlements: Iterable[Settlement]) -> None:
+    """Record that the transaction of settlements was committed."""
     for each in settlements:
         each.is_written = True

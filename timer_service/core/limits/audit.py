@@ -59,6 +59,7 @@ class AuditLog:
         self._left_out.clear()
 
     def _begin(self) -> None:
+        """Begin a second: write what the last one left out, and forget its lines."""
         self.write_counts()
         self._began_at = self._monotonic()
         self._written.clear()

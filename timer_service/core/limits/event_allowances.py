@@ -66,6 +66,7 @@ class Level(NamedTuple):
         """Return when no more than `most` will be used; None if that is so at `now`."""
         if self.used_at(now) <= most:
             return None
+        # What is used falls evenly to 0 at `empty_at`. So it is `most` earlier by that share of the time.
         return self.empty_at - most * (self.empty_at - self.counted_at) // self.used
 
 
@@ -125,7 +126,7 @@ class EventAllowances:
         """Charge what was counted, and read who waits. Return when to do so again; None if no tenant has a limit."""
         if not self._has_limits:
             return None
-        amounts, self._uncharged = self._uncharged, Counter()
+        amounts, self._uncharged = self._uncharged, Counter()  # what is published meanwhile is counted apart
         limits = {tenant: most for tenant in sorted(amounts) if (most := self._limit_of(tenant)) is not None}
         if limits:
             try:
@@ -141,6 +142,7 @@ class EventAllowances:
         return now + CHARGE_MS
 
     async def _charge(self, tx: Transaction, amounts: Mapping[str, int], limits: Mapping[str, int], now: int) -> None:
+        """Add the published amounts to what the tenants with limits have used."""
         keys = [{"tenant_id": tenant} for tenant in limits]
         await tx.executemany(_SQL["create"], keys)
         levels = {row["tenant_id"]: _level(row) for row in await tx.fetch_each(_SQL["lock"], keys)}
@@ -153,6 +155,7 @@ class EventAllowances:
 
     def _record(self, levels: Mapping[str, Level], now: int) -> None:
         """Record which tenants wait, and forget those that do not any more. Each is one line in the audit log."""
+        # A tenant that may go on by now still counts until some of its events are published.
         waiting = {tenant: at for tenant, at in self._waiting.items() if at <= now < at + _GRACE_MS}
         for tenant, level in levels.items():
             most = self._limit_of(tenant)

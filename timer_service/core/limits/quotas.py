@@ -98,23 +98,23 @@ class Quotas:
         return None if self._limits_nobody else Admission(self, tx, now)
 
     def must_count(self, room: _Room, amount: int) -> bool:
-        """Return whether to count the rows again because an amount does not fit, or because others add some too."""
+        """Return whether to count the rows again: an amount does not fit, or the count is not valid any more."""
         now = self._monotonic()
         return now >= room.count_again_at and (amount > room.left or now >= room.valid_until)
 
     async def count(self, tx: Transaction, tenant: str, usage: Usage, most: int, now: int, *, written: int) -> _Room:
         """Count what a tenant has, and return its room, as it was before the transaction had `written` some rows."""
         began = self._monotonic()
-        left = most + written - await usage.amount_of(tx, tenant, now, most + written + 1)
+        used = await usage.amount_of(tx, tenant, now, most + written + 1) - written
         ended = self._monotonic()
-        kept = max(0.0, 1 - (ended - self._counted_at))
+        kept = max(0.0, 1 - (ended - self._counted_at))  # earlier counts count less, and after a second not at all
         self._counted_at = ended
         self._counting_seconds = self._counting_seconds * kept + ended - began
         if len(self.rooms) >= _MOST_ROOMS:
             self.rooms.clear()
         pause = min(_COUNTING_SHARE * self._counting_seconds, _VALID_SECONDS)
         valid_seconds = _VALID_SECONDS if usage.grows_alone else self._valid_seconds
-        room = self.rooms[tenant, usage.limit] = _Room(left, ended + pause, ended + valid_seconds)
+        room = self.rooms[tenant, usage.limit] = _Room(most - used, ended + pause, ended + valid_seconds)
         return room
 
 
@@ -150,7 +150,7 @@ class Admission:
     async def may_write(self, most: Mapping[str, Amounts]) -> bool:
         """Return whether each tenant may add so much by rows that are written first. Then `wrote` must follow.
 
-        Nothing else may have been admitted before.
+        Nothing may have been admitted before, and this admits nothing: `wrote` admits what was really added.
         """
         for tenant, growth in most.items():
             if await self.exceeds(tenant, growth):
@@ -179,6 +179,7 @@ class Admission:
         return added <= room.left
 
     def _take_room(self) -> None:
+        """Take what the transaction has added from the known rooms, after its commit."""
         for key, added in self._added.items():
             if room := self._quotas.rooms.get(key):
                 room.left -= added

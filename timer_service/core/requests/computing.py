@@ -52,7 +52,7 @@ class Computing:
             async with self.slice():
                 until = self._monotonic() + _SLICE_SECONDS
                 try:
-                    next(steps)
+                    next(steps)  # each slice has one step at least
                     while self._monotonic() < until:
                         next(steps)
                 except StopIteration as stop:

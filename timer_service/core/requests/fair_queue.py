@@ -100,13 +100,15 @@ class FairQueue:
         """Wait for entries. Remove and return the next ones: one of each tenant, then the next one of each, and so on.
 
         There are at most `most`. They have at most `most_bytes` together; the first one may have more. Tenants for
-        which `may_go` is false have no turn now, and keep their places: who makes it true calls this again. Nothing is
-        returned if the queue is closed.
+        which `may_go` is false have no turn now, and keep their places: the caller that makes it true calls this again.
+        If the queue is closed and nothing waits, nothing is returned.
         """
-        while not any(taken := self._take(most, most_bytes, may_go)) and not self._closed:
+        while True:
+            taken = self._take(most, most_bytes, may_go)
+            if any(taken) or self._closed:
+                return taken
             self._changed.clear()
             await self._changed.wait()
-        return taken
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         """Return entries, in the order in which they were taken, to the front. Their tenants have the next turns."""
@@ -141,6 +143,7 @@ class FairQueue:
         return Taken(entries, self.refuse(late, _LATE))
 
     def _remove(self, tenant: str, *, newest: bool = False) -> Entry:
+        """Remove and return the oldest entry of a tenant, or the newest one."""
         waiting = self._waiting[tenant]
         entry = waiting.pop() if newest else waiting.popleft()
         self._count_in(entry, -1)
@@ -149,6 +152,7 @@ class FairQueue:
         return entry
 
     def _count_in(self, entry: Entry, change: int) -> None:
+        """Count an entry that was added (`change` is 1) or removed (-1)."""
         self._bytes[entry.request.tenant] += change * entry.size
         self._total_bytes += change * entry.size
         self._count += change

@@ -70,7 +70,7 @@ class Queries:
             limits, answered=metrics.query_answered, waiting=metrics.queries_waiting, monotonic=monotonic
         )
         self._running: Counter[str] = Counter()
-        """The tenants whose queries are answered now."""
+        """How many queries of each tenant are answered now."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -120,6 +120,7 @@ class Queries:
         return reply
 
     async def _answer(self, route: QueryRoute, tenant: str, body: bytes) -> QueryReply:
+        """Return the reply of a slice to a query. Computes only in slices."""
         async with self._computing.slice():
             request = decode(body, route.request, what="query", most_bytes=MAX_QUERY_BYTES)
         answer = await route.answer(self._database.queries, tenant, request, self._clock.now())

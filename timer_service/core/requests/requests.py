@@ -133,6 +133,7 @@ class RequestQueue(FairQueue):
 
 
 def _read(route: RequestRoute, request: Request) -> Asked:
+    """Return a request as its handler gets it. Raises `Rejection`."""
     if not re.fullmatch(TENANT_PATTERN, request.tenant):
         reason = "must have 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
         raise Rejection(Code.INVALID_PAYLOAD, f"the tenant in the subject {reason}", [Fault("tenantId", reason)])
@@ -191,12 +192,13 @@ class Requests:
             done = await self._commit([batch[each][1] for each in part], is_part=len(part) < len(batch))
             answers.update(zip(part, done, strict=False))
 
+        numbers = range(len(batch))
         try:
-            isolated = await isolate(range(len(batch)), attempt)
+            isolated = await isolate(numbers, attempt)
             failed = {each.item: each.error for each in isolated.failed}
         except Exception as error:  # noqa: BLE001 - of the environment, so all others would fail too
-            failed = dict.fromkeys(answers.keys() ^ range(len(batch)), error)
-        queue.put_back([entry for n, (entry, _) in enumerate(batch) if n not in answers and n not in failed])
+            failed = {n: error for n in numbers if n not in answers}
+        queue.put_back([batch[n][0] for n in numbers if n not in answers and n not in failed])
         replies = {n: self._fail(batch[n][0].request, error) for n, error in failed.items()}
         if answers:
             await self._succeed(answers.values())
@@ -220,6 +222,7 @@ class Requests:
         return await in_transaction(self._database, work, accepting=True)  # a worker acts on the answer
 
     async def _succeed(self, answers: Collection[Answer]) -> None:
+        """Record that requests were applied, and wake the loops and offer the lanes for which they wrote rows."""
         self._outages.record_success()
         self._failure.clear()
         if loops := {loop for answer in answers for loop in answer.wakes}:

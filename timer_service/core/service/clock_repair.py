@@ -63,7 +63,7 @@ def leased_rows(table: LeasedTable, visibility_timeout: timedelta) -> TimedRows:
         instant="available_at",
         is_wrong=f"(available_at - {longest_ms} > :now AND (available_at > {due_at} OR {due_at_once})) "
         f"OR ({due_at_once} AND lease_token IS NULL AND {due_at} - {SLACK_MS} > :now)",
-        repair=f"{table.state} = '{table.waiting}', lease_token = NULL, "
+        repair="lease_token = NULL, "
         f"{due_at} = CASE WHEN {due_at_once} AND {due_at} > :now THEN :now ELSE {due_at} END, "
         f"available_at = CASE WHEN {due_at} > :now AND NOT ({due_at_once}) THEN {due_at} ELSE :now END",
     )
@@ -89,7 +89,10 @@ class ClockRepair:
         """The instant up to which the first of these were read."""
 
     async def tick(self, now: int) -> Pass:
-        """Read one page, if a scan is due, and repair its rows. Return how many were repaired."""
+        """Read one page, if a scan is due, and repair its rows. Return how many were repaired.
+
+        Each table is read from `now` on: rows that are available already wait for no wrong instant.
+        """
         if self._clock.set_back_ms - self._known_set_back >= SLACK_MS:
             self._known_set_back = self._clock.set_back_ms
             self._scans_left = _SCANS
@@ -108,6 +111,7 @@ class ClockRepair:
         return Pass(repaired, self._begin_at if self._scans_left else None)
 
     def _begin(self, at: int) -> None:
+        """Let the next scan begin at an instant, with all rows."""
         self._begin_at = at
         self._left = list(self._timed)
         self._after = 0
