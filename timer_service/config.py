@@ -129,12 +129,6 @@ class Config(BaseSettings):
             )
         return value
 
-    @model_validator(mode="after")
-    def _one_database_url(self) -> Self:
-        if len(names := self._sources("database_url")) > 1:
-            raise PydanticCustomError("database_url", f"{' and '.join(names)} are both set: set only one of them")
-        return self
-
     @property
     def limits(self) -> TenantLimits:
         """The limits of the tenants."""
@@ -152,25 +146,30 @@ class Config(BaseSettings):
         return None if url is None else url.get_secret_value()
 
     @model_validator(mode="after")
-    def _login(self) -> Self:
+    def _one_source_of_each_secret(self) -> Self:
+        """Reject a secret that is set both in a variable and in a file."""
+        for field in ("database_url", "nats_password", "nats_token", "nats_nkey_seed"):
+            if len(names := self._sources(field)) > 1:
+                raise PydanticCustomError("secret", f"{' and '.join(names)} are both set: set only one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Self:
         """Reject an incomplete login, and more than one login: the driver would silently use one of them or none."""
         for one, other in (("nats_user", "nats_password"), ("nats_tls_cert", "nats_tls_key")):
             if bool(self._sources(one)) != bool(self._sources(other)):
                 raise PydanticCustomError(
                     "login", f"{_variable(one)} and {_variable(other)} go together: set both or neither"
                 )
-        for secret in ("nats_password", "nats_token", "nats_nkey_seed"):
-            if len(names := self._sources(secret)) > 1:
-                raise PydanticCustomError("login", f"{' and '.join(names)} are both set: set only one of them")
-        ways = [way for field in _LOGINS for way in self._sources(field)]
+        logins = [name for field in _LOGINS for name in self._sources(field)]
         if any(urlsplit(url).username for url in self.broker_url.split(",")):
-            ways.append("the user in TIMER_BROKER_URL")
-        if len(ways) > 1:
-            raise PydanticCustomError("login", f"{' and '.join(ways)} are different logins: set only one of them")
+            logins.append("the user in TIMER_BROKER_URL")
+        if len(logins) > 1:
+            raise PydanticCustomError("login", f"{' and '.join(logins)} are different logins: set only one of them")
         return self
 
     def _sources(self, field: str) -> list[str]:
-        """Return the environment variables of a field: `TIMER_X`, `TIMER_X_FILE`, or both."""
+        """Return the variables that set a field: `TIMER_X`, `TIMER_X_FILE`, both, or none."""
         return [_variable(name) for name in (field, f"{field}_file") if getattr(self, name, None) is not None]
 
 
@@ -202,6 +201,7 @@ def unknown_settings(environ: Mapping[str, str]) -> list[str]:
 
 
 def _describe_unknown(name: str, known: list[str]) -> str:
+    """Return the warning for a name that is not in `known`, with the nearest one if there is one."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"unknown setting {name}; " + (f"did you mean {near[0]}?" if near else ".env.example lists all settings")
 
@@ -212,7 +212,8 @@ def _describe_errors(error: ValidationError) -> list[str]:
 
 
 def _describe_error(detail: ErrorDetails) -> str:
-    if not detail["loc"]:  # several settings together
+    """Return what is wrong, in our own words where those of pydantic would be about Python types."""
+    if not detail["loc"]:  # a validator of several settings, whose message names them
         return detail["msg"]
     name = str(detail["loc"][0])
     field = Config.model_fields[name]
@@ -230,19 +231,20 @@ def _describe_error(detail: ErrorDetails) -> str:
 
 
 def _describe_number(field: FieldInfo) -> str:
-    """Return what numbers a setting accepts. Messages of pydantic would show a `datetime.timedelta`."""
-    phrases = (("gt", "more than", max), ("ge", "at least", max), ("le", "at most", min))
-    bounds = [
-        f"{words} {_number(strictest(values))}"
-        for name, words, strictest in phrases
-        if (values := [getattr(each, name) for each in field.metadata if hasattr(each, name)])
-    ]
-    return f"must be {_NUMBERS[field.annotation]}, {' and '.join(bounds)}, such as {_number(field.default)}"
+    """Return which numbers a setting accepts, and its default as an example."""
+    bounds = []
+    for name, words, strictest in (("gt", "more than", max), ("ge", "at least", max), ("le", "at most", min)):
+        # The type of a setting can have a bound, and the setting another one.
+        if values := [getattr(each, name) for each in field.metadata if hasattr(each, name)]:
+            bounds.append(f"{words} {_plain_number(strictest(values))}")
+    return f"must be {_NUMBERS[field.annotation]}, {' and '.join(bounds)}, such as {_plain_number(field.default)}"
 
 
-def _number(value: Any) -> Any:
+def _plain_number(value: Any) -> Any:
+    """Return a duration as its number of milliseconds, and a number as it is."""
     return value // _MILLISECOND if isinstance(value, timedelta) else value
 
 
 def _variable(field: str) -> str:
+    """Return the name of the environment variable of a field."""
     return f"{_PREFIX}{field.upper()}"

@@ -130,7 +130,7 @@ WORKFLOW: Document = {
 }
 OPEN = {**WORKFLOW, "workflowId": "w2", "status": "waiting", "blockedBy": EVIL, "endedAt": None, "messages": 1}
 EFFECTS: list[Document] = [
-    {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL},
+    {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL, "dueAt": AT},
     {"key": "b", "kind": "step", "status": "open", "failures": 2, "dueAt": AT, "error": {"type": "E", "message": EVIL}},
 ]
 WORKER: Document = {"workerId": "1", "name": EVIL, "queue": EVIL, "types": [EVIL, "b"], "slots": 5, "online": True}

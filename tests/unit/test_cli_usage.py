@@ -120,6 +120,7 @@ def test_migrate_reads_only(command: str, code: int, empty_folder: Path) -> None
         ("1h30m", timedelta(minutes=90)),
         ("PT1H30M", timedelta(minutes=90)),
         ("1.5h", timedelta(minutes=90)),
+        ("366d", timedelta(days=366)),
     ],
 )
 def test_durations(text: str, duration: timedelta) -> None:

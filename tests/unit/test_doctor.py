@@ -164,7 +164,7 @@ def test_covers(pattern: str, subject: str, *, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "status"), [((1.05, 0), OK), ((1.2, 0), WARN), ((-5, 0), WARN), ((9, 9.5), OK), ((9, 7.8), WARN)]
+    ("seconds", "status"), [((1.09, 0), OK), ((1.2, 0), WARN), ((-5, 0), WARN), ((9, 9.5), OK), ((9, 7.8), WARN)]
 )
 def test_clock_skew(seconds: tuple[float, float], status: Status) -> None:
     """The clocks of broker and database may differ by a second more than the uncertainty, in either direction."""
@@ -267,6 +267,18 @@ async def test_no_nonsense_is_read(tmp_path: Path) -> None:
         found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"), None)
     assert "sent an answer that doctor cannot read (KeyError)" in [each.message for each in found]
     assert "database" in [each.check for each in found]
+
+
+async def test_clock_of_the_broker(tmp_path: Path) -> None:
+    """The clock of the broker is that of its answer."""
+    behind = {"error": {"code": 503, "description": "no JetStream"}, "ts": "2020-01-01T00:00:00.123456789Z"}
+    async with scripted_peer() as peer:
+        peer.answer = lambda subject, _body: behind if ".STREAM." in subject else {"error": {}}
+        found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"), None)
+    (clock,) = (each for each in found if each.check == "clock")
+    assert (clock.status, "s ahead of the broker's" in clock.message) == (WARN, True)
+    stream = next(each for each in found if each.check == "stream TIMER_EVT")
+    assert (stream.status, stream.message) == (FAIL, "no JetStream")
 
 
 def test_rights_on_postgres() -> None:
