@@ -181,7 +181,8 @@ def load_config(**overrides: Any) -> Config:
         return Config(**overrides)
     except ValidationError as error:
         # A misspelt name may be the reason why another setting is wrong.
-        raise StartError("\n".join([*_describe_errors(error), *unknown_settings(os.environ)])) from error
+        lines = [_describe_error(each) for each in error.errors(include_url=False, include_input=False)]
+        raise StartError("\n".join([*lines, *unknown_settings(os.environ)])) from error
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"cannot read {_FILE}: {error}") from error
 
@@ -206,13 +207,8 @@ def _describe_unknown(name: str, known: list[str]) -> str:
     return f"unknown setting {name}; " + (f"did you mean {near[0]}?" if near else ".env.example lists all settings")
 
 
-def _describe_errors(error: ValidationError) -> list[str]:
-    """Return a line for each wrong setting, without its value: a URL may contain a password."""
-    return [_describe_error(each) for each in error.errors(include_url=False, include_input=False)]
-
-
 def _describe_error(detail: ErrorDetails) -> str:
-    """Return what is wrong, in our own words where those of pydantic would be about Python types."""
+    """Return a line that names the setting and says what is wrong, without the value: a URL may contain a password."""
     if not detail["loc"]:  # a validator of several settings, whose message names them
         return detail["msg"]
     name = str(detail["loc"][0])

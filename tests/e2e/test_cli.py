@@ -123,8 +123,8 @@ async def test_life_of_a_resource(cli: Cli, service: Service, resource: str) -> 
     for arguments, code, text in LIVES[resource]:
         with case(arguments):
             done = await cli.run(resource, *(each.replace("_", " ") for each in arguments.split()))
-            assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
-            assert (done.stdout == "") is bool(done.stderr)
+            printed, other = (done.stderr, done.stdout) if code else (done.stdout, done.stderr)
+            assert (done.returncode, text in printed, other) == (code, True, ""), done.stdout + done.stderr
 
 
 RESOURCES: dict[str, tuple[str, str, str, dict[str, Any]]] = {

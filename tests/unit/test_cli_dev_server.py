@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from timer_service.cli.connection import client_config
-from timer_service.cli.dev_server import announce_dev_server, find_dev_server
+from timer_service.cli.dev_server import announce_dev_server, database_config, find_dev_server
 from timer_service.client.connection import url_without_login
 from timer_service.config import load_config
 
@@ -39,10 +39,25 @@ def write(pid: int, url: str) -> None:
 def test_running_dev(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command uses the broker of the running `dev`, unless --server or TIMER_BROKER_URL names another one."""
     write(os.getppid(), broker_url)
-    assert client_config(None).broker_url == broker_url
+    monkeypatch.setenv("TIMER_DATABASE_URL", "postgresql://h/d")
+    config = client_config(None)
+    assert (config.broker_url, config.postgres_url) == (broker_url, None)
     assert client_config("nats://other:4222").broker_url == "nats://other:4222"
     monkeypatch.setenv("TIMER_BROKER_URL", "nats://named:4222")
     assert client_config(None).broker_url == "nats://named:4222"
+
+
+@pytest.mark.parametrize("name", ["DB_PATH", "DATABASE_URL", "DATABASE_URL_FILE"])
+def test_database_that_is_named(broker_url: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A command that needs the database uses that of the running `dev`, unless a setting names one."""
+    write(os.getppid(), broker_url)
+    assert database_config().db_path == Path("timers.db")
+    Path("url").write_text("postgresql://h/d")
+    monkeypatch.setenv(f"TIMER_{name}", "postgresql://h/d" if name == "DATABASE_URL" else "url")
+    config = database_config()
+    assert (config.db_path, config.engine) == (
+        (Path("url"), "sqlite") if name == "DB_PATH" else (Path("event_service.db"), "postgres")
+    )
 
 
 def test_dev_that_is_gone(broker_url: str) -> None:

@@ -3,6 +3,7 @@
 The user's texts in it have characters that act on a terminal. To record again: `RECORD=1 pytest <this file>`.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -19,9 +20,10 @@ import typer
 
 from timer_service.cli import dead_letters, events, runs, schedules, signals, timers, workflows
 from timer_service.cli.output import format_distance, format_duration, format_time, one_line, print_table, style
-from timer_service.cli.resources import Rows, event_line, print_events, rejection_text
+from timer_service.cli.resources import Rows, event_line, print_counts, print_events, rejection_text
 from timer_service.client import (
     CommandError,
+    Counts,
     DeadLetter,
     Outcome,
     Run,
@@ -128,6 +130,15 @@ WORKFLOW: Document = {
     "step": EVIL,
     "endedAt": AT,
 }
+HELD = {
+    **WORKFLOW,
+    "workflowId": "w3",
+    "status": "running",
+    "workerId": "worker-1",
+    "endedAt": None,
+    "code": None,
+    "step": None,
+}
 OPEN = {**WORKFLOW, "workflowId": "w2", "status": "waiting", "blockedBy": EVIL, "endedAt": None, "messages": 1}
 EFFECTS: list[Document] = [
     {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL, "dueAt": AT},
@@ -176,6 +187,7 @@ def schedule_states() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     "timers list": rows(timers.LIST, TIMER, FAILED),
+    "timers count": lambda: print_counts(Counts.read({"counts": {"Failed": 7}, "overdue": 3, "exact": False})),
     "timers get": lambda: timers.print_timer(Timer.read(FAILED)),
     "signals list": rows(signals.LIST, SIGNAL, NOON, BROKEN),
     "signals get": lambda: signals.print_signal(Signal.read(NOON)),
@@ -191,6 +203,7 @@ CASES: dict[str, Callable[[], None]] = {
     ),
     "workflows list": rows(workflows.LIST, WORKFLOW, OPEN),
     "workflows get": lambda: workflows.print_workflow(detail(WORKFLOW, failure=WorkflowError(type="E", message=EVIL))),
+    "workflows get, running": lambda: workflows.print_workflow(detail(HELD)),
     "workflows get, open": lambda: workflows.print_workflow(detail(OPEN, input=EVIL, result=None)),
     "workflows workers": rows(workflows.WORKERS, {**WORKER, "firstSeenAt": THEN, "seenAt": THEN}),
     "dead-letters list": rows(dead_letters.LETTERS, LETTER),
@@ -241,6 +254,24 @@ def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
     for as_json, printed in ((False, ("", "no buried events\n")), (True, ("[]\n", ""))):
         events.EVENTS.print([], None, as_json=as_json)
         assert capsys.readouterr() == printed
+
+
+async def test_retries_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    """If one of several events is not there, the exit code is 1."""
+    outcomes = [Outcome(command_id="1", name="retried"), Outcome(command_id="2", name="not_found")]
+    client: Any = SimpleNamespace(events=SimpleNamespace(retry=AsyncMock(side_effect=outcomes)))
+    with pytest.raises(typer.Exit) as ended:
+        await events.retry(client, "acme", ["a", "b"])
+    assert (ended.value.exit_code, capsys.readouterr()) == (1, ("retried: acme/a\n", "not_found: acme/b\n"))
+
+
+async def test_interrupted_resubmit(capsys: pytest.CaptureFixture[str]) -> None:
+    """If the user stops the command, it prints what it has sent."""
+    get = AsyncMock(side_effect=[None, asyncio.CancelledError])
+    client: Any = SimpleNamespace(dead_letters=SimpleNamespace(get=get))
+    with pytest.raises(asyncio.CancelledError):
+        await dead_letters.resubmit(client, "acme", [7, 8], as_json=True)
+    assert [each["sequence"] for each in json.loads(capsys.readouterr().out)] == [7]
 
 
 async def test_strange_events(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ USAGE = {
     "runs start acme a job.json": "'job.json' has the unknown field 'job'; the fields are: jobs and groups",
     "runs start acme a jobs.json": "'jobs.json' must have a list 'jobs'",
     "runs resolve acme a tests groups.json": "The jobs of a group have no groups of their own",
+    "runs start acme a -": "Invalid value for 'FILE': must be JSON",
     "runs start acme a deep.json": "must be JSON with less nesting",
     "runs report acme push-1 lint success --outputs [1]": "Invalid value for '--outputs': must be a JSON object",
     "schedules preview acme": "Give either --cron or --every",

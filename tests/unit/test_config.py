@@ -114,6 +114,8 @@ def test_secret_from_a_file(folder: Path) -> None:
     assert config.nats_token_file is not None
     assert config.nats_token_file.get_secret_value() == "s3cret"
     assert "s3cret" not in f"{config!r} {config}"
+    (folder / "url").write_text("postgresql://kim@host/timers")
+    assert load_config(database_url_file=folder / "url").postgres_url == "postgresql://kim@host/timers"
 
 
 @pytest.mark.parametrize(

@@ -50,15 +50,13 @@ def read_instant(text: str) -> datetime:
 
 def read_duration(text: str) -> timedelta:
     """Return a duration of whole milliseconds and at most 366 days. An ISO 8601 duration is allowed, too."""
-    parts = _DURATION.findall(text)
-    is_short = "".join(number + unit for number, unit in parts) == text and len(dict(map(reversed, parts))) == len(
-        parts
-    )
+    numbers = {unit: number for number, unit in _DURATION.findall(text)}
+    is_short = text != "" and "".join(number + unit for unit, number in numbers.items()) == text  # no unit twice
     try:
-        if not parts or not is_short:
-            duration = timedelta(milliseconds=parse_duration(text))
+        if is_short:
+            duration = timedelta(**{_UNITS[unit]: float(number) for unit, number in numbers.items()})
         else:
-            duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
+            duration = timedelta(milliseconds=parse_duration(text))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} must be a duration, such as {DURATION_FORMS}.") from error
     except OverflowError:
@@ -72,7 +70,7 @@ def read_duration(text: str) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON value that was given. None would look like a missing option."""
+    """A JSON value that was given. Without this wrapper, `null` would look like a missing option."""
 
     value: Any
 

@@ -69,18 +69,19 @@ async def export(client: TimerClient, tenant: Tenant) -> None:
 
     Timers that are scheduled, cancelled or fired during the export may be in it or not.
     """
-    question: dict[str, Any] = {"state": State.SCHEDULED, "limit": _PAGE_ROWS}
-    with _progress("Exporting", (await client.count(tenant)).by_state.get(State.SCHEDULED)) as advance:
+    total = (await client.count(tenant)).by_state.get(State.SCHEDULED)
+    after: dict[str, str] = {}
+    with _progress("Exporting", total) as advance:
         while True:
-            page = await client.query(tenant, "list-timers", question)
+            page = await client.query(tenant, "list-timers", {"state": State.SCHEDULED, "limit": _PAGE_ROWS, **after})
             views = read_rows(page, "timers")
             for view in views:
                 typer.echo(json.dumps({field: view[field] for field in _EXPORTED if field in view}))
             advance(len(views))
-            cursor = read_cursor(page, question.get("cursor"))
+            cursor = read_cursor(page, after.get("cursor"))
             if cursor is None:
                 return
-            question["cursor"] = cursor
+            after = {"cursor": cursor}
 
 
 @broker_command(app, "import")
@@ -184,6 +185,7 @@ def _read_line(tenant: str, line: bytes) -> NewTimer:
 
 
 def _rejection(field: str, reason: str) -> Rejection:
+    """Return the error of a field that a ScheduleTimer may have, but not a line of a file."""
     return Rejection(Code.INVALID_PAYLOAD, f"{field} {reason}", [Fault(field, reason)])
 
 
@@ -192,6 +194,7 @@ def _instant(at: int | None) -> datetime | None:
 
 
 def _check_answers(done: int, total: int, ended: Sequence[Ended]) -> None:
+    """Raise `NoAnswerError` if a timer of a batch got no answer. `done`: how many were handled before the batch."""
     lost = [each for each in ended if isinstance(each, NoAnswerError)]
     if lost:
         stored = f"at least {done + len(ended) - len(lost):,} of {total:,} timers were handled"
@@ -204,6 +207,7 @@ def _name(end: Ended) -> str:
 
 
 def _error(line: int, end: Ended) -> Mapping[str, Any]:
+    """Return why the timer in a line is not stored: it was rejected, or had an outcome without effect."""
     if isinstance(end, CommandError):
         return {"line": line, "code": end.code, "message": rejection_text(end)}
     name, why = _name(end), explain_limit(end) if isinstance(end, Outcome) else None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from timer_service.cli import parameters
 from timer_service.cli.output import (
     fields_of,
     format_count,
@@ -15,16 +16,6 @@ from timer_service.cli.output import (
     print_fields,
     print_table,
     print_value,
-)
-from timer_service.cli.parameters import (
-    argument,
-    choice,
-    duration,
-    identifier,
-    identifier_option,
-    instant,
-    json_option,
-    option,
 )
 from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
 from timer_service.client import (
@@ -40,8 +31,8 @@ from timer_service.client import (
 
 app = typer.Typer(help="Durable functions: start, send messages, look up, cancel, retry.", no_args_is_help=True)
 
-NAME = identifier("WORKFLOW", "The workflowId.")
-DEADLINE = duration("It fails if it takes longer; 0s: at once.")
+NAME = parameters.identifier("WORKFLOW", "The workflowId.")
+DEADLINE = parameters.duration("It fails if it takes longer; 0s: at once.")
 _COLOURS = {
     "completed": "green",
     "done": "green",
@@ -60,6 +51,7 @@ def _status(workflow: Workflow) -> str:
 
 
 def _why(workflow: Workflow) -> str:
+    """Return why a workflow failed, was cancelled or is blocked; empty if none of these."""
     parts = [workflow.code, workflow.step and f"step {workflow.step}", workflow.reason, workflow.blocked_by]
     return ": ".join(part for part in parts if part)
 
@@ -130,17 +122,18 @@ def print_workflow(detail: WorkflowDetail) -> None:
 
 
 def _effect_row(effect: WorkflowEffect, now: datetime) -> tuple[str, ...]:
-    parts = []
+    """Return the cells of an effect. The last one has its error or result, its failures, and when it goes on."""
+    results = []
     if effect.error is not None:
-        parts.append(f"{effect.error.type}: {effect.error.message}")
+        results.append(f"{effect.error.type}: {effect.error.message}")
     elif effect.result is not None:
-        parts.append(json.dumps(effect.result, ensure_ascii=False)[:_LONGEST_RESULT])
+        results.append(json.dumps(effect.result, ensure_ascii=False)[:_LONGEST_RESULT])
     if effect.failures:
-        parts.append(f"{format_count(effect.failures, 'attempt')} failed")
+        results.append(f"{format_count(effect.failures, 'attempt')} failed")
     if effect.status == "open" and effect.due_at is not None:
-        parts.append(format_distance(effect.due_at, now))
+        results.append(format_distance(effect.due_at, now))
     number = "" if effect.seq is None else str(effect.seq)
-    return number, effect.key, effect.status, effect.kind, "; ".join(parts)
+    return number, effect.key, effect.status, effect.kind, "; ".join(results)
 
 
 def _check_start(*, start_in: Any, start_at: Any, **_: object) -> None:
@@ -149,7 +142,7 @@ def _check_start(*, start_in: Any, start_at: Any, **_: object) -> None:
 
 
 async def start(client: TimerClient, *, wait: bool, **given: Any) -> Outcome:
-    """Start a workflow. If the command is to wait, print its result when it ends, and nothing more."""
+    """Start a workflow and return the outcome. With `wait`, print its result when it ends instead, and exit."""
     tenant, workflow = given["tenant"], given["workflow"]
     outcome = await client.workflows.start(**given)
     if not wait or outcome.name not in {"started", "unchanged"}:
@@ -168,13 +161,13 @@ WORKFLOWS.command(
     "Start a workflow of a type. A worker executes its function.",
     {
         "workflow": NAME,
-        "workflow_type": argument("TYPE", "The type: the name of its function."),
-        "data": json_option("The input of the function. Default: null.", "--input"),
-        "queue": option("QUEUE", "The queue of its workers. Default: default."),
-        "start_in": duration("Begin after: 10s, 5m, 2h.", "--in"),
-        "start_at": instant("Begin at: ISO 8601 with an offset.", "--at"),
+        "workflow_type": parameters.argument("TYPE", "The type: the name of its function."),
+        "data": parameters.json_option("The input of the function. Default: null.", "--input"),
+        "queue": parameters.option("QUEUE", "The queue of its workers. Default: default."),
+        "start_in": parameters.duration("Begin after: 10s, 5m, 2h.", "--in"),
+        "start_at": parameters.instant("Begin at: ISO 8601 with an offset.", "--at"),
         "deadline_in": DEADLINE,
-        "concurrency_key": identifier_option("KEY", "Skip the start if another one with this key is open."),
+        "concurrency_key": parameters.identifier_option("KEY", "Skip the start if another one with this key is open."),
         "wait": Annotated[bool, typer.Option("--wait", help="Wait for its end, and print its result.")],
     },
     call=start,
@@ -186,13 +179,13 @@ WORKFLOWS.command(
     "Send a message to a workflow, also before it starts.",
     {
         "workflow": NAME,
-        "name": argument("MESSAGE", "The name of the message."),
-        "data": json_option("JSON. Default: null."),
-        "message_id": identifier_option("ID", "A second message with this id has no effect."),
+        "name": parameters.argument("MESSAGE", "The name of the message."),
+        "data": parameters.json_option("JSON. Default: null."),
+        "message_id": parameters.identifier_option("ID", "A second message with this id has no effect."),
     },
 )
 WORKFLOWS.command(
-    "cancel", "Cancel a workflow that has not ended.", {"workflow": NAME, "reason": option("TEXT", "Why.")}
+    "cancel", "Cancel a workflow that has not ended.", {"workflow": NAME, "reason": parameters.option("TEXT", "Why.")}
 )
 WORKFLOWS.command(
     "retry",
@@ -204,8 +197,8 @@ WORKFLOWS.list(
     LIST,
     "List workflows in order of creation.",
     {
-        "status": choice(WorkflowStatus, "Only workflows in this status."),
-        "type": option("TYPE", "Only workflows of this type."),
+        "status": parameters.choice(WorkflowStatus, "Only workflows in this status."),
+        "type": parameters.option("TYPE", "Only workflows of this type."),
     },
 )
 WORKFLOWS.list(WORKERS, "List the workers that execute workflows.", name="workers")

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from timer_service.adapters.nats.log import CONSUMER
 from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.app.login import nats_login
-from timer_service.cli.doctor.finding import Finding, Skew, Status
+from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.client.connection import url_without_login
 from timer_service.config import Config
@@ -61,6 +61,7 @@ async def check_broker(config: Config) -> Sequence[Finding | Skew]:
 
 
 async def _check_connected(client: Client, config: Config) -> Sequence[Finding | Skew]:
+    """Do the checks of a connection. The clock is read from the answer for the stream of commands."""
     url, server = client.connected_url, client._server_info  # noqa: SLF001 - the driver has no public access to it
     version = client.connected_server_version
     encrypted = bool(server.get("tls_required")) or (url is not None and url.scheme == "tls")
@@ -73,10 +74,11 @@ async def _check_connected(client: Client, config: Config) -> Sequence[Finding |
         *check_permissions(await _request(client, "$SYS.REQ.USER.INFO"), *_needed(config, subjects)),
     ]
     for kind in _KINDS:
-        asked_at, info = datetime.now(UTC), await _request(client, f"$JS.API.STREAM.INFO.{subjects.stream(kind)}")
-        if kind is Kind.COMMAND and info is not None and "ts" in info:  # read between the request and the reply
-            half = (datetime.now(UTC) - asked_at) / 2
-            found.append(Skew(asked_at + half - datetime.fromisoformat(info["ts"]), half))
+        asked_at = datetime.now(UTC)
+        info = await _request(client, f"$JS.API.STREAM.INFO.{subjects.stream(kind)}")
+        if kind is Kind.COMMAND and info is not None and "ts" in info:
+            reading = datetime.fromisoformat(info["ts"])
+            found.append(measure_skew("the broker's clock", asked_at=asked_at, reading=reading))
         found += _check_stream(kind, info, subjects, managed=config.manage_streams, shared=shared)
     return [*found, await _check_consumer(client, subjects)]
 
@@ -145,6 +147,7 @@ def check_consumer(info: Answer) -> Finding:
 def _check_stream(
     kind: Kind, info: Answer | None, subjects: Subjects, *, managed: bool, shared: bool
 ) -> Iterable[Finding]:
+    """Check the answer to a request for a stream: `info` is None without an answer, and can be an error."""
     name = f"stream {subjects.stream(kind)}"
     if info is None:
         remedy = "Enable JetStream, and permit this user to publish to $JS.API.STREAM.INFO.*."
@@ -189,6 +192,7 @@ def _needed(config: Config, subjects: Subjects) -> tuple[list[str], list[str]]:
 
 
 def _is_permitted(subject: str, rules: Mapping[str, Any]) -> bool:
+    """Return whether a subject is allowed and not denied. Rules without `allow` allow everything."""
     allow, deny = rules.get("allow"), rules.get("deny") or ()
     allowed = not allow or any(covers(pattern, subject) for pattern in allow)
     return allowed and not any(covers(pattern, subject) for pattern in deny)

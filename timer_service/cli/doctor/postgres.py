@@ -11,7 +11,7 @@ from timer_service.adapters.migrations import APPLIED, Applied
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.app.schema import migrations
 from timer_service.cli.doctor.database import check_schema
-from timer_service.cli.doctor.finding import Finding, Skew, Status
+from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.config import Config
 
 _TIMEOUT_SECONDS = 5
@@ -78,27 +78,35 @@ async def check_postgres(config: Config, url: str) -> Sequence[Finding | Skew]:
 
 
 async def _check_all(connection: _Connection, config: Config) -> Sequence[Finding | Skew]:
+    """Do the checks of a connection."""
     server = await connection.fetchrow(_SERVER)
-    shipped = migrations()
-    names = [_MIGRATIONS, *(name for migration in shipped for name in _NAMES.findall(migration.text))]
-    found = {row["name"]: row["lacking"] for row in await connection.fetch(_LACKING, names, _PRIVILEGES, _MIGRATIONS)}
-    lacking = {name: privileges for name, privileges in found.items() if privileges}
-    applied: Applied = {}
-    if _MIGRATIONS in found and _MIGRATIONS not in lacking:
-        applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(APPLIED)}
-    schema = check_schema(applied, shipped, automatic=config.auto_migrate)
     settings = {row["name"]: row for row in await connection.fetch(_SETTINGS, [*_COSTS, "autovacuum"])}
-    connections = await connection.fetchrow(_CONNECTIONS)
-    asked_at = datetime.now(UTC)  # the database reads its clock between the request and the reply
-    read: datetime = await connection.fetchval("SELECT clock_timestamp()")
-    half = (datetime.now(UTC) - asked_at) / 2
+    asked_at = datetime.now(UTC)
+    reading: datetime = await connection.fetchval("SELECT clock_timestamp()")
+    skew = measure_skew("the database's clock", asked_at=asked_at, reading=reading)
     return [
         check_server(server),
-        *([] if _MIGRATIONS in lacking else [schema]),
-        check_rights(server, lacking, pending=_MIGRATIONS not in lacking and len(applied) < len(shipped)),
+        *await _check_tables(connection, server, automatic=config.auto_migrate),
         *check_settings(settings, server),
-        check_connections(connections),
-        Skew(asked_at + half - read, half),
+        check_connections(await connection.fetchrow(_CONNECTIONS)),
+        skew,
+    ]
+
+
+async def _check_tables(connection: _Connection, server: Row, *, automatic: bool) -> Sequence[Finding]:
+    """Check the schema and the rights on its tables. Without the right to read the migrations, only the rights."""
+    known = migrations()
+    tables = [_MIGRATIONS, *(name for migration in known for name in _NAMES.findall(migration.text))]
+    rows = await connection.fetch(_LACKING, tables, _PRIVILEGES, _MIGRATIONS)
+    lacking = {row["name"]: row["lacking"] for row in rows if row["lacking"]}
+    if _MIGRATIONS in lacking:
+        return [check_rights(server, lacking, pending=False)]
+    applied: Applied = {}
+    if any(row["name"] == _MIGRATIONS for row in rows):  # else no migration was applied
+        applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(APPLIED)}
+    return [
+        check_schema(applied, known, automatic=automatic),
+        check_rights(server, lacking, pending=len(applied) < len(known)),
     ]
 
 
