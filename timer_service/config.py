@@ -43,6 +43,7 @@ _NOT_SETTINGS = (
     "TIMER_SERVICE_",  # Kubernetes injects these for a Service named timer-service
     "TIMER_TEST_",  # used by the tests
 )
+_SWITCHED_SLICES = ("signals", "runs", "schedules", "workflows")
 _LOGINS = ("nats_user", "nats_token", "nats_nkey_seed", "nats_credentials")
 _MILLISECOND = timedelta(milliseconds=1)
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", timedelta: "a whole number of milliseconds"}
@@ -108,13 +109,7 @@ class Config(BaseSettings):
     @property
     def enabled(self) -> frozenset[str]:
         """The names of the enabled slices, among the slices that can be disabled."""
-        switches = {
-            "signals": self.signals_enabled,
-            "runs": self.runs_enabled,
-            "schedules": self.schedules_enabled,
-            "workflows": self.workflows_enabled,
-        }
-        return frozenset(name for name, enabled in switches.items() if enabled)
+        return frozenset(name for name in _SWITCHED_SLICES if getattr(self, f"{name}_enabled"))
 
     @field_validator("reply_prefix")
     @classmethod

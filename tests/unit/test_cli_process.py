@@ -76,7 +76,7 @@ async def test_settings_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
         connected.append((url, options))
         yield "client"
 
-    monkeypatch.setattr(connection.TimerClient, "connect", connect)
+    monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
     async with connection.open_client(connection.client_config(None)) as client:

@@ -1,7 +1,7 @@
 """Wrong usage of the command line: exit code 2 and a message that names the option or argument. No broker is needed."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from tests.harness.cases import case
 from timer_service import __version__
 from timer_service.cli import COMMANDS, GROUPS, create_app
-from timer_service.cli.parameters import read_duration
+from timer_service.cli.parameters import read_duration, read_instant
 
 NAMES = [*COMMANDS, *GROUPS]
 
@@ -127,6 +127,11 @@ def test_migrate_reads_only(command: str, code: int, empty_folder: Path) -> None
 def test_durations(text: str, duration: timedelta) -> None:
     """A duration has the units from milliseconds to weeks, or is ISO 8601."""
     assert read_duration(text) == duration
+
+
+def test_instant_in_the_far_future() -> None:
+    """An instant keeps its milliseconds."""
+    assert read_instant("9999-12-31T23:59:59.999Z") == datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 
 
 def test_every_command_is_documented() -> None:

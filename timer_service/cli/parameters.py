@@ -18,6 +18,7 @@ from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DURATION_FORMS = "500ms, 10s, 5m, 1h30m, 1d or 1w, or ISO 8601 such as PT1H30M"
 
 
@@ -43,9 +44,14 @@ def read_identifier(text: str) -> str:
 def read_instant(text: str) -> datetime:
     """Return an instant from ISO 8601 text with an offset."""
     try:
-        return datetime.fromtimestamp(parse_instant(text) / 1000, UTC)
+        return to_datetime(parse_instant(text))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} {error}.") from error
+
+
+def to_datetime(at: int) -> datetime:
+    """Return an instant as a datetime. `fromtimestamp` is not exact in the far future."""
+    return _EPOCH + timedelta(milliseconds=at)
 
 
 def read_duration(text: str) -> timedelta:

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output import one_line
-from timer_service.cli.parameters import AsJson, Tenant
+from timer_service.cli.parameters import AsJson, Tenant, to_datetime
 from timer_service.cli.resources import explain_limit, rejection_text
 from timer_service.client import CommandError, NewTimer, NoAnswerError, Outcome, State, TimerClient
 from timer_service.client.answers import read_cursor, read_rows
@@ -28,7 +28,6 @@ from timer_service.timers.messages import ScheduleTimer
 
 app = typer.Typer()
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAGE_ROWS = 1000
 _LONGEST_LINE = 1024 * 1024
 _BATCH_LINES = 1000
@@ -176,8 +175,8 @@ def _read_line(tenant: str, line: bytes) -> NewTimer:
     return NewTimer(
         tenant,
         read.service_call_id,
-        due_at=_instant(read.due_at),
-        expires_at=_instant(read.expires_at),
+        due_at=None if read.due_at is None else to_datetime(read.due_at),
+        expires_at=None if read.expires_at is None else to_datetime(read.expires_at),
         late_by=None if read.late_by is None else timedelta(milliseconds=read.late_by),
         correlation_id=read.correlation_id,
         **({"data": fields["data"]} if "data" in fields else {}),
@@ -187,10 +186,6 @@ def _read_line(tenant: str, line: bytes) -> NewTimer:
 def _rejection(field: str, reason: str) -> Rejection:
     """Return the error of a field that a ScheduleTimer may have, but not a line of a file."""
     return Rejection(Code.INVALID_PAYLOAD, f"{field} {reason}", [Fault(field, reason)])
-
-
-def _instant(at: int | None) -> datetime | None:
-    return None if at is None else _EPOCH + timedelta(milliseconds=at)
 
 
 def _check_answers(done: int, total: int, ended: Sequence[Ended]) -> None:

@@ -6,17 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from timer_service.cli import parameters
-from timer_service.cli.output import (
-    fields_of,
-    format_count,
-    format_distance,
-    format_time,
-    one_line,
-    print_fields,
-    print_table,
-    print_value,
-)
+from timer_service.cli import output, parameters
 from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
 from timer_service.client import (
     Outcome,
@@ -57,7 +47,7 @@ def _why(workflow: Workflow) -> str:
 
 
 def _row(workflow: Workflow, now: datetime) -> tuple[str, ...]:
-    created = format_time(workflow.created_at), format_distance(workflow.created_at, now)
+    created = output.format_time(workflow.created_at), output.format_distance(workflow.created_at, now)
     return workflow.name, _status(workflow), workflow.type, *created, _why(workflow)
 
 
@@ -79,7 +69,7 @@ WORKERS = Rows(
         "online" if worker.online else "offline",
         worker.queue,
         str(worker.slots),
-        format_distance(worker.seen_at, now),
+        output.format_distance(worker.seen_at, now),
         ", ".join(worker.types),
     ),
     colours=_COLOURS,
@@ -114,11 +104,11 @@ def print_workflow(detail: WorkflowDetail) -> None:
     if workflow.ended_at is None and workflow.worker_id is None and not detail.has_workers:
         texts["worker"] = "no worker asks for this type and queue"
     left_out = ["name", "status", "code", "step", "reason", "effects", *(["due_at"] if workflow.ended_at else [])]
-    print_value(workflow, f"{workflow.tenant}/{workflow.name}", texts, leave_out=left_out)
-    about = fields_of(detail, now, leave_out=["workflow", "has_workers", "effects"])
-    print_fields({name: text[:_LONGEST_RESULT] for name, text in about.items()})
+    output.print_value(workflow, f"{workflow.tenant}/{workflow.name}", texts, leave_out=left_out)
+    about = output.fields_of(detail, now, leave_out=["workflow", "has_workers", "effects"])
+    output.print_fields({name: text[:_LONGEST_RESULT] for name, text in about.items()})
     if detail.effects:
-        print_table(_EFFECTS, [_effect_row(each, now) for each in detail.effects], _COLOURS)
+        output.print_table(_EFFECTS, [_effect_row(each, now) for each in detail.effects], _COLOURS)
 
 
 def _effect_row(effect: WorkflowEffect, now: datetime) -> tuple[str, ...]:
@@ -129,9 +119,9 @@ def _effect_row(effect: WorkflowEffect, now: datetime) -> tuple[str, ...]:
     elif effect.result is not None:
         results.append(json.dumps(effect.result, ensure_ascii=False)[:_LONGEST_RESULT])
     if effect.failures:
-        results.append(f"{format_count(effect.failures, 'attempt')} failed")
+        results.append(f"{output.format_count(effect.failures, 'attempt')} failed")
     if effect.status == "open" and effect.due_at is not None:
-        results.append(format_distance(effect.due_at, now))
+        results.append(output.format_distance(effect.due_at, now))
     number = "" if effect.seq is None else str(effect.seq)
     return number, effect.key, effect.status, effect.kind, "; ".join(results)
 
@@ -147,11 +137,11 @@ async def start(client: TimerClient, *, wait: bool, **given: Any) -> Outcome:
     outcome = await client.workflows.start(**given)
     if not wait or outcome.name not in {"started", "unchanged"}:
         return outcome
-    typer.echo(one_line(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end."), err=True)
+    typer.echo(output.one_line(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end."), err=True)
     try:
         typer.echo(json.dumps(await client.workflows.result(tenant, workflow)))
     except WorkflowEndedError as error:
-        typer.echo(one_line(str(error)), err=True)
+        typer.echo(output.one_line(str(error)), err=True)
         raise typer.Exit(1) from error
     raise typer.Exit
 

@@ -20,8 +20,6 @@ from timer_service.cli.process import run_async
 from timer_service.config import Config
 from timer_service.nats_client import UNREADABLE_ANSWER
 
-__all__ = ["check_all", "check_clock", "check_page", "doctor", "print_findings"]
-
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _TOLERATED = timedelta(seconds=1)
 _SYNC = Finding(
@@ -45,7 +43,8 @@ def doctor(as_json: AsJson = False, server: Server = None) -> None:
     findings = run_async(check_all(config, dev))
     failed = any(finding.status is Status.FAIL for finding in findings)
     if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [_document(finding) for finding in findings]}))
+        checks = [{name: text for name, text in each._asdict().items() if text is not None} for each in findings]
+        typer.echo(json.dumps({"ok": not failed, "checks": checks}))
     else:
         print_findings(findings)
     raise typer.Exit(1 if failed else 0)
@@ -128,8 +127,3 @@ async def _check_database(config: Config) -> Sequence[Finding | Skew]:
         text = "TIMER_DATABASE_URL needs asyncpg, which is not installed"
         return [Finding("database", Status.FAIL, text, "pip install 'timer-service[postgres]'")]
     return await check_postgres(config, config.postgres_url)
-
-
-def _document(finding: Finding) -> dict[str, str]:
-    remedy = {} if finding.remedy is None else {"remedy": finding.remedy}
-    return {"check": finding.check, "status": finding.status, "message": finding.message, **remedy}
