@@ -40,9 +40,8 @@ async def test_replicas() -> None:
     created: dict[str, int] = {}
 
     def answer(subject: str, body: bytes) -> dict[str, Any]:
-        if subject.startswith("$JS.API.STREAM.CREATE."):
-            wanted = json.loads(body)
-            created[wanted["name"]] = wanted["num_replicas"]
+        if ".STREAM.CREATE." in subject:
+            created[subject.rpartition(".")[2]] = json.loads(body)["num_replicas"]
         found = {"config": {"name": "TIMER", "num_replicas": 3}, "created": "2020-01-01T00:00:00Z", "state": {}}
         missing = {"error": {"code": 404, "err_code": 10059, "description": "stream not found"}}
         return missing if subject.endswith((".INFO.TIMER_CMD_a", ".INFO.TIMER_EVT_a")) else found

@@ -144,14 +144,10 @@ def test_wrong_login(settings: dict[str, str], message: str, folder: Path, monke
     assert start_error().startswith(f"TIMER_NATS{message}")
 
 
-def test_login_beside_one_in_the_url() -> None:
-    """A login in the URL of the broker is one login, so another one is rejected."""
+def test_two_sources_of_a_secret(folder: Path) -> None:
+    """A login beside one in the URL of the broker, and two URLs of the database, are rejected."""
     error = start_error(broker_url="nats://a,nats://kim:s3cret@b", nats_token="t")
     assert error == "TIMER_NATS_TOKEN and the user in TIMER_BROKER_URL are different logins: set only one of them"
-
-
-def test_two_urls_of_the_database(folder: Path) -> None:
-    """The URL of the database is in a variable or in a file, not in both."""
     (folder / "url").write_text("postgresql://kim@host/timers")
     error = start_error(database_url="postgresql://kim@host/timers", database_url_file=folder / "url")
     assert error == "TIMER_DATABASE_URL and TIMER_DATABASE_URL_FILE are both set: set only one of them"

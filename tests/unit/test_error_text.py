@@ -106,30 +106,22 @@ def raise_and_log(body: str) -> None:
 
 def caught(error: Exception, *, cause: Exception | None = None, context: Exception | None = None) -> Exception:
     """Return an error as it is after it was raised from a cause, or while another error was handled."""
-    error.__cause__, error.__context__ = cause, context
-    error.__suppress_context__ = cause is not None
+    error.__cause__, error.__context__, error.__suppress_context__ = cause, context, cause is not None
     return error
 
 
 def test_causes() -> None:
     """A trace has the causes of an error, those of the errors of a group too: each once, and at most ten errors."""
     group = ExceptionGroup("two", [caught(TypeError("one"), cause=OSError("deep")), TimeoutError("other")])
-    hidden = caught(RuntimeError("hides"), cause=TypeError("shown"), context=OSError("hidden"))
-    from_none = caught(RuntimeError("from none"), context=OSError("hidden"))
-    from_none.__suppress_context__ = True
-    for error, texts in (
-        (caught(RuntimeError("last"), context=group), ("last", "one", "deep", "other")),
-        (hidden, ("hides", "shown")),
-        (from_none, ("from none",)),
-    ):
-        assert all(text in error_trace(error) for text in texts)
-        assert "hidden" not in error_trace(error)
-    chain: Exception = TypeError("number 0")
+    trace = error_trace(caught(RuntimeError("last"), context=group))
+    assert all(text in trace for text in ("last", "one", "deep", "other"))
+    trace = error_trace(caught(RuntimeError("last"), cause=TypeError("shown"), context=OSError("hidden")))
+    assert ("shown" in trace, "hidden" in trace) == (True, False)
+    chain = circle = TypeError("number 0")
     for number in range(1, 12):
         chain = caught(TypeError(f"number {number}"), cause=chain)
     assert re.findall(r"number (\d+)", error_trace(chain)) == [str(number) for number in range(11, 1, -1)]
-    circle = TypeError("itself")
-    assert error_trace(caught(circle, cause=circle)).count("itself") == 1
+    assert error_trace(caught(circle, cause=circle)).count("number 0") == 1
 
 
 def test_no_error_is_shown_as_it_is() -> None:

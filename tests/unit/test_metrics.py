@@ -64,16 +64,12 @@ def test_measurements(
     assert registry.get_sample_value(name, labels) == value
 
 
-def test_queues(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """What waits is counted by its changes."""
+def test_queues_and_last_pass(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """What waits is counted by its changes. The instant of the last pass shows whether a loop goes on."""
     for change in (3, -1):
         metrics.queries_waiting(change)
         metrics.requests_waiting(change)
     assert [registry.get_sample_value(f"timer_{name}_waiting") for name in ("queries", "requests")] == [2, 2]
-
-
-def test_last_pass_of_a_loop(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The instant of the last pass shows whether a loop goes on."""
     metrics.ticked("outbox", 0.5)
     found = registry.get_sample_value("timer_loop_last_tick_timestamp_seconds", {"loop": "outbox"})
     assert found == pytest.approx(time.time(), abs=60)
