@@ -49,7 +49,7 @@ park          end a task because every branch of the function waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
 pending       published before its run or job is known, and kept until then (of a command)
 policy        which late slots of a schedule fire: `last`, `skip` or `all`
-poll          a request of a worker for a task; it is held until there is one
+poll          of a worker: a request for a task, held until there is one; of a loop: a pass although nothing woke it
 position      where a command is in the command log: (epoch, sequence)
 reader        the part that reads the command log and applies the commands; one process at a time has it
 ready         all needs of a job are met, so the users' workers may execute it (event JobReady)
