@@ -25,7 +25,8 @@ class Supervisor:
     async def report(self, *, ready: Callable[[], bool], alive: Callable[[], bool]) -> None:
         """Send READY=1 once the service is ready, and then WATCHDOG=1 again and again while it is alive.
 
-        If the event loop hangs, nothing is sent, so the supervisor starts the process again.
+        READY=1 is tried until it can be sent. If the event loop hangs, nothing is sent, so the supervisor starts the
+        process again.
         """
         if not self._address:
             return

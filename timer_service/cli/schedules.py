@@ -147,6 +147,7 @@ async def _put(client: TimerClient, **given: Any) -> Outcome:
 
 
 async def _preview(client: TimerClient, *, as_json: bool, **given: Any) -> None:
+    """Print the slots that a recurrence would have."""
     slots = await client.schedules.preview(**given)
     if as_json:
         typer.echo(json.dumps([format_time(slot, milliseconds=True) for slot in slots]))

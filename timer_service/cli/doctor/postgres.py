@@ -143,13 +143,13 @@ def check_settings(settings: Mapping[str, Row], server: Row) -> Iterator[Finding
     off = [name for name in _COSTS if settings[name]["setting"] == "off"]
     for name in off:
         source = settings[name]["source"]
-        remedy = f"Set {name} = on {_CONFIGURED}."
-        if name == "synchronous_commit":
-            remedy = f"ALTER ROLE {server['role']} IN DATABASE {server['database']} SET synchronous_commit = on;"
         if source == "client":
             remedy = "Remove it from the options in TIMER_DATABASE_URL."
-        text = f"{name} = off (set by: {source}): {_COSTS[name]}"
-        yield Finding("database durability", Status.WARN, text, remedy)
+        elif name == "synchronous_commit":  # the only one of them that a role can set
+            remedy = f"ALTER ROLE {server['role']} IN DATABASE {server['database']} SET synchronous_commit = on;"
+        else:
+            remedy = f"Set {name} = on {_CONFIGURED}."
+        yield Finding("database durability", Status.WARN, f"{name} = off (set by: {source}): {_COSTS[name]}", remedy)
     if not off:
         text = ", ".join(f"{name} = {settings[name]['setting']}" for name in _COSTS)
         yield Finding("database durability", Status.OK, text)
@@ -161,10 +161,13 @@ def check_settings(settings: Mapping[str, Row], server: Row) -> Iterator[Finding
 
 
 def check_connections(row: Row) -> Finding:
-    """Check that one more instance can open all its connections."""
+    """Check that one more instance can open all its connections.
+
+    `row`: `most` is max_connections, `ours` is without the reserved ones, `usable` also obeys limits of role and database.
+    """
     usable, each = row["usable"], MOST_CONNECTIONS
-    text = f"max_connections = {row['most']}; {usable} for this role, {usable // each} instances with {each} each; "
-    text += f"{row['taken']} are taken"
+    text = f"max_connections = {row['most']}; {usable} for this role, {usable // each} instances with {each} each"
+    text = f"{text}; {row['taken']} are taken"
     if min(usable, row["ours"] - row["taken"]) < each:
         limit = "the CONNECTION LIMIT of role or database" if usable < row["ours"] else "max_connections"
         remedy = f"Raise {limit}: one more instance, for example in a rolling upgrade, may get too few connections."
