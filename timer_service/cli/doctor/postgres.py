@@ -163,7 +163,7 @@ def check_settings(settings: Mapping[str, Row], server: Row) -> Iterator[Finding
 def check_connections(row: Row) -> Finding:
     """Check that one more instance can open all its connections.
 
-    `row`: `most` is max_connections, `ours` is without the reserved ones, `usable` also obeys limits of role and database.
+    `row`: `most` is max_connections, `ours` is without reserved ones, `usable` also obeys limits of role and database.
     """
     usable, each = row["usable"], MOST_CONNECTIONS
     text = f"max_connections = {row['most']}; {usable} for this role, {usable // each} instances with {each} each"
