@@ -30,7 +30,7 @@ class CountedHistogram(Histogram):
 
 
 class Metrics:
-    """The core's `MetricsPort`, implemented with collectors in `registry`."""
+    """The core's `MetricsPort`, implemented with collectors in `registry`. Attributes are methods of the port, too."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(_counter, registry), partial(Gauge, registry=registry)
@@ -44,17 +44,17 @@ class Metrics:
         self._buried = counter("timer_buried", "Rows that were given up after too many attempts.", "table")
         self._dead_letters = counter("timer_dead_letters", "Rejected commands, by code.", "code")
         self._queries = counter("timer_queries", f"Queries, {outcomes}", "query", "outcome")
-        self._queries_waiting = gauge("timer_queries_waiting", "Queries that wait to be answered.")
+        self.queries_waiting = gauge("timer_queries_waiting", "Queries that wait to be answered.").inc
         self._requests = counter("timer_requests", f"Requests of workers, {outcomes}", "request", "outcome")
-        self._requests_waiting = gauge("timer_requests_waiting", "Requests of workers that wait to be applied.")
-        self._polls_held = gauge("timer_polls_held", "Polls of workers that wait for a task.")
-        self._tasks_sent = Counter("timer_tasks_sent", "Tasks that were sent to workers.", registry=registry)
-        self._leases_lost = Counter(
+        self.requests_waiting = gauge("timer_requests_waiting", "Requests of workers that wait to be applied.").inc
+        self.polls_held = gauge("timer_polls_held", "Polls of workers that wait for a task.").set
+        self.tasks_sent = Counter("timer_tasks_sent", "Tasks that were sent to workers.", registry=registry).inc
+        self.leases_lost = Counter(
             "timer_lease_lost", "Rows that were claimed again or changed before they were settled.", registry=registry
-        )
-        self._slots_missed = Counter(
+        ).inc
+        self.slots_missed = Counter(
             "timer_slots_missed", "Slots of schedules that were skipped because they were late.", registry=registry
-        )
+        ).inc
         self._slots_not_started = counter(
             "timer_slots_not_started", "Slots of schedules that started no workflow, by reason.", "reason"
         )
@@ -72,10 +72,10 @@ class Metrics:
                 buckets=_LAG,
             ).labels
         )
-        self._publishing = histogram(
+        self.published = histogram(
             "timer_publish_duration_seconds", "Duration of publishing one batch.", buckets=_DURATION
-        )
-        self._claimed = histogram("timer_claim_batch_size", "Rows taken by one claim.", buckets=_ROWS)
+        ).observe
+        self.claimed = histogram("timer_claim_batch_size", "Rows taken by one claim.", buckets=_ROWS).observe
         self._rows = gauge("timer_rows", "Rows by state, sampled, counted up to a million.", ["table", "state"])
         self._overdue = gauge("timer_overdue", "Claimable rows that are not claimed yet, sampled.", ["table"])
         self._oldest = gauge(
@@ -84,13 +84,13 @@ class Metrics:
         self._last_tick = gauge(
             "timer_loop_last_tick_timestamp_seconds", "Unix time of the end of a loop's last pass.", ["loop"]
         )
-        self._event_limits_reached = gauge(
+        self.event_limits_reached = gauge(
             "timer_event_limits_reached", "Limits of events that are used up, so that events wait."
-        )
-        self._clock_offset = gauge(
+        ).set
+        self.clock_measured = gauge(
             "timer_clock_offset_seconds",
             "Seconds that the database's clock is ahead of this machine's clock; always 0 on SQLite.",
-        )
+        ).set
         self._broker_connected = gauge("timer_broker_connected", "1 if the broker can be used, else 0.")
         self._database_usable = gauge(
             "timer_database_usable", "1 if the database can be read and its last write succeeded, else 0."
@@ -168,33 +168,9 @@ class Metrics:
         """Count a query by its name and outcome."""
         self._queries(name, outcome).inc()
 
-    def queries_waiting(self, change: int) -> None:
-        """Add a change to the number of queries that wait to be answered."""
-        self._queries_waiting.inc(change)
-
     def request_answered(self, name: str, outcome: str) -> None:
         """Count a request of a worker by its name and outcome."""
         self._requests(name, outcome).inc()
-
-    def requests_waiting(self, change: int) -> None:
-        """Add a change to the number of requests of workers that wait to be applied."""
-        self._requests_waiting.inc(change)
-
-    def polls_held(self, count: int) -> None:
-        """Set the number of polls of workers that wait for a task."""
-        self._polls_held.set(count)
-
-    def tasks_sent(self, count: int) -> None:
-        """Count the tasks that were sent to workers."""
-        self._tasks_sent.inc(count)
-
-    def claimed(self, count: int) -> None:
-        """Record that a claim took `count` rows."""
-        self._claimed.observe(count)
-
-    def published(self, seconds: float) -> None:
-        """Record that publishing a batch took `seconds`, whether it succeeded or not."""
-        self._publishing.observe(seconds)
 
     def publish_failed(self, status: str, count: int) -> None:
         """Count messages that were not published, by their status."""
@@ -208,17 +184,9 @@ class Metrics:
         """Record that `count` rows were fired `seconds` after they were due."""
         self._lag(table).observe_many(seconds, count)
 
-    def slots_missed(self, count: int) -> None:
-        """Count slots of schedules that were skipped because they were late."""
-        self._slots_missed.inc(count)
-
     def slots_not_started(self, reason: str, count: int) -> None:
         """Count slots of schedules that started no workflow, by the reason."""
         self._slots_not_started(reason).inc(count)
-
-    def leases_lost(self, count: int) -> None:
-        """Count rows that were claimed again or changed before they could be settled."""
-        self._leases_lost.inc(count)
 
     def buried(self, table: str, count: int) -> None:
         """Count buried rows of a table."""
@@ -232,14 +200,6 @@ class Metrics:
         """Set the number of claimable rows of a table, and for how long the oldest has been claimable."""
         self._overdue.labels(table).set(count)
         self._oldest.labels(table).set(oldest_seconds)
-
-    def event_limits_reached(self, count: int) -> None:
-        """Set the number of limits `published_events` that are used up, so that events wait."""
-        self._event_limits_reached.set(count)
-
-    def clock_measured(self, offset_seconds: float) -> None:
-        """Set how far the clock that decides what is due is ahead of this machine's clock."""
-        self._clock_offset.set(offset_seconds)
 
     def ticked(self, loop: str, seconds: float) -> None:
         """Record that a loop did a pass, which took `seconds`."""
