@@ -20,7 +20,7 @@ from timer_service.core.values.errors import DatabaseUnavailableError, StartErro
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (StartError("one\ntwo \x1b[2J\x07\u202e"), "timer-service: one\ntwo \\x1b[2J\\x07\\u202e"),
+        (StartError("one\ntwo \x1b[2J\x07\n\u202e"), "timer-service: one\ntwo \\x1b[2J\\x07\n\\u202e"),
         (NoAnswerError("nobody answers"), "timer-service: nobody answers"),
         (DatabaseUnavailableError("it is away"), "timer-service: the database cannot be used: it is away"),
         (CommandError("BUSY", "later", []), "timer-service: BUSY: later"),
