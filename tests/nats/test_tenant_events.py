@@ -80,10 +80,14 @@ async def test_streams_that_exist_stay(operator: Client) -> None:
 
 
 async def test_stream_with_other_messages(operator: Client) -> None:
-    """A stream of a tenant that does not take its events from the stream of events is not used."""
+    """A stream of a tenant that does not take its events from the stream of events, or not only these, is not used."""
     await operator.jetstream().add_stream(name="TIMER_EVT_a", subjects=["other"])
-    with pytest.raises(StartError, match="the stream TIMER_EVT_a does not take the events of a: delete it"):
-        await stream_events(operator, SUBJECTS, ["a"])
+    await stream_events(operator, SUBJECTS, ["b"])
+    config = (await request(operator, "STREAM.INFO.TIMER_EVT_b"))["config"]
+    await request(operator, "STREAM.UPDATE.TIMER_EVT_b", {**config, "subjects": ["more"]})
+    for tenant in TENANTS:
+        with pytest.raises(StartError, match=f"the stream TIMER_EVT_{tenant} does not take the events of {tenant}: "):
+            await stream_events(operator, SUBJECTS, [tenant])
 
 
 @pytest.mark.slow

@@ -95,8 +95,9 @@ def test_foreign_file(broker_url: str) -> None:
         FILE.chmod(mode)
         assert find_dev_server() is None
     FILE.chmod(0o600)
-    write(1, "nats://192.0.2.1:4222")
-    assert find_dev_server() is None
+    with socket.create_server(("127.0.0.2", 0)) as foreign:  # for commands, it is not this machine
+        write(1, f"nats://127.0.0.2:{foreign.getsockname()[1]}")
+        assert find_dev_server() is None
 
 
 @pytest.mark.parametrize(
