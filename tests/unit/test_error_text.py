@@ -117,11 +117,12 @@ def test_causes() -> None:
     assert all(text in trace for text in ("last", "one", "deep", "other"))
     trace = error_trace(caught(RuntimeError("last"), cause=TypeError("shown"), context=OSError("hidden")))
     assert ("shown" in trace, "hidden" in trace) == (True, False)
-    chain = circle = TypeError("number 0")
+    chain: Exception = TypeError("number 0")
     for number in range(1, 12):
         chain = caught(TypeError(f"number {number}"), cause=chain)
     assert re.findall(r"number (\d+)", error_trace(chain)) == [str(number) for number in range(11, 1, -1)]
-    assert error_trace(caught(circle, cause=circle)).count("number 0") == 1
+    circle = TypeError("itself")
+    assert error_trace(caught(circle, cause=circle)).count("itself") == 1
 
 
 def test_no_error_is_shown_as_it_is() -> None:
