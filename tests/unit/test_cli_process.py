@@ -1,7 +1,8 @@
 """How a command is found and started, and with which message it ends. test_shutdown.py has the end by a signal."""
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,6 +77,27 @@ async def test_settings_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connection.open_client(connection.client_config(None)):
         options = dict(connect.call_args.kwargs)
         assert (connect.call_args.args, options | OPTIONS) == (("nats://one:1",), options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "count"),
+    [("--limit 1500", [1000, 500], 1500), ("--limit 1000 --all", [1000, 1000, 1000], 2500), ("", [50], 50)],
+)
+def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch, options: str, sizes: list[int], count: int) -> None:
+    """A list is read in pages of at most 1,000 rows, up to its limit, or to its end with --all."""
+    asked: list[int] = []
+
+    async def query(_tenant: str, _name: str, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+        asked.append(wanted["limit"])
+        first, last = int(wanted.get("cursor", 0)), int(wanted.get("cursor", 0)) + wanted["limit"]
+        return {"timers": [{}] * (min(last, 2500) - first), **({"cursor": str(last)} if last < 2500 else {})}
+
+    connect = MagicMock()
+    connect.return_value.__aenter__.return_value = MagicMock(query=query)
+    monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
+    line = ["timers", "list", "acme", "--json", *options.split()]
+    done = CliRunner().invoke(cli.create_app(["timers"]), line, env=SETTINGS)
+    assert (len(json.loads(done.stdout)), asked) == (count, sizes)
 
 
 def test_settings_of_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ Server = Annotated[
 
 _REMEDY = "Check that it runs and accepts this login, or name another one with --server or TIMER_BROKER_URL."
 
-
 Command = Callable[..., Awaitable[None]]
 
 

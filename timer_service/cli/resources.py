@@ -28,7 +28,6 @@ _PAGE_ROWS = 1000
 """The most that the service returns at once."""
 _PAGING = {"limit": (Limit, 50), "everything": All, "cursor": Cursor, "as_json": AsJson}
 
-
 Page = tuple[Sequence[Mapping[str, Any]], str | None]
 """Rows as the service sends them, and the cursor of the next page; None if there is none."""
 

@@ -192,6 +192,4 @@ WORKFLOWS.list(
     },
 )
 WORKFLOWS.list(WORKERS, "List the workers that execute workflows.", name="workers")
-
-
 WORKFLOWS.get("Count workflows by status.", print_counts, name="count")
