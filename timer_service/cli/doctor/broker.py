@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import nats.errors
@@ -62,24 +63,26 @@ async def check_broker(config: Config) -> Sequence[Finding | Skew]:
 
 async def _check_connected(client: Client, config: Config) -> Sequence[Finding | Skew]:
     """Do the checks of a connection. The clock is read from the answer for the stream of commands."""
-    url, server = client.connected_url, client._server_info  # noqa: SLF001 - the driver has no public access to it
+    url = client.connected_url or urlsplit("nats://unknown")
+    server = client._server_info  # noqa: SLF001 - the driver has no public access to it
+    encrypted = bool(server.get("tls_required")) or url.scheme == "tls"
+    asks_for_login = bool(server.get("auth_required"))  # so tenants with other logins may share the streams
     version = client.connected_server_version
-    encrypted = bool(server.get("tls_required")) or (url is not None and url.scheme == "tls")
-    shared = bool(server.get("auth_required"))
     subjects = Subjects(config.subject_prefix)
     found: list[Finding | Skew] = [
-        check_server((version.major, version.minor, version.patch), url.netloc.rpartition("@")[2] if url else "?"),
-        *check_exposure((url.hostname if url else None) or "?", encrypted=encrypted, authenticated=shared),
-        *(check_rights(await _request(client, "$JS.API.INFO")) if shared else ()),
-        *check_permissions(await _request(client, "$SYS.REQ.USER.INFO"), *_needed(config, subjects)),
+        check_server((version.major, version.minor, version.patch), url.netloc.rpartition("@")[2]),
+        *check_exposure(url.hostname or "?", encrypted=encrypted, authenticated=asks_for_login),
     ]
+    if asks_for_login:
+        found += check_rights(await _request(client, "$JS.API.INFO"))
+    found += check_permissions(await _request(client, "$SYS.REQ.USER.INFO"), *_needed(config, subjects))
     for kind in _KINDS:
         asked_at = datetime.now(UTC)
         info = await _request(client, f"$JS.API.STREAM.INFO.{subjects.stream(kind)}")
         if kind is Kind.COMMAND and info is not None and "ts" in info:
             reading = datetime.fromisoformat(info["ts"])
             found.append(measure_skew("the broker's clock", asked_at=asked_at, reading=reading))
-        found += _check_stream(kind, info, subjects, managed=config.manage_streams, shared=shared)
+        found += _check_stream(kind, info, subjects, managed=config.manage_streams, shared=asks_for_login)
     return [*found, await _check_consumer(client, subjects)]
 
 
