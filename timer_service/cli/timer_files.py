@@ -90,20 +90,19 @@ async def import_timers(client: TimerClient, tenant: Tenant, file: TimersFile, a
     If the import is interrupted, import the same file again: timers that are stored already are `unchanged`.
     """
     total = _check_file(tenant, file)
+    timers = _timers(tenant, file)
     outcomes, errors = Counter[str](), list[Mapping[str, Any]]()
-    timers, failed = _timers(tenant, file), 0
     with _progress("Importing", total) as advance:
         while batch := [*islice(timers, _BATCH_LINES)]:
             ended = await client.schedule_many([timer for _, timer in batch], timeout_seconds=_TIMEOUT_SECONDS)
-            _check_answers(sum(outcomes.values()), total, ended)
+            _check_answers(outcomes.total(), total, ended)
             outcomes.update(map(_name, ended))
             refused = [(line, end) for (line, _), end in zip(batch, ended, strict=True) if _name(end) not in _STORED]
-            failed += len(refused)
             errors += [_error(*each) for each in refused[: _MOST_ERRORS - len(errors)]]
             advance(len(batch))
+    failed = sum(outcomes[name] for name in outcomes.keys() - _STORED)
     if as_json:
-        summary = {"timers": total, "outcomes": outcomes, "failed": failed, "errors": errors}
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps({"timers": total, "outcomes": outcomes, "failed": failed, "errors": errors}))
     else:
         for error in errors:
             typer.echo(one_line(f"{file}:{error['line']}: {error['message']}"), err=True)
