@@ -287,16 +287,17 @@ async def test_strange_events(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == strange
 
 
-async def test_end_of_a_workflow(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["started", "unchanged"])
+async def test_end_of_a_workflow(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The error that `start --wait` prints, which the code of a tenant raised, does not act on the terminal."""
-    started = Outcome(command_id="1", name="started", workflow=Workflow.read(OPEN))
+    started = Outcome(command_id="1", name=name, workflow=Workflow.read(OPEN))
     ended = WorkflowEndedError(Workflow.read(WORKFLOW), WorkflowError(type="E", message="\x1b[2J\n"))
     calls = SimpleNamespace(start=AsyncMock(return_value=started), result=AsyncMock(side_effect=ended))
     client: Any = SimpleNamespace(workflows=calls)
     with pytest.raises(typer.Exit):
         await workflows.start(client, wait=True, tenant="acme", workflow="order\u202e")
     waiting, failed = capsys.readouterr().err.splitlines()
-    assert waiting == r"started: acme/order\u202e. Waiting for its end."
+    assert waiting == rf"{name}: acme/order\u202e. Waiting for its end."
     assert failed.endswith(r": E: \x1b[2J\n")
 
 
