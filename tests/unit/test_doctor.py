@@ -273,10 +273,17 @@ async def test_no_nonsense_is_read(tmp_path: Path) -> None:
     assert "database" in [each.check for each in found]
 
 
-@pytest.mark.parametrize(("settings", "status"), [({}, OK), ({"database_url": "postgresql://h/d"}, FAIL)])
-async def test_hints_of_other_instances(settings: Mapping[str, str], status: Status) -> None:
-    """On PostgreSQL, the service must be allowed to publish hints to other instances."""
-    rules = {"publish": {"deny": ["timer.wake.>"]}}
+@pytest.mark.parametrize(
+    ("settings", "verb", "denied", "status"),
+    [
+        ({}, "publish", "timer.wake.>", OK),
+        ({"database_url": "postgresql://h/d"}, "publish", "timer.wake.>", FAIL),
+        ({}, "subscribe", "_INBOX_TIMER_SERVICE.>", FAIL),
+    ],
+)
+async def test_needed_permissions(settings: Mapping[str, str], verb: str, denied: str, status: Status) -> None:
+    """On PostgreSQL, the service must be allowed to publish hints to other instances. It always needs its inbox."""
+    rules = {verb: {"deny": [denied]}}
     async with scripted_peer() as peer:
         peer.answer = lambda subject, _body: {"data": {"permissions": rules}} if "USER" in subject else {"error": {}}
         found = await check_broker(Config.model_validate({"broker_url": peer.url, **settings}))
