@@ -39,11 +39,10 @@ class Supervisor:
 
     def stopping(self) -> None:
         """Send STOPPING=1. From then on, the supervisor expects no WATCHDOG=1."""
-        if self._address:
-            self._send("STOPPING=1")
+        self._send("STOPPING=1")
 
     def _send(self, message: str) -> bool:
-        """Send a message without waiting. Return whether it was sent: False if the supervisor is away or busy."""
+        """Send a message without waiting. Return whether it was sent: False without a supervisor that takes it now."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(0)

@@ -35,8 +35,11 @@ def settings_of(config: Config) -> list[Setting]:
     environment, file = EnvSettingsSource(Config)(), DotEnvSettingsSource(Config)()
     settings = []
     for field in Config.model_fields:
-        source = "environment" if field in environment else ".env" if field in file else "default"
-        written = environment.get(field, file.get(field))
+        source, written = "default", None
+        if field in environment:
+            source, written = "environment", environment[field]
+        elif field in file:
+            source, written = ".env", file[field]
         settings.append(Setting(f"TIMER_{field.upper()}", _text(field, getattr(config, field), written), source))
     return settings
 

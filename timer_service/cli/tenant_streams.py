@@ -67,9 +67,8 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
             tenant: info or await _create(client, _command_stream(subjects, tenant, replicas))
             for tenant, info in found.items()
         }
-        await _add_sources(
-            client, subjects, [await _source(client, subjects, tenant, info) for tenant, info in streams.items()]
-        )
+        sources = [await _source(client, subjects, tenant, info) for tenant, info in streams.items()]
+        await _add_sources(client, subjects, sources)
         # Last, because until now the stream of commands had these subjects.
         for tenant, info in streams.items():
             await _update(client, info, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
@@ -180,6 +179,7 @@ async def _check_position(client: Client, subjects: Subjects, found: StreamInfo)
 def _takes_events(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return whether a stream has the source of the wanted one, and no others."""
     (source,) = wanted["sources"]
+    # The server describes a source with more fields than were wanted.
     sources = [{name: each.get(name) for name in source} for each in config.get("sources") or ()]
     return sources == [source] and not config.get("subjects")
 

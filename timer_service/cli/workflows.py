@@ -103,7 +103,9 @@ def print_workflow(detail: WorkflowDetail) -> None:
     texts = {"status": _status(workflow), "why": _why(workflow)}
     if workflow.ended_at is None and workflow.worker_id is None and not detail.has_workers:
         texts["worker"] = "no worker asks for this type and queue"
-    left_out = ["name", "status", "code", "step", "reason", "effects", *(["due_at"] if workflow.ended_at else [])]
+    left_out = ["name", "status", "code", "step", "reason", "effects"]
+    if workflow.ended_at is not None:
+        left_out.append("due_at")  # nothing waits for it
     output.print_value(workflow, f"{workflow.tenant}/{workflow.name}", texts, leave_out=left_out)
     about = output.fields_of(detail, now, leave_out=["workflow", "has_workers", "effects"])
     output.print_fields({name: text[:_LONGEST_RESULT] for name, text in about.items()})

@@ -181,17 +181,18 @@ async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
 def _needed(config: Config, subjects: Subjects) -> tuple[list[str], list[str]]:
     """Return the subjects that the service publishes and subscribes to."""
     hints = [] if config.engine == "sqlite" else [subjects.hint()]  # to and from other instances
-    commands = subjects.stream(Kind.COMMAND)
+    commands, verbs = subjects.stream(Kind.COMMAND), ("INFO", "DELETE", "DURABLE.CREATE", "MSG.NEXT")
     publishes = [
-        *(subjects.pattern(Kind.EVENT), subjects.pattern(Kind.DEAD_LETTER), f"{config.reply_prefix}>", *hints),
+        subjects.pattern(Kind.EVENT),
+        subjects.pattern(Kind.DEAD_LETTER),
+        f"{config.reply_prefix}>",
+        *hints,
         *(f"$JS.API.STREAM.INFO.{subjects.stream(kind)}" for kind in _KINDS),
         f"$JS.API.STREAM.MSG.GET.{commands}",
-        *(
-            f"$JS.API.CONSUMER.{verb}.{commands}.{CONSUMER}"
-            for verb in ("INFO", "DELETE", "DURABLE.CREATE", "MSG.NEXT")
-        ),
+        *(f"$JS.API.CONSUMER.{verb}.{commands}.{CONSUMER}" for verb in verbs),
     ]
-    return publishes, [subjects.pattern(Kind.QUERY), subjects.pattern(Kind.REQUEST), f"{_INBOX_PREFIX}.>", *hints]
+    subscribes = [subjects.pattern(Kind.QUERY), subjects.pattern(Kind.REQUEST), f"{_INBOX_PREFIX}.>", *hints]
+    return publishes, subscribes
 
 
 def _is_permitted(subject: str, rules: Mapping[str, Any]) -> bool:
