@@ -128,6 +128,7 @@ WORKFLOW: Document = {
     "messages": 2,
     "code": "STEP_FAILED",
     "step": EVIL,
+    "dueAt": AT,
     "endedAt": AT,
 }
 HELD = {
@@ -294,8 +295,9 @@ async def test_end_of_a_workflow(name: str, capsys: pytest.CaptureFixture[str]) 
     ended = WorkflowEndedError(Workflow.read(WORKFLOW), WorkflowError(type="E", message="\x1b[2J\n"))
     calls = SimpleNamespace(start=AsyncMock(return_value=started), result=AsyncMock(side_effect=ended))
     client: Any = SimpleNamespace(workflows=calls)
-    with pytest.raises(typer.Exit):
+    with pytest.raises(typer.Exit) as exited:
         await workflows.start(client, wait=True, tenant="acme", workflow="order\u202e")
+    assert exited.value.exit_code == 1
     waiting, failed = capsys.readouterr().err.splitlines()
     assert waiting == rf"{name}: acme/order\u202e. Waiting for its end."
     assert failed.endswith(r": E: \x1b[2J\n")
