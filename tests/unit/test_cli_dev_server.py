@@ -87,7 +87,7 @@ def test_announcing(broker_url: str) -> None:
     assert not FILE.exists()
 
 
-def test_foreign_file(broker_url: str) -> None:
+def test_foreign_file(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that others could write, or that names a broker on another machine, is ignored: it would get our login."""
     write(1, broker_url)
     assert find_dev_server() is not None
@@ -98,6 +98,9 @@ def test_foreign_file(broker_url: str) -> None:
     with socket.create_server(("127.0.0.2", 0)) as foreign:  # for commands, it is not this machine
         write(1, f"nats://127.0.0.2:{foreign.getsockname()[1]}")
         assert find_dev_server() is None
+    write(1, broker_url)
+    monkeypatch.setattr(os, "getuid", lambda: FILE.stat().st_uid + 1)
+    assert find_dev_server() is None
 
 
 @pytest.mark.parametrize(
