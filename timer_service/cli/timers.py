@@ -1,6 +1,5 @@
 """`timer-service timers`. These commands use the broker only, never the database."""
 
-from datetime import datetime, timedelta
 from typing import Any
 
 import typer
@@ -52,14 +51,7 @@ def print_timer(timer: Timer) -> None:
     print_value(timer, f"{timer.tenant}/{timer.call}", leave_out=["call"])
 
 
-def _check_times(
-    *,
-    due_at: datetime | None,
-    due_in: timedelta | None,
-    expires_at: datetime | None,
-    late_by: timedelta | None,
-    **_: object,
-) -> None:
+def _check_times(*, due_at: object, due_in: object, expires_at: object, late_by: object, **_: object) -> None:
     if (due_at is None) == (due_in is None):
         raise typer.BadParameter("Give either --at or --in.")
     if expires_at is not None and (late_by is not None or due_at is None):
