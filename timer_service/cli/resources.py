@@ -48,13 +48,12 @@ class Rows(NamedTuple):
     """Returns at most so many rows of a tenant after a cursor, and the next cursor; without it, `query` is sent."""
 
     def print(self, documents: Sequence[Mapping[str, Any]], cursor: str | None, *, as_json: bool) -> None:
-        """Print rows as the service sent them. `cursor` is set if there are more."""
+        """Print rows, as JSON as the service sent them. `cursor` is set if there are more."""
         noun, now = self.noun or self.field, datetime.now(UTC)
-        rows = [] if as_json else [self.row(self.view.read(each), now) for each in documents]
         if as_json:
             typer.echo(json.dumps(documents))
-        elif rows:
-            print_table(self.head, rows, self.colours)
+        elif documents:
+            print_table(self.head, [self.row(self.view.read(each), now) for each in documents], self.colours)
         else:
             typer.echo(f"no {noun}", err=True)
         if cursor is not None:
