@@ -106,6 +106,7 @@ def test_settings_of_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     for name, value in {"Worker": worker, "configure_logs": MagicMock(), "collect_rarely": MagicMock()}.items():
         monkeypatch.setattr(f"timer_service.cli.worker.{name}", value)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds its folder
     text = 'from timer_service.worker import workflow\n@workflow("order")\nasync def order(ctx, _): ...\n'
     (tmp_path / "orders_of_a_test.py").write_text(text)
     line = "worker acme orders_of_a_test:order --queue mail --slots 7 --name kim --lease 90s"
