@@ -1,6 +1,7 @@
 """How a command is found and started, and with which message it ends. test_shutdown.py has the end by a signal."""
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from timer_service import cli
 from timer_service.cli import connection
 from timer_service.cli.dev import own_command
+from timer_service.cli.serve import serve
 from timer_service.client import CommandError, NoAnswerError, QueryError
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
@@ -98,6 +100,16 @@ def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch, options: str, sizes: l
     line = ["timers", "list", "acme", "--json", *options.split()]
     done = CliRunner().invoke(cli.create_app(["timers"]), line, env=SETTINGS)
     assert (len(json.loads(done.stdout)), asked) == (count, sizes)
+
+
+def test_unknown_settings_of_a_service(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A service logs a warning for a setting that it does not know."""
+    monkeypatch.setattr("timer_service.cli.serve.configure_logs", MagicMock())
+    monkeypatch.setattr("timer_service.cli.serve.run_async", lambda main: main.close())
+    monkeypatch.setenv("TIMER_BATCHSIZE", "5")
+    serve()
+    expected = (logging.WARNING, "unknown setting TIMER_BATCHSIZE; did you mean TIMER_BATCH_SIZE?")
+    assert expected in [(each.levelno, each.message) for each in caplog.records]
 
 
 def test_settings_of_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
