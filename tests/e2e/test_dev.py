@@ -21,6 +21,7 @@ async def test_demo(tmp_path: Path) -> None:
     text = dev.log.read_text()
     assert "scheduled: a timer of tenant demo" in text
     assert "fired:     " in text
+    assert " timers watch --server nats://127.0.0.1:" in text, "other commands do not look in this folder"
     assert (tmp_path / "dev" / "timers.db").exists()
 
 
