@@ -1,6 +1,7 @@
 """Wrong usage of the command line: exit code 2 and a message that names the option or argument. No broker is needed."""
 
 import re
+import sys
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -47,6 +48,8 @@ USAGE = {
     "signals create acme help": "Give either --on (with --item) or --at",
     "signals create acme help --on blocked": "--on needs --item",
     "worker acme orders": "Invalid value for 'MODULE:WORKFLOW...': 'orders' must be module:workflow",
+    "worker acme nothing:order": "'nothing:order': there is no module 'nothing' in ",
+    "worker acme json:dumps": "'json:dumps': dumps is not a function with the decorator @workflow",
     "workflows start acme order-1 order --in 5s --at 2100-01-01T00:00:00Z": "Give either --in or --at",
     "timers schedule acme call-1 --in 5s --at 2100-01-01T00:00:00Z": "Give either --at or --in",
     "timers schedule acme call-1 --in 10000000d": "'10000000d' is too long: give at most 366 days",
@@ -65,6 +68,7 @@ FILES = {"job": '{"job": []}', "jobs": '{"jobs": null}', "groups": '{"jobs": [],
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # `worker` adds its folder
     for name in ("TIMER_BROKER_URL", "TIMER_DB_PATH", "TIMER_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
