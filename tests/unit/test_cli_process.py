@@ -102,6 +102,14 @@ def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch, options: str, sizes: l
     assert (len(json.loads(done.stdout)), asked) == (count, sizes)
 
 
+def test_watch_of_all_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a tenant, the events of all tenants are printed."""
+    connect = MagicMock()
+    monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
+    assert CliRunner().invoke(cli.create_app(["timers"]), ["timers", "watch"], env=SETTINGS).exit_code == 0
+    connect.return_value.__aenter__.return_value.watch.assert_called_once_with("*")
+
+
 def test_unknown_settings_of_a_service(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A service logs a warning for a setting that it does not know."""
     monkeypatch.setattr("timer_service.cli.serve.configure_logs", MagicMock())

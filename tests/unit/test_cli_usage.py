@@ -32,6 +32,7 @@ USAGE = {
     "runs start acme a job.json": "'job.json' has the unknown field 'job'; the fields are: jobs and groups",
     "runs start acme a jobs.json": "'jobs.json' must have a list 'jobs'",
     "runs resolve acme a tests groups.json": "The jobs of a group have no groups of their own",
+    "runs start acme a empty.json": "'empty.json' must have a list 'jobs'",
     "runs start acme a -": "Invalid value for 'FILE': must be JSON",
     "runs start acme a deep.json": "must be JSON with less nesting",
     "runs report acme push-1 lint success --outputs [1]": "Invalid value for '--outputs': must be a JSON object",
@@ -62,7 +63,13 @@ USAGE = {
     "timers cancel acme ": "Invalid value for 'CALL': '' must be 1 to 200 characters",
     "timers list acme --server http://host": "Invalid value for '--server': must be nats://host:port",
 }
-FILES = {"job": '{"job": []}', "jobs": '{"jobs": null}', "groups": '{"jobs": [], "groups": []}', "deep": "[" * 100_000}
+FILES = {
+    "empty": "{}",
+    "job": '{"job": []}',
+    "jobs": '{"jobs": null}',
+    "groups": '{"jobs": [], "groups": []}',
+    "deep": "[" * 100_000,
+}
 
 
 @pytest.fixture(autouse=True)
