@@ -104,10 +104,11 @@ def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch, options: str, sizes: l
 
 def test_watch_of_all_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tenant, the events of all tenants are printed."""
-    connect = MagicMock()
+    connect, client = MagicMock(), MagicMock()
+    connect.return_value.__aenter__.return_value = client
     monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
     assert CliRunner().invoke(cli.create_app(["timers"]), ["timers", "watch"], env=SETTINGS).exit_code == 0
-    connect.return_value.__aenter__.return_value.watch.assert_called_once_with("*")
+    client.watch.assert_called_once_with("*")
 
 
 def test_unknown_settings_of_a_service(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
