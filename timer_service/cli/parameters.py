@@ -151,9 +151,9 @@ def json_option(text: str, *names: str) -> Any:
     return option("JSON", text, *names, parser=read_json)
 
 
-def number(text: str, *names: str, most: int | None = None) -> Any:
+def number(text: str, *names: str) -> Any:
     """Return the type of an option that is a number, at least 1."""
-    return Annotated[int | None, typer.Option(*names, min=1, max=most, metavar="N", help=text)]
+    return Annotated[int | None, typer.Option(*names, min=1, metavar="N", help=text)]
 
 
 def choice(values: type[StrEnum], text: str, *names: str) -> Any:
