@@ -102,13 +102,15 @@ def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch, options: str, sizes: l
     assert (len(json.loads(done.stdout)), asked) == (count, sizes)
 
 
-def test_watch_of_all_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a tenant, the events of all tenants are printed."""
-    connect, client = MagicMock(), MagicMock()
+def test_client_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that the client refuses is wrong usage. Without a tenant, the events of all tenants are watched."""
+    connect, client = MagicMock(), MagicMock(retry=AsyncMock(side_effect=ValueError("no such form")))
     connect.return_value.__aenter__.return_value = client
     monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
     assert CliRunner().invoke(cli.create_app(["timers"]), ["timers", "watch"], env=SETTINGS).exit_code == 0
     client.watch.assert_called_once_with("*")
+    refused = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "retry", "acme", "call-1"], env=SETTINGS)
+    assert (refused.exit_code, "no such form" in refused.stderr) == (2, True)
 
 
 def test_unknown_settings_of_a_service(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
