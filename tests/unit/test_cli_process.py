@@ -103,7 +103,10 @@ def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch, options: str, sizes: l
 
 
 def test_client_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value that the client refuses is wrong usage. Without a tenant, the events of all tenants are watched."""
+    """A value that the client refuses is wrong usage. Without a tenant, the events of all tenants are watched.
+
+    If no answer comes, the error names the broker, without the login.
+    """
     connect, client = MagicMock(), MagicMock(retry=AsyncMock(side_effect=ValueError("no such form")))
     connect.return_value.__aenter__.return_value = client
     monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
@@ -111,6 +114,10 @@ def test_client_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     client.watch.assert_called_once_with("*")
     refused = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "retry", "acme", "call-1"], env=SETTINGS)
     assert (refused.exit_code, "no such form" in refused.stderr) == (2, True)
+    client.retry.side_effect = NoAnswerError("no answer")
+    url = {**SETTINGS, "TIMER_NATS_TOKEN": "", "TIMER_BROKER_URL": "nats://kim:s3cret@one:1"}
+    silent = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "retry", "acme", "call-1"], env=url)
+    assert str(silent.exception) == "no answer (broker: nats://one:1)"
 
 
 def test_unknown_settings_of_a_service(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
