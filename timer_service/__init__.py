@@ -49,6 +49,7 @@ park          end a task because every branch of the function waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
 pending       published before its run or job is known, and kept until then (of a command)
 policy        which late slots of a schedule fire: `last`, `skip` or `all`
+poll          of a worker: a request for a task, held until there is one; of a loop: a pass although nothing woke it
 position      where a command is in the command log: (epoch, sequence)
 reader        the part that reads the command log and applies the commands; one process at a time has it
 ready         all needs of a job are met, so the users' workers may execute it (event JobReady)
@@ -69,7 +70,7 @@ sweep         the worker that checks runs without waiting for a command
 tenant        the owner of a row; the first part of every key and a token of every subject
 task          a claimed workflow as it is sent to a worker of the user; of a signal: the follow-up of a firing
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
-tombstone     a row for a schedule or run that does not exist; it keeps positions of commands
+tombstone     a row for a schedule that does not exist; it keeps the cursor of a deleted one, or a pause for a later one
 transition    the change of a work item's status
 waiting       of a command: read from the log, stored, and applied later in turns between the tenants
 wake          tell a loop that it has work at an instant

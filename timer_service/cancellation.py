@@ -12,7 +12,7 @@ def keep_cancellation() -> Iterator[None]:
     `asyncio.wait_for` of Python 3.11, which nats-py uses, swallows a cancellation in the moment of the result.
     """
     task = asyncio.current_task()
-    before = 0 if task is None else task.cancelling()
+    cancellations = 0 if task is None else task.cancelling()
     yield
-    if task is not None and task.cancelling() > before:
+    if task is not None and task.cancelling() > cancellations:
         raise asyncio.CancelledError

@@ -20,8 +20,10 @@ class SteadyTime:
     def __init__(self) -> None:
         self.offset: int | None = None
         """The accepted offset to the monotonic clock; None before the first reading."""
-        self._jump: tuple[int, int] | None = None
-        """The other offset that the newest readings showed, and when it was read first."""
+        self._jump_offset: int | None = None
+        """The other offset that the newest readings showed, until the time follows it; None if they showed none."""
+        self._jump_since = 0
+        """The monotonic time of the first of these readings."""
         self._latest = 0
         self.set_back = 0
         """The sum of the jumps backward that the time has followed."""
@@ -29,24 +31,26 @@ class SteadyTime:
     @property
     def jumping(self) -> bool:
         """Whether the newest reading deviates from the time, so that another reading must confirm it."""
-        return self._jump is not None
+        return self._jump_offset is not None
 
-    def observe(self, reading: int, at: int, slack: int = 0) -> None:
-        """Take over an offset that was measured at the monotonic time `at`. A jump is taken over after a second.
+    def observe(self, offset: int, monotonic: int, slack: int = 0) -> None:
+        """Accept an offset that was read at a monotonic time. One that shows a jump waits until it has lasted a second.
 
         `slack` is how much the clocks may have drifted apart since the last accepted reading.
         """
-        if self.offset is None or abs(reading - self.offset) <= _TOLERANCE + slack:
-            self.offset, self._jump = reading, None
-        elif self._jump is None or abs(reading - self._jump[0]) > _AGREEMENT:
-            self._jump = (reading, at)
-        elif at - self._jump[1] >= _PERSISTENCE:
-            self._follow(reading, reading - self.offset)
+        if self.offset is None or abs(offset - self.offset) <= _TOLERANCE + slack:
+            self.offset, self._jump_offset = offset, None
+        elif self._jump_offset is None or abs(offset - self._jump_offset) > _AGREEMENT:  # the first reading of a jump
+            self._jump_offset, self._jump_since = offset, monotonic
+        elif monotonic - self._jump_since >= _PERSISTENCE:
+            self._follow_jump(offset, jumped=offset - self.offset)
 
-    def _follow(self, reading: int, jumped: int) -> None:
-        self.offset, self._jump = reading, None
+    def _follow_jump(self, offset: int, *, jumped: int) -> None:
+        """Accept the offset after a jump of so many microseconds. The time may go back now."""
+        self.offset, self._jump_offset = offset, None
         self._latest = 0
-        self.set_back -= min(jumped, 0)
+        if jumped < 0:
+            self.set_back -= jumped
         log.warning(
             "the clock has jumped; timers follow it from now on", extra={"seconds": round(jumped / 1_000_000, 3)}
         )
@@ -79,10 +83,10 @@ class SystemClock:
         self._time = SteadyTime()
 
     def now(self) -> int:
-        """Return Unix milliseconds."""
-        at = self._monotonic()
-        self._time.observe(self._system() - at, at)
-        return self._time.at(at) // 1000
+        """Return Unix milliseconds. Each call also reads the machine's clock, to see whether it has jumped."""
+        monotonic = self._monotonic()
+        self._time.observe(self._system() - monotonic, monotonic)
+        return self._time.at(monotonic) // 1000
 
     @property
     def set_back_ms(self) -> int:

@@ -43,6 +43,7 @@ _NOT_SETTINGS = (
     "TIMER_SERVICE_",  # Kubernetes injects these for a Service named timer-service
     "TIMER_TEST_",  # used by the tests
 )
+_SWITCHED_SLICES = ("signals", "runs", "schedules", "workflows")
 _LOGINS = ("nats_user", "nats_token", "nats_nkey_seed", "nats_credentials")
 _MILLISECOND = timedelta(milliseconds=1)
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", timedelta: "a whole number of milliseconds"}
@@ -108,13 +109,7 @@ class Config(BaseSettings):
     @property
     def enabled(self) -> frozenset[str]:
         """The names of the enabled slices, among the slices that can be disabled."""
-        switches = {
-            "signals": self.signals_enabled,
-            "runs": self.runs_enabled,
-            "schedules": self.schedules_enabled,
-            "workflows": self.workflows_enabled,
-        }
-        return frozenset(name for name, enabled in switches.items() if enabled)
+        return frozenset(name for name in _SWITCHED_SLICES if getattr(self, f"{name}_enabled"))
 
     @field_validator("reply_prefix")
     @classmethod
@@ -128,12 +123,6 @@ class Config(BaseSettings):
                 "reply_prefix", "must not overlap with TIMER_SUBJECT_PREFIX; a right value is _INBOX."
             )
         return value
-
-    @model_validator(mode="after")
-    def _one_database_url(self) -> Self:
-        if len(names := self._sources("database_url")) > 1:
-            raise PydanticCustomError("database_url", f"{' and '.join(names)} are both set: set only one of them")
-        return self
 
     @property
     def limits(self) -> TenantLimits:
@@ -152,25 +141,30 @@ class Config(BaseSettings):
         return None if url is None else url.get_secret_value()
 
     @model_validator(mode="after")
-    def _login(self) -> Self:
+    def _one_source_of_each_secret(self) -> Self:
+        """Reject a secret that is set both in a variable and in a file."""
+        for field in ("database_url", "nats_password", "nats_token", "nats_nkey_seed"):
+            if len(names := self._sources(field)) > 1:
+                raise PydanticCustomError("secret", f"{' and '.join(names)} are both set: set only one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Self:
         """Reject an incomplete login, and more than one login: the driver would silently use one of them or none."""
         for one, other in (("nats_user", "nats_password"), ("nats_tls_cert", "nats_tls_key")):
             if bool(self._sources(one)) != bool(self._sources(other)):
                 raise PydanticCustomError(
                     "login", f"{_variable(one)} and {_variable(other)} go together: set both or neither"
                 )
-        for secret in ("nats_password", "nats_token", "nats_nkey_seed"):
-            if len(names := self._sources(secret)) > 1:
-                raise PydanticCustomError("login", f"{' and '.join(names)} are both set: set only one of them")
-        ways = [way for field in _LOGINS for way in self._sources(field)]
+        logins = [name for field in _LOGINS for name in self._sources(field)]
         if any(urlsplit(url).username for url in self.broker_url.split(",")):
-            ways.append("the user in TIMER_BROKER_URL")
-        if len(ways) > 1:
-            raise PydanticCustomError("login", f"{' and '.join(ways)} are different logins: set only one of them")
+            logins.append("the user in TIMER_BROKER_URL")
+        if len(logins) > 1:
+            raise PydanticCustomError("login", f"{' and '.join(logins)} are different logins: set only one of them")
         return self
 
     def _sources(self, field: str) -> list[str]:
-        """Return the environment variables of a field: `TIMER_X`, `TIMER_X_FILE`, or both."""
+        """Return the variables that set a field: `TIMER_X`, `TIMER_X_FILE`, both, or none."""
         return [_variable(name) for name in (field, f"{field}_file") if getattr(self, name, None) is not None]
 
 
@@ -182,7 +176,8 @@ def load_config(**overrides: Any) -> Config:
         return Config(**overrides)
     except ValidationError as error:
         # A misspelt name may be the reason why another setting is wrong.
-        raise StartError("\n".join([*_describe_errors(error), *unknown_settings(os.environ)])) from error
+        lines = [_describe_error(each) for each in error.errors(include_url=False, include_input=False)]
+        raise StartError("\n".join([*lines, *unknown_settings(os.environ)])) from error
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"cannot read {_FILE}: {error}") from error
 
@@ -202,17 +197,14 @@ def unknown_settings(environ: Mapping[str, str]) -> list[str]:
 
 
 def _describe_unknown(name: str, known: list[str]) -> str:
+    """Return the warning for a name that is not in `known`, with the nearest one if there is one."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"unknown setting {name}; " + (f"did you mean {near[0]}?" if near else ".env.example lists all settings")
 
 
-def _describe_errors(error: ValidationError) -> list[str]:
-    """Return a line for each wrong setting, without its value: a URL may contain a password."""
-    return [_describe_error(each) for each in error.errors(include_url=False, include_input=False)]
-
-
 def _describe_error(detail: ErrorDetails) -> str:
-    if not detail["loc"]:  # several settings together
+    """Return a line that names the setting and says what is wrong, without the value: a URL may contain a password."""
+    if not detail["loc"]:  # a validator of several settings, whose message names them
         return detail["msg"]
     name = str(detail["loc"][0])
     field = Config.model_fields[name]
@@ -230,19 +222,20 @@ def _describe_error(detail: ErrorDetails) -> str:
 
 
 def _describe_number(field: FieldInfo) -> str:
-    """Return what numbers a setting accepts. Messages of pydantic would show a `datetime.timedelta`."""
-    phrases = (("gt", "more than", max), ("ge", "at least", max), ("le", "at most", min))
-    bounds = [
-        f"{words} {_number(strictest(values))}"
-        for name, words, strictest in phrases
-        if (values := [getattr(each, name) for each in field.metadata if hasattr(each, name)])
-    ]
-    return f"must be {_NUMBERS[field.annotation]}, {' and '.join(bounds)}, such as {_number(field.default)}"
+    """Return which numbers a setting accepts, and its default as an example."""
+    bounds = []
+    for name, words, strictest in (("gt", "more than", max), ("ge", "at least", max), ("le", "at most", min)):
+        # The type of a setting can have a bound, and the setting another one.
+        if values := [getattr(each, name) for each in field.metadata if hasattr(each, name)]:
+            bounds.append(f"{words} {_plain_number(strictest(values))}")
+    return f"must be {_NUMBERS[field.annotation]}, {' and '.join(bounds)}, such as {_plain_number(field.default)}"
 
 
-def _number(value: Any) -> Any:
+def _plain_number(value: Any) -> Any:
+    """Return a duration as its number of milliseconds, and a number as it is."""
     return value // _MILLISECOND if isinstance(value, timedelta) else value
 
 
 def _variable(field: str) -> str:
+    """Return the name of the environment variable of a field."""
     return f"{_PREFIX}{field.upper()}"

@@ -38,8 +38,8 @@ def http_app(
     """
 
     async def livez(_: Request) -> Response:
-        parts = stalled()
-        return JSONResponse({"stalled": parts}, 503 if parts else 200)
+        hanging = stalled()
+        return JSONResponse({"stalled": hanging}, 503 if hanging else 200)
 
     async def readyz(_: Request) -> Response:
         reasons = {name: each.reason for name, each in health().items()}
@@ -96,16 +96,17 @@ async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[Http
 class _Connection(H11Protocol):
     """A connection that ends after some seconds, even if its peer sends or reads nothing."""
 
-    _end: asyncio.TimerHandle | None = None
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._end = self.loop.call_later(CONNECTION_SECONDS, transport.abort)
+        # `close` would wait until the peer has read the response.
+        self._deadline = self.loop.call_later(CONNECTION_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._end is not None:
-            self._end.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
 
 
 class _Server(uvicorn.Server):

@@ -20,10 +20,10 @@ def configure_logs(config: Config) -> None:
 
     Tracebacks show neither local variables nor texts of errors that can contain values of users.
     """
-    console = config.log_format == "console" or (config.log_format is None and sys.stderr.isatty())
-    rendering = (
+    log_format = config.log_format or ("console" if sys.stderr.isatty() else "json")
+    renderers = (
         [_escape_texts, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-        if console
+        if log_format == "console"
         else [structlog.processors.JSONRenderer()]
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -37,8 +37,8 @@ def configure_logs(config: Config) -> None:
             ],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.ExceptionRenderer(_format_error),
-                *rendering,
+                structlog.processors.ExceptionRenderer(lambda exc_info: error_trace(exc_info[1])),
+                *renderers,
             ],
         )
     )
@@ -47,32 +47,30 @@ def configure_logs(config: Config) -> None:
     logging.getLogger("aiosqlite").setLevel(least)  # it logs every statement
 
 
-def _format_error(exc_info: Any) -> str:
-    """Return the text of what `sys.exc_info` returned."""
-    return error_trace(exc_info[1])
-
-
 def error_trace(error: BaseException) -> str:
     """Return the traceback of an error and of its causes, each with its `error_text` and without local variables."""
     return "\n".join(_trace(each) for each in _chain(error))
 
 
 def _trace(error: BaseException) -> str:
+    """Return the traceback of one error, without its causes."""
     return f"{''.join(traceback.format_tb(error.__traceback__))}{error_text(error)}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its cause, the cause of that, and the errors of a group."""
-    waiting, seen = [error], set[int]()
-    while waiting and len(seen) < _MOST_CAUSES:
-        each = waiting.pop()
-        if id(each) in seen:
+    """Yield an error and its causes, and of a group also its errors and their causes: each once, at most ten."""
+    to_visit, visited = [error], set[int]()
+    while to_visit and len(visited) < _MOST_CAUSES:
+        each = to_visit.pop()
+        if id(each) in visited:
             continue
-        seen.add(id(each))
+        visited.add(id(each))
         yield each
         cause = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-        waiting += [cause] if cause is not None else []
-        waiting += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        if cause is not None:
+            to_visit.append(cause)
+        if isinstance(each, BaseExceptionGroup):
+            to_visit += each.exceptions
 
 
 def _escape_texts(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -30,56 +30,37 @@ class CountedHistogram(Histogram):
 
 
 class Metrics:
-    """The core's `MetricsPort`, implemented with collectors in `registry`."""
+    """The core's `MetricsPort`, implemented with collectors in `registry`. Attributes are methods of the port, too."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._commands = _counter(
-            registry, "timer_commands_received", "Handled commands, by type and outcome.", "type", "outcome"
+        counter, gauge = partial(_counter, registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        outcomes = "by name and outcome: answered, or the code of the error."
+        self._commands = counter("timer_commands_received", "Handled commands, by type and outcome.", "type", "outcome")
+        self._settled = counter(
+            "timer_schedules_processed", "Claimed rows, by how they were settled.", "table", "outcome"
         )
-        self._settled = _counter(
-            registry, "timer_schedules_processed", "Claimed rows, by how they were settled.", "table", "outcome"
-        )
-        self._failures = _counter(
-            registry, "timer_publish_failures", "Messages that were not published, by reason.", "reason"
-        )
-        self._buried = _counter(registry, "timer_buried", "Rows that were given up after too many attempts.", "table")
-        self._dead_letters = _counter(registry, "timer_dead_letters", "Rejected commands, by code.", "code")
-        self._queries = _counter(
-            registry,
-            "timer_queries",
-            "Queries, by name and outcome: answered, or the code of the error.",
-            "query",
-            "outcome",
-        )
-        self._queries_waiting = Gauge("timer_queries_waiting", "Queries that wait to be answered.", registry=registry)
-        self._requests = _counter(
-            registry,
-            "timer_requests",
-            "Requests of workers, by name and outcome: answered, or the code of the error.",
-            "request",
-            "outcome",
-        )
-        self._requests_waiting = Gauge(
-            "timer_requests_waiting", "Requests of workers that wait to be applied.", registry=registry
-        )
-        self._polls_held = Gauge("timer_polls_held", "Polls of workers that wait for a task.", registry=registry)
-        self._tasks_sent = Counter("timer_tasks_sent", "Tasks that were sent to workers.", registry=registry)
-        self._leases_lost = Counter(
+        self._failures = counter("timer_publish_failures", "Messages that were not published, by reason.", "reason")
+        self._buried = counter("timer_buried", "Rows that were given up after too many attempts.", "table")
+        self._dead_letters = counter("timer_dead_letters", "Rejected commands, by code.", "code")
+        self._queries = counter("timer_queries", f"Queries, {outcomes}", "query", "outcome")
+        self.queries_waiting = gauge("timer_queries_waiting", "Queries that wait to be answered.").inc
+        self._requests = counter("timer_requests", f"Requests of workers, {outcomes}", "request", "outcome")
+        self.requests_waiting = gauge("timer_requests_waiting", "Requests of workers that wait to be applied.").inc
+        self.polls_held = gauge("timer_polls_held", "Polls of workers that wait for a task.").set
+        self.tasks_sent = Counter("timer_tasks_sent", "Tasks that were sent to workers.", registry=registry).inc
+        self.leases_lost = Counter(
             "timer_lease_lost", "Rows that were claimed again or changed before they were settled.", registry=registry
-        )
-        self._slots_missed = Counter(
+        ).inc
+        self.slots_missed = Counter(
             "timer_slots_missed", "Slots of schedules that were skipped because they were late.", registry=registry
-        )
-        self._slots_not_started = _counter(
-            registry, "timer_slots_not_started", "Slots of schedules that started no workflow, by reason.", "reason"
+        ).inc
+        self._slots_not_started = counter(
+            "timer_slots_not_started", "Slots of schedules that started no workflow, by reason.", "reason"
         )
         self._polling = cache(
-            Histogram(
-                "timer_polling_duration_seconds",
-                "Duration of one pass of a loop.",
-                ["loop"],
-                registry=registry,
-                buckets=_DURATION,
+            histogram(
+                "timer_polling_duration_seconds", "Duration of one pass of a loop.", ["loop"], buckets=_DURATION
             ).labels
         )
         self._lag = cache(
@@ -91,60 +72,38 @@ class Metrics:
                 buckets=_LAG,
             ).labels
         )
-        self._publishing = Histogram(
-            "timer_publish_duration_seconds",
-            "Duration of publishing one batch.",
-            registry=registry,
-            buckets=_DURATION,
+        self.published = histogram(
+            "timer_publish_duration_seconds", "Duration of publishing one batch.", buckets=_DURATION
+        ).observe
+        self.claimed = histogram("timer_claim_batch_size", "Rows taken by one claim.", buckets=_ROWS).observe
+        self._rows = gauge("timer_rows", "Rows by state, sampled, counted up to a million.", ["table", "state"])
+        self._overdue = gauge("timer_overdue", "Claimable rows that are not claimed yet, sampled.", ["table"])
+        self._oldest = gauge(
+            "timer_oldest_due_lag_seconds", "How long the oldest of these rows has been claimable, sampled.", ["table"]
         )
-        self._claimed = Histogram(
-            "timer_claim_batch_size", "Rows taken by one claim.", registry=registry, buckets=_ROWS
+        self._last_tick = gauge(
+            "timer_loop_last_tick_timestamp_seconds", "Unix time of the end of a loop's last pass.", ["loop"]
         )
-        self._rows = Gauge(
-            "timer_rows", "Rows by state, sampled, counted up to a million.", ["table", "state"], registry=registry
-        )
-        self._overdue = Gauge(
-            "timer_overdue", "Claimable rows that are not claimed yet, sampled.", ["table"], registry=registry
-        )
-        self._oldest = Gauge(
-            "timer_oldest_due_lag_seconds",
-            "How long the oldest of these rows has been claimable, sampled.",
-            ["table"],
-            registry=registry,
-        )
-        self._last_tick = Gauge(
-            "timer_loop_last_tick_timestamp_seconds",
-            "Unix time of the end of a loop's last pass.",
-            ["loop"],
-            registry=registry,
-        )
-        self._event_limits_reached = Gauge(
-            "timer_event_limits_reached", "Limits of events that are used up, so that events wait.", registry=registry
-        )
-        self._clock_offset = Gauge(
+        self.event_limits_reached = gauge(
+            "timer_event_limits_reached", "Limits of events that are used up, so that events wait."
+        ).set
+        self.clock_measured = gauge(
             "timer_clock_offset_seconds",
             "Seconds that the database's clock is ahead of this machine's clock; always 0 on SQLite.",
-            registry=registry,
+        ).set
+        self._broker_connected = gauge("timer_broker_connected", "1 if the broker can be used, else 0.")
+        self._database_usable = gauge(
+            "timer_database_usable", "1 if the database can be read and its last write succeeded, else 0."
         )
-        self._broker_connected = Gauge(
-            "timer_broker_connected", "1 if the broker can be used, else 0.", registry=registry
-        )
-        self._database_usable = Gauge(
-            "timer_database_usable",
-            "1 if the database can be read and its last write succeeded, else 0.",
-            registry=registry,
-        )
-        self._flow_up = Gauge(
+        self._flow_up = gauge(
             "timer_flow_up",
             "1 if commands are handled, events are published or queries are answered, else 0.",
             ["flow"],
-            registry=registry,
         )
-        Gauge(
+        gauge(
             "timer_build_info",
             "Always 1; the labels are the running versions, also of the time zone data.",
             ["version", "python", "system_zones", "tzdata"],
-            registry=registry,
         ).labels(version("timer-service"), platform.python_version(), *zone_data()).set(1)
         ProcessCollector(registry=registry)
 
@@ -188,7 +147,7 @@ class Metrics:
         database: Callable[[], bool],
         flows: Callable[[], Mapping[str, Health]],
     ) -> None:
-        """At every scrape, ask whether broker and database can be used, and for the health of each flow.
+        """At every scrape, ask whether broker and database can be used, and for the health of each flow by its name.
 
         `flows` must always return the same names.
         """
@@ -209,33 +168,9 @@ class Metrics:
         """Count a query by its name and outcome."""
         self._queries(name, outcome).inc()
 
-    def queries_waiting(self, change: int) -> None:
-        """Set the number of queries that wait to be answered."""
-        self._queries_waiting.inc(change)
-
     def request_answered(self, name: str, outcome: str) -> None:
         """Count a request of a worker by its name and outcome."""
         self._requests(name, outcome).inc()
-
-    def requests_waiting(self, change: int) -> None:
-        """Add a change to the number of requests of workers that wait to be applied."""
-        self._requests_waiting.inc(change)
-
-    def polls_held(self, count: int) -> None:
-        """Set the number of polls of workers that wait for a task."""
-        self._polls_held.set(count)
-
-    def tasks_sent(self, count: int) -> None:
-        """Count the tasks that were sent to workers."""
-        self._tasks_sent.inc(count)
-
-    def claimed(self, count: int) -> None:
-        """Record that a claim took `count` rows."""
-        self._claimed.observe(count)
-
-    def published(self, seconds: float) -> None:
-        """Record that publishing a batch took `seconds`, whether it succeeded or not."""
-        self._publishing.observe(seconds)
 
     def publish_failed(self, status: str, count: int) -> None:
         """Count messages that were not published, by their status."""
@@ -249,17 +184,9 @@ class Metrics:
         """Record that `count` rows were fired `seconds` after they were due."""
         self._lag(table).observe_many(seconds, count)
 
-    def slots_missed(self, count: int) -> None:
-        """Count slots of schedules that were skipped because they were late."""
-        self._slots_missed.inc(count)
-
     def slots_not_started(self, reason: str, count: int) -> None:
         """Count slots of schedules that started no workflow, by the reason."""
         self._slots_not_started(reason).inc(count)
-
-    def leases_lost(self, count: int) -> None:
-        """Count rows that were claimed again or changed before they could be settled."""
-        self._leases_lost.inc(count)
 
     def buried(self, table: str, count: int) -> None:
         """Count buried rows of a table."""
@@ -274,14 +201,6 @@ class Metrics:
         self._overdue.labels(table).set(count)
         self._oldest.labels(table).set(oldest_seconds)
 
-    def event_limits_reached(self, count: int) -> None:
-        """Set the number of limits `published_events` that are used up, so that events wait."""
-        self._event_limits_reached.set(count)
-
-    def clock_measured(self, offset_seconds: float) -> None:
-        """Set how far the clock that decides what is due is ahead of this machine's clock."""
-        self._clock_offset.set(offset_seconds)
-
     def ticked(self, loop: str, seconds: float) -> None:
         """Record that a loop did a pass, which took `seconds`."""
         self._polling(loop).observe(seconds)
@@ -289,6 +208,7 @@ class Metrics:
 
 
 def _is_up(flows: Callable[[], Mapping[str, Health]], name: str) -> float:
+    """Return 1 while a flow has no reason to be down, else 0."""
     return float(flows()[name].reason is None)
 
 

@@ -25,6 +25,7 @@ _MOST_LIMITS_MIB = 16
 
 
 def _milliseconds(value: object) -> object:
+    """Return the duration of a text. A default and an override is a duration already."""
     if isinstance(value, timedelta):
         return value
     try:
@@ -34,6 +35,7 @@ def _milliseconds(value: object) -> object:
 
 
 def _broker_url(value: str) -> str:
+    """Return the URLs without spaces around the commas."""
     urls = [url.strip() for url in value.split(",")]
     if not all(map(_is_nats_url, urls)):
         raise PydanticCustomError(
@@ -44,6 +46,7 @@ def _broker_url(value: str) -> str:
 
 
 def _is_nats_url(url: str) -> bool:
+    """Return whether a URL has a scheme of NATS and a host. Without a port, it is 4222."""
     try:
         parts = urlsplit(url)
         return parts.scheme in {"nats", "tls"} and bool(parts.hostname) and parts.port != 0
@@ -51,16 +54,23 @@ def _is_nats_url(url: str) -> bool:
         return False
 
 
-def _database_url(value: SecretStr) -> SecretStr:
+def _is_postgres_url(url: str) -> bool:
+    """Return whether a URL is one of PostgreSQL whose password is percent-encoded.
+
+    A raw / ? or # in the password would make its rest a database name or a parameter, which error messages show.
+    """
     try:
-        parts = urlsplit(value.get_secret_value())
-        known = parts.scheme in {"postgresql", "postgres"} and parts.port != 0
-        # A raw / ? or # in the password would make its rest a database name or a parameter, which error messages show.
-        known = known and "@" not in parts.path and not parts.fragment
+        parts = urlsplit(url)
         parse_qsl(parts.query, strict_parsing=bool(parts.query))
-    except ValueError:
-        known = False
-    if not known:
+        port = parts.port
+    except ValueError:  # an impossible port or IPv6 address, or a query that is none
+        return False
+    is_encoded = "@" not in parts.path and not parts.fragment
+    return parts.scheme in {"postgresql", "postgres"} and port != 0 and is_encoded
+
+
+def _database_url(value: SecretStr) -> SecretStr:
+    if not _is_postgres_url(value.get_secret_value()):
         raise PydanticCustomError(
             "database_url",
             "must be postgresql://user:password@host:port/database, such as postgresql://timer:p%2Fw@localhost/timer; "
@@ -83,10 +93,12 @@ def _subject(value: str) -> str:
 
 
 def _lower(value: object) -> object:
+    """Return a text in lower case, and anything else as it is."""
     return value.lower() if isinstance(value, str) else value
 
 
 def _content(path: object) -> object:
+    """Return the secret in a file. A secret that an override gives is returned as it is."""
     if isinstance(path, SecretStr):
         return path
     try:
@@ -99,21 +111,22 @@ def _content(path: object) -> object:
 
 
 def _readable(path: Path) -> Path:
+    """Return the path of a file that the service, or a library, can read later."""
     _read(path, _MOST_FILE_MIB)
     return path
 
 
 def _read(path: Path, most_mib: int) -> bytes:
     """Return the content of a regular file. Nothing else is opened: a FIFO would wait for a writer forever."""
-    most = most_mib * MIB
+    most_bytes = most_mib * MIB
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _unreadable(path, "it is not a regular file")
         with path.open("rb") as file:
-            content = file.read(most + 1)
+            content = file.read(most_bytes + 1)
     except OSError as error:
         raise _unreadable(path, error.strerror or type(error).__name__) from error
-    if len(content) > most:
+    if len(content) > most_bytes:
         raise _unreadable(path, f"it has more than {most_mib} MiB")
     return content
 
@@ -128,6 +141,7 @@ def _unreadable(path: Path, reason: str) -> PydanticCustomError:
 
 
 def _limits(path: object) -> object:
+    """Return the limits in a TOML file. Limits that an override gives are returned as they are."""
     if isinstance(path, TenantLimits):
         return path
     text = _read(Path(str(path)), _MOST_LIMITS_MIB).decode("utf-8", "replace")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 _READY_SECONDS = 0.1
 _MESSAGES_PER_WATCHDOG = 3
-"""One late or lost message does not end the process."""
+"""So one late or lost message does not end the process."""
 
 
 class Supervisor:
@@ -16,14 +16,17 @@ class Supervisor:
     def __init__(self, environ: Mapping[str, str]) -> None:
         """`environ`: the variables of systemd, NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID."""
         address = environ.get("NOTIFY_SOCKET", "")
+        # systemd writes the zero byte of an abstract address as @.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        mine = environ.get("WATCHDOG_PID") in {None, str(os.getpid())}
-        self._watchdog_seconds = int(environ.get("WATCHDOG_USEC", 0)) / 1_000_000 if mine else 0
+        is_watched = environ.get("WATCHDOG_PID") in {None, str(os.getpid())}
+        self._watchdog_seconds = int(environ.get("WATCHDOG_USEC", 0)) / 1_000_000 if is_watched else 0
+        """How long the supervisor waits for a sign of life; 0 if it expects none."""
 
     async def report(self, *, ready: Callable[[], bool], alive: Callable[[], bool]) -> None:
         """Send READY=1 once the service is ready, and then WATCHDOG=1 again and again while it is alive.
 
-        If the event loop hangs, nothing is sent, so the supervisor starts the process again.
+        READY=1 is tried until it can be sent. If the event loop hangs, nothing is sent, so the supervisor starts the
+        process again.
         """
         if not self._address:
             return
@@ -36,11 +39,10 @@ class Supervisor:
 
     def stopping(self) -> None:
         """Send STOPPING=1. From then on, the supervisor expects no WATCHDOG=1."""
-        if self._address:
-            self._send("STOPPING=1")
+        self._send("STOPPING=1")
 
     def _send(self, message: str) -> bool:
-        """Send a message without waiting. Return whether the supervisor gets it."""
+        """Send a message without waiting. Return whether it was sent: False without a supervisor that takes it now."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(0)

@@ -14,10 +14,10 @@ def escape_hidden(text: str) -> str:
 
     Such characters could make one id look like another.
     """
-    if text.isprintable() and (text.isascii() or _HIDDEN.search(text) is None):
+    if text.isprintable() and (text.isascii() or _HIDDEN.search(text) is None):  # nearly every text
         return text
-    return "".join(_escape(each) if not each.isprintable() or _HIDDEN.match(each) else each for each in text)
+    return "".join(each if each.isprintable() and not _HIDDEN.match(each) else _escape(each) for each in text)
 
 
-def _escape(each: str) -> str:
-    return each.encode("unicode_escape").decode()
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()

@@ -29,6 +29,7 @@ def zone_data() -> ZoneData:
 
 
 def _system_version() -> str:
+    """Return the version in the first folder in which `zoneinfo` looks, as `ZoneData.system` describes it."""
     folder = next((each for each in map(Path, TZPATH) if each.is_dir()), None)
     if folder is None:
         return "none"

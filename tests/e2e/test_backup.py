@@ -93,7 +93,7 @@ async def test_cancel_after_the_backup(user: User, cli: Cli, service: Service) -
     await user.send([command("CancelTimer", serviceCallId="cancelled"), schedule("later", now + 4_000)])
     await user.until_handled()
     await service.kill()
-    await cli.lines("restore", "backup.db")
+    assert "The old database is now " in (await cli.lines("restore", "backup.db"))[1]
     await asyncio.sleep(now / 1000 + 4.1 - time.time())  # until the timers are due
     await service.start()
     await user.until_stored("TIMER_EVT", 2)

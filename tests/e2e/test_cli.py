@@ -51,6 +51,7 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
         ("get acme a", 0, "due at         2100-01-01T09:30:00.000Z (in "),
         ("retry acme a", 0, "unchanged: acme/a (Scheduled, due 2100-01-01T09:30:00Z): already in that state"),
         ("count acme", 0, "Scheduled          1\n"),
+        ("schedule acme now --in 0s", 0, "scheduled: acme/now ("),
         ("cancel acme a", 0, "cancelled: acme/a (Cancelled, "),
         ("cancel acme --prefix a", 0, "cancelling: acme/a: an event TimersCancelled follows"),
         ("cancel acme nobody", 1, "not_found: acme/nobody: there is no such timer\n"),
@@ -123,8 +124,8 @@ async def test_life_of_a_resource(cli: Cli, service: Service, resource: str) -> 
     for arguments, code, text in LIVES[resource]:
         with case(arguments):
             done = await cli.run(resource, *(each.replace("_", " ") for each in arguments.split()))
-            assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
-            assert (done.stdout == "") is bool(done.stderr)
+            printed, other = (done.stderr, done.stdout) if code else (done.stdout, done.stderr)
+            assert (done.returncode, text in printed, other) == (code, True, ""), done.stdout + done.stderr
 
 
 RESOURCES: dict[str, tuple[str, str, str, dict[str, Any]]] = {

@@ -79,6 +79,7 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
     assert (done.returncode, outcomes[0], outcomes[3]) == (1, "unchanged", "NOT_FOUND: there is no such dead letter")
     assert outcomes[1].startswith("INVALID_PAYLOAD: ")
     assert outcomes[2].startswith("INVALID_PAYLOAD: dead letter 3 lacks the command: it was too large. It is message ")
+    assert [each["sequence"] for each in await cli.json("dead-letters", "list", "~unreadable")] == [4]
     done = await cli.run("dead-letters", "resubmit", "~unreadable", "4")
     assert "dead letter 4 was sent to a subject that no command can have\n" in done.stdout
 

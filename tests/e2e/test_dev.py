@@ -21,6 +21,7 @@ async def test_demo(tmp_path: Path) -> None:
     text = dev.log.read_text()
     assert "scheduled: a timer of tenant demo" in text
     assert "fired:     " in text
+    assert " timers watch --server nats://127.0.0.1:" in text, "other commands do not look in this folder"
     assert (tmp_path / "dev" / "timers.db").exists()
 
 
@@ -34,6 +35,8 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         done = await run(tmp_path, "doctor")
         assert (done.returncode, "ok    target: the `dev` that runs in this folder" in done.stdout) == (0, True)
         assert "ok    flow of commands: ok" in done.stdout
+        done = await run(tmp_path, "doctor", "--server", "nats://127.0.0.1:1")
+        assert "fail  broker: cannot connect to nats://127.0.0.1:1: " in done.stdout
         done = await run(tmp_path, "migrate", "status")
         assert (done.returncode, "pending" in done.stdout) == (0, False)
         done = await run(tmp_path, "dev", "--data-dir", str(tmp_path / "dev"))

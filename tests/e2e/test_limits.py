@@ -32,8 +32,14 @@ async def test_over_quota(tmp_path: Path, broker: NatsServer, cli: Cli, stored: 
         async with asyncio.timeout(10):
             while (await client.schedule("acme", "call-3", TOMORROW)).name != "scheduled":
                 await asyncio.sleep(0.1)  # a slow count on a busy machine is repeated later
+        done = await cli.run("timers", "schedule", "acme", "call-4", "--in", "1h")
+        assert (done.returncode, done.stderr.partition("; ")[0]) == (
+            1,
+            "over_quota: acme/call-4: the tenant may have 2 of pending_timers",
+        )
         _, *shown = [line.split() for line in await cli.lines("tenants", "usage", "acme")]
         assert (shown[0], shown[-1][2:]) == (["pending_timers", "2", "2"], ["unlimited"])
+        assert (await cli.lines("tenants", "usage", "nobody"))[1].split() == ["pending_timers", "0", "1,000"]
         assert (await cli.json("tenants", "usage", "globex"))["usage"][0] == {
             "limit": "pending_timers",
             "used": 1,

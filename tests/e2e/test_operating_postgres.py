@@ -44,6 +44,12 @@ async def test_restore(tmp_path: Path, user: User, broker: NatsServer, postgres_
     assert {each.call for each in await user.fired()} == {"kept", "later"}
 
 
+async def limit_connections(url: str, most: int) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(f"ALTER DATABASE {urlsplit(url).path[1:]} CONNECTION LIMIT {most}")
+    await connection.close()
+
+
 async def copy_database(url: str, copy: str) -> None:
     """Copy a database that has no sessions, as a backup and its restore do."""
     connection = await asyncpg.connect(urlsplit(url)._replace(path="/template1").geturl())
@@ -60,6 +66,9 @@ async def test_migrate_and_doctor(cli: Cli, broker: NatsServer, databases: Datab
         assert (done.returncode, done.stdout.splitlines()) == (1, [f"pending  {each}" for each in shipped])
         assert await cli.lines("migrate", "status") == [f"pending  {each}" for each in shipped]
         assert (await statuses(cli, 0))["schema"] == "warn"
+        await limit_connections(url, 5)
+        assert (await statuses(cli, 0))["database connections"] == "warn"
+        await limit_connections(url, -1)
         cli.settings["TIMER_AUTO_MIGRATE"] = "false"
         assert (await statuses(cli, 1))["schema"] == "fail"
         assert await tables(url) == 0

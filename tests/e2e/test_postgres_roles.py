@@ -161,6 +161,20 @@ async def test_service_with_the_rights_of_the_page(
     assert '"level": "error"' not in log
 
 
+async def test_missing_rights(tmp_path: Path, broker: NatsServer, roles: Roles) -> None:
+    """Doctor names the rights that the role lacks, with the statement that grants them, or a missing database."""
+    cli = Cli(tmp_path, broker.url)
+    await migrate_as_owner(cli, roles)
+    role, owner = urlsplit(roles.service).username, await asyncpg.connect(roles.owner)
+    await owner.execute(f"REVOKE SELECT ON schema_migrations FROM {role}; REVOKE INSERT ON outbox FROM {role}")
+    await owner.close()
+    done = await cli.run("doctor", TIMER_DATABASE_URL=roles.service)
+    assert "privileges: lacks SELECT on schema_migrations; INSERT on outbox\n" in done.stdout
+    assert f"GRANT SELECT ON schema_migrations TO {role}; GRANT INSERT ON outbox TO {role};\n" in done.stdout
+    done = await cli.run("doctor", TIMER_DATABASE_URL=urlsplit(roles.service)._replace(path="/nothing").geturl())
+    assert 'fail  database: refuses the login: database "nothing" does not exist\n' in done.stdout
+
+
 async def until_published(user: User, event: str) -> None:
     async with asyncio.timeout(30):
         while not await user.read("TIMER_EVT", f"timer.evt.v1.acme.{event}"):

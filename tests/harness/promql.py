@@ -61,8 +61,10 @@ def metrics_of_the_service() -> dict[str, frozenset[str]]:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     metrics.watch(broker=bool, database=bool, flows=lambda: {"commands": HEALTHY})
-    for measure in (getattr(metrics, name) for name in vars(MetricsPort) if not name.startswith("_")):
-        measure(*("x" if each.annotation is str else 1 for each in inspect.signature(measure).parameters.values()))
+    for name, method in vars(MetricsPort).items():
+        if not name.startswith("_"):
+            _, *parameters = inspect.signature(method).parameters.values()
+            getattr(metrics, name)(*("x" if each.annotation is str else 1 for each in parameters))
     samples = [sample for family in registry.collect() for sample in family.samples]
     return {each.name: frozenset(each.labels) for each in samples if not each.name.endswith("_created")}
 

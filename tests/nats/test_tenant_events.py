@@ -74,8 +74,20 @@ async def test_streams_that_exist_stay(operator: Client) -> None:
     await request(operator, "STREAM.UPDATE.TIMER_EVT_a", {**config, "max_bytes": 1000})
     await js.delete_consumer("TIMER_EVT_a", "a")
     await stream_events(operator, SUBJECTS, ["a"])
-    assert (await request(operator, "STREAM.INFO.TIMER_EVT_a"))["config"]["max_bytes"] == 1000
+    found = (await request(operator, "STREAM.INFO.TIMER_EVT_a"))["config"]
+    assert (found["max_bytes"], found["max_age"]) == (1000, 0), "an event stays until it is acknowledged"
     assert await read(js, "a", 1) == [b"2"]
+
+
+async def test_stream_with_other_messages(operator: Client) -> None:
+    """A stream of a tenant that does not take its events from the stream of events, or not only these, is not used."""
+    await operator.jetstream().add_stream(name="TIMER_EVT_a", subjects=["other"])
+    await stream_events(operator, SUBJECTS, ["b"])
+    config = (await request(operator, "STREAM.INFO.TIMER_EVT_b"))["config"]
+    await request(operator, "STREAM.UPDATE.TIMER_EVT_b", {**config, "subjects": ["more"]})
+    for tenant in TENANTS:
+        with pytest.raises(StartError, match=f"the stream TIMER_EVT_{tenant} does not take the events of {tenant}: "):
+            await stream_events(operator, SUBJECTS, [tenant])
 
 
 @pytest.mark.slow

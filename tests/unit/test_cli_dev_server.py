@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from timer_service.cli.connection import client_config
-from timer_service.cli.dev_server import announce_dev_server, find_dev_server
+from timer_service.cli.dev_server import announce_dev_server, database_config, find_dev_server
 from timer_service.client.connection import url_without_login
 from timer_service.config import load_config
 
@@ -39,10 +39,22 @@ def write(pid: int, url: str) -> None:
 def test_running_dev(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command uses the broker of the running `dev`, unless --server or TIMER_BROKER_URL names another one."""
     write(os.getppid(), broker_url)
-    assert client_config(None).broker_url == broker_url
+    monkeypatch.setenv("TIMER_DATABASE_URL", "postgresql://h/d")
+    config = client_config(None)
+    assert (config.broker_url, config.postgres_url) == (broker_url, None)
     assert client_config("nats://other:4222").broker_url == "nats://other:4222"
     monkeypatch.setenv("TIMER_BROKER_URL", "nats://named:4222")
     assert client_config(None).broker_url == "nats://named:4222"
+
+
+@pytest.mark.parametrize("name", ["DB_PATH", "DATABASE_URL", "DATABASE_URL_FILE"])
+def test_database_that_is_named(broker_url: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A command that needs the database uses that of the running `dev`, unless a setting names one."""
+    write(os.getppid(), broker_url)
+    assert database_config().db_path == Path("timers.db")
+    Path("url").write_text("postgresql://h/d")
+    monkeypatch.setenv(f"TIMER_{name}", "postgresql://h/d" if name == "DATABASE_URL" else "url")
+    assert database_config() == load_config()
 
 
 def test_dev_that_is_gone(broker_url: str) -> None:
@@ -75,7 +87,7 @@ def test_announcing(broker_url: str) -> None:
     assert not FILE.exists()
 
 
-def test_foreign_file(broker_url: str) -> None:
+def test_foreign_file(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that others could write, or that names a broker on another machine, is ignored: it would get our login."""
     write(1, broker_url)
     assert find_dev_server() is not None
@@ -83,7 +95,11 @@ def test_foreign_file(broker_url: str) -> None:
         FILE.chmod(mode)
         assert find_dev_server() is None
     FILE.chmod(0o600)
-    write(1, "nats://192.0.2.1:4222")
+    with socket.create_server(("127.0.0.2", 0)) as foreign:  # for commands, it is not this machine
+        write(1, f"nats://127.0.0.2:{foreign.getsockname()[1]}")
+        assert find_dev_server() is None
+    write(1, broker_url)
+    monkeypatch.setattr(os, "getuid", lambda: FILE.stat().st_uid + 1)
     assert find_dev_server() is None
 
 

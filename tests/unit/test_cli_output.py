@@ -3,6 +3,7 @@
 The user's texts in it have characters that act on a terminal. To record again: `RECORD=1 pytest <this file>`.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -19,9 +20,10 @@ import typer
 
 from timer_service.cli import dead_letters, events, runs, schedules, signals, timers, workflows
 from timer_service.cli.output import format_distance, format_duration, format_time, one_line, print_table, style
-from timer_service.cli.resources import Rows, event_line, print_events, rejection_text
+from timer_service.cli.resources import Rows, event_line, print_counts, print_events, rejection_text
 from timer_service.client import (
     CommandError,
+    Counts,
     DeadLetter,
     Outcome,
     Run,
@@ -126,11 +128,21 @@ WORKFLOW: Document = {
     "messages": 2,
     "code": "STEP_FAILED",
     "step": EVIL,
+    "dueAt": AT,
     "endedAt": AT,
+}
+HELD = {
+    **WORKFLOW,
+    "workflowId": "w3",
+    "status": "running",
+    "workerId": "worker-1",
+    "endedAt": None,
+    "code": None,
+    "step": None,
 }
 OPEN = {**WORKFLOW, "workflowId": "w2", "status": "waiting", "blockedBy": EVIL, "endedAt": None, "messages": 1}
 EFFECTS: list[Document] = [
-    {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL},
+    {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL, "dueAt": AT},
     {"key": "b", "kind": "step", "status": "open", "failures": 2, "dueAt": AT, "error": {"type": "E", "message": EVIL}},
 ]
 WORKER: Document = {"workerId": "1", "name": EVIL, "queue": EVIL, "types": [EVIL, "b"], "slots": 5, "online": True}
@@ -176,6 +188,7 @@ def schedule_states() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     "timers list": rows(timers.LIST, TIMER, FAILED),
+    "timers count": lambda: print_counts(Counts.read({"counts": {"Failed": 7}, "overdue": 3, "exact": False})),
     "timers get": lambda: timers.print_timer(Timer.read(FAILED)),
     "signals list": rows(signals.LIST, SIGNAL, NOON, BROKEN),
     "signals get": lambda: signals.print_signal(Signal.read(NOON)),
@@ -191,6 +204,7 @@ CASES: dict[str, Callable[[], None]] = {
     ),
     "workflows list": rows(workflows.LIST, WORKFLOW, OPEN),
     "workflows get": lambda: workflows.print_workflow(detail(WORKFLOW, failure=WorkflowError(type="E", message=EVIL))),
+    "workflows get, running": lambda: workflows.print_workflow(detail(HELD)),
     "workflows get, open": lambda: workflows.print_workflow(detail(OPEN, input=EVIL, result=None)),
     "workflows workers": rows(workflows.WORKERS, {**WORKER, "firstSeenAt": THEN, "seenAt": THEN}),
     "dead-letters list": rows(dead_letters.LETTERS, LETTER),
@@ -243,6 +257,24 @@ def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr() == printed
 
 
+async def test_retries_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    """If one of several events is not there, the exit code is 1."""
+    outcomes = [Outcome(command_id="1", name="retried"), Outcome(command_id="2", name="not_found")]
+    client: Any = SimpleNamespace(events=SimpleNamespace(retry=AsyncMock(side_effect=outcomes)))
+    with pytest.raises(typer.Exit) as ended:
+        await events.retry(client, "acme", ["a", "b"])
+    assert (ended.value.exit_code, capsys.readouterr()) == (1, ("retried: acme/a\n", "not_found: acme/b\n"))
+
+
+async def test_interrupted_resubmit(capsys: pytest.CaptureFixture[str]) -> None:
+    """If the user stops the command, it prints what it has sent."""
+    get = AsyncMock(side_effect=[None, asyncio.CancelledError])
+    client: Any = SimpleNamespace(dead_letters=SimpleNamespace(get=get))
+    with pytest.raises(asyncio.CancelledError):
+        await dead_letters.resubmit(client, "acme", [7, 8], as_json=True)
+    assert [each["sequence"] for each in json.loads(capsys.readouterr().out)] == [7]
+
+
 async def test_strange_events(capsys: pytest.CaptureFixture[str]) -> None:
     """A message that is no event, as anyone can publish without accounts, is named on stderr, and shown with --json."""
     strange = {"type": "X", "timestampMs": 10**30, "payload": {"a": EVIL}}
@@ -256,16 +288,18 @@ async def test_strange_events(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == strange
 
 
-async def test_end_of_a_workflow(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["started", "unchanged"])
+async def test_end_of_a_workflow(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The error that `start --wait` prints, which the code of a tenant raised, does not act on the terminal."""
-    started = Outcome(command_id="1", name="started", workflow=Workflow.read(OPEN))
+    started = Outcome(command_id="1", name=name, workflow=Workflow.read(OPEN))
     ended = WorkflowEndedError(Workflow.read(WORKFLOW), WorkflowError(type="E", message="\x1b[2J\n"))
     calls = SimpleNamespace(start=AsyncMock(return_value=started), result=AsyncMock(side_effect=ended))
     client: Any = SimpleNamespace(workflows=calls)
-    with pytest.raises(typer.Exit):
+    with pytest.raises(typer.Exit) as exited:
         await workflows.start(client, wait=True, tenant="acme", workflow="order\u202e")
+    assert exited.value.exit_code == 1
     waiting, failed = capsys.readouterr().err.splitlines()
-    assert waiting == r"started: acme/order\u202e. Waiting for its end."
+    assert waiting == rf"{name}: acme/order\u202e. Waiting for its end."
     assert failed.endswith(r": E: \x1b[2J\n")
 
 

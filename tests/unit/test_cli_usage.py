@@ -1,7 +1,8 @@
 """Wrong usage of the command line: exit code 2 and a message that names the option or argument. No broker is needed."""
 
 import re
-from datetime import timedelta
+import sys
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner, Result
 from tests.harness.cases import case
 from timer_service import __version__
 from timer_service.cli import COMMANDS, GROUPS, create_app
-from timer_service.cli.parameters import read_duration
+from timer_service.cli.parameters import read_duration, read_instant
 
 NAMES = [*COMMANDS, *GROUPS]
 
@@ -31,6 +32,8 @@ USAGE = {
     "runs start acme a job.json": "'job.json' has the unknown field 'job'; the fields are: jobs and groups",
     "runs start acme a jobs.json": "'jobs.json' must have a list 'jobs'",
     "runs resolve acme a tests groups.json": "The jobs of a group have no groups of their own",
+    "runs start acme a empty.json": "'empty.json' must have a list 'jobs'",
+    "runs start acme a -": "Invalid value for 'FILE': must be JSON",
     "runs start acme a deep.json": "must be JSON with less nesting",
     "runs report acme push-1 lint success --outputs [1]": "Invalid value for '--outputs': must be a JSON object",
     "schedules preview acme": "Give either --cron or --every",
@@ -46,6 +49,8 @@ USAGE = {
     "signals create acme help": "Give either --on (with --item) or --at",
     "signals create acme help --on blocked": "--on needs --item",
     "worker acme orders": "Invalid value for 'MODULE:WORKFLOW...': 'orders' must be module:workflow",
+    "worker acme nothing:order": "'nothing:order': there is no module 'nothing' in ",
+    "worker acme json:dumps": "'json:dumps': dumps is not a function with the decorator @workflow",
     "workflows start acme order-1 order --in 5s --at 2100-01-01T00:00:00Z": "Give either --in or --at",
     "timers schedule acme call-1 --in 5s --at 2100-01-01T00:00:00Z": "Give either --at or --in",
     "timers schedule acme call-1 --in 10000000d": "'10000000d' is too long: give at most 366 days",
@@ -53,16 +58,24 @@ USAGE = {
     "timers cancel acme call-1 --prefix call": "Give either CALL or --prefix",
     "timers schedule acme call-1 --in 5s --data {": "Invalid value for '--data': must be JSON",
     "timers list acme --due-after 2100-01-01T00:00:00": "Invalid value for '--due-after'",
+    "timers watch a.b": "'a.b' must be 1 to 64 letters",
     "timers list acme --limit many": "Invalid value for '--limit': must be a valid integer",
     "timers cancel acme ": "Invalid value for 'CALL': '' must be 1 to 200 characters",
     "timers list acme --server http://host": "Invalid value for '--server': must be nats://host:port",
 }
-FILES = {"job": '{"job": []}', "jobs": '{"jobs": null}', "groups": '{"jobs": [], "groups": []}', "deep": "[" * 100_000}
+FILES = {
+    "empty": "{}",
+    "job": '{"job": []}',
+    "jobs": '{"jobs": null}',
+    "groups": '{"jobs": [], "groups": []}',
+    "deep": "[" * 100_000,
+}
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # `worker` adds its folder
     for name in ("TIMER_BROKER_URL", "TIMER_DB_PATH", "TIMER_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -120,11 +133,17 @@ def test_migrate_reads_only(command: str, code: int, empty_folder: Path) -> None
         ("1h30m", timedelta(minutes=90)),
         ("PT1H30M", timedelta(minutes=90)),
         ("1.5h", timedelta(minutes=90)),
+        ("366d", timedelta(days=366)),
     ],
 )
 def test_durations(text: str, duration: timedelta) -> None:
     """A duration has the units from milliseconds to weeks, or is ISO 8601."""
     assert read_duration(text) == duration
+
+
+def test_instant_in_the_far_future() -> None:
+    """An instant keeps its milliseconds."""
+    assert read_instant("9999-12-31T23:59:59.999Z") == datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 
 
 def test_every_command_is_documented() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.clock import NOW, MachineClocks
-from timer_service.clock import SystemClock
+from timer_service.clock import SteadyTime, SystemClock
 
 HOUR = 3600
 JUMPS = [HOUR, -HOUR, 0.2, -0.2]
@@ -53,6 +53,27 @@ def test_jump_is_followed_after_a_second(jump: float, caplog: pytest.LogCaptureF
     assert after == [NOW + 1000 + round(jump * 1000)] * 2
     assert clock.now() == after[0] + 1000
     assert jumps_logged(caplog) == [jump]
+
+
+def test_two_different_wrong_readings() -> None:
+    """A reading of another jump does not confirm the first one, also a second later."""
+    machine = MachineClocks()
+    clock = clock_of(machine)
+    machine.jump(HOUR)
+    clock.now()
+    machine.advance(1)
+    machine.jump(HOUR)
+    assert clock.now() == NOW + 1000
+
+
+def test_clocks_that_drift_apart() -> None:
+    """A deviation that the drift since the last reading explains is accepted at once."""
+    time = SteadyTime()
+    time.observe(0, 0)
+    time.observe(150_000, 10**9, slack=50_000)
+    assert (time.jumping, time.offset) == (False, 150_000)
+    time.observe(0, 2 * 10**9, slack=49_999)
+    assert (time.jumping, time.offset) == (True, 150_000)
 
 
 def test_small_correction() -> None:

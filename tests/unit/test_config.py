@@ -1,6 +1,7 @@
 import os
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,28 @@ def test_empty_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_config().batch_size == 1000
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("BROKER_URL", "nats://a , tls://b:1", "nats://a,tls://b:1"),
+        ("DATABASE_URL", "postgres://kim@host/timers?sslmode=require", None),
+        ("SHUTDOWN_TIMEOUT", "86400000", timedelta(days=1)),
+        ("ROLE", "Worker", "worker"),
+        ("COMMANDS_FROM", "NOW", "now"),
+        ("LOG_LEVEL", "DEBUG", "debug"),
+        ("LOG_FORMAT", "JSON", "json"),
+    ],
+)
+def test_forms_of_a_value(name: str, text: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words may be in upper case, URLs separated by spaces too, and a URL of PostgreSQL has either of two schemes."""
+    monkeypatch.setenv(f"TIMER_{name}", text)
+    config = load_config()
+    assert (config.postgres_url if name == "DATABASE_URL" else getattr(config, name.lower())) == (value or text)
+
+
 WRONG = {
     "BROKER_URL": ("nats://", "amqp://localhost", "localhost:4222", "nats://a,", "nats://a:99999", "nats://:4222"),
+    "DATABASE_URL": ("percent-encoded", "mysql://h/d", "postgresql://h:0/d", "postgresql://h:99999/d"),
     "POLLING_INTERVAL": ("whole number of milliseconds", "5s", "0.5", "9" * 30),
     "SHUTDOWN_TIMEOUT": ("at least 1 and at most 86400000, such as 20000", "-1", "0", "86400001"),
     "VISIBILITY_TIMEOUT": ("at least 10000 and at most 86400000, such as 30000", "9999"),
@@ -82,11 +103,13 @@ def test_a_line_per_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_secret_from_a_file(folder: Path) -> None:
     """A secret is read from a file without its final line break, and printing a config does not show it."""
-    (folder / "secret").write_text("s3cret\n")
+    (folder / "secret").write_text("s3cret".ljust(1024 * 1024, "\n"))  # the largest file that is read
     config = load_config(nats_token_file=folder / "secret")
     assert config.nats_token_file is not None
     assert config.nats_token_file.get_secret_value() == "s3cret"
     assert "s3cret" not in f"{config!r} {config}"
+    (folder / "url").write_text("postgresql://kim@host/timers")
+    assert load_config(database_url_file=folder / "url").postgres_url == "postgresql://kim@host/timers"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +136,15 @@ def test_wrong_login(settings: dict[str, str], message: str, folder: Path, monke
     for name, value in settings.items():
         monkeypatch.setenv(f"TIMER_NATS_{name}", value)
     assert start_error().startswith(f"TIMER_NATS{message}")
+
+
+def test_two_sources_of_a_secret(folder: Path) -> None:
+    """A login beside one in the URL of the broker, and two URLs of the database, are rejected."""
+    error = start_error(broker_url="nats://a,nats://kim:s3cret@b", nats_token="t")
+    assert error == "TIMER_NATS_TOKEN and the user in TIMER_BROKER_URL are different logins: set only one of them"
+    (folder / "url").write_text("postgresql://kim@host/timers")
+    error = start_error(database_url="postgresql://kim@host/timers", database_url_file=folder / "url")
+    assert error == "TIMER_DATABASE_URL and TIMER_DATABASE_URL_FILE are both set: set only one of them"
 
 
 def wrong_files(folder: Path, most_mib: int) -> Iterator[tuple[Path, str]]:

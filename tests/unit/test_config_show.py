@@ -33,18 +33,21 @@ def test_the_defaults_are_those_of_the_example() -> None:
 
 def test_the_source_of_each_setting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment wins over .env. An empty variable counts as not set."""
-    (folder / ".env").write_text("TIMER_BATCH_SIZE=5\nTIMER_MAX_ATTEMPTS=6\nTIMER_ROLE=\n")
+    (folder / ".env").write_text("TIMER_BATCH_SIZE=5\nTIMER_MAX_ATTEMPTS=6\nTIMER_RETENTION_DAYS=0.5\nTIMER_ROLE=\n")
     monkeypatch.setenv("TIMER_MAX_ATTEMPTS", "7")
     monkeypatch.setenv("TIMER_HTTP_HOST", "")
     found = {each["name"]: (each["value"], each["source"]) for each in json.loads(show("--json"))}
     expected = {
         "TIMER_BATCH_SIZE": ("5", ".env"),
         "TIMER_MAX_ATTEMPTS": ("7", "environment"),
+        "TIMER_RETENTION_DAYS": ("0.5", ".env"),
         "TIMER_ROLE": ("all", "default"),
         "TIMER_HTTP_HOST": ("127.0.0.1", "default"),
         "TIMER_DATABASE_URL": (None, "default"),
     }
     assert {name: found[name] for name in expected} == expected
+    monkeypatch.setenv("TIMER_BATCHSIZE", "5")
+    assert "warning: unknown setting TIMER_BATCHSIZE; did you mean TIMER_BATCH_SIZE?" in show()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,7 @@ def test_the_source_of_each_setting(folder: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("BROKER_URL", "nats://kim:p@ss@a:4222,tls://t0ken@b:4222", "nats://********@a:4222,tls://********@b:4222"),
         ("NATS_TOKEN", "t0ken", "********"),
+        ("DATABASE_URL", "postgresql://kim:hunter2@h/db", "postgresql://kim:********@h/db"),
         ("NATS_TOKEN_FILE", "secret", "secret"),
         (
             "DATABASE_URL",

@@ -1,7 +1,9 @@
 """The checks of doctor, on answers as the servers send them."""
 
 import asyncio
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from timer_service.adapters.nats.subjects import covers
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.cli.doctor import check_all, check_clock, check_page, postgres, print_findings
 from timer_service.cli.doctor.broker import (
+    check_broker,
     check_consumer,
     check_exposure,
     check_permissions,
     check_rights,
     check_server,
 )
-from timer_service.cli.doctor.database import check_schema, check_version
+from timer_service.cli.doctor.database import check_schema, check_sqlite, check_version
 from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.cli.healthcheck import read_readiness
@@ -80,6 +83,7 @@ def test_healthy_stream() -> None:
     """A stream with the settings of the service is ok."""
     (finding,) = stream({})
     assert (finding.status, finding.message) == (OK, "3 messages, 900 bytes, max_age 7 d, max_bytes 100000")
+    assert [each.status for each in stream({"max_age": 0})] == [OK]  # messages are never deleted
     (letters,) = stream({"duplicate_window": 1}, kind=Kind.DEAD_LETTER, shared=True)
     assert letters.status is OK  # a dead letter that is stored twice costs nothing
 
@@ -164,17 +168,17 @@ def test_covers(pattern: str, subject: str, *, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "status"), [((1.05, 0), OK), ((1.2, 0), WARN), ((-5, 0), WARN), ((9, 9.5), OK), ((9, 7.8), WARN)]
+    ("seconds", "status"), [((1.09, 0), OK), ((1.2, 0), WARN), ((-5, 0), WARN), ((9, 9.5), OK), ((9, 7.8), WARN)]
 )
 def test_clock_skew(seconds: tuple[float, float], status: Status) -> None:
     """The clocks of broker and database may differ by a second more than the uncertainty, in either direction."""
-    skews = [Skew(timedelta(seconds=each), timedelta(seconds=0.05)) for each in seconds]
-    (finding,) = check_clock(skews, on_sqlite=False)
+    finding = check_clock(
+        *(Skew(f"clock {each}", timedelta(seconds=each), timedelta(seconds=0.05)) for each in seconds)
+    )
     ahead = seconds[0] - seconds[1]
-    assert (finding.status, f"{abs(ahead):.3f} s" in finding.message) == (status, True)
-    assert ("ahead of" if ahead > 0 else "behind") in finding.message
-    assert [*check_clock(skews[:1], on_sqlite=False), *check_clock([], on_sqlite=True)] == []
-    assert "this clock" in next(check_clock(skews[:1], on_sqlite=True)).message
+    relation = "ahead of" if ahead > 0 else "behind"
+    text = f"clock {seconds[1]} is {abs(ahead):.3f} s {relation} clock {seconds[0]}"
+    assert (finding.status, finding.message[: len(text)]) == (status, text)
 
 
 def test_versions() -> None:
@@ -267,6 +271,50 @@ async def test_no_nonsense_is_read(tmp_path: Path) -> None:
         found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"), None)
     assert "sent an answer that doctor cannot read (KeyError)" in [each.message for each in found]
     assert "database" in [each.check for each in found]
+
+
+@pytest.mark.parametrize(
+    ("settings", "verb", "denied", "status"),
+    [
+        ({}, "publish", "timer.wake.>", OK),
+        ({"database_url": "postgresql://h/d"}, "publish", "timer.wake.>", FAIL),
+        ({}, "subscribe", "_INBOX_TIMER_SERVICE.>", FAIL),
+    ],
+)
+async def test_needed_permissions(settings: Mapping[str, str], verb: str, denied: str, status: Status) -> None:
+    """On PostgreSQL, the service must be allowed to publish hints to other instances. It always needs its inbox."""
+    rules = {verb: {"deny": [denied]}}
+    async with scripted_peer() as peer:
+        peer.answer = lambda subject, _body: {"data": {"permissions": rules}} if "USER" in subject else {"error": {}}
+        found = await check_broker(Config.model_validate({"broker_url": peer.url, **settings}))
+    (permissions,) = (each for each in found if isinstance(each, Finding) and each.check == "permissions")
+    assert permissions.status is status
+
+
+@pytest.mark.parametrize(("automatic", "status"), [(True, WARN), (False, FAIL)])
+def test_database_file_without_migrations(tmp_path: Path, *, automatic: bool, status: Status) -> None:
+    """If the service does not apply migrations, those that a file lacks are a failure."""
+    with closing(sqlite3.connect(tmp_path / "timers.db")) as connection:
+        connection.execute("CREATE TABLE other (a)")
+    found = [*check_sqlite(Config(db_path=tmp_path / "timers.db", auto_migrate=automatic))]
+    (schema,) = (each for each in found if isinstance(each, Finding) and each.check == "schema")
+    assert schema.status is status
+
+
+async def test_clock_of_the_broker(tmp_path: Path) -> None:
+    """The clock of the broker is that of its answer."""
+    behind = {"error": {"code": 503, "description": "no JetStream"}, "ts": "2020-01-01T00:00:00.123456789Z"}
+    async with scripted_peer() as peer:
+        peer.answer = lambda subject, _body: behind if ".STREAM." in subject else {"error": {}}
+        found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"), None)
+    (clock,) = (each for each in found if each.check == "clock")
+    assert (clock.status, clock.message[:14], clock.message[-29:]) == (
+        WARN,
+        "this clock is ",
+        "s ahead of the broker's clock",
+    )
+    stream = next(each for each in found if each.check == "stream TIMER_EVT")
+    assert (stream.status, stream.message) == (FAIL, "no JetStream")
 
 
 def test_rights_on_postgres() -> None:

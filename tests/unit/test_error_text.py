@@ -92,6 +92,7 @@ def test_log(log_format: str, capsys: pytest.CaptureFixture[str], monkeypatch: p
     for each in ("it failed", "ValidationError", "RuntimeError: a bug", "raise_and_log", __file__):
         assert each in shown
     assert SECRET not in shown
+    assert ("\nRuntimeError: a bug" in shown) is (log_format == "console"), "on a terminal, a traceback has lines"
 
 
 def raise_and_log(body: str) -> None:
@@ -102,6 +103,27 @@ def raise_and_log(body: str) -> None:
             raise RuntimeError("a bug") from error
     except RuntimeError:
         logging.getLogger("test").exception("it failed")
+
+
+def caught(error: Exception, *, cause: Exception | None = None, context: Exception | None = None) -> Exception:
+    """Return an error as it is after it was raised from a cause, or while another error was handled."""
+    error.__cause__, error.__context__, error.__suppress_context__ = cause, context, cause is not None
+    return error
+
+
+def test_causes() -> None:
+    """A trace has the causes of an error, those of the errors of a group too: each once, and at most ten errors."""
+    group = ExceptionGroup("two", [caught(TypeError("one"), cause=OSError("deep")), TimeoutError("other")])
+    trace = error_trace(caught(RuntimeError("last"), context=group))
+    assert all(text in trace for text in ("last", "one", "deep", "other"))
+    trace = error_trace(caught(RuntimeError("last"), cause=TypeError("shown"), context=OSError("hidden")))
+    assert ("shown" in trace, "hidden" in trace) == (True, False)
+    chain: Exception = TypeError("number 0")
+    for number in range(1, 12):
+        chain = caught(TypeError(f"number {number}"), cause=chain)
+    assert re.findall(r"number (\d+)", error_trace(chain)) == [str(number) for number in range(11, 1, -1)]
+    circle = TypeError("itself")
+    assert error_trace(caught(circle, cause=circle)).count("itself") == 1
 
 
 def test_no_error_is_shown_as_it_is() -> None:

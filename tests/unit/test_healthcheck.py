@@ -45,5 +45,5 @@ def test_no_service() -> None:
     """If no service answers, the exit code is 1, and the line names the address that was asked."""
     with socket.create_server((HOST, 0)) as closed:
         port = closed.getsockname()[1]
-    done = healthcheck(port, "0.0.0.0")
+    done = healthcheck(port)
     assert (done.exit_code, done.stderr) == (1, f"not ready: no service answers at http://{HOST}:{port}/readyz\n")

@@ -1,4 +1,5 @@
 import platform
+import time
 from importlib.metadata import version
 from typing import Any
 
@@ -45,6 +46,8 @@ MEASURED: list[tuple[str, tuple[Any, ...], str, dict[str, str], float]] = [
     ("clock_measured", (-0.5,), "timer_clock_offset_seconds", {}, -0.5),
     ("fired_late", ("t", 0.75, 4), "timer_fire_lag_seconds_sum", {"table": "t"}, 3),
     ("fired_late", ("t", 0.75, 4), "timer_fire_lag_seconds_bucket", {"table": "t", "le": "1.0"}, 4),
+    ("fired_late", ("t", 1, 4), "timer_fire_lag_seconds_bucket", {"table": "t", "le": "1.0"}, 4),
+    ("fired_late", ("t", 1.01, 4), "timer_fire_lag_seconds_bucket", {"table": "t", "le": "1.0"}, 0),
     ("ticked", ("outbox", 0.5), "timer_polling_duration_seconds_sum", {"loop": "outbox"}, 0.5),
     ("event_limits_reached", (2,), "timer_event_limits_reached", {}, 2),
 ]
@@ -59,6 +62,17 @@ def test_measurements(
     core: MetricsPort = Metrics(registry)
     getattr(core, method)(*arguments)
     assert registry.get_sample_value(name, labels) == value
+
+
+def test_queues_and_last_pass(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """What waits is counted by its changes. The instant of the last pass shows whether a loop goes on."""
+    for change in (3, -1):
+        metrics.queries_waiting(change)
+        metrics.requests_waiting(change)
+    assert [registry.get_sample_value(f"timer_{name}_waiting") for name in ("queries", "requests")] == [2, 2]
+    metrics.ticked("outbox", 0.5)
+    found = registry.get_sample_value("timer_loop_last_tick_timestamp_seconds", {"loop": "outbox"})
+    assert found == pytest.approx(time.time(), abs=60)
 
 
 def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
@@ -81,7 +95,7 @@ def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegis
         *(("timer_requests_total", {"request": "poll-tasks", "outcome": code}) for code in ("BUSY", "INTERNAL")),
         ("timer_buried_total", {"table": "outbox"}),
         *(("timer_schedules_processed_total", {"table": "outbox", "outcome": o}) for o in ("retried", "buried")),
-        ("timer_schedules_processed_total", {"table": "schedules", "outcome": "failed"}),
+        *(("timer_schedules_processed_total", {"table": "schedules", "outcome": o}) for o in ("failed", "left")),
         ("timer_lease_lost_total", {}),
     ]
     assert [(*each, registry.get_sample_value(*each)) for each in series] == [(*each, 0) for each in series]

@@ -67,6 +67,28 @@ async def test_no_watchdog_while_a_loop_hangs(systemd: Systemd) -> None:
         assert await systemd.next() == "WATCHDOG=1"
 
 
+async def test_three_messages_in_the_time_of_the_watchdog(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WATCHDOG is sent three times in the time after which systemd ends the process. A pid need not be named."""
+    pauses, sleep = [], asyncio.sleep
+
+    async def record(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("timer_service.supervisor.asyncio.sleep", record)
+    async with reporting(State(), **systemd.environ, WATCHDOG_USEC="30000"):
+        assert [await systemd.next() for _ in range(3)] == ["READY=1", "WATCHDOG=1", "WATCHDOG=1"]
+    assert {round(each, 6) for each in pauses} == {0.01}
+
+
+def test_systemd_that_reads_nothing(systemd: Systemd) -> None:
+    """If systemd does not read the messages, more are dropped. The service does not wait."""
+    supervisor = Supervisor(systemd.environ)
+    for _ in range(10_000):
+        supervisor.stopping()
+    assert set(systemd.waiting()) == {"STOPPING=1"}
+
+
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "30000", "WATCHDOG_PID": "1"}], ids=["none", "of another"])
 async def test_without_a_watchdog(systemd: Systemd, watchdog: dict[str, str]) -> None:
     """Without a watchdog for this process, only READY is sent, and the report ends."""

@@ -14,16 +14,8 @@ from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.values.codec import plain_words
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
-COMMANDS = {
-    "serve": "serve",
-    "dev": "dev",
-    "worker": "worker",
-    "doctor": "doctor",
-    "healthcheck": "healthcheck",
-    "backup": "backup",
-    "restore": "backup",
-}
-"""The module of each command that is not in a group."""
+COMMANDS = ("serve", "dev", "worker", "doctor", "healthcheck", "backup", "restore")
+"""The commands that are not in a group."""
 GROUPS = (
     "config",
     "migrate",
@@ -81,7 +73,7 @@ def create_app(names: Iterable[str]) -> typer.Typer:
     )
     app.callback()(_root)
     for name in names:
-        module = import_module(f"timer_service.cli.{COMMANDS.get(name, name.replace('-', '_'))}")
+        module = import_module(f"timer_service.cli.{'backup' if name == 'restore' else name.replace('-', '_')}")
         if name in GROUPS:
             app.add_typer(module.app, name=name)
         else:

@@ -35,8 +35,11 @@ def settings_of(config: Config) -> list[Setting]:
     environment, file = EnvSettingsSource(Config)(), DotEnvSettingsSource(Config)()
     settings = []
     for field in Config.model_fields:
-        source = "environment" if field in environment else ".env" if field in file else "default"
-        written = environment.get(field, file.get(field))
+        source, written = "default", None
+        if field in environment:
+            source, written = "environment", environment[field]
+        elif field in file:
+            source, written = ".env", file[field]
         settings.append(Setting(f"TIMER_{field.upper()}", _text(field, getattr(config, field), written), source))
     return settings
 
@@ -60,7 +63,10 @@ def show(as_json: AsJson = False) -> None:
 
 
 def _text(field: str, value: Any, written: str | None) -> str | None:
-    """Return the value of a field. Of a file that was read, it is the path that was `written`."""
+    """Return the text of a value, with secrets masked; None if it is not set. `written`: the text that the user set.
+
+    Of a file that was read, this is its path.
+    """
     if value is None:
         return None
     if field.endswith("_file"):
@@ -94,7 +100,8 @@ def _mask_database(url: str) -> str:
     parts = urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")
     user, colon, _ = login.partition(":")
-    netloc = f"{user}{colon and f':{MASK}'}{at}{host}"
+    netloc = f"{user}{colon}{MASK if colon else ''}{at}{host}"
+    # sslpassword is a parameter, too.
     pairs = [(name, MASK if "password" in name.lower() else value) for name, value in parse_qsl(parts.query)]
     query = urlencode(pairs, safe="*,:/@", quote_via=quote)
-    return f"{parts.scheme}://{netloc}{parts.path}{query and f'?{query}'}"
+    return f"{parts.scheme}://{netloc}{parts.path}" + (f"?{query}" if query else "")

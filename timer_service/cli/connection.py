@@ -28,7 +28,6 @@ Server = Annotated[
 
 _REMEDY = "Check that it runs and accepts this login, or name another one with --server or TIMER_BROKER_URL."
 
-
 Command = Callable[..., Awaitable[None]]
 
 
@@ -67,25 +66,26 @@ def broker_command(
     """Return a decorator that adds a function as a command, with the parameters that follow its client."""
 
     def register(function: Command) -> Command:
-        _, *given = inspect.signature(function, eval_str=True).parameters.values()
-        parameters = {each.name: (each.annotation, each.default) for each in given}
+        _, *others = inspect.signature(function, eval_str=True).parameters.values()
+        parameters = {each.name: (each.annotation, each.default) for each in others}
         add_command(app, name or function.__name__, function.__doc__, function, parameters, check=check)
         return function
 
     return register
 
 
-def _parameter(name: str, wanted: Any) -> inspect.Parameter:
-    annotation, default = wanted if isinstance(wanted, tuple) else (wanted, _default_of(wanted))
+def _parameter(name: str, declared: Any) -> inspect.Parameter:
+    """Return a parameter of a command. `declared`: its type, or its type and its default."""
+    annotation, default = declared if isinstance(declared, tuple) else (declared, _default_of(declared))
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _default_of(annotation: Any) -> Any:
     """Return False for a flag and None for a type that allows it. Other parameters have no default."""
-    (wanted, *_) = get_args(annotation)
-    if wanted is bool:
+    (value_type, *_) = get_args(annotation)
+    if value_type is bool:
         return False
-    return None if type(None) in get_args(wanted) else inspect.Parameter.empty
+    return None if type(None) in get_args(value_type) else inspect.Parameter.empty
 
 
 def client_config(server: str | None) -> Config:
@@ -120,6 +120,7 @@ async def open_client(config: Config) -> AsyncIterator[TimerClient]:
 
 
 def _config_for(server: str) -> Config:
+    """Return the settings with the broker of --server. If only this URL is wrong, the error names the option."""
     try:
         return load_config(broker_url=server)
     except StartError as error:
@@ -130,6 +131,7 @@ def _config_for(server: str) -> Config:
 
 
 async def _call(function: Command, config: Config, values: Mapping[str, Any]) -> None:
+    """Call a command with a connected client. Its errors name the wrong usage, or the broker that does not answer."""
     async with open_client(config) as client:
         try:
             await function(client, **values)

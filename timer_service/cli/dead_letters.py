@@ -44,10 +44,10 @@ Before = Annotated[
 
 
 async def _page(client: TimerClient, tenant: str, size: int, cursor: int | str | None) -> Page:
+    """Return `size` dead letters before a cursor. One more than these is read, which shows whether there are more."""
     before = None if cursor is None else int(cursor)
     letters = await client.dead_letters.list(tenant, limit=size + 1, before=before)
     shown = letters[:size]
-    # One more than wanted shows whether there are more.
     return [each.document() for each in shown], str(shown[-1].sequence) if len(letters) > size else None
 
 

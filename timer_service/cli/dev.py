@@ -50,6 +50,7 @@ async def _dev(data_dir: Path, *, demo: bool) -> None:
 
 
 async def _print_guide(config: Config, data_dir: Path, *, demo: bool) -> None:
+    """Print how to use the service from another terminal, after the demo if it is wanted."""
     if demo:
         await _show_a_timer(config)
     typer.echo(
@@ -69,6 +70,7 @@ def own_command(program: str) -> str:
 
 
 async def _show_a_timer(config: Config) -> None:
+    """Schedule a timer, and print its event."""
     async with open_client(config) as client:
         events = client.watch("demo")
         event = asyncio.ensure_future(anext(events))

@@ -91,8 +91,9 @@ def announce_dev_server(folder: Path, config: Config) -> Iterator[None]:
 
 def _is_ours(file: Path) -> bool:
     """Return whether only this user could write the file: commands send their login to the broker that it names."""
-    facts = file.stat()
-    return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    status = file.stat()
+    others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not others_may_write
 
 
 def _is_running(server: DevServer) -> bool:
@@ -102,7 +103,7 @@ def _is_running(server: DevServer) -> bool:
         return False
     if server.pid == os.getpid():  # in a container, a restarted `dev` often has the same pid as the killed one
         return False
-    with suppress(PermissionError):  # the process of another user
+    with suppress(PermissionError):  # the process of another user exists, too
         os.kill(server.pid, 0)
     with socket.create_connection((address.hostname, address.port or 0), _CONNECT_SECONDS):
         return True

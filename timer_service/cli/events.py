@@ -7,11 +7,7 @@ import typer
 
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output import format_time, one_line
-from timer_service.cli.parameters import (
-    AsJson,
-    Tenant,
-    read_identifier,
-)
+from timer_service.cli.parameters import AsJson, Tenant, read_identifier
 from timer_service.cli.resources import Resource, Rows
 from timer_service.client import BuriedEvent, TimerClient
 

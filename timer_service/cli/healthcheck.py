@@ -11,7 +11,6 @@ from timer_service.cli.output import one_line
 from timer_service.config import Config, load_config
 
 _TIMEOUT_SECONDS = 2
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
 
 
 def healthcheck() -> None:
@@ -31,7 +30,7 @@ def read_readiness(config: Config) -> Mapping[str, str] | None:
     It has `ok` or a reason for each flow and for the service itself.
     """
     try:
-        with closing(HTTPConnection(*_address(config), timeout=_TIMEOUT_SECONDS)) as connection:
+        with closing(HTTPConnection(config.http_host, config.http_port, timeout=_TIMEOUT_SECONDS)) as connection:
             connection.request("GET", "/readyz")
             page = json.loads(connection.getresponse().read())
     except (OSError, HTTPException, ValueError):
@@ -42,12 +41,7 @@ def read_readiness(config: Config) -> Mapping[str, str] | None:
 
 def no_answer_text(config: Config) -> str:
     """Return what is wrong if there is no page."""
-    host, port = _address(config)
-    return f"no service answers at http://{host}:{port}/readyz"
-
-
-def _address(config: Config) -> tuple[str, int]:
-    return _ANY_ADDRESS.get(config.http_host, config.http_host), config.http_port
+    return f"no service answers at http://{config.http_host}:{config.http_port}/readyz"
 
 
 def _reason(page: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import dropwhile
 from typing import Any
 
 import typer
@@ -33,12 +34,12 @@ def format_time(at: datetime, *, milliseconds: bool = False) -> str:
 
 def format_distance(at: datetime, now: datetime) -> str:
     """Return how far an instant is from now in its two largest units, rounded down, such as `in 2 h 59 min`."""
-    numbers = _split(abs(at - now))
-    largest = next((place for place, (number, _) in enumerate(numbers) if number), None)
-    if largest is None:
+    numbers = [*dropwhile(lambda each: each[0] == 0, _split(abs(at - now)))]
+    if not numbers:
         return "now"
-    shown = numbers[largest : largest + 2]
-    text = " ".join(f"{number} {unit}" for number, unit in shown if number and (unit != "ms" or len(shown) == 1))
+    # Milliseconds are shown only below a second.
+    shown = [(number, unit) for number, unit in numbers[:2] if number and (unit != "ms" or len(numbers) == 1)]
+    text = " ".join(f"{number} {unit}" for number, unit in shown)
     return f"in {text}" if at > now else f"{text} ago"
 
 
@@ -89,6 +90,7 @@ def fields_of(
 
 
 def _field_text(name: str, value: Any, now: datetime, time_text: Callable[[datetime], str]) -> str:
+    """Return a value as text: the user's JSON as JSON, a value with fields as their names and texts."""
     if name in _JSON_FIELDS:
         return json.dumps(value)
     match value:

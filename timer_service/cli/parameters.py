@@ -18,6 +18,7 @@ from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DURATION_FORMS = "500ms, 10s, 5m, 1h30m, 1d or 1w, or ISO 8601 such as PT1H30M"
 
 
@@ -43,22 +44,25 @@ def read_identifier(text: str) -> str:
 def read_instant(text: str) -> datetime:
     """Return an instant from ISO 8601 text with an offset."""
     try:
-        return datetime.fromtimestamp(parse_instant(text) / 1000, UTC)
+        return to_datetime(parse_instant(text))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} {error}.") from error
 
 
+def to_datetime(at: int) -> datetime:
+    """Return an instant as a datetime. `fromtimestamp` is not exact in the far future."""
+    return _EPOCH + timedelta(milliseconds=at)
+
+
 def read_duration(text: str) -> timedelta:
     """Return a duration of whole milliseconds and at most 366 days. An ISO 8601 duration is allowed, too."""
-    parts = _DURATION.findall(text)
-    is_short = "".join(number + unit for number, unit in parts) == text and len(dict(map(reversed, parts))) == len(
-        parts
-    )
+    numbers = {unit: number for number, unit in _DURATION.findall(text)}
+    is_short = text != "" and "".join(number + unit for unit, number in numbers.items()) == text  # no unit twice
     try:
-        if not parts or not is_short:
-            duration = timedelta(milliseconds=parse_duration(text))
+        if is_short:
+            duration = timedelta(**{_UNITS[unit]: float(number) for unit, number in numbers.items()})
         else:
-            duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
+            duration = timedelta(milliseconds=parse_duration(text))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} must be a duration, such as {DURATION_FORMS}.") from error
     except OverflowError:
@@ -72,7 +76,7 @@ def read_duration(text: str) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON value that was given. None would look like a missing option."""
+    """A JSON value that was given. Without this wrapper, `null` would look like a missing option."""
 
     value: Any
 
@@ -147,9 +151,9 @@ def json_option(text: str, *names: str) -> Any:
     return option("JSON", text, *names, parser=read_json)
 
 
-def number(text: str, *names: str, most: int | None = None) -> Any:
+def number(text: str, *names: str) -> Any:
     """Return the type of an option that is a number, at least 1."""
-    return Annotated[int | None, typer.Option(*names, min=1, max=most, metavar="N", help=text)]
+    return Annotated[int | None, typer.Option(*names, min=1, metavar="N", help=text)]
 
 
 def choice(values: type[StrEnum], text: str, *names: str) -> Any:

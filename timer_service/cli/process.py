@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _NEW_OBJECTS_PER_COLLECTION = 20_000
-"""With Python's default of 700, a batch of commands triggers several searches for cycles, and commands have none."""
 _SWITCH_SECONDS = 0.0001
 """How long the event loop goes on while a thread of the database waits to run Python.
 
@@ -52,10 +51,15 @@ async def serve_until_signalled(app: "App", shutdown_timeout: timedelta) -> None
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)  # a handler of the event loop would not run while the event loop hangs
-    gc.freeze()  # modules and models live as long as the process
-    gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
+    collect_rarely()
     sys.setswitchinterval(_SWITCH_SECONDS)
     await app.run(Supervisor(os.environ), on_draining=last_resort.start)
+
+
+def collect_rarely() -> None:
+    """Make Python search for cycles less often: commands and tasks have none. Modules live as long as the process."""
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
 
 
 class LastResort:
@@ -75,7 +79,7 @@ class LastResort:
 
 
 def _end_process() -> None:
-    # In a thread, because the part that hangs may hold the lock of the log.
+    """Log an error and exit. The log gets some time only, because the part that hangs may hold its lock."""
     line = threading.Thread(target=log.error, args=["the service does not end; ending its process"], daemon=True)
     line.start()
     line.join(_LOG_SECONDS)
@@ -83,6 +87,7 @@ def _end_process() -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes event loops of uvloop, or None for those of asyncio."""
     try:
         import uvloop  # noqa: PLC0415 - optional
     except ImportError:

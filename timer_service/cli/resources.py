@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from timer_service.cli.connection import add_command
-from timer_service.cli.output import one_line, print_table
+from timer_service.cli.output import format_time, one_line, print_table
 from timer_service.cli.parameters import All, AsJson, Cursor, Json, Limit, Tenant, TenantOrAll
 from timer_service.client import CommandError, Counts, Outcome, QueryError, TimerClient, WorkflowCounts
 from timer_service.client.answers import read_cursor, read_rows
@@ -27,7 +27,6 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a
 _PAGE_ROWS = 1000
 """The most that the service returns at once."""
 _PAGING = {"limit": (Limit, 50), "everything": All, "cursor": Cursor, "as_json": AsJson}
-
 
 Page = tuple[Sequence[Mapping[str, Any]], str | None]
 """Rows as the service sends them, and the cursor of the next page; None if there is none."""
@@ -49,13 +48,12 @@ class Rows(NamedTuple):
     """Returns at most so many rows of a tenant after a cursor, and the next cursor; without it, `query` is sent."""
 
     def print(self, documents: Sequence[Mapping[str, Any]], cursor: str | None, *, as_json: bool) -> None:
-        """Print rows as the service sent them. `cursor` is set if there are more."""
+        """Print rows, as JSON as the service sent them. `cursor` is set if there are more."""
         noun, now = self.noun or self.field, datetime.now(UTC)
-        rows = [] if as_json else [self.row(self.view.read(each), now) for each in documents]
         if as_json:
             typer.echo(json.dumps(documents))
-        elif rows:
-            print_table(self.head, rows, self.colours)
+        elif documents:
+            print_table(self.head, [self.row(self.view.read(each), now) for each in documents], self.colours)
         else:
             typer.echo(f"no {noun}", err=True)
         if cursor is not None:
@@ -100,8 +98,10 @@ class Resource(NamedTuple):
         def show(outcome: Outcome, subject: str) -> None:
             state = self.outcomes.state(outcome)
             sentence = explain(outcome) or explain_limit(outcome) or self.outcomes.explanations.get(outcome.name)
-            parts = [f"{outcome.name}: {subject}", state and f" ({state})", f": {sentence}" if sentence else ""]
-            typer.echo(one_line("".join(parts)), err=not has_effect(outcome))
+            line = (
+                f"{outcome.name}: {subject}" + (f" ({state})" if state else "") + (f": {sentence}" if sentence else "")
+            )
+            typer.echo(one_line(line), err=not has_effect(outcome))
 
         def has_effect(outcome: Outcome) -> bool:
             return outcome.name in self.outcomes.with_effect or outcome.name in also_effective
@@ -117,23 +117,30 @@ class Resource(NamedTuple):
         name: str = "get",
         call: Callable[..., Awaitable[Any]] | None = None,
     ) -> None:
-        """Add a command that prints what it got as in `command`. None means that it does not exist."""
+        """Add a command that gets a value as in `command`, and prints it with `show`. None: it does not exist."""
         self._add(name, text, call, lambda found, _: show(found), parameters)
 
     def list(self, rows: Rows, text: str, filters: Mapping[str, Any] = {}, *, name: str = "list") -> None:
         """Add a command that prints rows. `filters`: its parameters, by their names in the query."""
 
-        async def run(client: TimerClient, **values: Any) -> None:
-            wanted = {name: value for name, value in values.items() if value is not None}
-            most, as_json = wanted.pop("limit"), wanted.pop("as_json")
-            most = None if wanted.pop("everything") else most
-            tenant, cursor = wanted.pop("tenant"), wanted.pop("cursor", None)
-            read = rows.page or partial(_page, rows, {name: _wire(value) for name, value in wanted.items()})
+        async def run(
+            client: TimerClient,
+            *,
+            tenant: str,
+            limit: int,
+            everything: bool,
+            cursor: Any,
+            as_json: bool,
+            **wanted: Any,
+        ) -> None:
+            given = {name: _wire(value) for name, value in wanted.items() if value is not None}
+            read_page = rows.page or partial(_query_page, rows, given)
             found: list[Mapping[str, Any]] = []
             while True:
-                page, cursor = await read(client, tenant, _PAGE_ROWS if most is None else most - len(found), cursor)
+                size = _PAGE_ROWS if everything else min(_PAGE_ROWS, limit - len(found))
+                page, cursor = await read_page(client, tenant, size, cursor)
                 found += page
-                if cursor is None or len(found) == most:
+                if cursor is None or (len(found) == limit and not everything):
                     break
             rows.print(found, cursor, as_json=as_json)
 
@@ -163,11 +170,13 @@ class Resource(NamedTuple):
         is_success: Callable[[Any], bool] = lambda _: True,
         check: Callable[..., None] | None = None,
     ) -> None:
+        """Add a command that gets a value and prints it. It ends with 1 if there is none, or it is no success."""
+
         async def run(client: TimerClient, *, as_json: bool, **values: Any) -> None:
             given = _given(values)
-            method = getattr(self.calls(client), name) if call is None else call
-            found = await (method(**given) if call is None else method(client, **given))
-            subject = "/".join(map(str, [*given.values()][:2]))
+            method = getattr(self.calls(client), name) if call is None else partial(call, client)
+            found = await method(**given)
+            subject = "/".join(map(str, [*given.values()][:2]))  # the tenant, and what the command is about
             if found is None:
                 typer.echo(f"not found: {one_line(subject)}", err=True)
             elif as_json:
@@ -217,25 +226,27 @@ def rejection_text(error: CommandError | QueryError) -> str:
 def print_counts(counts: Counts | WorkflowCounts) -> None:
     """Print numbers with their names."""
     numbers = {**counts.by_state, "overdue": counts.overdue} if isinstance(counts, Counts) else counts.by_status
+    suffix = "" if counts.exact else " or more"
     for name, number in numbers.items():
-        typer.echo(f"{name:<10} {number:>9,}{'' if counts.exact else ' or more'}")
+        typer.echo(f"{name:<10} {number:>9,}{suffix}")
 
 
-async def _page(
+async def _query_page(
     rows: Rows, filters: Mapping[str, Any], client: TimerClient, tenant: str, size: int, cursor: str | None
 ) -> Page:
+    """Return a page of the answer to the query of `rows`."""
     after = {} if cursor is None else {"cursor": cursor}
-    page = await client.query(tenant, rows.query, {**filters, **after, "limit": min(_PAGE_ROWS, size)})
+    page = await client.query(tenant, rows.query, {**filters, **after, "limit": size})
     return read_rows(page, rows.field), read_cursor(page, cursor)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that were given, as the client takes them."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return {name: value.value if isinstance(value, Json) else value for name, value in given.items()}
+    return {
+        name: value.value if isinstance(value, Json) else value for name, value in values.items() if value is not None
+    }
 
 
 def _wire(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return value
+    """Return a filter as the query takes it: an instant as text."""
+    return format_time(value, milliseconds=True) if isinstance(value, datetime) else value

@@ -7,17 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from timer_service.cli import parameters
 from timer_service.cli.output import format_distance, format_time, one_line, print_table, style
-from timer_service.cli.parameters import argument, choice, identifier, read_graph_file, read_json_object
 from timer_service.cli.resources import Outcomes, Resource, Rows
 from timer_service.client import Outcome, Run, RunGraph, RunJob, RunStatus, TimerClient
 
 app = typer.Typer(help="Job graphs: start, report, look up, cancel.", no_args_is_help=True)
 
-NAME = identifier("RUN", "The runId.")
+NAME = parameters.identifier("RUN", "The runId.")
 OUTPUTS = Annotated[
     dict[str, Any] | None,
-    typer.Option(parser=read_json_object, metavar="JSON", help="A JSON object for the jobs that need this job."),
+    typer.Option(
+        parser=parameters.read_json_object, metavar="JSON", help="A JSON object for the jobs that need this job."
+    ),
 ]
 
 _JOBS = ("STEP", "JOB", "STATUS", "NEEDS")
@@ -36,6 +38,7 @@ _COLOURS = {
 
 
 def _rejection(run: Run) -> str:
+    """Return why a run was rejected, with the jobs of a cycle; empty if it was not."""
     return f"{run.code}: {' > '.join(run.path)}" if run.code else ""
 
 
@@ -89,13 +92,15 @@ def print_graph(graph: RunGraph) -> None:
 
 
 def _job_rows(jobs: Iterable[RunJob]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each job, step by step. Only the first row of a step has its number."""
     steps = _steps(jobs)
-    previous = None
+    previous_step = None
     for job in sorted(jobs, key=lambda job: (steps[job.name], job.name)):
         step = steps[job.name]
+        number = "" if step == previous_step else str(step)
         status = "ready" if job.status == "pending" and job.ready_at is not None else job.status
-        yield str(step) if step != previous else "", job.name, status, job.reason or ", ".join(map(_need, job.needs))
-        previous = step
+        yield number, job.name, status, job.reason or ", ".join(map(_need, job.needs))
+        previous_step = step
 
 
 def _steps(jobs: Iterable[RunJob]) -> Mapping[str, int]:
@@ -110,12 +115,13 @@ def _steps(jobs: Iterable[RunJob]) -> Mapping[str, int]:
 
 
 def _need(need: Mapping[str, str]) -> str:
+    """Return the upstream of a need, and whether its failure matters."""
     upstream = f"group {need['group']}" if "group" in need else need.get("job", "?")
     return f"{upstream} (even if it fails)" if need.get("ifFailed") == "run" else upstream
 
 
 def _file(text: str) -> Any:
-    return argument("FILE", text, dict[str, Any], parser=read_graph_file)
+    return parameters.argument("FILE", text, dict[str, Any], parser=parameters.read_graph_file)
 
 
 def _check_group(*, file: Mapping[str, Any], **_: object) -> None:
@@ -142,7 +148,7 @@ RUNS.command(
     "Name the jobs of a group.",
     {
         "run": NAME,
-        "group": identifier("GROUP", "The name of the group."),
+        "group": parameters.identifier("GROUP", "The name of the group."),
         "file": _file('JSON: {"jobs": […]}; - for stdin.'),
     },
     call=_resolve,
@@ -153,14 +159,14 @@ RUNS.command(
     "Report the status of a job.",
     {
         "run": NAME,
-        "job": identifier("JOB", "The name of the job."),
-        "status": argument("STATUS", "dispatched, running, success, failed, cancelled, skipped, …"),
+        "job": parameters.identifier("JOB", "The name of the job."),
+        "status": parameters.argument("STATUS", "dispatched, running, success, failed, cancelled, skipped, …"),
         "outputs": OUTPUTS,
     },
 )
 RUNS.command("cancel", "Cancel every job of a run that has not ended.", {"run": NAME})
 RUNS.get("Show the graph of a run, with the status of each job.", print_graph, {"run": NAME})
-RUNS.list(LIST, "List runs, newest first.", {"status": choice(RunStatus, "Only runs in this status.")})
+RUNS.list(LIST, "List runs, newest first.", {"status": parameters.choice(RunStatus, "Only runs in this status.")})
 RUNS.watch(
     "Print the events of runs that are published from now on: ready and skipped jobs, and ends of runs.",
     method="watch_all",

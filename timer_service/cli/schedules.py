@@ -8,40 +8,30 @@ from zoneinfo import ZoneInfo
 
 import typer
 
+from timer_service.cli import parameters
 from timer_service.cli.connection import add_command
 from timer_service.cli.output import format_distance, format_duration, format_time, print_value
-from timer_service.cli.parameters import (
-    DURATION_FORMS,
-    AsJson,
-    Tenant,
-    choice,
-    duration,
-    identifier,
-    identifier_option,
-    instant,
-    json_option,
-    number,
-    option,
-)
 from timer_service.cli.resources import Outcomes, Resource, Rows
 from timer_service.client import CatchUpPolicy, Outcome, Schedule, ScheduleStatus, TimerClient, WorkflowStart
 
 app = typer.Typer(help="Recurring timers: cron expressions and fixed intervals.", no_args_is_help=True)
 
-NAME = identifier("SCHEDULE", "The scheduleId.")
+NAME = parameters.identifier("SCHEDULE", "The scheduleId.")
 RECURRENCE = {
-    "cron": option("EXPR", "A cron expression in quotes: '0 9 * * MON-FRI'."),
-    "every": duration(f"The time between slots: {DURATION_FORMS}."),
-    "zone": option("ZONE", "The time zone of --cron, such as Europe/Berlin. Default: UTC."),
-    "start_at": instant("No slot is earlier: ISO 8601 with an offset."),
-    "end_at": instant("Every slot is earlier: ISO 8601 with an offset."),
+    "cron": parameters.option("EXPR", "A cron expression in quotes: '0 9 * * MON-FRI'."),
+    "every": parameters.duration(f"The time between slots: {parameters.DURATION_FORMS}."),
+    "zone": parameters.option("ZONE", "The time zone of --cron, such as Europe/Berlin. Default: UTC."),
+    "start_at": parameters.instant("No slot is earlier: ISO 8601 with an offset."),
+    "end_at": parameters.instant("Every slot is earlier: ISO 8601 with an offset."),
 }
 START = {
-    "workflow_type": option("TYPE", "Each slot starts a workflow of this type, and publishes no event.", "--start"),
-    "start_input": json_option("The input of the workflows.", "--input"),
-    "queue": option("QUEUE", "The queue of their workers. Default: default."),
-    "deadline_in": duration("A workflow fails if it is slower."),
-    "concurrency_key": identifier_option("KEY", "Skip a slot if an open workflow has this key."),
+    "workflow_type": parameters.option(
+        "TYPE", "Each slot starts a workflow of this type, and publishes no event.", "--start"
+    ),
+    "start_input": parameters.json_option("The input of the workflows.", "--input"),
+    "queue": parameters.option("QUEUE", "The queue of their workers. Default: default."),
+    "deadline_in": parameters.duration("A workflow fails if it is slower."),
+    "concurrency_key": parameters.identifier_option("KEY", "Skip a slot if an open workflow has this key."),
 }
 
 
@@ -87,9 +77,9 @@ def print_schedule(schedule: Schedule) -> None:
 
 def _row(schedule: Schedule, now: datetime) -> tuple[str, ...]:
     at = schedule.next_slot_at
-    slot = ("", "") if at is None else (format_time(at), format_distance(at, now))
+    next_slot = ("", "") if at is None else (format_time(at), format_distance(at, now))
     error = f" (error: {schedule.last_error})" if schedule.last_error else ""
-    return schedule.name, schedule.status, *slot, recurrence_text(schedule) + error
+    return schedule.name, schedule.status, *next_slot, recurrence_text(schedule) + error
 
 
 LIST = Rows(
@@ -130,6 +120,7 @@ _AFTER_PAUSE = {
 
 
 def _explain_put(outcome: Outcome) -> str | None:
+    """Return what to know about the schedule after a put. The outcome `ended` has its own explanation."""
     return None if outcome.schedule is None or outcome.name == "ended" else _AFTER_PUT.get(outcome.schedule.status)
 
 
@@ -149,12 +140,14 @@ def _check_put(**given: Any) -> None:
 
 
 async def _put(client: TimerClient, **given: Any) -> Outcome:
+    """Put a schedule. The parameters in START become one value, in which --input is called `data`."""
     of_start = {name.replace("start_input", "data"): given.pop(name) for name in START if name in given}
     start = WorkflowStart(**of_start) if of_start else None
     return await client.schedules.put(**given, start=start)
 
 
 async def _preview(client: TimerClient, *, as_json: bool, **given: Any) -> None:
+    """Print the slots that a recurrence would have."""
     slots = await client.schedules.preview(**given)
     if as_json:
         typer.echo(json.dumps([format_time(slot, milliseconds=True) for slot in slots]))
@@ -172,16 +165,16 @@ SCHEDULES.command(
     {
         "schedule": NAME,
         **RECURRENCE,
-        "max_count": number("End after N slots."),
-        "jitter": duration("Fire each slot up to so much later. Spreads many schedules."),
-        "catch_up": choice(
+        "max_count": parameters.number("End after N slots."),
+        "jitter": parameters.duration("Fire each slot up to so much later. Spreads many schedules."),
+        "catch_up": parameters.choice(
             CatchUpPolicy,
             "After an outage, of the slots that are later than --late-by: fire the newest if all are that late (last, "
             "the default), none (skip) or all.",
         ),
-        "late_by": duration("Slots that are at most so late fire. Default: 1m."),
-        "catch_up_limit": number("Fire at most the newest N late slots. Default: 100.", most=1000),
-        "data": json_option("JSON that the events return. Default: no data."),
+        "late_by": parameters.duration("Slots that are at most so late fire. Default: 1m."),
+        "catch_up_limit": parameters.number("Fire at most the newest N late slots. Default: 100."),
+        "data": parameters.json_option("JSON that the events return. Default: no data."),
         **START,
     },
     call=_put,
@@ -199,16 +192,16 @@ SCHEDULES.command("resume", "Resume a paused schedule. The slots of the pause do
 SCHEDULES.command(
     "trigger",
     "Fire a schedule once, now, also if it is paused or has ended.",
-    {"schedule": NAME, "data": json_option("JSON instead of the data of the schedule.")},
+    {"schedule": NAME, "data": parameters.json_option("JSON instead of the data of the schedule.")},
 )
 SCHEDULES.command(
     "backfill",
     "Fire past slots of a schedule under their own ids, also if it is paused or has ended.",
     {
         "schedule": NAME,
-        "from_at": instant("No slot is earlier: ISO 8601 with an offset.", "--from", wanted=str),
-        "to_at": instant("Every slot is earlier. Slots are never later than now.", "--to", wanted=str),
-        "limit": number("Fire at most the oldest N slots. Default: 1000.", most=10_000),
+        "from_at": parameters.instant("No slot is earlier: ISO 8601 with an offset.", "--from", wanted=str),
+        "to_at": parameters.instant("Every slot is earlier. Slots are never later than now.", "--to", wanted=str),
+        "limit": parameters.number("Fire at most the oldest N slots. Default: 1000."),
     },
 )
 SCHEDULES.command("delete", "Delete a schedule, and end its pause.", {"schedule": NAME})
@@ -226,7 +219,7 @@ SCHEDULES.get(
 SCHEDULES.list(
     LIST,
     "List schedules in order of their names.",
-    {"status": choice(ScheduleStatus, "Only schedules in this status.")},
+    {"status": parameters.choice(ScheduleStatus, "Only schedules in this status.")},
 )
 add_command(
     app,
@@ -234,15 +227,15 @@ add_command(
     "Show the slots that a schedule would have. Nothing is stored.",
     _preview,
     {
-        "tenant": Tenant,
+        "tenant": parameters.Tenant,
         **RECURRENCE,
-        "from_at": instant("Show slots from then on. Default: from now on.", "--from"),
+        "from_at": parameters.instant("Show slots from then on. Default: from now on.", "--from"),
         "count": (Annotated[int, typer.Option(min=1, max=100, metavar="N", help="How many slots to show.")], 10),
-        "as_json": AsJson,
+        "as_json": parameters.AsJson,
     },
     check=_check_recurrence,
 )
 SCHEDULES.watch(
     "Print the events of schedules that are published from now on.",
-    {"schedule": identifier("SCHEDULE", "Only this scheduleId.", str | None)},
+    {"schedule": parameters.identifier("SCHEDULE", "Only this scheduleId.", str | None)},
 )

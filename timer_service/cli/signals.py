@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from timer_service.cli import parameters
 from timer_service.cli.output import format_time, print_value
-from timer_service.cli.parameters import argument, choice, identifier, identifier_option, instant, option
 from timer_service.cli.resources import Outcomes, Resource, Rows
 from timer_service.client import Firing, Signal, SignalStatus, Task
 
@@ -14,8 +14,8 @@ app = typer.Typer(
     help="Reminders that fire when a work item changes its status, or at an instant.", no_args_is_help=True
 )
 
-NAME = identifier("SIGNAL", "The signalId.")
-ITEM = identifier("ITEM", "The workItemId.")
+NAME = parameters.identifier("SIGNAL", "The signalId.")
+ITEM = parameters.identifier("ITEM", "The workItemId.")
 
 
 def trigger_text(signal: Signal) -> str:
@@ -30,9 +30,10 @@ def trigger_text(signal: Signal) -> str:
     return json.dumps(signal.trigger_spec)
 
 
-def _cause(item: str | None, cause: str, error: str | None, remark: str | None) -> str:
-    remark = f"error: {error}" if error else remark
-    return (f"{item}: " if item else "") + cause + (f" ({remark})" if remark else "")
+def _with_item(item: str | None, text: str, error: str | None, remark: str | None) -> str:
+    """Return a text with the work item before it, and the error behind it, or else a remark."""
+    suffix = f"error: {error}" if error else remark
+    return (f"{item}: " if item else "") + text + (f" ({suffix})" if suffix else "")
 
 
 LIST = Rows(
@@ -44,7 +45,7 @@ LIST = Rows(
         signal.name,
         signal.status,
         "" if signal.last_fired_at is None else format_time(signal.last_fired_at),
-        _cause(signal.item, trigger_text(signal), signal.last_error, signal.note),
+        _with_item(signal.item, trigger_text(signal), signal.last_error, signal.note),
     ),
     colours={"active": "green", "fired": "yellow", "paused": "red"},
 )
@@ -57,7 +58,7 @@ FIRINGS = Rows(
         firing.firing_id,
         firing.status,
         format_time(firing.created_at),
-        _cause(firing.item, firing.dedupe_key, firing.last_error, firing.task_id),
+        _with_item(firing.item, firing.dedupe_key, firing.last_error, firing.task_id),
     ),
     colours={"enqueued": "green", "failed": "red"},
 )
@@ -104,20 +105,20 @@ SIGNALS.command(
     "Create a signal that fires when a work item changes its status, or at an instant.",
     {
         "signal": NAME,
-        "item": identifier_option("ITEM", "The work item that the signal waits for."),
+        "item": parameters.identifier_option("ITEM", "The work item that the signal waits for."),
         "on": Annotated[
             list[str] | None,
             typer.Option(metavar="STATUS", help="Fire when the work item changes to this status. May be repeated."),
         ],
-        "at": instant("Fire at this instant instead: ISO 8601 with an offset."),
-        "note": option("TEXT", "What the signal is for."),
+        "at": parameters.instant("Fire at this instant instead: ISO 8601 with an offset."),
+        "note": parameters.option("TEXT", "What the signal is for."),
     },
     check=_check_trigger,
 )
 SIGNALS.command(
     "transition",
     "Report that a work item has a new status.",
-    {"item": ITEM, "to": argument("STATUS", "The new status of the work item.")},
+    {"item": ITEM, "to": parameters.argument("STATUS", "The new status of the work item.")},
 )
 for name, text in {
     "pause": "Pause a signal: it does not fire until it is activated.",
@@ -131,8 +132,8 @@ SIGNALS.list(
     LIST,
     "List signals in order of their names.",
     {
-        "status": choice(SignalStatus, "Only signals in this status."),
-        "workItemId": identifier_option("ITEM", "Only signals of this work item.", "--item"),
+        "status": parameters.choice(SignalStatus, "Only signals in this status."),
+        "workItemId": parameters.identifier_option("ITEM", "Only signals of this work item.", "--item"),
     },
 )
 SIGNALS.list(

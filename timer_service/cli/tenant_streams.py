@@ -61,14 +61,14 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
     """
     with _start_errors("the streams of the tenants"):
         commands = await _find(client, subjects.stream(Kind.COMMAND))
-        found = {tenant: await _find(client, subjects.tenant_commands(tenant)) for tenant in tenants}
         replicas = 1 if commands is None else commands["config"]["num_replicas"]
+        found = {tenant: await _find(client, subjects.tenant_commands(tenant)) for tenant in tenants}
         streams = {
             tenant: info or await _create(client, _command_stream(subjects, tenant, replicas))
             for tenant, info in found.items()
         }
-        sources = {tenant: await _source(client, subjects, tenant, info) for tenant, info in streams.items()}
-        await _take_from(client, subjects, sources)
+        sources = [await _source(client, subjects, tenant, info) for tenant, info in streams.items()]
+        await _add_sources(client, subjects, sources)
         # Last, because until now the stream of commands had these subjects.
         for tenant, info in streams.items():
             await _update(client, info, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
@@ -97,22 +97,26 @@ async def _source(client: Client, subjects: Subjects, tenant: str, info: StreamI
     return {"name": stream, "consumer": consumer}
 
 
-async def _take_from(client: Client, subjects: Subjects, sources: Mapping[str, _Config]) -> None:
-    """Make the stream of commands take them from these sources of tenants, from those that it has, and from no others.
+async def _add_sources(client: Client, subjects: Subjects, sources: Sequence[_Config]) -> None:
+    """Let the stream of commands also take commands from these streams of tenants, and no longer from publishers.
 
     The settings are read just before they are changed: another operator may have added tenants.
     """
     commands = await _find(client, subjects.stream(Kind.COMMAND))
+    config: _Config = {} if commands is None else commands["config"]
+    new_names = {each["name"] for each in sources}
+    other_sources = [each for each in config.get("sources") or () if each["name"] not in new_names]
+    pattern = subjects.pattern(Kind.COMMAND)
+    other_subjects = [each for each in config.get("subjects") or () if not covers(each, pattern)]
+    changes = {
+        "subjects": other_subjects,
+        "sources": [*other_sources, *sources],
+        "duplicate_window": _SHORTEST_WINDOW,
+    }
     if commands is None:
-        wanted = {"subjects": [], "sources": [*sources.values()], "duplicate_window": _SHORTEST_WINDOW}
-        await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})
-        return
-    config, pattern = commands["config"], subjects.pattern(Kind.COMMAND)
-    wanted_names = {each["name"] for each in sources.values()}
-    kept = [each for each in config.get("sources") or () if each["name"] not in wanted_names]
-    others = [each for each in config.get("subjects") or () if not covers(each, pattern)]
-    wanted = {"subjects": others, "sources": [*kept, *sources.values()], "duplicate_window": _SHORTEST_WINDOW}
-    await _update(client, commands, wanted)
+        await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **changes})
+    else:
+        await _update(client, commands, changes)
 
 
 def _command_stream(subjects: Subjects, tenant: str, replicas: int) -> _Config:
@@ -129,6 +133,7 @@ def _command_stream(subjects: Subjects, tenant: str, replicas: int) -> _Config:
 
 
 async def _update(client: Client, info: StreamInfo, changes: _Config) -> None:
+    """Change the settings of a stream, if it has other ones. The server leaves out what is empty."""
     config = info["config"]
     if any((config.get(name) or []) != value for name, value in changes.items()):
         await request(client, f"STREAM.UPDATE.{config['name']}", {**config, **changes}, seconds=_SECONDS)
@@ -160,7 +165,8 @@ async def stream_events(client: Client, subjects: Subjects, tenants: Sequence[st
 async def _check_position(client: Client, subjects: Subjects, found: StreamInfo) -> None:
     """Raise `StartError` if a stream has taken events that the stream of events lacks, because it is an older copy.
 
-    The server would skip new events until they have reached the sequence of those. `found`: read before, as both grow.
+    The server would skip new events until they have reached the sequence of those. `found`, the stream of a
+    tenant, was read before the stream of events, because both grow.
     """
     events = await _find(client, subjects.stream(Kind.EVENT))
     taken = max((each.get("seq", 0) for each in found.get("sources") or ()), default=0)
@@ -173,6 +179,7 @@ async def _check_position(client: Client, subjects: Subjects, found: StreamInfo)
 def _takes_events(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return whether a stream has the source of the wanted one, and no others."""
     (source,) = wanted["sources"]
+    # The server describes a source with more fields than were wanted.
     sources = [{name: each.get(name) for name in source} for each in config.get("sources") or ()]
     return sources == [source] and not config.get("subjects")
 

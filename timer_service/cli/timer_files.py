@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output import one_line
-from timer_service.cli.parameters import AsJson, Tenant
+from timer_service.cli.parameters import AsJson, Tenant, to_datetime
 from timer_service.cli.resources import explain_limit, rejection_text
 from timer_service.client import CommandError, NewTimer, NoAnswerError, Outcome, State, TimerClient
 from timer_service.client.answers import read_cursor, read_rows
@@ -28,7 +28,6 @@ from timer_service.timers.messages import ScheduleTimer
 
 app = typer.Typer()
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAGE_ROWS = 1000
 _LONGEST_LINE = 1024 * 1024
 _BATCH_LINES = 1000
@@ -69,18 +68,19 @@ async def export(client: TimerClient, tenant: Tenant) -> None:
 
     Timers that are scheduled, cancelled or fired during the export may be in it or not.
     """
-    question: dict[str, Any] = {"state": State.SCHEDULED, "limit": _PAGE_ROWS}
-    with _progress("Exporting", (await client.count(tenant)).by_state.get(State.SCHEDULED)) as advance:
+    total = (await client.count(tenant)).by_state.get(State.SCHEDULED)
+    after: dict[str, str] = {}
+    with _progress("Exporting", total) as advance:
         while True:
-            page = await client.query(tenant, "list-timers", question)
+            page = await client.query(tenant, "list-timers", {"state": State.SCHEDULED, "limit": _PAGE_ROWS, **after})
             views = read_rows(page, "timers")
             for view in views:
                 typer.echo(json.dumps({field: view[field] for field in _EXPORTED if field in view}))
             advance(len(views))
-            cursor = read_cursor(page, question.get("cursor"))
+            cursor = read_cursor(page, after.get("cursor"))
             if cursor is None:
                 return
-            question["cursor"] = cursor
+            after = {"cursor": cursor}
 
 
 @broker_command(app, "import")
@@ -90,20 +90,19 @@ async def import_timers(client: TimerClient, tenant: Tenant, file: TimersFile, a
     If the import is interrupted, import the same file again: timers that are stored already are `unchanged`.
     """
     total = _check_file(tenant, file)
+    timers = _timers(tenant, file)
     outcomes, errors = Counter[str](), list[Mapping[str, Any]]()
-    timers, failed = _timers(tenant, file), 0
     with _progress("Importing", total) as advance:
         while batch := [*islice(timers, _BATCH_LINES)]:
             ended = await client.schedule_many([timer for _, timer in batch], timeout_seconds=_TIMEOUT_SECONDS)
-            _check_answers(sum(outcomes.values()), total, ended)
+            _check_answers(outcomes.total(), total, ended)
             outcomes.update(map(_name, ended))
             refused = [(line, end) for (line, _), end in zip(batch, ended, strict=True) if _name(end) not in _STORED]
-            failed += len(refused)
             errors += [_error(*each) for each in refused[: _MOST_ERRORS - len(errors)]]
             advance(len(batch))
+    failed = sum(outcomes[name] for name in outcomes.keys() - _STORED)
     if as_json:
-        summary = {"timers": total, "outcomes": outcomes, "failed": failed, "errors": errors}
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps({"timers": total, "outcomes": outcomes, "failed": failed, "errors": errors}))
     else:
         for error in errors:
             typer.echo(one_line(f"{file}:{error['line']}: {error['message']}"), err=True)
@@ -175,8 +174,8 @@ def _read_line(tenant: str, line: bytes) -> NewTimer:
     return NewTimer(
         tenant,
         read.service_call_id,
-        due_at=_instant(read.due_at),
-        expires_at=_instant(read.expires_at),
+        due_at=None if read.due_at is None else to_datetime(read.due_at),
+        expires_at=None if read.expires_at is None else to_datetime(read.expires_at),
         late_by=None if read.late_by is None else timedelta(milliseconds=read.late_by),
         correlation_id=read.correlation_id,
         **({"data": fields["data"]} if "data" in fields else {}),
@@ -184,14 +183,12 @@ def _read_line(tenant: str, line: bytes) -> NewTimer:
 
 
 def _rejection(field: str, reason: str) -> Rejection:
+    """Return the error of a field that a ScheduleTimer may have, but not a line of a file."""
     return Rejection(Code.INVALID_PAYLOAD, f"{field} {reason}", [Fault(field, reason)])
 
 
-def _instant(at: int | None) -> datetime | None:
-    return None if at is None else _EPOCH + timedelta(milliseconds=at)
-
-
 def _check_answers(done: int, total: int, ended: Sequence[Ended]) -> None:
+    """Raise `NoAnswerError` if a timer of a batch got no answer. `done`: how many were handled before the batch."""
     lost = [each for each in ended if isinstance(each, NoAnswerError)]
     if lost:
         stored = f"at least {done + len(ended) - len(lost):,} of {total:,} timers were handled"
@@ -204,6 +201,7 @@ def _name(end: Ended) -> str:
 
 
 def _error(line: int, end: Ended) -> Mapping[str, Any]:
+    """Return why the timer in a line is not stored: it was rejected, or had an outcome without effect."""
     if isinstance(end, CommandError):
         return {"line": line, "code": end.code, "message": rejection_text(end)}
     name, why = _name(end), explain_limit(end) if isinstance(end, Outcome) else None

@@ -1,28 +1,18 @@
 """`timer-service timers`. These commands use the broker only, never the database."""
 
-from datetime import datetime, timedelta
 from typing import Any
 
 import typer
 
-from timer_service.cli import timer_files
+from timer_service.cli import parameters, timer_files
 from timer_service.cli.output import format_distance, format_time, print_value
-from timer_service.cli.parameters import (
-    DURATION_FORMS,
-    choice,
-    duration,
-    identifier,
-    identifier_option,
-    instant,
-    json_option,
-)
 from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
 from timer_service.client import Outcome, State, Timer, TimerClient
 
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 app.add_typer(timer_files.app)
 
-CALL = identifier("CALL", "The serviceCallId of the timer.")
+CALL = parameters.identifier("CALL", "The serviceCallId of the timer.")
 LIST = Rows(
     query="list-timers",
     field="timers",
@@ -61,14 +51,7 @@ def print_timer(timer: Timer) -> None:
     print_value(timer, f"{timer.tenant}/{timer.call}", leave_out=["call"])
 
 
-def _check_times(
-    *,
-    due_at: datetime | None,
-    due_in: timedelta | None,
-    expires_at: datetime | None,
-    late_by: timedelta | None,
-    **_: object,
-) -> None:
+def _check_times(*, due_at: object, due_in: object, expires_at: object, late_by: object, **_: object) -> None:
     if (due_at is None) == (due_in is None):
         raise typer.BadParameter("Give either --at or --in.")
     if expires_at is not None and (late_by is not None or due_at is None):
@@ -89,11 +72,11 @@ TIMERS.command(
     "Schedule a timer, or change its due time and data.",
     {
         "call": CALL,
-        "due_at": instant("Due time: ISO 8601 with an offset.", "--at"),
-        "due_in": duration(f"Due after: {DURATION_FORMS}.", "--in"),
-        "expires_at": instant("If it fires then or later, it expires (needs --at)."),
-        "late_by": duration("If it fires that long after it is due, it expires."),
-        "data": json_option("JSON that the event returns. Default: no data."),
+        "due_at": parameters.instant("Due time: ISO 8601 with an offset.", "--at"),
+        "due_in": parameters.duration(f"Due after: {parameters.DURATION_FORMS}.", "--in"),
+        "expires_at": parameters.instant("If it fires then or later, it expires (needs --at)."),
+        "late_by": parameters.duration("If it fires that long after it is due, it expires."),
+        "data": parameters.json_option("JSON that the event returns. Default: no data."),
     },
     check=_check_times,
 )
@@ -101,8 +84,8 @@ TIMERS.command(
     "cancel",
     "Cancel a timer that has not fired, or all timers whose serviceCallId begins with a prefix.",
     {
-        "call": identifier("CALL", "The serviceCallId of the timer.", str | None),
-        "prefix": identifier_option("PREFIX", "Cancel all timers whose serviceCallId begins so."),
+        "call": parameters.identifier("CALL", "The serviceCallId of the timer.", str | None),
+        "prefix": parameters.identifier_option("PREFIX", "Cancel all timers whose serviceCallId begins so."),
     },
     call=_cancel,
     check=_check_timers,
@@ -113,9 +96,9 @@ TIMERS.list(
     LIST,
     "List timers in order of due time.",
     {
-        "state": choice(State, "Only timers in this state."),
-        "dueBefore": instant("Only timers due before: ISO 8601 with an offset.", "--due-before"),
-        "dueAfter": instant("Only timers due then or later: ISO 8601 with an offset.", "--due-after"),
+        "state": parameters.choice(State, "Only timers in this state."),
+        "dueBefore": parameters.instant("Only timers due before: ISO 8601 with an offset.", "--due-before"),
+        "dueAfter": parameters.instant("Only timers due then or later: ISO 8601 with an offset.", "--due-after"),
     },
 )
 TIMERS.get("Count timers by state.", print_counts, name="count")

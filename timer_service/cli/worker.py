@@ -1,7 +1,6 @@
 """`timer-service worker`: executes workflows."""
 
 import asyncio
-import gc
 import sys
 from datetime import timedelta
 from importlib import import_module
@@ -12,16 +11,11 @@ import typer
 
 from timer_service.app.login import nats_login
 from timer_service.cli.connection import Server, client_config
-from timer_service.cli.parameters import (
-    Tenant,
-    read_duration,
-    read_identifier,
-)
-from timer_service.cli.process import run_async
+from timer_service.cli.parameters import Tenant, read_duration, read_identifier
+from timer_service.cli.process import collect_rarely, run_async
 from timer_service.logs import configure_logs
 from timer_service.worker import Worker, WorkflowFunction
 
-_NEW_OBJECTS_PER_COLLECTION = 20_000
 _SECOND_SIGNAL = "ended by a second signal; the workflows in progress continue when their leases end"
 
 
@@ -90,8 +84,7 @@ def worker(
         raise typer.BadParameter(str(error)) from error
     types = ", ".join(each.type for each in workflows)
     typer.echo(f"Executing workflows of tenant {tenant}: {types}. Stop with Ctrl-C.", err=True)
-    gc.freeze()  # modules live as long as the process
-    gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
+    collect_rarely()
     try:
         run_async(executor.run())
     except asyncio.CancelledError:

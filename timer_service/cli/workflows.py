@@ -6,26 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from timer_service.cli.output import (
-    fields_of,
-    format_count,
-    format_distance,
-    format_time,
-    one_line,
-    print_fields,
-    print_table,
-    print_value,
-)
-from timer_service.cli.parameters import (
-    argument,
-    choice,
-    duration,
-    identifier,
-    identifier_option,
-    instant,
-    json_option,
-    option,
-)
+from timer_service.cli import output, parameters
 from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
 from timer_service.client import (
     Outcome,
@@ -40,8 +21,8 @@ from timer_service.client import (
 
 app = typer.Typer(help="Durable functions: start, send messages, look up, cancel, retry.", no_args_is_help=True)
 
-NAME = identifier("WORKFLOW", "The workflowId.")
-DEADLINE = duration("It fails if it takes longer; 0s: at once.")
+NAME = parameters.identifier("WORKFLOW", "The workflowId.")
+DEADLINE = parameters.duration("It fails if it takes longer; 0s: at once.")
 _COLOURS = {
     "completed": "green",
     "done": "green",
@@ -60,12 +41,13 @@ def _status(workflow: Workflow) -> str:
 
 
 def _why(workflow: Workflow) -> str:
+    """Return why a workflow failed, was cancelled or is blocked; empty if none of these."""
     parts = [workflow.code, workflow.step and f"step {workflow.step}", workflow.reason, workflow.blocked_by]
     return ": ".join(part for part in parts if part)
 
 
 def _row(workflow: Workflow, now: datetime) -> tuple[str, ...]:
-    created = format_time(workflow.created_at), format_distance(workflow.created_at, now)
+    created = output.format_time(workflow.created_at), output.format_distance(workflow.created_at, now)
     return workflow.name, _status(workflow), workflow.type, *created, _why(workflow)
 
 
@@ -87,7 +69,7 @@ WORKERS = Rows(
         "online" if worker.online else "offline",
         worker.queue,
         str(worker.slots),
-        format_distance(worker.seen_at, now),
+        output.format_distance(worker.seen_at, now),
         ", ".join(worker.types),
     ),
     colours=_COLOURS,
@@ -121,26 +103,29 @@ def print_workflow(detail: WorkflowDetail) -> None:
     texts = {"status": _status(workflow), "why": _why(workflow)}
     if workflow.ended_at is None and workflow.worker_id is None and not detail.has_workers:
         texts["worker"] = "no worker asks for this type and queue"
-    left_out = ["name", "status", "code", "step", "reason", "effects", *(["due_at"] if workflow.ended_at else [])]
-    print_value(workflow, f"{workflow.tenant}/{workflow.name}", texts, leave_out=left_out)
-    about = fields_of(detail, now, leave_out=["workflow", "has_workers", "effects"])
-    print_fields({name: text[:_LONGEST_RESULT] for name, text in about.items()})
+    left_out = ["name", "status", "code", "step", "reason", "effects"]
+    if workflow.ended_at is not None:
+        left_out.append("due_at")  # nothing waits for it
+    output.print_value(workflow, f"{workflow.tenant}/{workflow.name}", texts, leave_out=left_out)
+    about = output.fields_of(detail, now, leave_out=["workflow", "has_workers", "effects"])
+    output.print_fields({name: text[:_LONGEST_RESULT] for name, text in about.items()})
     if detail.effects:
-        print_table(_EFFECTS, [_effect_row(each, now) for each in detail.effects], _COLOURS)
+        output.print_table(_EFFECTS, [_effect_row(each, now) for each in detail.effects], _COLOURS)
 
 
 def _effect_row(effect: WorkflowEffect, now: datetime) -> tuple[str, ...]:
-    parts = []
+    """Return the cells of an effect. The last one has its error or result, its failures, and when it goes on."""
+    results = []
     if effect.error is not None:
-        parts.append(f"{effect.error.type}: {effect.error.message}")
+        results.append(f"{effect.error.type}: {effect.error.message}")
     elif effect.result is not None:
-        parts.append(json.dumps(effect.result, ensure_ascii=False)[:_LONGEST_RESULT])
+        results.append(json.dumps(effect.result, ensure_ascii=False)[:_LONGEST_RESULT])
     if effect.failures:
-        parts.append(f"{format_count(effect.failures, 'attempt')} failed")
+        results.append(f"{output.format_count(effect.failures, 'attempt')} failed")
     if effect.status == "open" and effect.due_at is not None:
-        parts.append(format_distance(effect.due_at, now))
+        results.append(output.format_distance(effect.due_at, now))
     number = "" if effect.seq is None else str(effect.seq)
-    return number, effect.key, effect.status, effect.kind, "; ".join(parts)
+    return number, effect.key, effect.status, effect.kind, "; ".join(results)
 
 
 def _check_start(*, start_in: Any, start_at: Any, **_: object) -> None:
@@ -149,16 +134,16 @@ def _check_start(*, start_in: Any, start_at: Any, **_: object) -> None:
 
 
 async def start(client: TimerClient, *, wait: bool, **given: Any) -> Outcome:
-    """Start a workflow. If the command is to wait, print its result when it ends, and nothing more."""
+    """Start a workflow and return the outcome. With `wait`, print its result when it ends instead, and exit."""
     tenant, workflow = given["tenant"], given["workflow"]
     outcome = await client.workflows.start(**given)
     if not wait or outcome.name not in {"started", "unchanged"}:
         return outcome
-    typer.echo(one_line(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end."), err=True)
+    typer.echo(output.one_line(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end."), err=True)
     try:
         typer.echo(json.dumps(await client.workflows.result(tenant, workflow)))
     except WorkflowEndedError as error:
-        typer.echo(one_line(str(error)), err=True)
+        typer.echo(output.one_line(str(error)), err=True)
         raise typer.Exit(1) from error
     raise typer.Exit
 
@@ -168,13 +153,13 @@ WORKFLOWS.command(
     "Start a workflow of a type. A worker executes its function.",
     {
         "workflow": NAME,
-        "workflow_type": argument("TYPE", "The type: the name of its function."),
-        "data": json_option("The input of the function. Default: null.", "--input"),
-        "queue": option("QUEUE", "The queue of its workers. Default: default."),
-        "start_in": duration("Begin after: 10s, 5m, 2h.", "--in"),
-        "start_at": instant("Begin at: ISO 8601 with an offset.", "--at"),
+        "workflow_type": parameters.argument("TYPE", "The type: the name of its function."),
+        "data": parameters.json_option("The input of the function. Default: null.", "--input"),
+        "queue": parameters.option("QUEUE", "The queue of its workers. Default: default."),
+        "start_in": parameters.duration("Begin after: 10s, 5m, 2h.", "--in"),
+        "start_at": parameters.instant("Begin at: ISO 8601 with an offset.", "--at"),
         "deadline_in": DEADLINE,
-        "concurrency_key": identifier_option("KEY", "Skip the start if another one with this key is open."),
+        "concurrency_key": parameters.identifier_option("KEY", "Skip the start if another one with this key is open."),
         "wait": Annotated[bool, typer.Option("--wait", help="Wait for its end, and print its result.")],
     },
     call=start,
@@ -186,13 +171,13 @@ WORKFLOWS.command(
     "Send a message to a workflow, also before it starts.",
     {
         "workflow": NAME,
-        "name": argument("MESSAGE", "The name of the message."),
-        "data": json_option("JSON. Default: null."),
-        "message_id": identifier_option("ID", "A second message with this id has no effect."),
+        "name": parameters.argument("MESSAGE", "The name of the message."),
+        "data": parameters.json_option("JSON. Default: null."),
+        "message_id": parameters.identifier_option("ID", "A second message with this id has no effect."),
     },
 )
 WORKFLOWS.command(
-    "cancel", "Cancel a workflow that has not ended.", {"workflow": NAME, "reason": option("TEXT", "Why.")}
+    "cancel", "Cancel a workflow that has not ended.", {"workflow": NAME, "reason": parameters.option("TEXT", "Why.")}
 )
 WORKFLOWS.command(
     "retry",
@@ -204,11 +189,9 @@ WORKFLOWS.list(
     LIST,
     "List workflows in order of creation.",
     {
-        "status": choice(WorkflowStatus, "Only workflows in this status."),
-        "type": option("TYPE", "Only workflows of this type."),
+        "status": parameters.choice(WorkflowStatus, "Only workflows in this status."),
+        "type": parameters.option("TYPE", "Only workflows of this type."),
     },
 )
 WORKFLOWS.list(WORKERS, "List the workers that execute workflows.", name="workers")
-
-
 WORKFLOWS.get("Count workflows by status.", print_counts, name="count")

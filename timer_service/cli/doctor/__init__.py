@@ -20,8 +20,6 @@ from timer_service.cli.process import run_async
 from timer_service.config import Config
 from timer_service.nats_client import UNREADABLE_ANSWER
 
-__all__ = ["check_all", "check_clock", "check_page", "doctor", "print_findings"]
-
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _TOLERATED = timedelta(seconds=1)
 _SYNC = Finding(
@@ -45,21 +43,26 @@ def doctor(as_json: AsJson = False, server: Server = None) -> None:
     findings = run_async(check_all(config, dev))
     failed = any(finding.status is Status.FAIL for finding in findings)
     if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [_document(finding) for finding in findings]}))
+        checks = [{name: text for name, text in each._asdict().items() if text is not None} for each in findings]
+        typer.echo(json.dumps({"ok": not failed, "checks": checks}))
     else:
         print_findings(findings)
     raise typer.Exit(1 if failed else 0)
 
 
 async def check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]:
-    """Run all checks. `dev` is the server of this folder if the settings are those of it. Its broker syncs to disk."""
-    text = "" if dev is None else f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
-    first = _SYNC if dev is None else Finding("target", Status.OK, text)
+    """Run all checks. `dev` is the server of this folder if the settings are those of it, else None."""
+    if dev is None:
+        first = _SYNC
+    else:  # its broker syncs to disk
+        text = f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
+        first = Finding("target", Status.OK, text)
     page = await asyncio.to_thread(read_readiness, config)
     found = [*await _check_broker(config), *await _check_database(config)]
     skews = [each for each in found if isinstance(each, Skew)]
     findings = [each for each in found if isinstance(each, Finding)]
-    return [first, *check_page(config, page), *findings, *check_clock(skews, on_sqlite=config.postgres_url is None)]
+    clock = [check_clock(*skews)] if len(skews) == len(("broker", "database")) else []
+    return [first, *check_page(config, page), *findings, *clock]
 
 
 def check_page(config: Config, page: Mapping[str, str] | None) -> Iterator[Finding]:
@@ -77,33 +80,25 @@ def check_page(config: Config, page: Mapping[str, str] | None) -> Iterator[Findi
             yield Finding(check, Status.FAIL, reason, "Fix the part that the reason names.")
 
 
-def check_clock(skews: Sequence[Skew], *, on_sqlite: bool) -> Iterator[Finding]:
-    """Compare the clock by which timers fire with that of the broker. `skews`: from the broker, then the database.
-
-    Timers fire by the clock of the database; on SQLite, that is this machine's.
-    """
-    if len(skews) < (1 if on_sqlite else 2):
-        return
-    none = Skew(timedelta(), timedelta())
-    broker, database = [*skews, none][:2]
-    ahead, uncertainty = broker.value - database.value, broker.uncertainty + database.uncertainty
+def check_clock(broker: Skew, database: Skew) -> Finding:
+    """Compare the clock by which timers fire, that of the database, with that of the broker."""
+    ahead = broker.value - database.value  # how far the database's clock is ahead of the broker's
+    uncertainty = broker.uncertainty + database.uncertainty
     relation = "ahead of" if ahead > timedelta() else "behind"
-    clock = "this clock" if on_sqlite else "the database's clock"
-    text = f"{clock} is {abs(ahead).total_seconds():.3f} s {relation} the broker's"
+    text = f"{database.clock} is {abs(ahead).total_seconds():.3f} s {relation} {broker.clock}"
     if abs(ahead) - uncertainty <= _TOLERATED:
-        yield Finding("clock", Status.OK, f"{text} (± {uncertainty.total_seconds():.3f} s)")
-    else:
-        remedy = f"Synchronize both machines (NTP). Timers fire by {clock}. Timers with dueIn count from the broker's "
-        yield Finding("clock", Status.WARN, text, f"{remedy}clock: if it is behind, they are early by as much.")
+        return Finding("clock", Status.OK, f"{text} (± {uncertainty.total_seconds():.3f} s)")
+    remedy = (
+        f"Synchronize both machines (NTP). Timers fire by {database.clock}. Timers with dueIn count from the broker's "
+    )
+    return Finding("clock", Status.WARN, text, f"{remedy}clock: if it is behind, they are early by as much.")
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print each finding with its remedy, and how many checks ended in which way."""
     for finding in findings:
-        typer.echo(
-            style(finding.status, colour=_COLOURS.get(finding.status)) + " " * (6 - len(finding.status)), nl=False
-        )
-        typer.echo(one_line(f"{finding.check}: {finding.message}"))
+        status = style(finding.status, colour=_COLOURS.get(finding.status)) + " " * (6 - len(finding.status))
+        typer.echo(status + one_line(f"{finding.check}: {finding.message}"))
         if finding.remedy:
             typer.echo(f"      {one_line(finding.remedy)}")
     counts = Counter(finding.status for finding in findings)
@@ -113,6 +108,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 async def _check_broker(config: Config) -> Sequence[Finding | Skew]:
+    """Check the broker. The address may be that of another program, which can answer anything."""
     try:
         return await check_broker(config)
     except UNREADABLE_ANSWER as error:
@@ -122,6 +118,7 @@ async def _check_broker(config: Config) -> Sequence[Finding | Skew]:
 
 
 async def _check_database(config: Config) -> Sequence[Finding | Skew]:
+    """Check the database of the settings. The driver of PostgreSQL may be missing."""
     if config.postgres_url is None:
         return list(check_sqlite(config))
     try:
@@ -130,8 +127,3 @@ async def _check_database(config: Config) -> Sequence[Finding | Skew]:
         text = "TIMER_DATABASE_URL needs asyncpg, which is not installed"
         return [Finding("database", Status.FAIL, text, "pip install 'timer-service[postgres]'")]
     return await check_postgres(config, config.postgres_url)
-
-
-def _document(finding: Finding) -> dict[str, str]:
-    remedy = {} if finding.remedy is None else {"remedy": finding.remedy}
-    return {"check": finding.check, "status": finding.status, "message": finding.message, **remedy}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import nats.errors
@@ -14,7 +15,7 @@ from nats.aio.client import Client
 from timer_service.adapters.nats.log import CONSUMER
 from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.app.login import nats_login
-from timer_service.cli.doctor.finding import Finding, Skew, Status
+from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.client.connection import url_without_login
 from timer_service.config import Config
@@ -61,23 +62,27 @@ async def check_broker(config: Config) -> Sequence[Finding | Skew]:
 
 
 async def _check_connected(client: Client, config: Config) -> Sequence[Finding | Skew]:
-    url, server = client.connected_url, client._server_info  # noqa: SLF001 - the driver has no public access to it
+    """Do the checks of a connection. The clock is read from the answer for the stream of commands."""
+    url = client.connected_url or urlsplit("nats://unknown")
+    server = client._server_info  # noqa: SLF001 - the driver has no public access to it
+    encrypted = bool(server.get("tls_required")) or url.scheme == "tls"
+    asks_for_login = bool(server.get("auth_required"))  # so tenants with other logins may share the streams
     version = client.connected_server_version
-    encrypted = bool(server.get("tls_required")) or (url is not None and url.scheme == "tls")
-    shared = bool(server.get("auth_required"))
     subjects = Subjects(config.subject_prefix)
     found: list[Finding | Skew] = [
-        check_server((version.major, version.minor, version.patch), url.netloc.rpartition("@")[2] if url else "?"),
-        *check_exposure((url.hostname if url else None) or "?", encrypted=encrypted, authenticated=shared),
-        *(check_rights(await _request(client, "$JS.API.INFO")) if shared else ()),
-        *check_permissions(await _request(client, "$SYS.REQ.USER.INFO"), *_needed(config, subjects)),
+        check_server((version.major, version.minor, version.patch), url.netloc.rpartition("@")[2]),
+        *check_exposure(url.hostname or "?", encrypted=encrypted, authenticated=asks_for_login),
     ]
+    if asks_for_login:
+        found += check_rights(await _request(client, "$JS.API.INFO"))
+    found += check_permissions(await _request(client, "$SYS.REQ.USER.INFO"), *_needed(config, subjects))
     for kind in _KINDS:
-        asked_at, info = datetime.now(UTC), await _request(client, f"$JS.API.STREAM.INFO.{subjects.stream(kind)}")
-        if kind is Kind.COMMAND and info is not None and "ts" in info:  # read between the request and the reply
-            half = (datetime.now(UTC) - asked_at) / 2
-            found.append(Skew(asked_at + half - datetime.fromisoformat(info["ts"]), half))
-        found += _check_stream(kind, info, subjects, managed=config.manage_streams, shared=shared)
+        asked_at = datetime.now(UTC)
+        info = await _request(client, f"$JS.API.STREAM.INFO.{subjects.stream(kind)}")
+        if kind is Kind.COMMAND and info is not None and "ts" in info:
+            reading = datetime.fromisoformat(info["ts"])
+            found.append(measure_skew("the broker's clock", asked_at=asked_at, reading=reading))
+        found += _check_stream(kind, info, subjects, managed=config.manage_streams, shared=asks_for_login)
     return [*found, await _check_consumer(client, subjects)]
 
 
@@ -145,6 +150,7 @@ def check_consumer(info: Answer) -> Finding:
 def _check_stream(
     kind: Kind, info: Answer | None, subjects: Subjects, *, managed: bool, shared: bool
 ) -> Iterable[Finding]:
+    """Check the answer to a request for a stream: `info` is None without an answer, and can be an error."""
     name = f"stream {subjects.stream(kind)}"
     if info is None:
         remedy = "Enable JetStream, and permit this user to publish to $JS.API.STREAM.INFO.*."
@@ -175,20 +181,22 @@ async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
 def _needed(config: Config, subjects: Subjects) -> tuple[list[str], list[str]]:
     """Return the subjects that the service publishes and subscribes to."""
     hints = [] if config.engine == "sqlite" else [subjects.hint()]  # to and from other instances
-    commands = subjects.stream(Kind.COMMAND)
+    commands, verbs = subjects.stream(Kind.COMMAND), ("INFO", "DELETE", "DURABLE.CREATE", "MSG.NEXT")
     publishes = [
-        *(subjects.pattern(Kind.EVENT), subjects.pattern(Kind.DEAD_LETTER), f"{config.reply_prefix}>", *hints),
+        subjects.pattern(Kind.EVENT),
+        subjects.pattern(Kind.DEAD_LETTER),
+        f"{config.reply_prefix}>",
+        *hints,
         *(f"$JS.API.STREAM.INFO.{subjects.stream(kind)}" for kind in _KINDS),
         f"$JS.API.STREAM.MSG.GET.{commands}",
-        *(
-            f"$JS.API.CONSUMER.{verb}.{commands}.{CONSUMER}"
-            for verb in ("INFO", "DELETE", "DURABLE.CREATE", "MSG.NEXT")
-        ),
+        *(f"$JS.API.CONSUMER.{verb}.{commands}.{CONSUMER}" for verb in verbs),
     ]
-    return publishes, [subjects.pattern(Kind.QUERY), subjects.pattern(Kind.REQUEST), f"{_INBOX_PREFIX}.>", *hints]
+    subscribes = [subjects.pattern(Kind.QUERY), subjects.pattern(Kind.REQUEST), f"{_INBOX_PREFIX}.>", *hints]
+    return publishes, subscribes
 
 
 def _is_permitted(subject: str, rules: Mapping[str, Any]) -> bool:
+    """Return whether a subject is allowed and not denied. Rules without `allow` allow everything."""
     allow, deny = rules.get("allow"), rules.get("deny") or ()
     allowed = not allow or any(covers(pattern, subject) for pattern in allow)
     return allowed and not any(covers(pattern, subject) for pattern in deny)

@@ -3,19 +3,21 @@
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 from timer_service.adapters.migrations import APPLIED, Applied, Migration, find_pending
 from timer_service.app.schema import migrations
-from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 
 _SAFE_VERSION = (3, 51, 3)
 
 
-def check_sqlite(config: Config) -> Iterator[Finding]:
-    """Check the library and the file."""
+def check_sqlite(config: Config) -> Iterator[Finding | Skew]:
+    """Check the library and the file. Timers fire by the clock of this machine."""
+    yield Skew("this clock", timedelta(), timedelta())
     yield check_version(sqlite3.sqlite_version_info)
     if not config.db_path.exists():
         text = f"there is no {config.db_path} yet"

@@ -1,6 +1,6 @@
 """The results of checks."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -26,5 +26,13 @@ class Finding(NamedTuple):
 class Skew(NamedTuple):
     """How far the clock of this machine is ahead of another one."""
 
+    clock: str
+    """The other one, such as `the broker's clock`."""
     value: timedelta
     uncertainty: timedelta
+
+
+def measure_skew(clock: str, *, asked_at: datetime, reading: datetime) -> Skew:
+    """Return the skew of a clock that was read between a request and its reply, which has just arrived."""
+    half = (datetime.now(UTC) - asked_at) / 2
+    return Skew(clock, asked_at + half - reading, half)

@@ -11,7 +11,7 @@ from timer_service.adapters.migrations import APPLIED, Applied
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.app.schema import migrations
 from timer_service.cli.doctor.database import check_schema
-from timer_service.cli.doctor.finding import Finding, Skew, Status
+from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.config import Config
 
 _TIMEOUT_SECONDS = 5
@@ -78,27 +78,35 @@ async def check_postgres(config: Config, url: str) -> Sequence[Finding | Skew]:
 
 
 async def _check_all(connection: _Connection, config: Config) -> Sequence[Finding | Skew]:
+    """Do the checks of a connection."""
     server = await connection.fetchrow(_SERVER)
-    shipped = migrations()
-    names = [_MIGRATIONS, *(name for migration in shipped for name in _NAMES.findall(migration.text))]
-    found = {row["name"]: row["lacking"] for row in await connection.fetch(_LACKING, names, _PRIVILEGES, _MIGRATIONS)}
-    lacking = {name: privileges for name, privileges in found.items() if privileges}
-    applied: Applied = {}
-    if _MIGRATIONS in found and _MIGRATIONS not in lacking:
-        applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(APPLIED)}
-    schema = check_schema(applied, shipped, automatic=config.auto_migrate)
     settings = {row["name"]: row for row in await connection.fetch(_SETTINGS, [*_COSTS, "autovacuum"])}
-    connections = await connection.fetchrow(_CONNECTIONS)
-    asked_at = datetime.now(UTC)  # the database reads its clock between the request and the reply
-    read: datetime = await connection.fetchval("SELECT clock_timestamp()")
-    half = (datetime.now(UTC) - asked_at) / 2
+    asked_at = datetime.now(UTC)
+    reading: datetime = await connection.fetchval("SELECT clock_timestamp()")
+    skew = measure_skew("the database's clock", asked_at=asked_at, reading=reading)
     return [
         check_server(server),
-        *([] if _MIGRATIONS in lacking else [schema]),
-        check_rights(server, lacking, pending=_MIGRATIONS not in lacking and len(applied) < len(shipped)),
+        *await _check_tables(connection, server, automatic=config.auto_migrate),
         *check_settings(settings, server),
-        check_connections(connections),
-        Skew(asked_at + half - read, half),
+        check_connections(await connection.fetchrow(_CONNECTIONS)),
+        skew,
+    ]
+
+
+async def _check_tables(connection: _Connection, server: Row, *, automatic: bool) -> Sequence[Finding]:
+    """Check the schema and the rights on its tables. Without the right to read the migrations, only the rights."""
+    known = migrations()
+    tables = [_MIGRATIONS, *(name for migration in known for name in _NAMES.findall(migration.text))]
+    rows = await connection.fetch(_LACKING, tables, _PRIVILEGES, _MIGRATIONS)
+    lacking = {row["name"]: row["lacking"] for row in rows if row["lacking"]}
+    if _MIGRATIONS in lacking:
+        return [check_rights(server, lacking, pending=False)]
+    applied: Applied = {}
+    if any(row["name"] == _MIGRATIONS for row in rows):  # else no migration was applied
+        applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(APPLIED)}
+    return [
+        check_schema(applied, known, automatic=automatic),
+        check_rights(server, lacking, pending=len(applied) < len(known)),
     ]
 
 
@@ -135,13 +143,13 @@ def check_settings(settings: Mapping[str, Row], server: Row) -> Iterator[Finding
     off = [name for name in _COSTS if settings[name]["setting"] == "off"]
     for name in off:
         source = settings[name]["source"]
-        remedy = f"Set {name} = on {_CONFIGURED}."
-        if name == "synchronous_commit":
-            remedy = f"ALTER ROLE {server['role']} IN DATABASE {server['database']} SET synchronous_commit = on;"
         if source == "client":
             remedy = "Remove it from the options in TIMER_DATABASE_URL."
-        text = f"{name} = off (set by: {source}): {_COSTS[name]}"
-        yield Finding("database durability", Status.WARN, text, remedy)
+        elif name == "synchronous_commit":  # the only one of them that a role can set
+            remedy = f"ALTER ROLE {server['role']} IN DATABASE {server['database']} SET synchronous_commit = on;"
+        else:
+            remedy = f"Set {name} = on {_CONFIGURED}."
+        yield Finding("database durability", Status.WARN, f"{name} = off (set by: {source}): {_COSTS[name]}", remedy)
     if not off:
         text = ", ".join(f"{name} = {settings[name]['setting']}" for name in _COSTS)
         yield Finding("database durability", Status.OK, text)
@@ -153,10 +161,13 @@ def check_settings(settings: Mapping[str, Row], server: Row) -> Iterator[Finding
 
 
 def check_connections(row: Row) -> Finding:
-    """Check that one more instance can open all its connections."""
+    """Check that one more instance can open all its connections.
+
+    `row`: `most` is max_connections, `ours` is without reserved ones, `usable` also obeys limits of role and database.
+    """
     usable, each = row["usable"], MOST_CONNECTIONS
-    text = f"max_connections = {row['most']}; {usable} for this role, {usable // each} instances with {each} each; "
-    text += f"{row['taken']} are taken"
+    text = f"max_connections = {row['most']}; {usable} for this role, {usable // each} instances with {each} each"
+    text = f"{text}; {row['taken']} are taken"
     if min(usable, row["ours"] - row["taken"]) < each:
         limit = "the CONNECTION LIMIT of role or database" if usable < row["ours"] else "max_connections"
         remedy = f"Raise {limit}: one more instance, for example in a rolling upgrade, may get too few connections."

@@ -46,6 +46,7 @@ def check_missing_stream(name: str, *, managed: bool) -> Finding:
 def _problems(
     kind: Kind, subject: str, config: Mapping[str, Any], *, clustered: bool
 ) -> Iterator[tuple[Status, str, str]]:
+    """Yield the settings of a stream with which it does not work, or not as well as it could."""
     if subject not in config.get("subjects", ()) and not has_tenant_streams(config):
         yield Status.FAIL, f"does not take {subject}", _UPDATE
     if config["discard"] != "new":
@@ -58,8 +59,9 @@ def _problems(
     if config["max_msgs"] > 0:
         remedy = "Set max_bytes instead, which keeps room for the other streams."
         yield Status.WARN, f"refuses messages at max_msgs = {config['max_msgs']}", remedy
-    repeats = kind is Kind.EVENT or (kind is Kind.COMMAND and not has_tenant_streams(config))
-    if repeats and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
+    # The streams of tenants recognize repeats themselves, and a repeated dead letter does no harm.
+    has_repeats = kind is Kind.EVENT or (kind is Kind.COMMAND and not has_tenant_streams(config))
+    if has_repeats and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
         text = f"recognizes repeats for {window} only (duplicate_window)"
         yield Status.WARN, text, "Set duplicate_window to 2m or more."
     if clustered and config["num_replicas"] == 1:
@@ -68,6 +70,7 @@ def _problems(
 
 
 def _losses(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
+    """Yield the settings with which a stream loses messages, or soon refuses them."""
     if config.get("storage") == "memory":
         remedy = "Create the stream again with file storage when all its messages were read."
         yield Status.WARN, "loses its messages when the server ends (storage: memory)", remedy
@@ -83,8 +86,8 @@ def _losses(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tup
 def _sources(config: Mapping[str, Any], sources: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Status, str, str]]:
     """Yield the streams of tenants whose commands do not arrive, or wait. An idle one gives a sign every second."""
     for source in sources if has_tenant_streams(config) else ():
-        name, waiting, quiet = source["name"], source.get("lag", 0), source.get("active", -1)
-        if not 0 <= quiet < _QUIET_NANOSECONDS:
+        name, waiting, quiet_for = source["name"], source.get("lag", 0), source.get("active", -1)
+        if not 0 <= quiet_for < _QUIET_NANOSECONDS:  # -1: it has never given a sign
             reason = source.get("error", {}).get("description", "it does not answer")
             text = f"takes no commands from {name}: {reason}"
             yield Status.WARN, text, "`timer-service tenants separate TENANT` as the operator creates what is missing."
