@@ -85,11 +85,6 @@ class Announcement(NamedTuple):
         """Whether the job is ready. If not, it was skipped."""
         return not self.job.ended
 
-    @property
-    def caused_by(self) -> str | None:
-        """The id of the command that made the job ready or skipped it."""
-        return self.job.ready_by if self.is_ready else self.job.changed_by
-
 
 def find(before: States, after: States) -> list[Announcement]:
     """Return what the difference of two states of runs announces: first the ready jobs, then the skipped ones."""
@@ -122,7 +117,7 @@ def _is_skipped(job: Job) -> bool:
 async def defer(tx: Transaction, announcements: Sequence[Announcement], now: int) -> None:
     """Write announcements, so that their events can be added later."""
     rows = sorted(
-        (each.run.key.tenant_id, now, each.run.key.run_id, each.job.name, now, each.caused_by, each.outputs_share)
+        (each.run.key.tenant_id, now, each.run.key.run_id, each.job.name, now, each.job.caused_by, each.outputs_share)
         for each in announcements
     )
     await tx.insert(_SQL["defer"], rows)
@@ -139,13 +134,15 @@ async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]
 
 
 def _announcement(run: Run | None, job: Job | None, row: Row) -> Announcement | None:
+    """Return the announcement of a row, given its run and its job; None as `read` says."""
     if run is None or job is None:
         return None
-    changed_at = job.settled_at if _is_skipped(job) else None if job.ended else job.ready_at
-    if changed_at is None or changed_at > row["deferred_at"]:
+    if job.ended and not _is_skipped(job):
         return None
-    job = job._replace(ready_by=row["caused_by"], changed_by=row["caused_by"])
-    return Announcement(run, job, row["outputs_share"])
+    changed_at = job.settled_at if job.ended else job.ready_at
+    if changed_at is None or changed_at > row["deferred_at"]:  # the job is one of a later run
+        return None
+    return Announcement(run, job._replace(caused_by=row["caused_by"]), row["outputs_share"])
 
 
 async def delete(tx: Transaction, rows: Sequence[Row]) -> int:

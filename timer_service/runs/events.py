@@ -145,7 +145,7 @@ def _size(announcement: Announcement, upstreams: Mapping[JobKey, _Upstreams]) ->
 def _skipped_event(skipped: Announcement, now: int) -> Event:
     run, job, _ = skipped
     fields = {"jobName": job.name, "reason": job.reason}
-    return run_event(JobSkipped.type, run, job.name, fields, cause=skipped.caused_by, at=now)
+    return run_event(JobSkipped.type, run, job.name, fields, cause=job.caused_by, at=now)
 
 
 async def _ready_events(
@@ -166,5 +166,5 @@ async def _ready_events(
         )
         of_upstreams = {name: read_stored(outputs[run.key, name]) for name in needed[key].shown}
         raw = {"payload": read_stored(payloads.get(key)), "upstreamJobOutputs": write_object({}, of_upstreams)}
-        events.append(run_event(JobReady.type, run, job.name, fields, raw, cause=announcement.caused_by, at=now))
+        events.append(run_event(JobReady.type, run, job.name, fields, raw, cause=job.caused_by, at=now))
     return events

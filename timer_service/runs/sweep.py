@@ -207,7 +207,7 @@ def _end_stale(draft: Draft, stale: Collection[str]) -> None:
     for job in ended:
         draft.set_job(rules.end(job, JobStatus.TIMED_OUT_STALE, draft.now))
     if ended:
-        draft.evaluate([job.name for job in ended])
+        draft.evaluate([job.name for job in ended], caused_by=None)
 
 
 async def _postpone(tx: Transaction, *, key: RunKey, at: int) -> None:

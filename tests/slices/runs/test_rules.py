@@ -87,7 +87,7 @@ def test_agrees_with_the_reference_evaluator(edges: Edges, data: st.DataObject) 
         name = data.draw(st.sampled_from(running))
         ended[name] = data.draw(st.sampled_from(ENDS))
         draft.set_job(rules.end(draft.jobs[name], ended[name], NOW))
-        draft.evaluate([name])
+        draft.evaluate([name], caused_by=None)
     assert ready_and_skipped(draft) == evaluate_from_scratch(draft.jobs.keys(), edges, ended)
     assert all(job.ended for job in draft.jobs.values())
     assert draft.run.open_jobs == 0
