@@ -4,7 +4,6 @@ A command may make 10,000 jobs ready, whose events may have many megabytes. Its 
 the outbox, and one row for each of the others. `announcer` writes these events later, portion by portion.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
@@ -88,11 +87,14 @@ class Announcement(NamedTuple):
 
 def find(before: States, after: States) -> list[Announcement]:
     """Return what the difference of two states of runs announces: first the ready jobs, then the skipped ones."""
-    ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
-    counts = Counter(run.key for run, _ in ready)
-    shares = {key: min(OUTPUTS_BYTES, RUN_OUTPUTS_BYTES // count) for key, count in counts.items()}
-    skipped = (Announcement(state.run, job) for key, state in after.items() for job in _skipped(before[key], state))
-    return [*(Announcement(run, job, shares[run.key]) for run, job in ready), *skipped]
+    ready: list[Announcement] = []
+    skipped: list[Announcement] = []
+    for key, state in after.items():
+        ready_jobs = list(_ready_jobs(before[key], state))
+        share = min(OUTPUTS_BYTES, RUN_OUTPUTS_BYTES // max(len(ready_jobs), 1))
+        ready += [Announcement(state.run, job, share) for job in ready_jobs]
+        skipped += [Announcement(state.run, job) for job in _skipped(before[key], state)]
+    return ready + skipped
 
 
 def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
@@ -104,6 +106,7 @@ def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
 
 
 def _skipped(before: RunState, after: RunState) -> Iterator[Job]:
+    """Yield the jobs that the service skipped."""
     for name, job in after.jobs.items():
         if job is not before.jobs.get(name) and _is_skipped(job):
             yield job

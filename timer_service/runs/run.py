@@ -199,5 +199,4 @@ class _CommandApplier:
     def _apply_pending(self) -> None:
         """Apply the commands that come before the StartRun, in the order of the log. Unknown jobs are kept again."""
         for each in self.draft.take_pending():
-            if self.draft.run.is_open:
-                self.apply(each.read())
+            self.apply(each.read())

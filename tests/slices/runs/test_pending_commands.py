@@ -122,6 +122,19 @@ async def test_drop_by_a_report_that_is_ignored(runs: Runs, report: tuple[str, s
     assert (reply["outcome"], statuses["l"], statuses["m"]) == (outcome, "drift_dropped", "skipped")
 
 
+@pytest.mark.parametrize(
+    "end", [("CancelRun", {}), ("ResolveGroup", {"groupName": "g", "jobs": jobs({"b": ["unknown"]})})]
+)
+async def test_ended_run_has_no_pending_commands(runs: Runs, end: tuple[str, dict[str, Any]]) -> None:
+    """When a run is cancelled or rejected, the commands that were kept for it are deleted, and count no more."""
+    await runs.start({"a": []}, "g")
+    await runs.report("success", "later")
+    before = await pending(runs)
+    message, fields = end
+    await runs.request(message, **fields)
+    assert (before[0], await pending(runs)) == (1, (0, 0))
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
 async def test_reason_of_a_skip_does_not_depend_on_the_order(runs: Runs, order: tuple[int, ...]) -> None:
     """A job that needs two dropped jobs is skipped because of the one that the report names first."""

@@ -130,6 +130,14 @@ def test_cycle(known: list[str]) -> None:
     assert find_cycle("abcd", {}, by_upstream(edges("ab", "bc", "ac", "cd"))) is None
 
 
+def test_large_cycle() -> None:
+    """The path of a cycle has at most 100 names."""
+    names = [f"{number}" for number in range(150)]
+    flaw = find_cycle(names, {}, by_upstream(edges(*zip(names, [*names[1:], "0"], strict=True))))
+    assert flaw is not None
+    assert len(flaw.path) == 100
+
+
 def commands_of(*payloads: TenantPayload) -> list[Command]:
     return [
         Command("cmd", payload, Position(1, place), None, Trace(), None) for place, payload in enumerate(payloads, 1)
