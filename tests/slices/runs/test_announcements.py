@@ -30,9 +30,9 @@ async def deferred(runs: Runs) -> list[str]:
 async def test_large_events(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads and outputs count: a portion ends with the event that exceeds it, and the announcer wakes the relay."""
     monkeypatch.setattr(events, "MOST_BYTES", 10_000)
-    await runs.request("StartRun", jobs=jobs(STAR, payload="\u00fc" * 500))
+    await runs.request("StartRun", jobs=jobs(STAR, payload="\u00fc" * 400))
     await runs.publish()
-    await runs.report("success", "seed", outputs={"log": "\u00fc" * 500})
+    await runs.report("success", "seed", outputs={"log": "\u00fc" * 400})
     counts = [9 - len(await deferred(runs))]
     while (await runs.announcer.tick(runs.clock.now())).done:
         counts.append(9 - len(await deferred(runs)))
