@@ -187,7 +187,7 @@ class Workflows(Resource):
                     raise WorkflowEndedError(detail.workflow, detail.failure)
                 await asyncio.wait([following], timeout=_LOOK_AGAIN_SECONDS)
                 if following.done():
-                    following.result()
+                    following.result()  # raises if the connection is lost
                     following = asyncio.ensure_future(anext(events))
         finally:
             following.cancel()
@@ -196,5 +196,6 @@ class Workflows(Resource):
 
 
 def _check_one(first: str, first_value: object, second: str, second_value: object) -> None:
+    """Refuse two arguments that exclude each other."""
     if first_value is not None and second_value is not None:
         raise ValueError(f"{first} cannot be combined with {second}")

@@ -102,18 +102,18 @@ async def test_run_that_was_deleted_and_started_again(runs: Runs, monkeypatch: p
 
 async def test_tenants_take_turns(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass announces a portion of each tenant, however many jobs of another one wait."""
-    tenants = ("acme", "globex", "initech")
+    tenants = ("acme", "globex", "initech", "umbrella")
     for tenant in tenants:
         runs.send("StartRun", tenant=tenant, jobs=jobs(dict.fromkeys(NAMES, ())))
         await runs.consume()
     await runs.announcer.tick(runs.clock.now())
     waiting = [row["tenant_id"] for row in await runs.rows("run_announcements")]
-    assert [waiting.count(tenant) for tenant in tenants] == [7, 7, 7]
+    assert [waiting.count(tenant) for tenant in tenants] == [7, 7, 7, 7]
     monkeypatch.setattr(announcer, "PASS_SECONDS", -1)  # each pass ends after one tenant
     for _ in tenants:
         assert await runs.announcer.tick(runs.clock.now()) == (1, runs.clock.now())
     waiting = [row["tenant_id"] for row in await runs.rows("run_announcements")]
-    assert [waiting.count(tenant) for tenant in tenants] == [6, 6, 6]
+    assert [waiting.count(tenant) for tenant in tenants] == [6, 6, 6, 6]
 
 
 async def test_damaged_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ async def test_damaged_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.undo()
     damaged = "tenant_id = 'acme' AND job_name IN ('job-2', 'job-7')"
     await runs.sql(f"""UPDATE run_jobs SET payload = '"x' WHERE {damaged}""")
-    await exhaust(runs.announcer, runs.clock.now())
+    assert (await runs.announcer.tick(runs.clock.now())).done == 16  # a failure counts as work, so the loop goes on
     assert sorted(await runs.ready()) == [name for name in NAMES if name not in ("job-2", "job-7")]
     assert sorted(await runs.ready("globex")) == NAMES
     later = await runs.rows("run_announcements")

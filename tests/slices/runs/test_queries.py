@@ -35,7 +35,7 @@ async def test_fields_of_a_run_and_its_jobs(
 ) -> None:
     """A run shows when it began and ended, and each job when it was ready and when it ended."""
     runs = Runs(sqlite, memory_broker, clock)
-    await runs.start({"a": []}, "g", "h")
+    await runs.start({"a": []}, "g", "h", "i")
     started = iso(clock.now())
     clock.advance(minutes=1)
     await runs.resolve("g", {"b": []})
@@ -47,8 +47,8 @@ async def test_fields_of_a_run_and_its_jobs(
     about = {"tenantId": "acme", "runId": "run-1", "createdAt": started}
     a = {"name": "a", "needs": [], "readyAt": started}
     b = {"name": "b", "needs": [], "readyAt": resolved, "settledAt": reported, "status": "success", "groupName": "g"}
-    counts = {"counts": {"pending": 1, "success": 1}, "groups": {"g": True, "h": False}}
-    shown = {"openJobs": 1, "unresolvedGroups": 1, **counts, "jobs": [{**a, "status": "pending"}, b]}
+    counts = {"counts": {"pending": 1, "success": 1}, "groups": {"g": True, "h": False, "i": False}}
+    shown = {"openJobs": 1, "unresolvedGroups": 2, **counts, "jobs": [{**a, "status": "pending"}, b]}
     assert whole == {**about, "status": "running", **shown}
     clock.advance(minutes=1)
     await runs.resolve("h", {"c": ["c"]})
