@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.nats_peer import scripted_peer
 from timer_service.client.connection import open_connection
-from timer_service.client.errors import NoAnswerError
+from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.core.values.message import Kind
 from timer_service.nats_client import LastingClient
 
@@ -40,6 +40,26 @@ async def test_a_worker_connects_again_after_an_error(reason: str, monkeypatch: 
             async with asyncio.timeout(10):
                 await reconnected.wait()
             assert await opened.request(Kind.REQUEST, "acme", "poll-tasks", b"{}", 5) == ANSWER
+
+
+async def test_pages() -> None:
+    """Each page is asked for with the cursor of the last one. A thing that is deleted meanwhile is not found."""
+    second: dict[str, Any] = {"cursor": "2"}
+    gone = {"error": {"code": "NOT_FOUND", "message": "no run"}}
+    answers = iter([second, {"cursor": "3"}, {"jobs": []}, second, gone, second, second])
+    asked: list[Any] = []
+
+    def answer(_subject: str, question: bytes) -> dict[str, Any]:
+        asked.append(json.loads(question))
+        return next(answers)
+
+    async with scripted_peer() as peer, open_connection(peer.url, "user", "timer", {}) as opened:
+        peer.answer = answer
+        assert len(await opened.find_pages("acme", "get-run", {"runId": "a"}, 5)) == 3
+        assert asked == [{"runId": "a"}, {"runId": "a", "cursor": "2"}, {"runId": "a", "cursor": "3"}]
+        assert await opened.find_pages("acme", "get-run", {"runId": "a"}, 5) == []
+        with pytest.raises(TimerServiceError, match="wrong cursor"):
+            await opened.find_pages("acme", "get-run", {"runId": "a"}, 5)
 
 
 def refuse_login(listener: socket.socket) -> bytes:

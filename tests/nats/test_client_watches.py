@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
+from timer_service.client import watches
 from timer_service.client.connection import Connection, open_connection
 from timer_service.client.errors import NoAnswerError, WorkflowEndedError
 from timer_service.client.workflows import Workflows
@@ -121,6 +122,15 @@ async def test_a_slow_watch_ends_alone() -> None:
         assert await asyncio.gather(next_number(fast), *begun) == [140, 140]
 
 
+async def test_a_watch_that_is_read_in_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that were read do not count any more, however many there were."""
+    monkeypatch.setattr(watches, "READ_AHEAD_BYTES", 1000)
+    watch = watches.Watch([FIRED])
+    for _ in range(100):
+        watch.add(b"event")
+        assert await watch.next() == b"event"
+
+
 @pytest.mark.parametrize("options", [{}, WAITS_AT_EACH_COMMAND])
 async def test_a_watch_leaves_while_another_joins(options: Mapping[str, Any]) -> None:
     """Whenever the last watch of a subject leaves, another one that joins then sees each event from then on."""
@@ -166,11 +176,11 @@ async def test_watches_after_a_lost_connection() -> None:
         reconnected.set()
 
     async with connected({"reconnected_cb": note}) as (peer, connection):
-        watches = [connection.events("acme", "due-time-reached") for _ in range(3)]
-        begun = await until_begun(peer, *(next_number(watch) for watch in watches))
+        old = [connection.events("acme", "due-time-reached") for _ in range(3)]
+        begun = await until_begun(peer, *(next_number(watch) for watch in old))
         await fire(peer, number=0)
         assert await asyncio.gather(*begun) == [0, 0, 0]
-        waiting = [asyncio.ensure_future(anext(watch)) for watch in watches[1:]]
+        waiting = [asyncio.ensure_future(anext(watch)) for watch in old[1:]]
         peer.disconnect()
         for each in waiting:
             with pytest.raises(NoAnswerError, match="connection to the broker has ended; events may be missing"):
@@ -183,7 +193,7 @@ async def test_watches_after_a_lost_connection() -> None:
         await fire(peer, number=1)
         assert await asyncio.gather(*begun) == [1, 1, 1]
         with pytest.raises(NoAnswerError, match="connection to the broker has ended"):
-            await anext(watches[0])
+            await anext(old[0])
         await fire(peer, number=2)
         assert await asyncio.gather(*map(next_number, new)) == [2, 2, 2]
         for watch in new:

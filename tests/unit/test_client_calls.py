@@ -1,7 +1,7 @@
 """The calls in progress on the connection of a client."""
 
 import asyncio
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -34,6 +34,8 @@ async def test_a_request_that_is_too_large_for_the_broker() -> None:
     connection = Connection(Mock(is_connected=True, max_payload=10), "timer")
     with pytest.raises(QueryError, match="TOO_LARGE: the request has 11 bytes; the broker accepts 10"):
         await connection.request(Kind.REQUEST, "acme", "report-tasks", b"x" * 11, 1)
+    answering = Mock(is_connected=True, max_payload=11, request=AsyncMock(return_value=Mock(data=b"{}")))
+    assert await Connection(answering, "timer").request(Kind.REQUEST, "acme", "report-tasks", b"x" * 11, 1) == {}
 
 
 def test_a_command_that_is_too_large_for_the_broker() -> None:

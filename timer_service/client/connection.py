@@ -193,6 +193,7 @@ class Connection:
     async def _events(
         self, tenant: str, messages: Sequence[str], about: Mapping[str, str]
     ) -> AsyncGenerator[dict[str, Any], None]:
+        """Join the watches when the iteration begins, and leave them when it ends."""
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
         watch = Watch([self.subject(Kind.EVENT, tenant, message) for message in messages])

@@ -12,7 +12,7 @@ from timer_service.client.calls import Calls
 from timer_service.client.errors import NoAnswerError
 from timer_service.core.ports.transactions import run_to_completion
 
-_READ_AHEAD_BYTES = 128 * 1024 * 1024
+READ_AHEAD_BYTES = 128 * 1024 * 1024
 """What a watch may keep for a program that reads it slowly."""
 _OVERHEAD_BYTES = 64
 """What an event takes in memory beside its body."""
@@ -39,7 +39,7 @@ class Watch:
         if self._end_reason is not None:
             return
         size = len(body) + _OVERHEAD_BYTES
-        if self._bytes + size > _READ_AHEAD_BYTES:
+        if self._bytes + size > READ_AHEAD_BYTES:
             self.end(_TOO_SLOW)
             return
         self._bytes += size

@@ -120,7 +120,7 @@ async def _find_upstreams(tx: Transaction, announcements: Sequence[Announcement]
     """Return the upstreams of ready jobs whose outputs are shown: the first ones, up to the share of each job."""
     shares = {each.key: each.outputs_share for each in announcements if each.is_ready and each.run.has_outputs}
     texts = await loader.find_needs(tx, shares)
-    needs = {key: [(key[0], name) for name, _ in read_needs(text)] for key, text in texts.items()}
+    needs = {(run, job): [(run, name) for name, _ in read_needs(text)] for (run, job), text in texts.items()}
     sizes = await loader.find_values(tx, "outputs_bytes", sorted(set(chain.from_iterable(needs.values()))))
     found: dict[JobKey, _Upstreams] = {}
     for key, needed in needs.items():

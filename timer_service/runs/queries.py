@@ -126,6 +126,7 @@ def run_view(run: Run) -> Mapping[str, Any]:
 
 
 async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> RawJson:
+    """Return a page of runs."""
     and_status = "" if request.status is None else f"AND status = '{request.status}'"
     sql = _SQL["page"].format(columns=", ".join(store.RUN_COLUMNS), and_status=and_status)
 

@@ -116,7 +116,8 @@ class Sweep:
         if self._overdue or has_locked:
             return now + _RECHECK_MS
         at = await self._next_at()
-        return now + _RECHECK_MS if at is not None and at <= now and not has_swept else at
+        is_left = at is not None and at <= now and not has_swept
+        return now + _RECHECK_MS if is_left else at
 
     async def _find_stale_jobs(self, now: int) -> set[JobKey]:
         """Return the jobs whose `stale_at` has passed and of which no report can be unhandled.
@@ -124,6 +125,8 @@ class Sweep:
         If no overdue jobs wait any more, look for further ones first. Their reports may be in the stream as it is now,
         or among the waiting commands of their tenant.
         """
+        stale_at = await loader.find_values(self._database.reader, "stale_at", self._overdue)
+        self._overdue = {job for job, at in stale_at.items() if at <= now}  # a report moves it, an end removes it
         if not self._overdue:
             self._overdue = await self._next_overdue(now)
             await self._backlog.begin()
@@ -171,8 +174,8 @@ def _in_turns(due: Iterable[RunKey], after: str) -> list[RunKey]:
     counts = Counter[str]()
     turns: list[tuple[int, bool, RunKey]] = []
     for key in due:
-        is_of_later_tenant = key.tenant_id > after
-        turns.append((counts[key.tenant_id], not is_of_later_tenant, key))
+        is_later_in_turn = key.tenant_id <= after
+        turns.append((counts[key.tenant_id], is_later_in_turn, key))
         counts[key.tenant_id] += 1
     return [key for *_, key in sorted(turns)]
 

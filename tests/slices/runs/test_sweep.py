@@ -167,8 +167,12 @@ async def test_report_in_the_stream_prevents_staleness(runs: Runs) -> None:
 
 
 async def test_no_job_is_stale_while_its_report_cannot_be_read(runs: Runs) -> None:
-    """No job becomes stale while the broker is down, or while commands of its tenant wait to be applied."""
+    """No job becomes stale while the broker is down, or while commands of its tenant wait to be applied.
+
+    If a report comes meanwhile, this job no longer delays those of other tenants.
+    """
     await runs.request("StartRun", jobs=[STALE])
+    await runs.request("StartRun", tenant="globex", jobs=[{**STALE, "staleAfterSeconds": 600}])
     runs.clock.advance(minutes=5)
     runs.broker.stored.away = "away"
     await sweep(runs)
@@ -180,6 +184,11 @@ async def test_no_job_is_stale_while_its_report_cannot_be_read(runs: Runs) -> No
     )
     await sweep(runs)
     statuses.append(await runs.statuses())
+    runs.clock.advance(minutes=6)
+    await runs.sql(f"UPDATE run_jobs SET stale_at = {runs.clock.now() + 60_000} WHERE tenant_id = 'acme'")
+    await sweep(runs)
+    assert [row["status"] for row in await runs.rows("run_jobs")] == ["pending", "timed_out_stale"]
+    runs.clock.advance(minutes=1)
     await runs.sql("DELETE FROM waiting_commands")
     await sweep(runs)
     assert (statuses, await runs.statuses()) == ([{"a": "pending"}] * 2, {"a": "timed_out_stale"})
