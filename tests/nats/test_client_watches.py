@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
-from timer_service.client import watches
+from timer_service.client import watches, workflows
 from timer_service.client.connection import Connection, open_connection
 from timer_service.client.errors import NoAnswerError, WorkflowEndedError
 from timer_service.client.workflows import Workflows
@@ -85,6 +85,20 @@ async def test_twenty_waiting_calls_use_three_subscriptions() -> None:
                 assert await tasks[number] == f"order-{number}"
         await peer.until(lambda: not watched(peer))
         assert peer.most == 4  # one is the inbox of the answers
+
+
+async def test_an_end_without_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits for a result looks again from time to time, because the event of the end can be lost."""
+    monkeypatch.setattr(workflows, "LOOK_AGAIN_SECONDS", 0.01)
+    statuses = iter(["running", "running", "cancelled"])
+
+    def answer(_subject: str, _body: bytes) -> dict[str, Any]:
+        return {"workflow": {**WORKFLOW, "workflowId": "order-1", "status": next(statuses)}, "hasWorkers": True}
+
+    async with connected({}) as (peer, connection):
+        peer.answer = answer
+        with pytest.raises(WorkflowEndedError, match="is cancelled"):
+            await Workflows(connection).result("acme", "order-1", timeout_seconds=10)
 
 
 async def test_a_failed_result_leaves_nothing() -> None:

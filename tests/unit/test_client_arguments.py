@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ from timer_service.client import (
     TimerServiceError,
     WorkflowStart,
 )
-from timer_service.client.checks import wire_duration
+from timer_service.client.checks import wire_duration, wire_instant
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
 
@@ -198,6 +198,12 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "due_at or due_in must be given, and not both": (("", "schedule"), {"due_at": None}),
     "due_at or due_in must": (("", "schedule"), {"due_in": HOUR}),
     "late_by must lie between 0 and 366 days": (("", "schedule"), {"late_by": timedelta(367)}),
+    "late_by must lie": (("", "schedule"), {"late_by": -HOUR}),
+    "timeout_seconds must be a number": (("", "get"), {"timeout_seconds": float("nan")}),
+    "timeout_seconds must be a number ": (("", "get"), {"timeout_seconds": True}),
+    "count must be a whole number": (("schedules", "preview"), {"count": True}),
+    "groups must be a list": (("runs", "start"), {"groups": "tests"}),
+    "on must be 1 to 100 ": (("signals", "create"), {"on": ["x" * 101]}),
     "data must be JSON: Out of range": (("", "schedule"), {"data": float("nan")}),
     "data must be JSON: 'utf-8'": (("", "schedule"), {"data": "\ud800"}),
     "data must be smaller": (("", "schedule"), {"data": LARGE}),
@@ -210,6 +216,7 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "cron or every must be given, and not both": (("schedules", "put"), {"cron": None}),
     "cron or every must": (("schedules", "preview"), {"every": HOUR}),
     "every must be whole milliseconds": (("schedules", "put"), {"cron": None, "every": timedelta(microseconds=1)}),
+    "start_at cannot be combined": (("workflows", "start"), {"start_at": LATER, "start_in": HOUR}),
     "deadline_at cannot be combined": (("workflows", "start"), {"deadline_at": LATER, "deadline_in": HOUR}),
 }
 
@@ -230,6 +237,21 @@ def test_answers_that_cannot_be_read_are_not_quoted() -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_durations_are_rounded_up() -> None:
-    """A timer is never due earlier than its duration says."""
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_attempts": 0}, {"factor": 0.9}, {"first": -HOUR}, {"first": 25 * HOUR}, {"cap": -HOUR}, {"cap": 169 * HOUR}],
+    ids=str,
+)
+def test_wrong_retry(wrong: dict[str, Any]) -> None:
+    """A policy that the service would refuse raises ValueError with the name of the argument."""
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} must lie between"):
+        Retry(**wrong)
+
+
+def test_wire_forms() -> None:
+    """Durations are rounded up, so that no timer is due earlier. Instants are in UTC: offsets can have seconds."""
     assert wire_duration("due_in", timedelta(seconds=1, microseconds=1)) == "PT1.001S"
+    assert wire_duration("due_in", timedelta(366)) == wire_duration("due_in", 366 * 24 * HOUR)
+    local = LATER.astimezone(timezone(timedelta(hours=1, seconds=1)))
+    assert wire_instant("due_at", local) == "2100-01-01T09:30:00+00:00"

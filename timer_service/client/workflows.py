@@ -30,7 +30,7 @@ from timer_service.client.workflow_start import WorkflowStart, wire_start
 
 _FAILED = frozenset([WorkflowStatus.FAILED, WorkflowStatus.CANCELLED])
 _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
-_LOOK_AGAIN_SECONDS = 10
+LOOK_AGAIN_SECONDS = 10
 """An event of the end can be missed while the connection is lost."""
 _PAUSE_SECONDS = 1
 _QUERY_SECONDS = 10
@@ -185,7 +185,7 @@ class Workflows(Resource):
                     return detail.result
                 if detail.workflow.status in _FAILED:
                     raise WorkflowEndedError(detail.workflow, detail.failure)
-                await asyncio.wait([following], timeout=_LOOK_AGAIN_SECONDS)
+                await asyncio.wait([following], timeout=LOOK_AGAIN_SECONDS)
                 if following.done():
                     following.result()  # raises if the connection is lost
                     following = asyncio.ensure_future(anext(events))
