@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import product
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from nats.aio.client import Client
@@ -58,7 +59,7 @@ VALID: dict[str, Any] = {
     "outputs": {"a": 1},
     "timers": [NewTimer("acme", "call-1", LATER)],
     "cron": "@daily",
-    "zone": "Europe/Berlin",
+    "zone": ZoneInfo("Europe/Berlin"),
     "catch_up": "skip",
     "data": 1,
     "progress": print,
@@ -234,7 +235,7 @@ def test_answers_that_cannot_be_read_are_not_quoted() -> None:
     """The error names the field, but not the data of the timer: a program may log it."""
     with pytest.raises(TimerServiceError, match=r"(?s)cannot read.*dueAt") as caught:
         Timer.read({"serviceCallId": "call-1", "data": "s3cret", "dueAt": "s3cret"})
-    assert "s3cret" not in str(caught.value)
+    assert "s3cret" not in f"{caught.value} {caught.value.__cause__}"
 
 
 @pytest.mark.parametrize(
@@ -253,5 +254,6 @@ def test_wire_forms() -> None:
     """Durations are rounded up, so that no timer is due earlier. Instants are in UTC: offsets can have seconds."""
     assert wire_duration("due_in", timedelta(seconds=1, microseconds=1)) == "PT1.001S"
     assert wire_duration("due_in", timedelta(366)) == wire_duration("due_in", 366 * 24 * HOUR)
+    assert Retry(cap=HOUR).wire == {"maxAttempts": 5, "first": "PT1S", "factor": 2, "cap": "PT1H"}
     local = LATER.astimezone(timezone(timedelta(hours=1, seconds=1)))
     assert wire_instant("due_at", local) == "2100-01-01T09:30:00+00:00"
