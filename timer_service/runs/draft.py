@@ -122,7 +122,7 @@ class Draft:
         Return the names of the jobs that were waiting although they should have been ready or skipped.
         """
         # All needs count as open first. The evaluation then takes away those of the ended jobs.
-        needs = Counter(edge.job for edges in self.downstream.values() for edge in edges)
+        needs = _count_needs(self.downstream)
         unresolved = [name for name, group in self.groups.items() if group.resolved_at is None]
         groups = Counter(edge.job for name in unresolved for edge in self.downstream_of_groups.get(name, ()))
         waiting = [job for job in self.jobs.values() if job.is_waiting]
@@ -172,12 +172,14 @@ class Draft:
 
         `resolved` are the edges from the group to the jobs that need it. These jobs need the new jobs instead.
         """
-        needs, groups = (Counter(edge.job for some in each.values() for edge in some) for each in (to_jobs, to_groups))
+        needs, groups = _count_needs(to_jobs), _count_needs(to_groups)
         self.jobs |= {job.name: _new_job(job, group, needs.get(job.name, 0), groups.get(job.name, 0)) for job in jobs}
         added = len(jobs) + needs.total() + groups.total()
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
-        for known, more in ((self.downstream, to_jobs), (self.downstream_of_groups, to_groups)):
-            known |= {name: [*known.get(name, ()), *edges] for name, edges in more.items()}
+        for name, edges in to_jobs.items():
+            self.downstream[name] = [*self.downstream.get(name, ()), *edges]
+        for name, edges in to_groups.items():
+            self.downstream_of_groups[name] = [*self.downstream_of_groups.get(name, ()), *edges]
         for job in [self.jobs[edge.job] for edge in resolved]:
             if job.is_waiting:
                 open_needs = job.open_needs + needs.get(job.name, 0)
@@ -229,6 +231,11 @@ class Draft:
         self.run = self.run._replace(
             status=RunStatus.REJECTED, flaw_code=flaw.code, flaw_path=dump_data(list(flaw.path))
         )
+
+
+def _count_needs(edges: Edges) -> Counter[str]:
+    """Return how many needs each job has."""
+    return Counter(edge.job for from_one in edges.values() for edge in from_one)
 
 
 def _new_job(job: NewJob, group: str | None, needs: int, groups: int) -> Job:

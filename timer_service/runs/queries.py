@@ -281,6 +281,7 @@ def _needs_to_show(jobs: _StoredJobs, key: JobKey, start: _Start) -> Sequence[tu
 
 
 def _job_to_show(row: Row, needs: Sequence[tuple[str, IfFailed]], groups: Sequence[str]) -> _ShownJob:
+    """Return a stored job as a page shows it, with these needs."""
     fields = omit_none(
         name=row["job_name"],
         status=row["status"],
