@@ -107,14 +107,15 @@ def find_cycle(new: Iterable[str], known: Edges, added: Edges) -> Flaw | None:
 
 def _edges_from(new: Iterable[str], known: Edges, added: Edges) -> dict[str, Sequence[Edge]]:
     """Return the edges from `new` jobs and from all jobs that need them, directly or not."""
-    found = set(new)
-    queue = list(found)
+    queue = list(new)
+    found = set(queue)
     edges: dict[str, Sequence[Edge]] = {}
     for name in queue:  # the loop appends to this list
         edges[name] = [*known.get(name, ()), *added.get(name, ())]
-        needing = {edge.job for edge in edges[name]} - found
-        found |= needing
-        queue += needing
+        for edge in edges[name]:
+            if edge.job not in found:
+                found.add(edge.job)
+                queue.append(edge.job)
     return edges
 
 
