@@ -1,6 +1,7 @@
 """Wrong arguments of every method of the client: a ValueError that names the argument. No broker is needed."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import product
@@ -11,6 +12,8 @@ import pytest
 from nats.aio.client import Client
 
 from tests.harness.cases import case
+from timer_service import runs
+from timer_service.app.slices import SCHEDULES
 from timer_service.client import (
     DeadLetter,
     NewTimer,
@@ -23,6 +26,8 @@ from timer_service.client import (
 from timer_service.client.checks import wire_duration, wire_instant
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
+from timer_service.core.service.slice import Slice
+from timer_service.core.values.message import kebab
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -161,6 +166,70 @@ async def test_a_valid_argument_passes_the_checks() -> None:
             for argument in inspect.signature(method).parameters:
                 with pytest.raises(NoAnswerError, match="not connected"):
                     raise_first(await call(method, smallest_call(method, argument)))
+
+
+class Recorder(Connection):
+    """A connection that records what would be sent: commands, requests, and the events that a watch asks for."""
+
+    def __init__(self) -> None:
+        super().__init__(Client(), "timer")
+        self.sent: list[object] = []
+
+    async def send_many(self, commands: Any, *_: object) -> Any:
+        self.sent += [{**json.loads(command.body), "id": ""} for command in commands]
+        raise NoAnswerError
+
+    async def request(self, *request: object) -> Any:
+        self.sent.append(request)
+        raise NoAnswerError
+
+    async def events(self, *names: object, **about: object) -> Any:
+        self.sent.append((names, about))
+        raise NoAnswerError
+        yield
+
+
+async def sent(place: str, name: str, arguments: dict[str, Any]) -> Any:
+    """Return what a call sends."""
+    recorder = Recorder()
+    client = TimerClient(recorder)
+    with pytest.raises(NoAnswerError):
+        await call(getattr(getattr(client, place) if place else client, name), arguments)
+    (message,) = recorder.sent
+    return message
+
+
+def without_or_other(values: dict[str, Any], argument: str) -> dict[str, Any] | None:
+    """Return the arguments with a greater number, duration or instant, or without an argument that is optional."""
+    value = values.get(argument)
+    if isinstance(value, datetime):
+        return {**values, argument: value + HOUR}
+    if isinstance(value, int | timedelta):
+        return {**values, argument: value * 2}
+    return None if argument in ALWAYS else {name: each for name, each in values.items() if name != argument}
+
+
+async def test_each_argument_is_sent() -> None:
+    """Each optional argument changes what is sent."""
+    for place, name in [each for each in METHODS if each[0] != "dead_letters" and each != WAITS]:
+        method = method_of(place, name)
+        for argument, parameter in inspect.signature(method).parameters.items():
+            values = smallest_call(method, argument)
+            others = without_or_other(values, argument)
+            is_required = parameter.default is parameter.empty
+            if is_required or others is None or argument in {"timeout_seconds", "progress"}:
+                continue
+            with case(place, name, argument):
+                assert await sent(place, name, values) != await sent(place, name, others)
+
+
+@pytest.mark.parametrize(
+    ("slice_", "watch"), [(runs.SLICE, ("runs", "watch_all")), (SCHEDULES, ("schedules", "watch"))]
+)
+async def test_a_watch_of_all_events(slice_: Slice, watch: tuple[str, str]) -> None:
+    """It asks for each type of event that the slice publishes."""
+    names, _ = await sent(*watch, {})
+    assert set(names) == {"*", *(kebab(each.type) for each in slice_.events)}
 
 
 def raise_first(results: Any) -> None:
