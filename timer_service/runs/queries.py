@@ -174,11 +174,8 @@ class _ShownJob(NamedTuple):
     """The JSON of the open groups that it needs."""
     outputs: RawJson | None
     bytes_without_needs: int
-
-    @property
-    def size(self) -> int:
-        """How many bytes it takes with all needs."""
-        return self.bytes_without_needs + _bytes(self.needs)
+    size: int
+    """Its bytes with all needs."""
 
     def count_fitting(self, room: int) -> int:
         """Return how many needs fit into the bytes `room` together with the job."""
@@ -292,8 +289,8 @@ def _job_to_show(row: Row, needs: Sequence[tuple[str, IfFailed]], groups: Sequen
     )
     # A member of an enum takes four times as long to write as its text.
     texts = [f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}' for job, if_failed in needs]
-    size = len(to_json(fields)) + (row["outputs_bytes"] or 0) + _JOB_BYTES + _bytes(groups)
-    return _ShownJob(fields, texts, groups, read_stored(row["outputs"]), size)
+    without_needs = len(to_json(fields)) + (row["outputs_bytes"] or 0) + _JOB_BYTES + _bytes(groups)
+    return _ShownJob(fields, texts, groups, read_stored(row["outputs"]), without_needs, without_needs + _bytes(texts))
 
 
 def _bytes(texts: Sequence[str]) -> int:
