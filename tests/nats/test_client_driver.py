@@ -51,6 +51,14 @@ async def test_the_reason_of_a_failed_connection_is_named() -> None:
             pass
 
 
+async def test_a_command_leaves_no_subscription() -> None:
+    """A client that sends many commands, answered or not, has no more subscriptions afterwards."""
+    async with scripted_peer() as peer, open_connection(peer.url, "user", "timer", {}) as opened:
+        with pytest.raises(NoAnswerError, match="no outcome within"):
+            await opened.send("CancelTimer", "acme", {}, 0.05)
+        await peer.until(lambda: peer.most == 1 and not peer.open)
+
+
 async def test_pages() -> None:
     """Each page is asked for with the cursor of the last one. A thing that is deleted meanwhile is not found."""
     second: dict[str, Any] = {"cursor": "2"}
