@@ -138,7 +138,7 @@ async def test_schedule_many_when_the_stream_refuses_one(user: User, client: Tim
     good = [NewTimer("acme", f"call-{index}", LATER) for index in range(3)]
     first, refused, *rest = await client.schedule_many([good[0], large, *good[1:]])
     assert isinstance(refused, NoAnswerError)
-    assert "message size exceeds maximum allowed" in str(refused)
+    assert "message size exceeds maximum allowed (10054)" in str(refused)
     assert [each.name for each in (first, *rest) if isinstance(each, Outcome)] == ["scheduled"] * 3
 
 
