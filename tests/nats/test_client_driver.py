@@ -11,6 +11,7 @@ import pytest
 from tests.harness.nats_peer import scripted_peer
 from timer_service.client.connection import open_connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.client.runs import Runs
 from timer_service.core.values.message import Kind
 from timer_service.nats_client import LastingClient
 
@@ -77,6 +78,19 @@ async def test_pages() -> None:
         assert await opened.find_pages("acme", "get-run", {"runId": "a"}, 5) == []
         with pytest.raises(TimerServiceError, match="wrong cursor"):
             await opened.find_pages("acme", "get-run", {"runId": "a"}, 5)
+
+
+async def test_a_job_on_several_pages() -> None:
+    """A job whose needs continue on the next page has all of them."""
+    counted = {"openJobs": 1, "unresolvedGroups": 0, "counts": {"pending": 1}, "groups": {}}
+    run = {"tenantId": "acme", "runId": "a", "status": "running", "createdAt": "2027-01-01T00:00:00Z", **counted}
+    first, last = ({"name": "j", "status": "pending", "needs": [{"job": need}]} for need in ("b", "c"))
+    answers = iter([{**run, "cursor": "2", "jobs": [first]}, {**run, "jobs": [last]}])
+    async with scripted_peer() as peer, open_connection(peer.url, "user", "timer", {}) as opened:
+        peer.answer = lambda _subject, _body: next(answers)
+        found = await Runs(opened).get("acme", "a")
+        assert found is not None
+        assert [job.needs for job in found.jobs] == [[{"job": "b"}, {"job": "c"}]]
 
 
 def refuse_login(listener: socket.socket) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 
 from tests.harness.cases import case
-from timer_service import runs
+from timer_service import runs, signals, timers
 from timer_service.app.slices import SCHEDULES
 from timer_service.client import (
     DeadLetter,
@@ -224,7 +224,13 @@ async def test_each_argument_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slice_", "watch"), [(runs.SLICE, ("runs", "watch_all")), (SCHEDULES, ("schedules", "watch"))]
+    ("slice_", "watch"),
+    [
+        (timers.SLICE, ("", "watch")),
+        (signals.SLICE, ("signals", "watch")),
+        (SCHEDULES, ("schedules", "watch")),
+        (runs.SLICE, ("runs", "watch_all")),
+    ],
 )
 async def test_a_watch_of_all_events(slice_: Slice, watch: tuple[str, str]) -> None:
     """It asks for each type of event that the slice publishes."""
