@@ -87,6 +87,18 @@ async def test_twenty_waiting_calls_use_three_subscriptions() -> None:
         assert peer.most == 4  # one is the inbox of the answers
 
 
+async def test_effects_on_several_pages() -> None:
+    """A workflow has the effects of all pages, in order."""
+    page = {"workflow": {**WORKFLOW, "workflowId": "order-1", "status": "parked"}, "hasWorkers": True}
+    first, last = ([{"key": key, "kind": "step", "status": "completed"}] for key in ("a/1", "b/1"))
+    answers = iter([{**page, "cursor": "2", "effects": first}, {**page, "effects": last}])
+    async with connected({}) as (peer, connection):
+        peer.answer = lambda _subject, _body: next(answers)
+        detail = await Workflows(connection).get("acme", "order-1")
+        assert detail is not None
+        assert [effect.key for effect in detail.effects] == ["a/1", "b/1"]
+
+
 async def test_an_end_without_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that waits for a result looks again from time to time, because the event of the end can be lost."""
     monkeypatch.setattr(workflows, "LOOK_AGAIN_SECONDS", 0.01)
