@@ -117,6 +117,15 @@ async def test_schedule_many(user: User, client: TimerClient, service: Service, 
     assert [each.name for each in outcomes] == ["scheduled"] * 2_499 + ["unchanged"]
     assert [each.timer.data for each in outcomes[:-1] if each.timer] == [*range(1_234), *range(1_235, 2_500)]
     assert await client.schedule_many([]) == []
+    ended.clear()
+
+    def stop(count: int) -> None:
+        ended.append(count)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await client.schedule_many(timers[:3], progress=stop)
+    assert ended == [1]
     assert await counted(service, "ScheduleTimer", "scheduled") == 2_499
 
 
@@ -129,7 +138,7 @@ async def test_schedule_many_when_the_stream_refuses_one(user: User, client: Tim
     good = [NewTimer("acme", f"call-{index}", LATER) for index in range(3)]
     first, refused, *rest = await client.schedule_many([good[0], large, *good[1:]])
     assert isinstance(refused, NoAnswerError)
-    assert "message size exceeds maximum allowed" in str(refused)
+    assert "message size exceeds maximum allowed (10054)" in str(refused)
     assert [each.name for each in (first, *rest) if isinstance(each, Outcome)] == ["scheduled"] * 3
 
 

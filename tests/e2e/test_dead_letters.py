@@ -73,6 +73,7 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
     await user.js.publish(LETTERS, command)
     await user.js.publish(LETTERS, b"", headers={"Timer-Body-Omitted": "true"})
     await user.js.publish("timer.dlq.v1.~unreadable.schedule-timer", command)
+    await user.js.publish("timer.dlq.v1.acme.~unreadable", command)
     assert await cli.lines("dead-letters", "resubmit", "acme", "2", "2") == ["acme/2  unchanged", "acme/2  unchanged"]
     done = await cli.run("dead-letters", "resubmit", "acme", "2", "1", "3", "9")
     outcomes = [line.split("  ", 1)[1] for line in done.stdout.splitlines()]
@@ -80,8 +81,20 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
     assert outcomes[1].startswith("INVALID_PAYLOAD: ")
     assert outcomes[2].startswith("INVALID_PAYLOAD: dead letter 3 lacks the command: it was too large. It is message ")
     assert [each["sequence"] for each in await cli.json("dead-letters", "list", "~unreadable")] == [4]
-    done = await cli.run("dead-letters", "resubmit", "~unreadable", "4")
-    assert "dead letter 4 was sent to a subject that no command can have\n" in done.stdout
+    for tenant, number in (("~unreadable", "4"), ("acme", "5")):
+        done = await cli.run("dead-letters", "resubmit", tenant, number)
+        assert f"dead letter {number} was sent to a subject that no command can have\n" in done.stdout
+
+
+async def test_wrong_dead_letters(user: User, service: Service, broker: NatsServer) -> None:
+    """A sequence that no dead letter can have finds none. A dead letter of a list cannot be resubmitted."""
+    await user.js.publish(LETTERS, body("ScheduleTimer", "acme", VALID))
+    async with TimerClient.connect(broker.url) as client:
+        assert [await client.dead_letters.get("acme", number) for number in (0, 2**64)] == [None, None]
+        (listed,) = await client.dead_letters.list("acme")
+        with pytest.raises(ValueError, match="lacks the command"):
+            await client.dead_letters.resubmit(listed)
+    assert await user.js.consumers_info("TIMER_DLQ") == []  # a list leaves none
 
 
 async def test_resubmit_without_an_answer(

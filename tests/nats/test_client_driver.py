@@ -10,7 +10,8 @@ import pytest
 
 from tests.harness.nats_peer import scripted_peer
 from timer_service.client.connection import open_connection
-from timer_service.client.errors import NoAnswerError
+from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.client.runs import Runs
 from timer_service.core.values.message import Kind
 from timer_service.nats_client import LastingClient
 
@@ -40,6 +41,56 @@ async def test_a_worker_connects_again_after_an_error(reason: str, monkeypatch: 
             async with asyncio.timeout(10):
                 await reconnected.wait()
             assert await opened.request(Kind.REQUEST, "acme", "poll-tasks", b"{}", 5) == ANSWER
+
+
+async def test_the_reason_of_a_failed_connection_is_named() -> None:
+    """It is not only that no server is left to try."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"nats://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(NoAnswerError, match="Connect call failed"):
+        async with open_connection(url, "user", "timer", {}):
+            pass
+
+
+async def test_a_command_leaves_no_subscription() -> None:
+    """A client that sends many commands, answered or not, has no more subscriptions afterwards."""
+    async with scripted_peer() as peer, open_connection(peer.url, "user", "timer", {}) as opened:
+        with pytest.raises(NoAnswerError, match="no outcome within"):
+            await opened.send("CancelTimer", "acme", {}, 0.05)
+        await peer.until(lambda: peer.most == 1 and not peer.open)
+
+
+async def test_pages() -> None:
+    """Each page is asked for with the cursor of the last one. A thing that is deleted meanwhile is not found."""
+    second: dict[str, Any] = {"cursor": "2"}
+    gone = {"error": {"code": "NOT_FOUND", "message": "no run"}}
+    answers = iter([second, {"cursor": "3"}, {"jobs": []}, second, gone, second, second])
+    asked: list[Any] = []
+
+    def answer(_subject: str, question: bytes) -> dict[str, Any]:
+        asked.append(json.loads(question))
+        return next(answers)
+
+    async with scripted_peer() as peer, open_connection(peer.url, "user", "timer", {}) as opened:
+        peer.answer = answer
+        assert len(await opened.find_pages("acme", "get-run", {"runId": "a"}, 5)) == 3
+        assert asked == [{"runId": "a"}, {"runId": "a", "cursor": "2"}, {"runId": "a", "cursor": "3"}]
+        assert await opened.find_pages("acme", "get-run", {"runId": "a"}, 5) == []
+        with pytest.raises(TimerServiceError, match="wrong cursor"):
+            await opened.find_pages("acme", "get-run", {"runId": "a"}, 5)
+
+
+async def test_a_job_on_several_pages() -> None:
+    """A job whose needs continue on the next page has all of them."""
+    counted = {"openJobs": 1, "unresolvedGroups": 0, "counts": {"pending": 1}, "groups": {}}
+    run = {"tenantId": "acme", "runId": "a", "status": "running", "createdAt": "2027-01-01T00:00:00Z", **counted}
+    first, last = ({"name": "j", "status": "pending", "needs": [{"job": need}]} for need in ("b", "c"))
+    answers = iter([{**run, "cursor": "2", "jobs": [first]}, {**run, "jobs": [last]}])
+    async with scripted_peer() as peer, open_connection(peer.url, "user", "timer", {}) as opened:
+        peer.answer = lambda _subject, _body: next(answers)
+        found = await Runs(opened).get("acme", "a")
+        assert found is not None
+        assert [job.needs for job in found.jobs] == [[{"job": "b"}, {"job": "c"}]]
 
 
 def refuse_login(listener: socket.socket) -> bytes:

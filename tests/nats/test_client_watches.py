@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
+from timer_service.client import watches, workflows
 from timer_service.client.connection import Connection, open_connection
 from timer_service.client.errors import NoAnswerError, WorkflowEndedError
 from timer_service.client.workflows import Workflows
@@ -86,6 +87,32 @@ async def test_twenty_waiting_calls_use_three_subscriptions() -> None:
         assert peer.most == 4  # one is the inbox of the answers
 
 
+async def test_effects_on_several_pages() -> None:
+    """A workflow has the effects of all pages, in order."""
+    page = {"workflow": {**WORKFLOW, "workflowId": "order-1", "status": "parked"}, "hasWorkers": True}
+    first, last = ([{"key": key, "kind": "step", "status": "completed"}] for key in ("a/1", "b/1"))
+    answers = iter([{**page, "cursor": "2", "effects": first}, {**page, "effects": last}])
+    async with connected({}) as (peer, connection):
+        peer.answer = lambda _subject, _body: next(answers)
+        detail = await Workflows(connection).get("acme", "order-1")
+        assert detail is not None
+        assert [effect.key for effect in detail.effects] == ["a/1", "b/1"]
+
+
+async def test_an_end_without_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits for a result looks again from time to time, because the event of the end can be lost."""
+    monkeypatch.setattr(workflows, "LOOK_AGAIN_SECONDS", 0.01)
+    statuses = iter(["running", "running", "cancelled"])
+
+    def answer(_subject: str, _body: bytes) -> dict[str, Any]:
+        return {"workflow": {**WORKFLOW, "workflowId": "order-1", "status": next(statuses)}, "hasWorkers": True}
+
+    async with connected({}) as (peer, connection):
+        peer.answer = answer
+        with pytest.raises(WorkflowEndedError, match="is cancelled"):
+            await Workflows(connection).result("acme", "order-1", timeout_seconds=10)
+
+
 async def test_a_failed_result_leaves_nothing() -> None:
     """An error that a program keeps does not keep the watch of the call that raised it."""
     view = {**WORKFLOW, "workflowId": "order-1", "status": "failed"}
@@ -119,6 +146,15 @@ async def test_a_slow_watch_ends_alone() -> None:
         begun = await until_begun(peer, next_number(connection.events("acme", "due-time-reached")))
         await fire(peer, number=140)
         assert await asyncio.gather(next_number(fast), *begun) == [140, 140]
+
+
+async def test_a_watch_that_is_read_in_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that were read do not count any more, however many there were."""
+    monkeypatch.setattr(watches, "READ_AHEAD_BYTES", 1000)
+    watch = watches.Watch([FIRED])
+    for _ in range(100):
+        watch.add(b"event")
+        assert await watch.next() == b"event"
 
 
 @pytest.mark.parametrize("options", [{}, WAITS_AT_EACH_COMMAND])
@@ -166,11 +202,11 @@ async def test_watches_after_a_lost_connection() -> None:
         reconnected.set()
 
     async with connected({"reconnected_cb": note}) as (peer, connection):
-        watches = [connection.events("acme", "due-time-reached") for _ in range(3)]
-        begun = await until_begun(peer, *(next_number(watch) for watch in watches))
+        old = [connection.events("acme", "due-time-reached") for _ in range(3)]
+        begun = await until_begun(peer, *(next_number(watch) for watch in old))
         await fire(peer, number=0)
         assert await asyncio.gather(*begun) == [0, 0, 0]
-        waiting = [asyncio.ensure_future(anext(watch)) for watch in watches[1:]]
+        waiting = [asyncio.ensure_future(anext(watch)) for watch in old[1:]]
         peer.disconnect()
         for each in waiting:
             with pytest.raises(NoAnswerError, match="connection to the broker has ended; events may be missing"):
@@ -183,7 +219,7 @@ async def test_watches_after_a_lost_connection() -> None:
         await fire(peer, number=1)
         assert await asyncio.gather(*begun) == [1, 1, 1]
         with pytest.raises(NoAnswerError, match="connection to the broker has ended"):
-            await anext(watches[0])
+            await anext(old[0])
         await fire(peer, number=2)
         assert await asyncio.gather(*map(next_number, new)) == [2, 2, 2]
         for watch in new:

@@ -19,6 +19,7 @@ from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Database
 from timer_service.core.service.clock_repair import ClockRepair
 from timer_service.core.values.message import Position
+from timer_service.runs import events as run_events
 from timer_service.runs.run import SWEEP_MS
 
 AHEAD_DAYS = 365
@@ -135,7 +136,7 @@ async def test_rows_that_a_right_clock_wrote(timers: Timers) -> None:
     assert await scan(new_repair(timers), timers.clock) == 1
 
 
-async def test_events_that_were_added_while_the_clock_was_ahead(runs: Runs) -> None:
+async def test_events_that_were_added_while_the_clock_was_ahead(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events that were added, refused or claimed then are published, in the order in which they were added."""
     runs.clock.advance(days=AHEAD_DAYS)
     for name in ("run-1", "run-2", "run-3"):
@@ -143,11 +144,13 @@ async def test_events_that_were_added_while_the_clock_was_ahead(runs: Runs) -> N
     assert await claim(runs, Lease(OUTBOX, VISIBILITY_TIMEOUT)) == 3
     await runs.start({"a": [], "b": ["a"]}, runId="run-4")
     await runs.request("ReportJobStatus", runId="run-4", jobName="a", status="failed")
+    monkeypatch.setattr(run_events, "MOST_BYTES", 1)  # the event of the second job is deferred
+    await runs.start({"a": [], "b": []}, runId="run-5")
     runs.clock.set(after(hours=1))
     assert await runs.stored() == []
     await scan(new_repair(runs), runs.clock)
     published = [each.address.message for each in await runs.stored()]
-    assert published == ["job-ready"] * 4 + ["job-skipped", "run-completed"]
+    assert published == ["job-ready"] * 4 + ["job-skipped", "run-completed"] + ["job-ready"] * 2
 
 
 async def test_signals_that_fired_while_the_clock_was_ahead(signals: Signals) -> None:

@@ -240,6 +240,16 @@ async def test_batch_on_one_run(store: Database) -> None:
     assert found == {"j0", "j1", "j2", "g00", "g01", "g02", "g20"}
 
 
+async def test_run_that_ends_in_the_batch(store: Database) -> None:
+    """A run that a batch cancels makes room for the next run of the batch."""
+    talk = conversation(store, runs.SLICE, run_rows=6, open_runs=1)
+    await talk.request(**COMMANDS["run"]("r1"))
+    talk.send("CancelRun", runId="r1")
+    talk.send("StartRun", runId="r2", jobs=jobs(5), groups=["g"])
+    await talk.consume()
+    assert [talk.reply(number)["outcome"] for number in (1, 2)] == ["cancelled", "started"]
+
+
 async def fill(store: Database) -> InProcess:
     """Store three things of each kind that can be limited. Return the last slice."""
     broker = MemoryBroker()
@@ -251,6 +261,7 @@ async def fill(store: Database) -> InProcess:
         (SCHEDULES, "BackfillSchedule", {"scheduleId": "{}", "from": iso(after(hours=-1)), "to": LATER}),
         (workflows.SLICE, "StartWorkflow", {"workflowId": "{}", "type": "order", "input": "x" * 2000}),
         (runs.SLICE, "StartRun", {"runId": "{}", "jobs": [{"name": "a"}]}),
+        (runs.SLICE, "StartRun", {"runId": "ended-{}", "jobs": []}),
         (runs.SLICE, "ReportJobStatus", {"runId": "early-{}", "jobName": "a", "status": "success"}),
     ]
     talk = conversation(store, runs.SLICE, broker)

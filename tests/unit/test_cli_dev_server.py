@@ -104,7 +104,11 @@ def test_foreign_file(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["user:secret@host:1", "nats://u:secret#x@host:1", "nats://a:1,nats://u:secret,x@host:1"]
+    "url",
+    [
+        *("user:secret@host:1", "nats://u:secret#x@host:1", "nats://a:1,nats://u:secret,x@host:1"),
+        "nats://u:secret@a:1,nats://u:secret@host:1",
+    ],
 )
 def test_url_without_login(url: str) -> None:
     """No part of a login is shown, whatever characters it contains."""

@@ -1,15 +1,19 @@
 """Wrong arguments of every method of the client: a ValueError that names the argument. No broker is needed."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from itertools import product
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from nats.aio.client import Client
 
 from tests.harness.cases import case
+from timer_service import runs, signals, timers
+from timer_service.app.slices import SCHEDULES
 from timer_service.client import (
     DeadLetter,
     NewTimer,
@@ -19,9 +23,11 @@ from timer_service.client import (
     TimerServiceError,
     WorkflowStart,
 )
-from timer_service.client.checks import wire_duration
+from timer_service.client.checks import wire_duration, wire_instant
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
+from timer_service.core.service.slice import Slice
+from timer_service.core.values.message import kebab
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -58,7 +64,7 @@ VALID: dict[str, Any] = {
     "outputs": {"a": 1},
     "timers": [NewTimer("acme", "call-1", LATER)],
     "cron": "@daily",
-    "zone": "Europe/Berlin",
+    "zone": ZoneInfo("Europe/Berlin"),
     "catch_up": "skip",
     "data": 1,
     "progress": print,
@@ -162,6 +168,76 @@ async def test_a_valid_argument_passes_the_checks() -> None:
                     raise_first(await call(method, smallest_call(method, argument)))
 
 
+class Recorder(Connection):
+    """A connection that records what would be sent: commands, requests, and the events that a watch asks for."""
+
+    def __init__(self) -> None:
+        super().__init__(Client(), "timer")
+        self.sent: list[object] = []
+
+    async def send_many(self, commands: Any, *_: object) -> Any:
+        self.sent += [{**json.loads(command.body), "id": ""} for command in commands]
+        raise NoAnswerError
+
+    async def request(self, *request: object) -> Any:
+        self.sent.append(request)
+        raise NoAnswerError
+
+    async def events(self, *names: object, **about: object) -> Any:
+        self.sent.append((names, about))
+        raise NoAnswerError
+        yield
+
+
+async def sent(place: str, name: str, arguments: dict[str, Any]) -> Any:
+    """Return what a call sends."""
+    recorder = Recorder()
+    client = TimerClient(recorder)
+    with pytest.raises(NoAnswerError):
+        await call(getattr(getattr(client, place) if place else client, name), arguments)
+    (message,) = recorder.sent
+    return message
+
+
+def without_or_other(values: dict[str, Any], argument: str) -> dict[str, Any] | None:
+    """Return the arguments with a greater number, duration or instant, or without an argument that is optional."""
+    value = values.get(argument)
+    if isinstance(value, datetime):
+        return {**values, argument: value + HOUR}
+    if isinstance(value, int | timedelta):
+        return {**values, argument: value * 2}
+    return None if argument in ALWAYS else {name: each for name, each in values.items() if name != argument}
+
+
+async def test_each_argument_is_sent() -> None:
+    """Each optional argument changes what is sent."""
+    for place, name in [each for each in METHODS if each[0] != "dead_letters" and each != WAITS]:
+        method = method_of(place, name)
+        for argument, parameter in inspect.signature(method).parameters.items():
+            values = smallest_call(method, argument)
+            others = without_or_other(values, argument)
+            is_required = parameter.default is parameter.empty
+            if is_required or others is None or argument in {"timeout_seconds", "progress"}:
+                continue
+            with case(place, name, argument):
+                assert await sent(place, name, values) != await sent(place, name, others)
+
+
+@pytest.mark.parametrize(
+    ("slice_", "watch"),
+    [
+        (timers.SLICE, ("", "watch")),
+        (signals.SLICE, ("signals", "watch")),
+        (SCHEDULES, ("schedules", "watch")),
+        (runs.SLICE, ("runs", "watch_all")),
+    ],
+)
+async def test_a_watch_of_all_events(slice_: Slice, watch: tuple[str, str]) -> None:
+    """It asks for each type of event that the slice publishes."""
+    names, _ = await sent(*watch, {})
+    assert set(names) == {"*", *(kebab(each.type) for each in slice_.events)}
+
+
 def raise_first(results: Any) -> None:
     """Raise the error that `schedule_many` returns for its only timer."""
     raise results[0]
@@ -198,6 +274,12 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "due_at or due_in must be given, and not both": (("", "schedule"), {"due_at": None}),
     "due_at or due_in must": (("", "schedule"), {"due_in": HOUR}),
     "late_by must lie between 0 and 366 days": (("", "schedule"), {"late_by": timedelta(367)}),
+    "late_by must lie": (("", "schedule"), {"late_by": -HOUR}),
+    "timeout_seconds must be a number": (("", "get"), {"timeout_seconds": float("nan")}),
+    "timeout_seconds must be a number ": (("", "get"), {"timeout_seconds": True}),
+    "count must be a whole number": (("schedules", "preview"), {"count": True}),
+    "groups must be a list": (("runs", "start"), {"groups": "tests"}),
+    "on must be 1 to 100 ": (("signals", "create"), {"on": ["x" * 101]}),
     "data must be JSON: Out of range": (("", "schedule"), {"data": float("nan")}),
     "data must be JSON: 'utf-8'": (("", "schedule"), {"data": "\ud800"}),
     "data must be smaller": (("", "schedule"), {"data": LARGE}),
@@ -210,6 +292,7 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "cron or every must be given, and not both": (("schedules", "put"), {"cron": None}),
     "cron or every must": (("schedules", "preview"), {"every": HOUR}),
     "every must be whole milliseconds": (("schedules", "put"), {"cron": None, "every": timedelta(microseconds=1)}),
+    "start_at cannot be combined": (("workflows", "start"), {"start_at": LATER, "start_in": HOUR}),
     "deadline_at cannot be combined": (("workflows", "start"), {"deadline_at": LATER, "deadline_in": HOUR}),
 }
 
@@ -227,9 +310,25 @@ def test_answers_that_cannot_be_read_are_not_quoted() -> None:
     """The error names the field, but not the data of the timer: a program may log it."""
     with pytest.raises(TimerServiceError, match=r"(?s)cannot read.*dueAt") as caught:
         Timer.read({"serviceCallId": "call-1", "data": "s3cret", "dueAt": "s3cret"})
-    assert "s3cret" not in str(caught.value)
+    assert "s3cret" not in f"{caught.value} {caught.value.__cause__}"
 
 
-def test_durations_are_rounded_up() -> None:
-    """A timer is never due earlier than its duration says."""
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_attempts": 0}, {"factor": 0.9}, {"first": -HOUR}, {"first": 25 * HOUR}, {"cap": -HOUR}, {"cap": 169 * HOUR}],
+    ids=str,
+)
+def test_wrong_retry(wrong: dict[str, Any]) -> None:
+    """A policy that the service would refuse raises ValueError with the name of the argument."""
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} must lie between"):
+        Retry(**wrong)
+
+
+def test_wire_forms() -> None:
+    """Durations are rounded up, so that no timer is due earlier. Instants are in UTC: offsets can have seconds."""
     assert wire_duration("due_in", timedelta(seconds=1, microseconds=1)) == "PT1.001S"
+    assert wire_duration("due_in", timedelta(366)) == wire_duration("due_in", 366 * 24 * HOUR)
+    assert Retry(cap=HOUR).wire == {"maxAttempts": 5, "first": "PT1S", "factor": 2, "cap": "PT1H"}
+    local = LATER.astimezone(timezone(timedelta(hours=1, seconds=1)))
+    assert wire_instant("due_at", local) == "2100-01-01T09:30:00+00:00"

@@ -1,7 +1,7 @@
 """The calls in progress on the connection of a client."""
 
 import asyncio
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -11,8 +11,9 @@ from timer_service.client.errors import QueryError
 from timer_service.core.values.message import Kind
 
 
-async def test_cancellation_at_the_moment_of_the_answer() -> None:
-    """A caller that is cancelled in the moment in which the answer comes is cancelled, and does not go on."""
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_cancellation_at_the_moment_of_the_answer(*, is_lost: bool) -> None:
+    """A caller that is cancelled when the answer comes or the connection is lost is cancelled, and does not go on."""
     answer = asyncio.get_running_loop().create_future()
     calls, went_on = Calls(), []
 
@@ -23,7 +24,7 @@ async def test_cancellation_at_the_moment_of_the_answer() -> None:
     caller = asyncio.ensure_future(call())
     for _ in range(3):
         await asyncio.sleep(0)
-    answer.set_result(None)
+    calls.end() if is_lost else answer.set_result(None)
     caller.cancel()
     await asyncio.wait([caller])
     assert (caller.cancelled(), went_on) == (True, [])
@@ -34,6 +35,8 @@ async def test_a_request_that_is_too_large_for_the_broker() -> None:
     connection = Connection(Mock(is_connected=True, max_payload=10), "timer")
     with pytest.raises(QueryError, match="TOO_LARGE: the request has 11 bytes; the broker accepts 10"):
         await connection.request(Kind.REQUEST, "acme", "report-tasks", b"x" * 11, 1)
+    answering = Mock(is_connected=True, max_payload=11, request=AsyncMock(return_value=Mock(data=b"{}")))
+    assert await Connection(answering, "timer").request(Kind.REQUEST, "acme", "report-tasks", b"x" * 11, 1) == {}
 
 
 def test_a_command_that_is_too_large_for_the_broker() -> None:

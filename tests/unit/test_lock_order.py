@@ -17,6 +17,8 @@ from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.values.message import Command, Event, Position, Trace
+from timer_service.runs import loader as runs
+from timer_service.runs.rules import RunKey
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
 from timer_service.schedules.schedule import Schedule
@@ -126,6 +128,11 @@ STATEMENTS: dict[str, tuple[tuple[str, ...], Callable[[Transaction], Awaitable[o
     "states of events": (
         ("tenant_id", "event_id"),
         lambda tx: outbox.lock_states(tx, [outbox.EventKey("acme", name) for name in IDS]),
+        1,
+    ),
+    "runs": (
+        ("tenant_id", "run_id"),
+        lambda tx: runs.lock_runs(tx, {RunKey("acme", name) for name in IDS}),
         1,
     ),
     "firings": (("tenant_id", "firing_id"), write_firings, 3),

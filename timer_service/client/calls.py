@@ -26,8 +26,10 @@ class Calls:
             with keep_cancellation():
                 return await task
         except asyncio.CancelledError:
-            if task in self._tasks or (caller is not None and caller.cancelling() > cancellations):
-                raise  # the caller was cancelled
+            is_caller_cancelled = caller is not None and caller.cancelling() > cancellations
+            has_ended = task not in self._tasks  # `end` removes the tasks that it cancels
+            if is_caller_cancelled or not has_ended:
+                raise
             raise NoAnswerError("the connection to the broker was lost; a command may be handled later") from None
         finally:
             self._tasks.discard(task)

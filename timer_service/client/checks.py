@@ -117,7 +117,7 @@ def wire_duration(argument: str, duration: timedelta) -> str:
     _require(isinstance(duration, timedelta), argument, "a timedelta")
     if not timedelta() <= duration <= LONGEST:
         raise ValueError(f"{argument} must lie between 0 and {LONGEST.days} days")
-    return format_duration(-(-duration // timedelta(milliseconds=1)))
+    return format_duration(-(-duration // timedelta(milliseconds=1)))  # two signs, because // rounds down
 
 
 def wire_distance(argument: str, duration: timedelta) -> str:
@@ -136,6 +136,7 @@ def write_json(argument: str, body: Any) -> bytes:
 
 
 def _match(argument: str, text: object, pattern: str, must: str) -> str:
+    """Return `text` if it is a text that the whole pattern matches, without surrogates."""
     if isinstance(text, str) and re.fullmatch(pattern, text) and not _SURROGATE.search(text):
         return text
     raise ValueError(f"{argument} must be {must}")

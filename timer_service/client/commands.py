@@ -32,9 +32,10 @@ Ended = Outcome | CommandError | NoAnswerError
 
 @dataclass(slots=True)
 class Batches:
-    """Whether the stream of commands takes atomic batches, as far as is known."""
+    """What a connection knows of the stream of commands."""
 
     taken: bool = True
+    """Whether it takes atomic batches. A refused batch sets this to False."""
 
 
 class Command(NamedTuple):
@@ -85,12 +86,15 @@ class _Exchange:
         self._commands = commands
         self._progress = progress
         self._ended = 0
+        """How many commands have ended."""
         self._progress_error: Exception | None = None
         self._inbox = connection.new_inbox()
         self._subscription: Any = None
         loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Ended]] = {each.id: loop.create_future() for each in commands}
+        """How each command ends, by its id."""
         self._acknowledged: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+        """The acknowledgements of the stream that are still to come, by the id of the command."""
         self._trace: dict[str, str] = {}
         """The headers with the trace context of the caller; none if it has no span."""
         TraceContextTextMapPropagator().inject(self._trace)
@@ -121,12 +125,13 @@ class _Exchange:
             await self._subscription.unsubscribe()
 
     async def _publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
-        """Publish an atomic batch and return its acknowledgement."""
-        *body, last = commands
+        """Publish an atomic batch and return its acknowledgement, which follows the last message."""
+        *first_ones, last = commands
         batch_id = secrets.token_hex(8)
-        for sequence, command in enumerate(body, 1):
+        for sequence, command in enumerate(first_ones, 1):
             await self._publish(command, batch_headers(batch_id, sequence, last=False))
-        return await (await self._publish_acknowledged(last, batch_headers(batch_id, len(commands), last=True)))
+        acknowledged = await self._publish_acknowledged(last, batch_headers(batch_id, len(commands), last=True))
+        return await acknowledged
 
     async def _publish_each(self, commands: Sequence[Command]) -> None:
         """Publish single messages. A command that the stream refuses ends with `NoAnswerError`."""
@@ -136,7 +141,10 @@ class _Exchange:
                 self._end(command.id, NoAnswerError(_why(answer["error"])))
 
     def endings(self, otherwise: str) -> list[Ended]:
-        """Return how each command ended. Commands without an outcome end with `NoAnswerError(otherwise)`."""
+        """Return how each command ended, or raise the error of `progress`.
+
+        Commands without an outcome end now, with `NoAnswerError(otherwise)`.
+        """
         for command in self._commands:
             self._end(command.id, NoAnswerError(otherwise))
         if self._progress_error is not None:
@@ -146,6 +154,7 @@ class _Exchange:
     async def _publish_acknowledged(
         self, command: Command, headers: dict[str, str]
     ) -> asyncio.Future[Mapping[str, Any]]:
+        """Publish a command. Return the future of its acknowledgement: the stream's answer as JSON."""
         acknowledged = self._acknowledged[command.id] = asyncio.get_running_loop().create_future()
         await self._publish(command, headers, reply=f"{self._inbox}.{command.id}")
         return acknowledged
@@ -155,6 +164,7 @@ class _Exchange:
         await self._connection.publish(command.subject, command.body, reply=reply, headers=headers)
 
     async def _receive(self, message: Msg) -> None:
+        """Take an acknowledgement of the stream or an outcome from the service. The subject tells them apart."""
         token = message.subject.rpartition(".")[2]
         if token != _OUTCOME:
             self._acknowledge(token, message)
@@ -165,6 +175,7 @@ class _Exchange:
         self._end(str(reply.get("commandId")), ended)
 
     def _acknowledge(self, command_id: str, message: Msg) -> None:
+        """Take an acknowledgement. That no stream has the subject counts as an error of the stream."""
         waiting = self._acknowledged.pop(command_id, None)
         if waiting is None or waiting.done():
             return
@@ -174,6 +185,7 @@ class _Exchange:
             waiting.set_result(read_object(message.data))
 
     def _end(self, command_id: str, ended: Ended) -> None:
+        """End a command that has not ended. Its first end counts."""
         waiting = self._ends.get(command_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(ended)
@@ -190,6 +202,7 @@ class _Exchange:
 
 
 def _why(error: object) -> str:
+    """Return the text of an error of the stream."""
     if not isinstance(error, Mapping):
         return f"JetStream refused the command: {error}"
     code = f" ({error['err_code']})" if "err_code" in error else ""

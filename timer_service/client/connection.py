@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -141,15 +142,13 @@ class Connection:
     async def find_pages(
         self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
     ) -> Sequence[Mapping[str, Any]]:
-        """Return every page of an answer; none if an answer is NOT_FOUND."""
-        pages: list[Mapping[str, Any]] = []
-        while (page := await self.find(tenant, query, question, timeout_seconds)) is not None:
-            pages.append(page)
-            cursor = read_cursor(page, question.get("cursor"))
-            if cursor is None:
-                return pages
-            question = {**question, "cursor": cursor}
-        return []
+        """Return every page of an answer; none if an answer is NOT_FOUND, also if the first ones were not."""
+        try:
+            return [page async for page in self._pages(tenant, query, question, timeout_seconds)]
+        except QueryError as error:
+            if error.code == _NOT_FOUND:
+                return []
+            raise
 
     def rows(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
@@ -162,10 +161,16 @@ class Connection:
     async def _rows(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
-        while True:
-            page = await self.ask(tenant, query, question, timeout_seconds)
+        async for page in self._pages(tenant, query, question, timeout_seconds):
             for row in read_rows(page, name):
                 yield row
+
+    async def _pages(
+        self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        while True:
+            page = await self.ask(tenant, query, question, timeout_seconds)
+            yield page
             cursor = read_cursor(page, question.get("cursor"))
             if cursor is None:
                 return
@@ -188,6 +193,7 @@ class Connection:
     async def _events(
         self, tenant: str, messages: Sequence[str], about: Mapping[str, str]
     ) -> AsyncGenerator[dict[str, Any], None]:
+        """Join the watches when the iteration begins, and leave them when it ends."""
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
         watch = Watch([self.subject(Kind.EVENT, tenant, message) for message in messages])
@@ -214,11 +220,10 @@ async def open_connection(
     """
     client = LastingClient()
     connection = Connection(client, subject_prefix)
-    last_error: Exception | None = None  # the one that `connect` raises only says that all servers failed
+    last_errors = deque[Exception](maxlen=1)  # the one that `connect` raises only says that all servers failed
 
-    async def ended_by(error: Exception) -> None:
-        nonlocal last_error
-        last_error = error
+    async def note(error: Exception) -> None:
+        last_errors.append(error)
 
     try:
         with keep_cancellation():
@@ -228,7 +233,7 @@ async def open_connection(
                 connect_timeout=5,
                 max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
                 reconnect_time_wait=1,
-                error_cb=ended_by,
+                error_cb=note,
                 disconnected_cb=connection.end_calls,
                 **options,
             )
@@ -236,10 +241,10 @@ async def open_connection(
         await client.close()
         raise
     except (nats.errors.Error, OSError) as error:
-        why = last_error or error
+        why = last_errors[0] if last_errors else error
         reason = str(why) or type(why).__name__
         raise NoAnswerError(f"cannot connect to the broker at {url_without_login(urls)}: {reason}") from error
-    client.options["max_reconnect_attempts"] = -1
+    client.options["max_reconnect_attempts"] = -1  # from now on without end
     try:
         yield connection
     finally:

@@ -66,15 +66,9 @@ class DeadLetters:
         async with self._translated() as js:
             state = (await js.stream_info(self._stream)).state
             end = state.last_seq + 1 if before is None else min(before, state.last_seq + 1)
-            start, last = state.first_seq, max(state.first_seq, end - 1)
-            while start < last:  # the highest sequence after which there are enough
-                middle = (start + last + 1) // 2
-                if await self._count_between(js, subject, middle, end) >= limit:
-                    start = middle
-                else:
-                    last = middle - 1
+            start = await self._find_start(js, subject, state.first_seq, end, limit)
             letters = await self._fetch(js, subject, start, end)
-        return letters[: -limit - 1 : -1]
+        return letters[::-1][:limit]
 
     async def get(self, tenant: str, sequence: int) -> DeadLetter | None:
         r"""Return a dead letter with its headers and its body, or None if the tenant has none with this sequence.
@@ -117,6 +111,17 @@ class DeadLetters:
         command = Command(command_id, subject, _with_id(letter.body, command_id).encode())
         return await self._connection.send_command(command, timeout_seconds)
 
+    async def _find_start(self, js: JetStreamContext, subject: str, first: int, end: int, limit: int) -> int:
+        """Return the highest sequence from which there are `limit` dead letters before `end`, or `first`."""
+        start, last = first, max(first, end - 1)
+        while start < last:
+            middle = (start + last + 1) // 2
+            if await self._count_between(js, subject, middle, end) >= limit:
+                start = middle
+            else:
+                last = middle - 1
+        return start
+
     async def _count_between(self, js: JetStreamContext, subject: str, start: int, end: int) -> int:
         """Return how many dead letters there are from `start` until before `end`, or a few less.
 
@@ -158,6 +163,7 @@ class DeadLetters:
 
     @asynccontextmanager
     async def _translated(self) -> AsyncIterator[JetStreamContext]:
+        """Give access to the stream. Errors of the broker become a `NoAnswerError` that says what is needed."""
         try:
             yield self._connection.jetstream()
         except nats.js.errors.NotFoundError as error:
@@ -180,6 +186,7 @@ def _check_tenant(tenant: str) -> str:
 
 
 def _read(message: Msg) -> DeadLetter:
+    """Return a dead letter that was delivered without its body."""
     metadata = message.metadata
     headers = message.headers or {}
     size = int(headers.get("Nats-Msg-Size", 0))

@@ -22,6 +22,7 @@ from timer_service.client.view import Instant, View
 from timer_service.client.workflow_start import WorkflowStart, wire_start
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
+"""The last instant that a message can have. No slot follows it."""
 
 
 class _Slots(View):
@@ -157,8 +158,8 @@ class Schedules(Resource):
             slots += page.slots
             if page.complete or not page.slots or len(slots) >= count or slots[-1] >= _LATEST:
                 return slots
-            following = wire_instant("from_at", slots[-1] + timedelta(milliseconds=1))
-            question |= {"from": following, "count": count - len(slots)}
+            next_at = wire_instant("from_at", slots[-1] + timedelta(milliseconds=1))
+            question |= {"from": next_at, "count": count - len(slots)}
 
     def watch(self, tenant: str = "*", *, schedule: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """Iterate over the events of the schedules of a tenant, or of all tenants.
@@ -180,6 +181,7 @@ def _recurrence(
     start_at: datetime | None,
     end_at: datetime | None,
 ) -> dict[str, Any]:
+    """Return the fields of a recurrence."""
     if (cron is None) == (every is None):
         raise ValueError("cron or every must be given, and not both")
     return given(

@@ -12,7 +12,7 @@ from timer_service.client.calls import Calls
 from timer_service.client.errors import NoAnswerError
 from timer_service.core.ports.transactions import run_to_completion
 
-_READ_AHEAD_BYTES = 128 * 1024 * 1024
+READ_AHEAD_BYTES = 128 * 1024 * 1024
 """What a watch may keep for a program that reads it slowly."""
 _OVERHEAD_BYTES = 64
 """What an event takes in memory beside its body."""
@@ -28,18 +28,22 @@ class Watch:
     def __init__(self, subjects: Sequence[str]) -> None:
         self.subjects = subjects
         self._bodies: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """The events that were not taken. None is the end."""
         self._bytes = 0
         self._taken = 0
         self._end_reason: str | None = None
+        """Why there are no more events, or None before the end."""
 
     def add(self, body: bytes) -> None:
         """Keep an event until it is taken. Never waits: a watch that would keep too much ends instead."""
+        if self._end_reason is not None:
+            return
         size = len(body) + _OVERHEAD_BYTES
-        if self._end_reason is None and self._bytes + size > _READ_AHEAD_BYTES:
+        if self._bytes + size > READ_AHEAD_BYTES:
             self.end(_TOO_SLOW)
-        if self._end_reason is None:
-            self._bytes += size
-            self._bodies.put_nowait(body)
+            return
+        self._bytes += size
+        self._bodies.put_nowait(body)
 
     def end(self, reason: str) -> None:
         """Take no more events, because some may be missing from here on."""
@@ -88,21 +92,25 @@ class Watches:
         await run_to_completion(self._update())
 
     async def _update(self) -> None:
-        """Subscribe to the subjects that have watches, and unsubscribe from the others."""
+        """Subscribe to the subjects that have watches, and unsubscribe from the others.
+
+        One update follows the other: watches join and leave while the driver waits.
+        """
         async with self._updating:
-            wanted = {subject for watch in self._watches for subject in watch.subjects}
-            for subject in self._subscriptions.keys() - wanted:
+            watched = {subject for watch in self._watches for subject in watch.subjects}
+            for subject in self._subscriptions.keys() - watched:
                 subscription = self._subscriptions.pop(subject)
-                if not self._client.is_closed:
+                if not self._client.is_closed:  # closing ended all subscriptions
                     await subscription.unsubscribe()
-            for subject in sorted(wanted - self._subscriptions.keys()):
-                # The driver swallows a cancellation here, so no subscription is lost. It would drop messages above
-                # its limits on pending ones: there are few, because `receive` never waits.
+            for subject in sorted(watched - self._subscriptions.keys()):
+                # The driver swallows a cancellation here, so no subscription is lost. The limits of 0 are none: the
+                # driver would drop messages above limits, and few are pending, because `_receive` never waits.
                 self._subscriptions[subject] = await self._client.subscribe(
                     subject, cb=partial(self._receive, subject), pending_msgs_limit=0, pending_bytes_limit=0
                 )
 
     async def _receive(self, subject: str, message: Msg) -> None:
+        """Give an event to the watches of the subject of its subscription."""
         for watch in self._watches:
             if subject in watch.subjects:
                 watch.add(message.data)

@@ -30,7 +30,7 @@ from timer_service.client.workflow_start import WorkflowStart, wire_start
 
 _FAILED = frozenset([WorkflowStatus.FAILED, WorkflowStatus.CANCELLED])
 _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
-_LOOK_AGAIN_SECONDS = 10
+LOOK_AGAIN_SECONDS = 10
 """An event of the end can be missed while the connection is lost."""
 _PAUSE_SECONDS = 1
 _QUERY_SECONDS = 10
@@ -185,9 +185,9 @@ class Workflows(Resource):
                     return detail.result
                 if detail.workflow.status in _FAILED:
                     raise WorkflowEndedError(detail.workflow, detail.failure)
-                await asyncio.wait([following], timeout=_LOOK_AGAIN_SECONDS)
+                await asyncio.wait([following], timeout=LOOK_AGAIN_SECONDS)
                 if following.done():
-                    following.result()
+                    following.result()  # raises if the connection is lost
                     following = asyncio.ensure_future(anext(events))
         finally:
             following.cancel()
@@ -196,5 +196,6 @@ class Workflows(Resource):
 
 
 def _check_one(first: str, first_value: object, second: str, second_value: object) -> None:
+    """Refuse two arguments that exclude each other."""
     if first_value is not None and second_value is not None:
         raise ValueError(f"{first} cannot be combined with {second}")

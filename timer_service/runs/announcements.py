@@ -4,7 +4,6 @@ A command may make 10,000 jobs ready, whose events may have many megabytes. Its 
 the outbox, and one row for each of the others. `announcer` writes these events later, portion by portion.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
@@ -85,19 +84,17 @@ class Announcement(NamedTuple):
         """Whether the job is ready. If not, it was skipped."""
         return not self.job.ended
 
-    @property
-    def caused_by(self) -> str | None:
-        """The id of the command that made the job ready or skipped it."""
-        return self.job.ready_by if self.is_ready else self.job.changed_by
-
 
 def find(before: States, after: States) -> list[Announcement]:
     """Return what the difference of two states of runs announces: first the ready jobs, then the skipped ones."""
-    ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
-    counts = Counter(run.key for run, _ in ready)
-    shares = {key: min(OUTPUTS_BYTES, RUN_OUTPUTS_BYTES // count) for key, count in counts.items()}
-    skipped = (Announcement(state.run, job) for key, state in after.items() for job in _skipped(before[key], state))
-    return [*(Announcement(run, job, shares[run.key]) for run, job in ready), *skipped]
+    ready: list[Announcement] = []
+    skipped: list[Announcement] = []
+    for key, state in after.items():
+        ready_jobs = list(_ready_jobs(before[key], state))
+        share = min(OUTPUTS_BYTES, RUN_OUTPUTS_BYTES // max(len(ready_jobs), 1))
+        ready += [Announcement(state.run, job, share) for job in ready_jobs]
+        skipped += [Announcement(state.run, job) for job in _skipped(before[key], state)]
+    return ready + skipped
 
 
 def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
@@ -109,6 +106,7 @@ def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
 
 
 def _skipped(before: RunState, after: RunState) -> Iterator[Job]:
+    """Yield the jobs that the service skipped."""
     for name, job in after.jobs.items():
         if job is not before.jobs.get(name) and _is_skipped(job):
             yield job
@@ -122,7 +120,7 @@ def _is_skipped(job: Job) -> bool:
 async def defer(tx: Transaction, announcements: Sequence[Announcement], now: int) -> None:
     """Write announcements, so that their events can be added later."""
     rows = sorted(
-        (each.run.key.tenant_id, now, each.run.key.run_id, each.job.name, now, each.caused_by, each.outputs_share)
+        (each.run.key.tenant_id, now, each.run.key.run_id, each.job.name, now, each.job.caused_by, each.outputs_share)
         for each in announcements
     )
     await tx.insert(_SQL["defer"], rows)
@@ -139,13 +137,15 @@ async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]
 
 
 def _announcement(run: Run | None, job: Job | None, row: Row) -> Announcement | None:
+    """Return the announcement of a row, given its run and its job; None as `read` says."""
     if run is None or job is None:
         return None
-    changed_at = job.settled_at if _is_skipped(job) else None if job.ended else job.ready_at
-    if changed_at is None or changed_at > row["deferred_at"]:
+    if job.ended and not _is_skipped(job):
         return None
-    job = job._replace(ready_by=row["caused_by"], changed_by=row["caused_by"])
-    return Announcement(run, job, row["outputs_share"])
+    changed_at = job.settled_at if job.ended else job.ready_at
+    if changed_at is None or changed_at > row["deferred_at"]:  # the job is one of a later run
+        return None
+    return Announcement(run, job._replace(caused_by=row["caused_by"]), row["outputs_share"])
 
 
 async def delete(tx: Transaction, rows: Sequence[Row]) -> int:

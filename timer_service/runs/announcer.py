@@ -34,7 +34,10 @@ class Announcer:
         self._retries = Retries[JobKey](announcements.COUNTED.table)
 
     async def tick(self, now: int) -> Pass:
-        """Announce a portion of the jobs of each tenant that has some, as far as there is time."""
+        """Announce a portion of the jobs of each tenant that has some, as far as there is time.
+
+        The next pass begins with the first tenant that had no turn. If nothing could be done, polling is soon enough.
+        """
         at = await self._rows.next_available(self._database.reader)
         if at is None or at > now:
             return Pass(0, at)
@@ -50,7 +53,7 @@ class Announcer:
         return Pass(done, now if done else None)
 
     async def _announce_portion(self, tenant: str, now: int) -> int:
-        """Announce a portion of a tenant. Return how many announcements are done or wait because they failed."""
+        """Announce a portion of a tenant. Return how many announcements are done or were postponed after a failure."""
         due = await self._rows.find(self._database.reader, [tenant], now, _ROWS)
         keys = [AnnouncementKey.of(row) for row in due]
         counts: list[int] = []

@@ -50,7 +50,10 @@ class Draft:
         self._evaluating = evaluating
 
     def finish(self) -> RunState:
-        """Return the run after the commands. It is completed if no job and no group is open."""
+        """Return the run after the commands. It is completed if no job and no group is open.
+
+        An ended run has no pending commands and is not swept any more.
+        """
         run, pending = self.run, self.pending
         if run.status is RunStatus.RUNNING and run.evaluated and not run.is_open:
             run = run._replace(status=RunStatus.FAILED if run.failed_jobs else RunStatus.SUCCESS)
@@ -69,7 +72,7 @@ class Draft:
             return False
         self.pending[command.position] = pending
         self.run = self.run._replace(pending_bytes=size)
-        if not self.run.started:
+        if not self.run.started:  # retention deletes it like an ended run, counted from its newest command
             self.run = self.run._replace(settled_at=self.now)
         return True
 
@@ -81,20 +84,21 @@ class Draft:
         return taken
 
     def take_reports(self, new: Collection[str]) -> list[tuple[Command, Sequence[str]]]:
-        """Return the pending reports that name new jobs, with these jobs, in the order of the log.
+        """Return the pending reports that name `new` jobs, which are known now, in the order of the log.
 
-        The jobs have the order of the report: the first one is the reason why a job is skipped. A report that names no
-        other unknown job is removed. The others stay as they are.
+        With each report come the new jobs that it names, in its order: the first one is the reason why a job is
+        skipped. A report all of whose jobs are known is no longer pending.
         """
-        names = set(new)
+        new_names = set(new)
         reports: list[tuple[Command, Sequence[str]]] = []
         for position, pending in list(self.pending.items()):
-            named = sorted(pending.places.keys() & names, key=pending.places.__getitem__)
-            if named and pending.report is not None:
-                reports.append((pending.report, named))
-                if all(name in self.jobs for name in pending.places):
-                    del self.pending[position]
-                    self.run = self.run._replace(pending_bytes=self.run.pending_bytes - pending.size)
+            named = sorted(pending.places.keys() & new_names, key=pending.places.__getitem__)
+            if not named or pending.report is None:
+                continue
+            reports.append((pending.report, named))
+            if all(name in self.jobs for name in pending.places):
+                del self.pending[position]
+                self.run = self.run._replace(pending_bytes=self.run.pending_bytes - pending.size)
         return reports
 
     # Jobs and evaluation
@@ -107,36 +111,31 @@ class Draft:
             open_jobs, failed_jobs = self.run.open_jobs - 1, self.run.failed_jobs + job.failed
             self.run = self.run._replace(open_jobs=open_jobs, failed_jobs=failed_jobs)
 
-    @property
-    def _evaluates(self) -> bool:
-        """Whether evaluation is not deferred to the sweep."""
-        return self._evaluating and self.run.evaluated
-
-    def evaluate(self, ended: Iterable[str], changed: Collection[str] = ()) -> None:
-        """Evaluate the jobs that need the `ended` jobs. A `changed` job without open needs becomes ready."""
+    def evaluate(self, ended: Iterable[str], changed: Iterable[str] = (), *, caused_by: str | None) -> None:
+        """Evaluate the jobs that need the `ended` jobs, and the `changed` jobs. See `_evaluate_edges`."""
         edges = [edge for name in ended for edge in self.downstream.get(name, ())]
-        if edges or changed or not self._evaluates:  # 10,000 reports may have waited for the start of their run
-            self._evaluate_edges(edges, changed)
+        self._evaluate_edges(edges, changed, caused_by)
 
     def repair(self) -> list[str]:
         """Recount the open needs of every job and evaluate the whole run.
 
         Return the names of the jobs that were waiting although they should have been ready or skipped.
         """
-        needs = Counter(edge.job for edges in self.downstream.values() for edge in edges)
+        # All needs count as open first. The evaluation then takes away those of the ended jobs.
+        needs = _count_needs(self.downstream)
         unresolved = [name for name, group in self.groups.items() if group.resolved_at is None]
         groups = Counter(edge.job for name in unresolved for edge in self.downstream_of_groups.get(name, ()))
         waiting = [job for job in self.jobs.values() if job.is_waiting]
-        self.jobs |= {
-            job.name: job._replace(open_needs=needs[job.name], open_groups=groups[job.name]) for job in waiting
-        }
+        for job in waiting:
+            self.jobs[job.name] = job._replace(open_needs=needs[job.name], open_groups=groups[job.name])
         self.run = self.run._replace(
             evaluated=True,
             open_jobs=sum(not job.ended for job in self.jobs.values()),
             failed_jobs=sum(job.failed for job in self.jobs.values()),
             open_groups=len(unresolved),
         )
-        self.evaluate([job.name for job in self.jobs.values() if job.ended], [job.name for job in waiting])
+        ended = [job.name for job in self.jobs.values() if job.ended]
+        self.evaluate(ended, [job.name for job in waiting], caused_by=None)
         return sorted(job.name for job in waiting if not self.jobs[job.name].is_waiting)
 
     @property
@@ -153,51 +152,48 @@ class Draft:
                 members[job.group].append(job.name)
         return members
 
+    def resolve(self, group: Group, members: list[str]) -> None:
+        """Replace an open group by a resolved one. `members` are its jobs, which `add_jobs` adds."""
+        self.members[group.name] = members
+        self.groups[group.name] = group
+        self.run = self.run._replace(open_groups=self.run.open_groups - 1)
+
     def add_jobs(
         self,
         jobs: Sequence[NewJob],
         group: str | None,
         to_jobs: Edges,
         to_groups: Edges,
+        caused_by: str,
         *,
-        command: Command,
         resolved: Sequence[Edge],
     ) -> None:
         """Add jobs and edges, and evaluate the edges. `group` is the group of the jobs, or None for the first jobs.
 
-        `resolved` are the edges from the group to the jobs that need it. They no longer count as open.
+        `resolved` are the edges from the group to the jobs that need it. These jobs need the new jobs instead.
         """
-        needs, groups = (Counter(edge.job for some in each.values() for edge in some) for each in (to_jobs, to_groups))
-        new = {job.name: _new_job(job, group, needs.get(job.name, 0), groups.get(job.name, 0), command) for job in jobs}
-        self.jobs |= new
+        needs, groups = _count_needs(to_jobs), _count_needs(to_groups)
+        self.jobs |= {job.name: _new_job(job, group, needs.get(job.name, 0), groups.get(job.name, 0)) for job in jobs}
         added = len(jobs) + needs.total() + groups.total()
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
-        for known, more in ((self.downstream, to_jobs), (self.downstream_of_groups, to_groups)):
-            known |= {name: [*known.get(name, ()), *edges] for name, edges in more.items()}
-        more_needs = Counter({name: count for name, count in needs.items() if name not in new})
-        self._change_counts(more_needs, Counter({edge.job: -1 for edge in resolved}), command)
-        ended = (edge for name, edges in to_jobs.items() if self.jobs[name].ended for edge in edges)
-        self._evaluate_edges(ended, [*(job.name for job in jobs), *(edge.job for edge in resolved)], command.id)
-
-    def _change_counts(self, needs: Counter[str], groups: Counter[str], command: Command) -> None:
-        """Add to the open needs and the open groups of jobs."""
-        for name in needs.keys() | groups.keys():
-            job = self.jobs[name]
+        for name, edges in to_jobs.items():
+            self.downstream[name] = [*self.downstream.get(name, ()), *edges]
+        for name, edges in to_groups.items():
+            self.downstream_of_groups[name] = [*self.downstream_of_groups.get(name, ()), *edges]
+        for job in [self.jobs[edge.job] for edge in resolved]:
             if job.is_waiting:
-                self.jobs[name] = job._replace(
-                    open_needs=job.open_needs + needs[name],
-                    open_groups=job.open_groups + groups[name],
-                    changed_by=command.id,
-                )
+                open_needs = job.open_needs + needs.get(job.name, 0)
+                self.jobs[job.name] = job._replace(open_needs=open_needs, open_groups=job.open_groups - 1)
+        from_ended = (edge for name, edges in to_jobs.items() if self.jobs[name].ended for edge in edges)
+        self._evaluate_edges(from_ended, [*(job.name for job in jobs), *(edge.job for edge in resolved)], caused_by)
 
-    def _evaluate_edges(self, edges: Iterable[Edge], changed: Iterable[str], command_id: str | None = None) -> None:
+    def _evaluate_edges(self, edges: Iterable[Edge], changed: Iterable[str], caused_by: str | None) -> None:
         """Evaluate edges whose upstream has ended, or defer that to the sweep.
 
         The order is breadth first. The job at the end of an edge is skipped, or loses one open need. Without open needs
-        it becomes ready.
-        `command_id` is the id of the command that added the edges, or None if the edges are older.
+        it becomes ready, and so does a `changed` job. `caused_by` is the id of the command, or None for the sweep.
         """
-        if not self._evaluates:
+        if not self._evaluating or not self.run.evaluated:
             self.run = self.run._replace(evaluated=False, sweep_at=self.now)
             return
         queue = deque(edges)
@@ -206,21 +202,17 @@ class Draft:
             job, upstream = self.jobs[edge.job], self.jobs[edge.upstream]
             if not job.is_waiting:
                 continue
-            changed_by = command_id or upstream.changed_by or job.changed_by
             if rules.causes_skip(edge.if_failed, upstream):
                 skipped = rules.end(job, JobStatus.SKIPPED, self.now, f"upstream_failed: {upstream.name}")
-                self.set_job(skipped._replace(changed_by=changed_by))
+                self.set_job(skipped._replace(caused_by=caused_by))
                 queue.extend(self.downstream.get(job.name, ()))
+            elif job.open_needs == 1 and job.open_groups == 0:
+                self.jobs[job.name] = rules.mark_ready(job, self.now, caused_by)
             else:
-                self.jobs[job.name] = self._count_ended_need(job, changed_by)
+                self.jobs[job.name] = job._replace(open_needs=job.open_needs - 1)
         for job in map(self.jobs.__getitem__, changed):
             if job.is_waiting and job.open_needs == 0 and job.open_groups == 0:
-                self.jobs[job.name] = rules.mark_ready(job, self.now, job.changed_by)
-
-    def _count_ended_need(self, job: Job, changed_by: str | None) -> Job:
-        if job.open_needs == 1 and job.open_groups == 0:
-            return rules.mark_ready(job, self.now, changed_by)
-        return job._replace(open_needs=job.open_needs - 1, changed_by=changed_by)
+                self.jobs[job.name] = rules.mark_ready(job, self.now, caused_by)
 
     def cancel(self) -> None:
         """Cancel the run and its open jobs."""
@@ -241,7 +233,13 @@ class Draft:
         )
 
 
-def _new_job(job: NewJob, group: str | None, needs: int, groups: int, command: Command) -> Job:
+def _count_needs(edges: Edges) -> Counter[str]:
+    """Return how many needs each job has."""
+    return Counter(edge.job for from_one in edges.values() for edge in from_one)
+
+
+def _new_job(job: NewJob, group: str | None, needs: int, groups: int) -> Job:
+    """Return a job of a command with all its needs open: `needs` jobs and `groups` groups."""
     payload = job.payload_text
     return Job(
         name=job.name,
@@ -251,5 +249,4 @@ def _new_job(job: NewJob, group: str | None, needs: int, groups: int, command: C
         stale_after_ms=None if job.stale_after_seconds is None else job.stale_after_seconds * 1000,
         payload=payload,
         payload_bytes=0 if payload is None else len(payload.encode()),
-        changed_by=command.id,
     )

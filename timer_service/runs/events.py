@@ -3,7 +3,7 @@
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from timer_service.core.values.message import Event
 from timer_service.core.values.stored_json import RawJson, omit_none, read_stored, write_object
 from timer_service.runs import announcements, loader
 from timer_service.runs.announcements import Announcement, States
-from timer_service.runs.draft import RunState
 from timer_service.runs.graph import read_needs
 from timer_service.runs.messages import JobReady, JobSkipped, JobStatus, RunCompleted, RunRejected, RunStatus, RunStuck
 from timer_service.runs.rules import Run, RunKey
@@ -42,9 +41,10 @@ def run_event(
     cause: str | None = None,
     at: int,
 ) -> Event:
-    """Return an event of a run. `subject`: what the run has one event of this kind for, such as a job.
+    """Return an event of a run. A run has at most one event of a kind for each `subject`, such as a job.
 
-    Its id depends on the position of the StartRun: a later run of this name has other ids.
+    `cause` is the id of the command that led to the event, or None for the StartRun. The id of the event depends on
+    the position of the StartRun: a later run of this name has other ids.
     """
     named = json.dumps([kind, *run.key, *run.position, subject])
     return Event(
@@ -70,29 +70,24 @@ async def add(
     of_jobs = announcements.find(before, after)
     added = await add_of_jobs(tx, of_jobs, now)
     await announcements.defer(tx, of_jobs[added:], now)
-    ended = {key: state.run for key, state in after.items() if state.run.ended and not before[key].run.ended}
-    completed = [key for key, run in ended.items() if run.status is not RunStatus.REJECTED]
-    counts = await loader.count_by_status(tx, completed)
-    of_runs = [
-        event
-        for key, state in after.items()
-        for event in _events_of_run(before[key], state, counts.get(key), (stuck or {}).get(key, ()), now)
-    ]
+    ended = [state.run for key, state in after.items() if state.run.ended and not before[key].run.ended]
+    counts = await loader.count_by_status(tx, [run.key for run in ended if run.status is not RunStatus.REJECTED])
+    of_runs = [_stuck_event(after[key].run, jobs, now) for key, jobs in (stuck or {}).items() if jobs]
+    of_runs += [_end_event(run, counts.get(run.key, {}), now) for run in ended]
     await outbox.add(tx, of_runs, now)
     return len(of_jobs) + len(of_runs)
 
 
-def _events_of_run(
-    before: RunState, after: RunState, counts: Mapping[JobStatus, int] | None, stuck: Sequence[str], now: int
-) -> Iterator[Event]:
-    run = after.run
-    if stuck:
-        yield run_event(RunStuck.type, run, str(now), {"jobs": stuck[:_MAX_STUCK_JOBS]}, at=now)
-    if run.status is RunStatus.REJECTED and not before.run.ended:
+def _stuck_event(run: Run, jobs: Sequence[str], now: int) -> Event:
+    return run_event(RunStuck.type, run, str(now), {"jobs": jobs[:_MAX_STUCK_JOBS]}, at=now)
+
+
+def _end_event(run: Run, counts: Mapping[JobStatus, int], now: int) -> Event:
+    """Return the event of a run that has ended. `counts` are its jobs by status."""
+    if run.status is RunStatus.REJECTED:
         flaw = {"code": run.flaw_code, "path": from_json(run.flaw_path or "[]")}
-        yield run_event(RunRejected.type, run, "", flaw, at=now)
-    if counts is not None:
-        yield run_event(RunCompleted.type, run, "", {"status": run.status, "counts": counts}, at=now)
+        return run_event(RunRejected.type, run, "", flaw, at=now)
+    return run_event(RunCompleted.type, run, "", {"status": run.status, "counts": counts}, at=now)
 
 
 async def add_of_jobs(tx: Transaction, announcements: Sequence[Announcement], now: int) -> int:
@@ -100,7 +95,7 @@ async def add_of_jobs(tx: Transaction, announcements: Sequence[Announcement], no
     first = announcements[:_MOST_JOBS]
     upstreams = await _find_upstreams(tx, first)
     totals = list(accumulate(_size(each, upstreams) for each in first))
-    fitting = first[: bisect_right(totals, MOST_BYTES) + 1]
+    fitting = first[: bisect_right(totals, MOST_BYTES) + 1]  # the last one may exceed the limit
     ready = await _ready_events(tx, [each for each in fitting if each.is_ready], upstreams, now)
     skipped = [_skipped_event(each, now) for each in fitting if not each.is_ready]
     await outbox.add(tx, [*ready, *skipped], now)
@@ -115,6 +110,7 @@ class _Upstreams(NamedTuple):
     size: int = 0
     """The bytes of these outputs."""
     omitted: int = 0
+    """The number of the others."""
 
 
 _NO_UPSTREAMS = _Upstreams()
@@ -124,19 +120,19 @@ async def _find_upstreams(tx: Transaction, announcements: Sequence[Announcement]
     """Return the upstreams of ready jobs whose outputs are shown: the first ones, up to the share of each job."""
     shares = {each.key: each.outputs_share for each in announcements if each.is_ready and each.run.has_outputs}
     texts = await loader.find_needs(tx, shares)
-    needs = {key: [(key[0], name) for name, _ in read_needs(text)] for key, text in texts.items()}
+    needs = {(run, job): [(run, name) for name, _ in read_needs(text)] for (run, job), text in texts.items()}
     sizes = await loader.find_values(tx, "outputs_bytes", sorted(set(chain.from_iterable(needs.values()))))
     found: dict[JobKey, _Upstreams] = {}
     for key, needed in needs.items():
         with_outputs = [each for each in needed if each in sizes]
-        totals = list(accumulate(sizes[each] for each in with_outputs))
-        count = bisect_right(totals, shares[key])
-        shown = [name for _, name in with_outputs[:count]]
-        found[key] = _Upstreams(shown, totals[count - 1] if count else 0, len(with_outputs) - count)
+        totals = list(accumulate((sizes[each] for each in with_outputs), initial=0))
+        count = bisect_right(totals, shares[key]) - 1  # how many outputs fit
+        found[key] = _Upstreams([name for _, name in with_outputs[:count]], totals[count], len(with_outputs) - count)
     return found
 
 
 def _size(announcement: Announcement, upstreams: Mapping[JobKey, _Upstreams]) -> int:
+    """Return about how many bytes the event of an announcement has."""
     if not announcement.is_ready:
         return _OVERHEAD
     return _OVERHEAD + announcement.job.payload_bytes + upstreams.get(announcement.key, _NO_UPSTREAMS).size
@@ -145,26 +141,27 @@ def _size(announcement: Announcement, upstreams: Mapping[JobKey, _Upstreams]) ->
 def _skipped_event(skipped: Announcement, now: int) -> Event:
     run, job, _ = skipped
     fields = {"jobName": job.name, "reason": job.reason}
-    return run_event(JobSkipped.type, run, job.name, fields, cause=skipped.caused_by, at=now)
+    return run_event(JobSkipped.type, run, job.name, fields, cause=job.caused_by, at=now)
 
 
 async def _ready_events(
     tx: Transaction, ready: Sequence[Announcement], upstreams: Mapping[JobKey, _Upstreams], now: int
 ) -> list[Event]:
+    """Return a JobReady for each announcement, with the payload of its job and the shown outputs."""
     payloads = await loader.find_values(tx, "payload", [each.key for each in ready if each.job.payload_bytes])
-    needed = {each.key: upstreams.get(each.key, _NO_UPSTREAMS) for each in ready}
-    shown = {(run, name) for (run, _), each in needed.items() for name in each.shown}
+    of_job = {each.key: upstreams.get(each.key, _NO_UPSTREAMS) for each in ready}
+    shown = {(run_key, name) for (run_key, _), each in of_job.items() for name in each.shown}
     outputs = await loader.find_values(tx, "outputs", shown)
     events = []
     for announcement in ready:
-        (run, job, _), key = announcement, announcement.key
+        run, job, key = announcement.run, announcement.job, announcement.key
         fields = omit_none(
             jobName=job.name,
             groupName=job.group,
             readyAt=format_instant(now if job.ready_at is None else job.ready_at),
-            outputsOmitted=needed[key].omitted or None,
+            outputsOmitted=of_job[key].omitted or None,
         )
-        of_upstreams = {name: read_stored(outputs[run.key, name]) for name in needed[key].shown}
+        of_upstreams = {name: read_stored(outputs[run.key, name]) for name in of_job[key].shown}
         raw = {"payload": read_stored(payloads.get(key)), "upstreamJobOutputs": write_object({}, of_upstreams)}
-        events.append(run_event(JobReady.type, run, job.name, fields, raw, cause=announcement.caused_by, at=now))
+        events.append(run_event(JobReady.type, run, job.name, fields, raw, cause=job.caused_by, at=now))
     return events

@@ -68,7 +68,7 @@ def by_upstream(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
 
 
 def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collection[str]) -> Flaw | None:
-    """Return the first duplicate job name or unknown need among new jobs, or None.
+    """Return the flaw of a duplicate job name or an unknown need among new jobs, or None.
 
     `known` are the jobs of the run so far, and `groups` are its groups.
     """
@@ -91,28 +91,36 @@ def find_cycle(new: Iterable[str], known: Edges, added: Edges) -> Flaw | None:
 
     A topological sort of the jobs that need new jobs, directly or not, cannot reach the jobs of a cycle.
     """
-    found = dict.fromkeys(new)
+    edges = _edges_from(new, known, added)
+    open_needs = dict(Counter(edge.job for edge in chain.from_iterable(edges.values())))  # a Counter is slow below
+    sorted_jobs = [name for name in edges if name not in open_needs]
+    for name in sorted_jobs:  # the loop appends to this list
+        for edge in edges[name]:
+            left = open_needs[edge.job] - 1
+            if left:
+                open_needs[edge.job] = left
+            else:
+                del open_needs[edge.job]
+                sorted_jobs.append(edge.job)
+    return _cycle(chain.from_iterable(edges[name] for name in open_needs)) if open_needs else None
+
+
+def _edges_from(new: Iterable[str], known: Edges, added: Edges) -> dict[str, Sequence[Edge]]:
+    """Return the edges from `new` jobs and from all jobs that need them, directly or not."""
+    queue = list(new)
+    found = set(queue)
     edges: dict[str, Sequence[Edge]] = {}
-    queue = list(found)
     for name in queue:  # the loop appends to this list
         edges[name] = [*known.get(name, ()), *added.get(name, ())]
         for edge in edges[name]:
             if edge.job not in found:
-                found[edge.job] = None
+                found.add(edge.job)
                 queue.append(edge.job)
-    needs = dict(Counter(edge.job for edge in chain.from_iterable(edges.values())))  # a Counter counts down slowly
-    sorted_jobs = [name for name in queue if name not in needs]
-    for name in sorted_jobs:
-        for edge in edges[name]:
-            if left := needs[edge.job] - 1:
-                needs[edge.job] = left
-            else:
-                del needs[edge.job]
-                sorted_jobs.append(edge.job)
-    return _cycle(chain.from_iterable(edges[name] for name in needs)) if needs else None
+    return edges
 
 
 def _cycle(edges: Iterable[Edge]) -> Flaw:
+    """Return a cycle of edges that have one."""
     upstreams = defaultdict[str, list[str]](list)
     for edge in sorted(edges):  # sorted, so that the result is deterministic
         upstreams[edge.job].append(edge.upstream)
@@ -138,7 +146,7 @@ def _write(others: Sequence[tuple[str, IfFailed]]) -> str | None:
     if not others:
         return None
     skip = [name for name, if_failed in others if if_failed is IfFailed.SKIP]
-    run = [name for name, if_failed in others if if_failed is IfFailed.RUN] if len(skip) < len(others) else []
+    run = [name for name, if_failed in others if if_failed is IfFailed.RUN]
     return to_json({"skip": skip, "run": run}).decode()
 
 

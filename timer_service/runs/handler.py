@@ -61,30 +61,39 @@ async def handle(
 def count_fitting(runs: Mapping[RunKey, Run], commands: Sequence[OnRun], most: int) -> int:
     """Return how many of the first commands fit into a transaction of `most` rows, at least 1.
 
-    `runs` are the runs that exist. For the first run, only the rows that its commands name count: it must be read
-    anyway.
+    `runs` are the runs that exist. The rows of a run count once, as many as the command that reads most of them reads.
+    For the first run, only the rows that its commands name count: it must be read anyway.
     """
-    loaded: dict[RunKey, int] = {}
+    first_key = commands[0][0]
+    rows_of_run: dict[RunKey, int] = {}
     room = most
     for number, (key, command) in enumerate(commands):
-        before = loaded.get(key, 0)
-        loaded[key] = 0 if key == commands[0][0] else max(before, _loaded_rows(runs.get(key), command))
-        room -= loaded[key] - before + _named_rows(command)
+        room -= _named_rows(command)
+        if key != first_key:
+            counted = rows_of_run.get(key, 0)
+            rows_of_run[key] = max(counted, _loaded_rows(runs.get(key), command))
+            room -= rows_of_run[key] - counted
         if room < 0 and number:
             return number
     return len(commands)
 
 
 def _loaded_rows(run: Run | None, command: Command) -> int:
-    """Return about how many rows of its run a command reads. `run` is None if it does not exist."""
+    """Return about how many rows of its run a command reads besides those that it names.
+
+    `run` is None if it does not exist. A report that ends no job reads none. Other commands read the pending commands
+    of the run, and the whole run if it is open.
+    """
     if run is None:
         return 0
     if isinstance(command.payload, ReportJobStatus):
         return 0 if command.payload.status in UNFINISHED else int(run.row_count * _ROWS_PER_END)
-    return run.pending_bytes // _PENDING_BYTES_PER_ROW + (run.row_count if run.is_open else 0)
+    pending_rows = run.pending_bytes // _PENDING_BYTES_PER_ROW
+    return pending_rows + run.row_count if run.is_open else pending_rows
 
 
 def _named_rows(command: Command) -> int:
+    """Return how many rows a command names: those of its run, its jobs and their needs."""
     payload = command.payload
     if isinstance(payload, StartRun | ResolveGroup):
         return 1 + len(payload.jobs) + sum(len(job.needs) for job in payload.jobs)
@@ -139,6 +148,7 @@ def _is_running(run: Run) -> bool:
 
 
 def _running_rows(run: Run) -> int:
+    """Return the rows that count towards the limit: a run that has ended counts no more."""
     return run.row_count if _is_running(run) else 0
 
 
@@ -149,6 +159,7 @@ def _key(command: Command) -> RunKey:
 
 
 def _result(end: End, command: Command, after: Run, wake_at: int | None) -> CommandResult:
+    """Return the result of a command. Without events to publish (`wake_at`), the next work is the sweep of the run."""
     if isinstance(end, Excess):
         return CommandResult(Outcome.OVER_QUOTA, view=end.view)
     view: View | None = None if command.reply_to is None or not after.started else lambda: {"run": run_view(after)}

@@ -46,7 +46,11 @@ _MAX_LEVELS = 50
 async def load(
     tx: Transaction, runs: Mapping[RunKey, Run], commands: Mapping[RunKey, Sequence[Command]], *, evaluating: bool
 ) -> dict[RunKey, RunState]:
-    """Read all rows of locked runs that commands can change."""
+    """Read all rows of locked runs that commands can change.
+
+    A ResolveGroup needs the whole run, because its jobs may close a cycle with any others. A CancelRun needs the open
+    jobs, and a report the jobs that it names and those that an end of these makes ready or skips.
+    """
     loader = Loader(tx, runs)
     of_type = defaultdict[type, set[RunKey]](set)
     for key, on_run in commands.items():
@@ -58,17 +62,24 @@ async def load(
     await loader.read_jobs_of_runs((of_type[CancelRun] & is_open) - whole, only_open=True)
     await loader.read_groups(of_type[ResolveGroup] - whole)
     await loader.read_pending(of_type[StartRun] | of_type[ResolveGroup] | of_type[CancelRun])
-    named, succeeded, failed = (defaultdict[RunKey, set[str]](set) for _ in range(3))
-    for key in {key for key in of_type[ReportJobStatus] - whole if runs[key].started}:
-        for report in (each.payload for each in commands[key] if isinstance(each.payload, ReportJobStatus)):
-            named[key].update(report.named_jobs)
-            if evaluating and runs[key].evaluated:
-                failed[key].update(report.dropped_jobs or ())
-                if report.status not in UNFINISHED:
-                    (succeeded if report.status is JobStatus.SUCCESS else failed)[key].add(report.job_name)
-    await loader.read_jobs(named)
-    await loader.read_affected_jobs(succeeded, failed)
+    reports = {
+        key: [each.payload for each in commands[key] if isinstance(each.payload, ReportJobStatus)]
+        for key in of_type[ReportJobStatus] - whole
+        if runs[key].started
+    }
+    await loader.read_jobs({key: set(chain.from_iterable(each.named_jobs for each in reports[key])) for key in reports})
+    evaluated = {key: some for key, some in reports.items() if evaluating and runs[key].evaluated}
+    await loader.read_affected_jobs(
+        {key: {each.job_name for each in some if each.status is JobStatus.SUCCESS} for key, some in evaluated.items()},
+        {key: set(chain.from_iterable(map(_failed_jobs, some))) for key, some in evaluated.items()},
+    )
     return loader.states()
+
+
+def _failed_jobs(report: ReportJobStatus) -> Sequence[str]:
+    """Return the jobs that a report ends without success."""
+    is_failed = report.status not in UNFINISHED and report.status is not JobStatus.SUCCESS
+    return [*([report.job_name] if is_failed else []), *(report.dropped_jobs or ())]
 
 
 async def lock_runs(tx: Transaction, keys: Collection[RunKey]) -> dict[RunKey, Run]:
@@ -170,23 +181,27 @@ class Loader:
         self._add_jobs(await self._reader.fetch_each(_FIND_JOB, _parameters(some)))
 
     async def read_affected_jobs(self, succeeded: Names, failed: Names) -> None:
-        """Read the jobs that need the ended jobs, and the jobs that a failure skips, directly or not."""
+        """Read the jobs that need the ended jobs, and the jobs that a failure skips, directly or not.
+
+        `succeeded` and `failed` name the ended jobs. Those that exist have been read.
+        """
         ended = {key: {*succeeded.get(key, ()), *failed.get(key, ())} for key in {*succeeded, *failed}}
         seen = {key: names & self._jobs[key].keys() for key, names in ended.items()}
         await self._read_downstream(seen)
-        failing: Names = {
+        # The success of a waiting job is ignored, but another command of the transaction may skip this job.
+        level: Names = {
             key: [name for name in names if name in failed.get(key, ()) or self._jobs[key][name].is_waiting]
             for key, names in seen.items()
         }
         for _ in range(_MAX_LEVELS):
-            level = {key: self._skipped_by(key, names) - seen[key] for key, names in failing.items()}
-            failing = {key: names for key, names in level.items() if names}
-            if not failing:
+            skipped = {key: self._skipped_by(key, names) - seen[key] for key, names in level.items()}
+            level = {key: names for key, names in skipped.items() if names}
+            if not level:
                 return
-            for key, names in failing.items():
+            for key, names in level.items():
                 seen[key].update(names)
-            await self._read_downstream(failing)
-        await self.read_whole_runs(failing)
+            await self._read_downstream(level)
+        await self.read_whole_runs(level)
 
     def _skipped_by(self, key: RunKey, failing: Collection[str]) -> set[str]:
         """Return the waiting jobs of a run that are skipped if jobs of it fail."""

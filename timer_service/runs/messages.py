@@ -114,6 +114,7 @@ class NewJob(Payload):
 
     @model_validator(mode="after")
     def _each_need_once(self) -> Self:
+        """Refuse a job that needs the same job or group twice."""
         if len(self.needs) > 1:
             names = [_named(need) for need in self.needs]
             if len(set(names)) < len(names):
@@ -143,9 +144,9 @@ class NewJob(Payload):
 
 def _check_sizes(jobs: object) -> object:
     """Return `jobs` unchanged. Raises if a job or a need has too many fields, before a model describes each of them."""
-    for number, job in enumerate(jobs[: MAX_JOBS + 1] if isinstance(jobs, list) else []):
-        needs = job.get("needs") if isinstance(job, dict) else None
-        for each in (job, *(needs[: MAX_JOBS + 1] if isinstance(needs, list) else ())):
+    for number, job in enumerate(_checked(jobs)):
+        needs = _checked(job.get("needs")) if isinstance(job, dict) else []
+        for each in (job, *needs):
             if isinstance(each, dict) and len(each) > _MAX_FIELDS:
                 raise PydanticCustomError(
                     "too_many_fields",
@@ -153,6 +154,11 @@ def _check_sizes(jobs: object) -> object:
                     {"number": number, "size": len(each), "most": _MAX_FIELDS},
                 )
     return jobs
+
+
+def _checked(values: object) -> list[Any]:
+    """Return the values of a list, up to the first one too many. Of other values return none: a model refuses them."""
+    return values[: MAX_JOBS + 1] if isinstance(values, list) else []
 
 
 Jobs = Annotated[list[NewJob], Field(max_length=MAX_JOBS, fail_fast=True), BeforeValidator(_check_sizes)]
@@ -252,6 +258,7 @@ class ReportJobStatus(RunPayload):
 
     @model_validator(mode="after")
     def _can_be_reported(self) -> Self:
+        """Refuse the status `pending`."""
         if self.status is JobStatus.PENDING:
             raise PydanticCustomError("status", "pending cannot be reported: a job is pending before its first report")
         return self

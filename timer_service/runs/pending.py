@@ -51,12 +51,12 @@ class Pending:
     @cached_property
     def places(self) -> Mapping[str, int]:
         """The jobs that a report names, each once, with their places in it. A ResolveGroup names none."""
-        report = self.report and self.report.payload
-        return {name: at for at, name in enumerate(report.named_jobs)} if isinstance(report, ReportJobStatus) else {}
+        payload = None if self.report is None else self.report.payload
+        return {name: at for at, name in enumerate(payload.named_jobs)} if isinstance(payload, ReportJobStatus) else {}
 
     @property
     def size(self) -> int:
         """The bytes that count towards the limit."""
-        report = self.report and self.report.payload
-        dropped = len(report.dropped_jobs or ()) if isinstance(report, ReportJobStatus) else 0
+        payload = None if self.report is None else self.report.payload
+        dropped = len(payload.dropped_jobs or ()) if isinstance(payload, ReportJobStatus) else 0
         return len(self.payload.encode()) + _ROW_BYTES + _DROPPED_JOB_BYTES * dropped

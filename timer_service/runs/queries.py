@@ -126,6 +126,7 @@ def run_view(run: Run) -> Mapping[str, Any]:
 
 
 async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> RawJson:
+    """Return a page of runs."""
     and_status = "" if request.status is None else f"AND status = '{request.status}'"
     sql = _SQL["page"].format(columns=", ".join(store.RUN_COLUMNS), and_status=and_status)
 
@@ -163,28 +164,55 @@ class _StoredJobs(NamedTuple):
     """The job after these, if there is one."""
 
 
+class _ShownJob(NamedTuple):
+    """A job as a page shows it."""
+
+    fields: Mapping[str, Any]
+    needs: Sequence[str]
+    """The JSON of the jobs that it needs, without those that an earlier page has shown."""
+    groups: Sequence[str]
+    """The JSON of the open groups that it needs."""
+    outputs: RawJson | None
+    bytes_without_needs: int
+    size: int
+    """Its bytes with all needs."""
+
+    def count_fitting(self, room: int) -> int:
+        """Return how many needs fit into the bytes `room` together with the job."""
+        return bisect_right(list(accumulate(_bytes([need]) for need in self.needs)), room - self.bytes_without_needs)
+
+    def write(self, count: int) -> RawJson:
+        """Return its JSON with the first needs. `moreNeeds` says whether the next page has others."""
+        fields = {**self.fields, "moreNeeds": True} if count < len(self.needs) else self.fields
+        needs = RawJson(f"[{','.join([*self.needs[:count], *self.groups])}]")
+        return write_object(fields, {"needs": needs, "outputs": self.outputs})
+
+
 async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Steps[RawJson]:
+    """Return a run and a page of its jobs."""
     key = RunKey(tenant, request.run_id)
     start = _Start(*read_cursor(request.cursor, str, str)) if request.cursor is not None else _Start("", "")
     run = (await loader.find_runs(reader, [key])).get(key)
     if run is None or not run.started:
         raise Rejection(Code.NOT_FOUND, f"no run {request.run_id!r}")
     counts = (await loader.count_by_status(reader, [key]))[key]
-    groups = {
-        name: each.resolved_at is not None for name, each in (await loader.find_groups(reader, [key]))[key].items()
-    }
+    groups = (await loader.find_groups(reader, [key]))[key]
     rows, needs, next_job = await _read_jobs(reader, key, start.job_name, request.limit)
-    unresolved = {name for name, is_resolved in groups.items() if not is_resolved}
-    named = [row["job_name"] for row in rows if row["job_name"] != start.job_name or not start.after]
-    group_needs = await _read_group_needs(reader, key, named, unresolved) if unresolved else {}
-    head = {**run_view(run), "counts": counts, "groups": groups}
+    unresolved = {name for name, group in groups.items() if group.resolved_at is None}
+    # The earlier page of a job that is continued has shown the groups that it needs.
+    begun = [row["job_name"] for row in rows if row["job_name"] != start.job_name or not start.after]
+    group_needs = await _read_group_needs(reader, key, begun, unresolved) if unresolved else {}
+    head = {**run_view(run), "counts": counts, "groups": {name: name not in unresolved for name in groups}}
     return _write_page(head, key, _StoredJobs(rows, needs, group_needs, next_job), start)
 
 
 async def _read_jobs(
     reader: Reader, key: RunKey, first: str, limit: int
 ) -> tuple[Sequence[Row], Mapping[JobKey, str], str | None]:
-    """Return at most `limit` jobs, as many as may fit on a page, their needs, and the next job if there is one."""
+    """Return at most `limit` jobs, as many as may fit on a page, their needs, and the next job if there is one.
+
+    They are read in steps, each with one job more than it takes: the next one.
+    """
     rows: list[Row] = []
     needs: dict[JobKey, str] = {}
     size = 0
@@ -225,25 +253,18 @@ def _write_page(head: Mapping[str, Any], key: RunKey, jobs: _StoredJobs, start: 
     room = PAGE_BYTES
     next_start = None if jobs.next_job is None else _Start(jobs.next_job, "")
     for row in jobs.rows:
-        name, needs = row["job_name"], _needs_to_show(jobs, (key, row["job_name"]), start)
-        # A member of an enum takes four times as long to write as its text.
-        texts = [f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}' for job, if_failed in needs]
-        fields = _job_fields(row)
-        in_groups = jobs.groups.get(name, ())
-        left = room - len(to_json(fields)) - (row["outputs_bytes"] or 0) - _JOB_BYTES - _bytes(in_groups)
-        fitting = bisect_right(list(accumulate(_bytes([text]) for text in texts)), left)
-        is_whole = left >= 0 and fitting == len(texts)
-        if shown and not is_whole:
-            next_start = _Start(name, "")
+        needs = _needs_to_show(jobs, (key, row["job_name"]), start)
+        job = _job_to_show(row, needs, jobs.groups.get(row["job_name"], ()))
+        if shown and job.size > room:
+            next_start = _Start(row["job_name"], "")
             break
-        count = max(fitting, 1)  # the first job is shown although it does not fit, with one need at least
-        more = {"moreNeeds": True} if count < len(texts) else {}
-        of_job = RawJson(f"[{','.join([*texts[:count], *in_groups])}]")
-        shown.append(write_object({**fields, **more}, {"needs": of_job, "outputs": read_stored(row["outputs"])}))
-        if more:
-            next_start = _Start(name, needs[count - 1][0])
+        # The first job is shown although it does not fit, with one need at least.
+        count = len(needs) if job.size <= room else max(job.count_fitting(room), 1)
+        shown.append(job.write(count))
+        if count < len(needs):
+            next_start = _Start(row["job_name"], needs[count - 1][0])
             break
-        room = left - _bytes(texts)
+        room -= job.size
         yield
     cursor = None if next_start is None else write_cursor(next_start)
     return write_object({**head, **omit_none(cursor=cursor)}, {"jobs": write_list(shown)})
@@ -256,9 +277,9 @@ def _needs_to_show(jobs: _StoredJobs, key: JobKey, start: _Start) -> Sequence[tu
     return needs[bisect_right(needs, start.after, key=itemgetter(0)) :] if is_continued else needs
 
 
-def _job_fields(row: Row) -> Mapping[str, Any]:
-    """Return the fields of a job besides its needs and outputs."""
-    return omit_none(
+def _job_to_show(row: Row, needs: Sequence[tuple[str, IfFailed]], groups: Sequence[str]) -> _ShownJob:
+    """Return a stored job as a page shows it, with these needs."""
+    fields = omit_none(
         name=row["job_name"],
         status=row["status"],
         groupName=row["group_name"],
@@ -266,6 +287,10 @@ def _job_fields(row: Row) -> Mapping[str, Any]:
         settledAt=format_optional(row["settled_at"]),
         reason=row["reason"],
     )
+    # A member of an enum takes four times as long to write as its text.
+    texts = [f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}' for job, if_failed in needs]
+    without_needs = len(to_json(fields)) + (row["outputs_bytes"] or 0) + _JOB_BYTES + _bytes(groups)
+    return _ShownJob(fields, texts, groups, read_stored(row["outputs"]), without_needs, without_needs + _bytes(texts))
 
 
 def _bytes(texts: Sequence[str]) -> int:

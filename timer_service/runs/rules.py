@@ -127,10 +127,8 @@ class Job(NamedTuple):
     """JSON. Written when the job is inserted, and not read back."""
     outputs: str | None = None
     """JSON. Written when a report is recorded, and not read back."""
-    changed_by: str | None = None
-    """The id of the command that caused the last change. Used in events, and stored only until these are added."""
-    ready_by: str | None = None
-    """The id of the command that made the job ready. Used in its JobReady, and stored only until that is added."""
+    caused_by: str | None = None
+    """The id of the command that made the job ready or skipped it. Stored only until its event is added."""
 
     @property
     def ended(self) -> bool:
@@ -148,20 +146,13 @@ class Job(NamedTuple):
         return self.ready_at is None and self.status is JobStatus.PENDING
 
 
-def mark_ready(job: Job, now: int, changed_by: str | None) -> Job:
-    """Return the job as ready. `changed_by` is the id of the command that made it ready."""
-    return job._replace(
-        ready_at=now,
-        open_needs=0,
-        open_groups=0,
-        stale_at=_stale_at(job, now),
-        changed_by=changed_by,
-        ready_by=changed_by,
-    )
+def mark_ready(job: Job, now: int, caused_by: str | None) -> Job:
+    """Return the job as ready."""
+    return job._replace(ready_at=now, open_needs=0, open_groups=0, stale_at=_stale_at(job, now), caused_by=caused_by)
 
 
 def end(job: Job, status: JobStatus, now: int, reason: str | None = None) -> Job:
-    """Return the job with a final status."""
+    """Return the job with a final status. It can no longer become stale."""
     return job._replace(status=status, settled_at=now, stale_at=None, reason=reason)
 
 
@@ -171,7 +162,10 @@ def causes_skip(if_failed: IfFailed, upstream: Job) -> bool:
 
 
 def apply_report(job: Job, status: JobStatus, now: int) -> tuple[Outcome, Job]:
-    """Return the outcome of a report, and the job after the report."""
+    """Return the outcome of a report, and the job after the report.
+
+    A job that is not ready can only end without success, because a success needs its upstream jobs.
+    """
     if job.ended:
         return (Outcome.UNCHANGED if job.status is status else Outcome.ALREADY_ENDED), job
     if job.is_waiting and (status in UNFINISHED or status is JobStatus.SUCCESS):
@@ -182,4 +176,5 @@ def apply_report(job: Job, status: JobStatus, now: int) -> tuple[Outcome, Job]:
 
 
 def _stale_at(job: Job, now: int) -> int | None:
+    """Return when a job without a further report is stale. None: never."""
     return None if job.stale_after_ms is None else now + job.stale_after_ms

@@ -1,6 +1,6 @@
 """Applies commands to one run, as pure functions without I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from timer_service.core.events.cause import cause_of
@@ -8,9 +8,9 @@ from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Edge, Flaw, build_edges, by_upstream, check_names, find_cycle
+from timer_service.runs.graph import Flaw, build_edges, by_upstream, check_names, find_cycle
 from timer_service.runs.messages import CancelRun, JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
-from timer_service.runs.rules import Group, Job, Outcome, Run
+from timer_service.runs.rules import UNFINISHED, Group, Job, Outcome, Run
 from timer_service.runs.size import bytes_of_groups, count_jobs
 
 SWEEP_MS = 10 * 60 * 1000
@@ -50,92 +50,101 @@ class _CommandApplier:
                 raise TypeError(f"no command of a run: {type(payload).__name__}")
 
     def _start(self, payload: StartRun, command: Command) -> Outcome:
-        run, digest = self.draft.run, payload.digest
+        """Start the run, or reject it if its graph has a flaw. A rejected run has neither jobs nor groups."""
+        draft, run = self.draft, self.draft.run
         if run.started:
-            return Outcome.UNCHANGED if run.digest == digest else Outcome.EXISTS
-        self.draft.run = Run(
+            return Outcome.UNCHANGED if run.digest == payload.digest else Outcome.EXISTS
+        draft.run = Run(
             key=run.key,
             status=RunStatus.RUNNING,
             position=command.position,
-            created_at=self.draft.now,
-            digest=digest,
+            created_at=draft.now,
+            digest=payload.digest,
             open_groups=len(payload.groups),
             row_count=len(payload.groups),
             stored_bytes=bytes_of_groups(run.key.run_id, payload.groups),
-            pending_bytes=run.pending_bytes,
             cause=cause_of(command),
-            sweep_at=self.draft.now + SWEEP_MS,
+            sweep_at=draft.now + SWEEP_MS,
         )
-        self.draft.groups = {name: Group(name) for name in payload.groups}
-        if not self._add_jobs(payload.jobs, None, (), command):
-            self.draft.groups = {}
+        draft.groups = {name: Group(name) for name in payload.groups}
+        flaw = self._add_jobs(payload.jobs, None, command)
+        if flaw is not None:
+            draft.groups = {}
+            draft.reject(flaw)
             return Outcome.RUN_REJECTED
         self._apply_pending()
         return Outcome.STARTED
 
     def _resolve(self, payload: ResolveGroup, command: Command) -> Outcome:
-        if not self.draft.run.started:
+        """Name the jobs of a group. If they make the graph invalid, the run is rejected, and the group is resolved."""
+        draft = self.draft
+        if not draft.run.started:
             return self._keep(command)
-        digest = payload.digest
-        if (group := self.draft.groups.get(payload.group_name)) is None:
-            return Outcome.UNKNOWN_GROUP if self.draft.run.is_open else Outcome.ALREADY_ENDED
+        group = draft.groups.get(payload.group_name)
+        if group is None:
+            return Outcome.UNKNOWN_GROUP if draft.run.is_open else Outcome.ALREADY_ENDED
         if group.resolved_at is not None:
-            return Outcome.UNCHANGED if group.digest == digest else Outcome.EXISTS
-        if not self.draft.run.is_open:
+            return Outcome.UNCHANGED if group.digest == payload.digest else Outcome.EXISTS
+        if not draft.run.is_open:
             return Outcome.ALREADY_ENDED
-        self.draft.groups[group.name] = group._replace(digest=digest, resolved_at=self.draft.now)
-        self.draft.run = self.draft.run._replace(open_groups=self.draft.run.open_groups - 1)
-        downstream = self.draft.downstream_of_groups.get(group.name, ())
-        names = self.draft.members[group.name] = [job.name for job in payload.jobs]
-        if not self._add_jobs(payload.jobs, group.name, downstream, command):
+        names = [job.name for job in payload.jobs]
+        draft.resolve(group._replace(digest=payload.digest, resolved_at=draft.now), names)
+        flaw = self._add_jobs(payload.jobs, group.name, command)
+        if flaw is not None:
+            draft.reject(flaw)
             return Outcome.RUN_REJECTED
-        for report, jobs in self.draft.take_reports(names):
+        for report, jobs in draft.take_reports(names):
             self._apply_part(report, jobs)
-        if not self.draft.run.open_groups:
-            self.draft.take_pending()
+        if not draft.run.open_groups:  # no job can become known any more
+            draft.take_pending()
         return Outcome.RESOLVED
 
-    def _add_jobs(
-        self, jobs: Sequence[NewJob], group: str | None, downstream: Sequence[Edge], command: Command
-    ) -> bool:
-        """Add the first jobs of a run, or those of a group. If the graph has a flaw, reject the run and return False.
+    def _add_jobs(self, jobs: Sequence[NewJob], group: str | None, command: Command) -> Flaw | None:
+        """Add the jobs of a group, or the first jobs of a run if `group` is None.
 
-        `downstream` are the edges to the jobs that need the group.
+        If the graph would have a flaw, add nothing and return the flaw.
         """
-        draft, members = self.draft, self.draft.members
-        counted = check_names(jobs, draft.jobs, draft.groups) or count_jobs(
-            draft.run, jobs, members, downstream, group, jobs=len(draft.jobs), needs=draft.need_count
+        draft = self.draft
+        flaw = check_names(jobs, draft.jobs, draft.groups)
+        if flaw is not None:
+            return flaw
+        to_this_group = () if group is None else draft.downstream_of_groups.get(group, ())
+        counted = count_jobs(
+            draft.run, jobs, draft.members, to_this_group, group, jobs=len(draft.jobs), needs=draft.need_count
         )
         if isinstance(counted, Flaw):
-            draft.reject(counted)
-            return False
-        to_jobs, to_groups = build_edges(jobs, members)
+            return counted
+        to_jobs, to_open_groups = build_edges(jobs, draft.members)
         names = [job.name for job in jobs]
-        to_members = (edge._replace(upstream=name) for edge in downstream for name in names)
+        to_members = (edge._replace(upstream=name) for edge in to_this_group for name in names)
         added = by_upstream(chain(to_jobs, to_members))
-        if (cycle := find_cycle(names, draft.downstream, added)) is not None:
-            draft.reject(cycle)
-            return False
+        cycle = find_cycle(names, draft.downstream, added)
+        if cycle is not None:
+            return cycle
         draft.run = counted
-        draft.add_jobs(jobs, group, added, by_upstream(to_groups), command=command, resolved=downstream)
-        return True
+        draft.add_jobs(jobs, group, added, by_upstream(to_open_groups), command.id, resolved=to_this_group)
+        return None
 
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
-        if not self.draft.run.started:
+        """Apply a report to the known jobs that it names. If others may become known later, keep it for these.
+
+        The outcome is about the job of the report, also if jobs are dropped.
+        """
+        draft = self.draft
+        if not draft.run.started:
             return self._keep(command)
-        is_kept = self._may_name_later_jobs(payload)  # for these; it is applied to the known ones now
-        if is_kept and not self.draft.keep_pending(command):
+        is_kept = self._may_name_later_jobs(payload)
+        if is_kept and not draft.keep_pending(command):
             return Outcome.NOT_KEPT
-        before = self.draft.jobs.get(payload.job_name)
-        if before is not None:
-            outcome, job = rules.apply_report(before, payload.status, self.draft.now)
-            self._record(outcome, job, payload, command)
-            ended = [job.name] if job.ended and not before.ended else []
-        else:
-            outcome, ended = Outcome.KEPT if is_kept else Outcome.UNKNOWN_JOB, []
-        ended += self._drop_jobs(payload.dropped_jobs or (), command)
+        job = draft.jobs.get(payload.job_name)
+        outcome = Outcome.KEPT if is_kept else Outcome.UNKNOWN_JOB
+        if job is not None:
+            outcome = self._record(job, payload)
+        is_end = outcome is Outcome.RECORDED and payload.status not in UNFINISHED
+        dropped = self._drop_jobs(payload.dropped_jobs or ())
+        ended = [payload.job_name, *dropped] if is_end else dropped
         if ended:
-            self.draft.evaluate(ended)
+            draft.evaluate(ended, caused_by=command.id)
         return outcome
 
     def _may_name_later_jobs(self, report: ReportJobStatus) -> bool:
@@ -144,37 +153,36 @@ class _CommandApplier:
         return run.is_open and run.open_groups > 0 and any(name not in self.draft.jobs for name in report.named_jobs)
 
     def _apply_part(self, command: Command, jobs: Sequence[str]) -> None:
-        """Apply a pending report to some of the jobs that it names."""
+        """Apply a pending report to `jobs`: those that it names and that have become known now."""
         report = command.payload
         assert isinstance(report, ReportJobStatus)  # noqa: S101 - after the start of a run, only reports are pending
         if report.job_name in jobs:
             dropped = frozenset(report.dropped_jobs or ())
-            part: dict[str, object] = {"dropped_jobs": [name for name in jobs if name in dropped]}
+            part = {"dropped_jobs": [name for name in jobs if name in dropped]}
+            self._report(report.model_copy(update=part), command)
         else:
-            first, *others = jobs
-            part = {"job_name": first, "status": JobStatus.DRIFT_DROPPED, "dropped_jobs": others, "outputs": None}
-        self._report(report.model_copy(update=part), command)
+            self.draft.evaluate(self._drop_jobs(jobs), caused_by=command.id)
 
-    def _record(self, outcome: Outcome, job: Job, report: ReportJobStatus, command: Command) -> None:
-        """Write a job after a report. A repeated report of an ended job asks for a sweep: something may be stuck."""
+    def _record(self, job: Job, report: ReportJobStatus) -> Outcome:
+        """Apply a report to its own job. Outputs of an earlier report stay if this one has none."""
+        outcome, after = rules.apply_report(job, report.status, self.draft.now)
+        if outcome is Outcome.RECORDED and report.outputs is not None:
+            after = after._replace(outputs=dump_data(report.outputs))
+            self.draft.run = self.draft.run._replace(has_outputs=True)
         if outcome is Outcome.RECORDED:
-            outputs = job.outputs if report.outputs is None else dump_data(report.outputs)
-            self.draft.set_job(job._replace(outputs=outputs, changed_by=command.id))
-            if report.outputs is not None:
-                self.draft.run = self.draft.run._replace(has_outputs=True)
+            self.draft.set_job(after)
+        return outcome
 
-    def _drop_jobs(self, names: Sequence[str], command: Command) -> list[str]:
-        """End dropped jobs as `drift_dropped`. Return the names of the jobs that had not ended before."""
-        dropped = [
-            self.draft.jobs[name]
-            for name in dict.fromkeys(names)
-            if name in self.draft.jobs and not self.draft.jobs[name].ended
-        ]
-        for job in dropped:
-            self.draft.set_job(rules.end(job, JobStatus.DRIFT_DROPPED, self.draft.now)._replace(changed_by=command.id))
-        return [job.name for job in dropped]
+    def _drop_jobs(self, names: Iterable[str]) -> list[str]:
+        """End those of the named jobs that are known and have not ended, as `drift_dropped`. Return their names."""
+        jobs = self.draft.jobs
+        dropped = [name for name in dict.fromkeys(names) if name in jobs and not jobs[name].ended]
+        for name in dropped:
+            self.draft.set_job(rules.end(jobs[name], JobStatus.DRIFT_DROPPED, self.draft.now))
+        return dropped
 
     def _cancel(self) -> Outcome:
+        """Cancel the run. If it is not started, only drop the commands that are kept for it."""
         run = self.draft.run
         if not run.started:
             self.draft.take_pending()
@@ -185,10 +193,10 @@ class _CommandApplier:
         return Outcome.CANCELLED
 
     def _keep(self, command: Command) -> Outcome:
+        """Keep a command until the run is started."""
         return Outcome.KEPT if self.draft.keep_pending(command) else Outcome.NOT_KEPT
 
     def _apply_pending(self) -> None:
         """Apply the commands that come before the StartRun, in the order of the log. Unknown jobs are kept again."""
         for each in self.draft.take_pending():
-            if self.draft.run.is_open:
-                self.apply(each.read())
+            self.apply(each.read())

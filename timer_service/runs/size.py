@@ -62,24 +62,24 @@ def _count_each(
     run: Run, new: Sequence[NewJob], members: Mapping[str, Sequence[str]], downstream: Iterable[Edge], group: str | None
 ) -> Iterator[tuple[str, int, int]]:
     """Yield each job that gets needs or bytes, with their numbers. A need has the bytes of both names."""
-    of_new = _bytes(job.name for job in new)
-    for edge in downstream:
-        yield edge.job, len(new), of_new + len(new) * _bytes([edge.job])
-    of_run = _bytes([run.key.run_id])
+    bytes_of_new = _bytes(job.name for job in new)
+    for edge in downstream:  # this job needs each of the new jobs
+        yield edge.job, len(new), bytes_of_new + len(new) * _bytes([edge.job])
+    run_id = _bytes([run.key.run_id])
     ids = (run.cause.command_id, run.cause.correlation_id, *run.cause.trace)
-    of_each = _ROWS_OF_JOB * of_run + 2 * _bytes([group or ""]) + _bytes(each or "" for each in ids)
-    of_members = cache(lambda group: _bytes(members[group]))
+    of_each = _ROWS_OF_JOB * run_id + 2 * _bytes([group or ""]) + _bytes(each or "" for each in ids)
+    bytes_of_members = cache(lambda group: _bytes(members[group]))
     for job in new:
         own = _bytes([job.name])
         needs = len(job.needed_jobs)
         size = of_each + _ROWS_OF_JOB * own + _bytes(name for name, _ in job.needed_jobs) + needs * own
-        for each, _ in job.needed_groups:
-            if each in members:
-                needs += len(members[each])
-                size += of_members(each) + len(members[each]) * own
-            else:
+        for needed, _ in job.needed_groups:
+            if needed in members:
+                needs += len(members[needed])
+                size += bytes_of_members(needed) + len(members[needed]) * own
+            else:  # the group is open: a row and an entry of an index have all three names
                 needs += 1
-                size += 2 * (of_run + own + _bytes([each]))
+                size += 2 * (run_id + own + _bytes([needed]))
         yield job.name, needs, size
 
 

@@ -112,10 +112,12 @@ async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> N
 
 
 def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
+    """Return the added jobs with their run, ordered by name."""
     return ((new.run.key, new.jobs[name]) for name in sorted(new.jobs.keys() - old.jobs.keys()))
 
 
 def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[Job, Job]]:
+    """Return each job that may have changed, as it is and as it was."""
     return ((new.jobs[name], job) for name, job in old.jobs.items() if new.jobs[name] is not job)
 
 

@@ -91,30 +91,42 @@ class Sweep:
         A job counts as stale only after the commands that were in the stream when it was found have been handled,
         because a report of the job may be among them.
         """
-        due = {key: set[str]() for key in await self._due_runs(now)}
-        for key, name in await self._stale_jobs(now):
-            due.setdefault(key, set()).add(name)
+        stale_jobs: dict[RunKey, set[str]] = {key: set() for key in await self._due_runs(now)}
+        for key, name in await self._find_stale_jobs(now):
+            stale_jobs.setdefault(key, set()).add(name)
         results = Counter[_Swept]()
         seconds = asyncio.get_running_loop().time
         until = seconds() + PASS_SECONDS
-        for number, key in enumerate(_in_turns(due, self._last)):
+        for number, key in enumerate(_in_turns(stale_jobs, self._last)):
             if number and seconds() > until:
                 return Pass(results[_Swept.CHANGED], now)
             self._last = key.tenant_id
-            results[await self._sweep(key, due[key], now)] += 1
-            self._overdue.difference_update((key, name) for name in due[key])
+            results[await self._sweep(key, stale_jobs[key], now)] += 1
+            self._overdue.difference_update((key, name) for name in stale_jobs[key])
         swept, locked = results[_Swept.CHANGED], results[_Swept.LOCKED]
         if locked:
             log.warning("other sessions have locked runs; sweeping these later", extra={"count": locked})
-        if self._overdue or locked:
-            return Pass(swept, now + _RECHECK_MS)
-        at = await self._next_at()
-        is_left = at is not None and at <= now and not swept  # what is due is not found, or cannot be written
-        return Pass(swept, now + _RECHECK_MS if is_left else at)
+        return Pass(swept, await self._next_pass_at(now, has_swept=swept > 0, has_locked=locked > 0))
 
-    async def _stale_jobs(self, now: int) -> set[JobKey]:
-        """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream."""
-        self._overdue = await self._still_stale(self._overdue, now)
+    async def _next_pass_at(self, now: int, *, has_swept: bool, has_locked: bool) -> int | None:
+        """Return when the next sweep is due: soon if jobs wait for the stream, or runs for a lock. None: never.
+
+        If something due could not be swept in this pass, the next pass waits, too, so that the loop does not spin.
+        """
+        if self._overdue or has_locked:
+            return now + _RECHECK_MS
+        at = await self._next_at()
+        is_left = at is not None and at <= now and not has_swept
+        return now + _RECHECK_MS if is_left else at
+
+    async def _find_stale_jobs(self, now: int) -> set[JobKey]:
+        """Return the jobs whose `stale_at` has passed and of which no report can be unhandled.
+
+        If no overdue jobs wait any more, look for further ones first. Their reports may be in the stream as it is now,
+        or among the waiting commands of their tenant.
+        """
+        stale_at = await loader.find_values(self._database.reader, "stale_at", self._overdue)
+        self._overdue = {job for job, at in stale_at.items() if at <= now}  # a report moves it, an end removes it
         if not self._overdue:
             self._overdue = await self._next_overdue(now)
             await self._backlog.begin()
@@ -122,10 +134,6 @@ class Sweep:
             return set()
         waiting = await find_tenants(self._database.reader, (key.tenant_id for key, _ in self._overdue))
         return {job for job in self._overdue if job[0].tenant_id not in waiting}
-
-    async def _still_stale(self, jobs: Collection[JobKey], now: int) -> set[JobKey]:
-        stale_at = await loader.find_values(self._database.reader, "stale_at", jobs)
-        return {job for job, at in stale_at.items() if at <= now}
 
     async def _next_overdue(self, now: int) -> set[JobKey]:
         """Return the next jobs whose `stale_at` has passed: an equal share of each tenant, its oldest ones."""
@@ -139,6 +147,7 @@ class Sweep:
         return [store.run_key(row) for row in rows]
 
     async def _next_at(self) -> int | None:
+        """Return when the next run is due or the next job is stale, or None."""
         found = [(await self._database.reader.fetch(_SQL[name]))[0]["at"] for name in ("next_sweep", "next_stale")]
         return min((at for at in found if at is not None), default=None)
 
@@ -154,23 +163,28 @@ class Sweep:
             log.exception("sweep of a run failed", extra={"tenant": key.tenant_id, "run_id": key.run_id})
             await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
             return _Swept.CHANGED
-        for loop in ("outbox", LOOP) if added else ():
-            self._wake(loop, now)
+        if added:
+            self._wake("outbox", now)
+            self._wake(LOOP, now)
         return _Swept.CHANGED if is_changed else _Swept.NOT_DUE
 
 
 def _in_turns(due: Iterable[RunKey], after: str) -> list[RunKey]:
-    """Return runs in an order in which tenants take turns, beginning with the next one `after` a tenant."""
+    """Return runs in an order in which tenants take turns, beginning with the next tenant `after` one."""
     counts = Counter[str]()
     turns: list[tuple[int, bool, RunKey]] = []
     for key in due:
-        turns.append((counts[key.tenant_id], key.tenant_id <= after, key))
+        is_later_in_turn = key.tenant_id <= after
+        turns.append((counts[key.tenant_id], is_later_in_turn, key))
         counts[key.tenant_id] += 1
     return [key for *_, key in sorted(turns)]
 
 
 async def _sweep_run(tx: Transaction, *, key: RunKey, stale: Collection[str], now: int) -> tuple[bool, int]:
-    """Lock and sweep a run. Return whether this changed it, and the number of events that were added to the outbox."""
+    """Lock and sweep a run. Return whether this changed it, and the number of the events of the changes.
+
+    If the run is due, all of it is evaluated. Otherwise only its stale jobs end.
+    """
     await tx.wait_briefly()
     run = (await loader.lock_runs(tx, [key])).get(key)
     if run is None or run.sweep_at is None:
@@ -184,11 +198,12 @@ async def _sweep_run(tx: Transaction, *, key: RunKey, stale: Collection[str], no
         await loaded.read_affected_jobs({}, {key: stale})
     before = loaded.states()
     draft = Draft(before[key], now, evaluating=True)
-    repaired = draft.repair() if is_whole else []
+    stuck: list[str] = []
     if is_whole:
+        released = draft.repair()
+        stuck = released if run.evaluated else []  # after a deferred evaluation, waiting jobs are expected
         draft.run = draft.run._replace(sweep_at=now + _interval(now - run.created_at))
     _end_stale(draft, stale)
-    stuck = repaired if run.evaluated else []  # after a deferred evaluation, waiting jobs are expected
     if stuck:
         log.error("stuck jobs released", extra={"tenant": key.tenant_id, "run_id": key.run_id, "count": len(stuck)})
     after = {key: draft.finish()}
@@ -202,14 +217,16 @@ def _interval(age_ms: int) -> int:
 
 
 def _end_stale(draft: Draft, stale: Collection[str]) -> None:
+    """End those of the `stale` jobs that are still stale: a report may have come since they were found."""
     overdue = [draft.jobs[name] for name in sorted(stale) if name in draft.jobs]
     ended = [job for job in overdue if job.stale_at is not None and job.stale_at <= draft.now]
     for job in ended:
         draft.set_job(rules.end(job, JobStatus.TIMED_OUT_STALE, draft.now))
     if ended:
-        draft.evaluate([job.name for job in ended])
+        draft.evaluate([job.name for job in ended], caused_by=None)
 
 
 async def _postpone(tx: Transaction, *, key: RunKey, at: int) -> None:
+    """Let the sweep of a run, and of its stale jobs, wait until `at`."""
     await tx.execute(_SQL["postpone_run"], {**key._asdict(), "at": at})
     await tx.execute(_SQL["postpone_stale"], {**key._asdict(), "at": at})

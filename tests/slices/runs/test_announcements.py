@@ -6,11 +6,11 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust
-from tests.harness.runs import Runs, jobs
+from tests.harness.runs import Runs, jobs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.ports.database import Database
-from timer_service.runs import announcements, events
+from timer_service.runs import announcements, announcer, events
 
 NAMES = [f"job-{number}" for number in range(9)]
 STAR = {"seed": [], **{name: ["seed"] for name in NAMES}}
@@ -30,9 +30,9 @@ async def deferred(runs: Runs) -> list[str]:
 async def test_large_events(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads and outputs count: a portion ends with the event that exceeds it, and the announcer wakes the relay."""
     monkeypatch.setattr(events, "MOST_BYTES", 10_000)
-    await runs.request("StartRun", jobs=jobs(STAR, payload="x" * 1_000))
+    await runs.request("StartRun", jobs=jobs(STAR, payload="\u00fc" * 400))
     await runs.publish()
-    await runs.report("success", "seed", outputs={"log": "x" * 1_000})
+    await runs.report("success", "seed", outputs={"log": "\u00fc" * 400})
     counts = [9 - len(await deferred(runs))]
     while (await runs.announcer.tick(runs.clock.now())).done:
         counts.append(9 - len(await deferred(runs)))
@@ -42,12 +42,23 @@ async def test_large_events(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_ready_at_once(runs: Runs) -> None:
-    """A job is ready as soon as its needs have ended, also if its JobReady is added later."""
+    """A job is ready as soon as its needs have ended, also if its JobReady is added later, and all events say so."""
     await runs.start(STAR)
     await runs.report("success", "seed")
-    shown = (await runs.ask("get-run", runId="run-1"))["jobs"]
-    assert len({each["readyAt"] for each in shown if each["name"] in NAMES}) == 1
+    (ready_at,) = {
+        each["readyAt"] for each in (await runs.ask("get-run", runId="run-1"))["jobs"] if each["name"] in NAMES
+    }
     assert len(await deferred(runs)) == 8
+    runs.clock.advance(seconds=1)
+    announced = [each["payload"]["readyAt"] for each in await runs.events_of("JobReady")]
+    assert announced.count(ready_at) == 9
+
+
+async def test_ready_jobs_come_first(runs: Runs) -> None:
+    """A job that a failure makes ready is announced before the jobs that it skips, because a worker waits for it."""
+    await runs.start({"seed": [], "a": ["seed"], "clean": [run_after("seed")], "z": ["seed"]})
+    await runs.report("failed", "seed")
+    assert await deferred(runs) == ["a", "z"]
 
 
 async def test_skipped_jobs(runs: Runs) -> None:
@@ -89,29 +100,37 @@ async def test_run_that_was_deleted_and_started_again(runs: Runs, monkeypatch: p
     assert (await runs.rows("outbox"), await deferred(runs)) == ([], [])
 
 
-async def test_tenants_take_turns(runs: Runs) -> None:
+async def test_tenants_take_turns(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass announces a portion of each tenant, however many jobs of another one wait."""
-    tenants = ("acme", "globex", "initech")
+    tenants = ("acme", "globex", "initech", "umbrella")
     for tenant in tenants:
         runs.send("StartRun", tenant=tenant, jobs=jobs(dict.fromkeys(NAMES, ())))
-        await runs.consume()
+    runs.send("StartRun", runId="run-2", jobs=jobs(dict.fromkeys(NAMES, ())))
+    await runs.consume()
     await runs.announcer.tick(runs.clock.now())
     waiting = [row["tenant_id"] for row in await runs.rows("run_announcements")]
-    assert [waiting.count(tenant) for tenant in tenants] == [7, 7, 7]
+    assert [waiting.count(tenant) for tenant in tenants] == [16, 8, 8, 8]  # the first event was added with the change
+    monkeypatch.setattr(announcer, "PASS_SECONDS", -1)  # each pass ends after one tenant
+    for _ in tenants:
+        assert await runs.announcer.tick(runs.clock.now()) == (1, runs.clock.now())
+    waiting = [row["tenant_id"] for row in await runs.rows("run_announcements")]
+    assert [waiting.count(tenant) for tenant in tenants] == [15, 7, 7, 7]
 
 
 async def test_damaged_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged payload delays no other job. Its job is announced when it is repaired."""
-    await runs.request("StartRun", jobs=jobs(dict.fromkeys(NAMES, ()), payload="x"))
-    runs.send("StartRun", tenant="globex", jobs=jobs(dict.fromkeys(NAMES, ()), payload="x"))
+    for tenant in ("acme", "globex"):
+        runs.send("StartRun", tenant=tenant, jobs=jobs(dict.fromkeys(NAMES, ()), payload="x"))
     await runs.consume()
     monkeypatch.undo()
     damaged = "tenant_id = 'acme' AND job_name IN ('job-2', 'job-7')"
     await runs.sql(f"""UPDATE run_jobs SET payload = '"x' WHERE {damaged}""")
-    await exhaust(runs.announcer, runs.clock.now())
+    assert (await runs.announcer.tick(runs.clock.now())).done == 17  # a failure counts as work, so the loop goes on
     assert sorted(await runs.ready()) == [name for name in NAMES if name not in ("job-2", "job-7")]
     assert sorted(await runs.ready("globex")) == NAMES
-    assert {row["last_error"] is not None for row in await runs.rows("run_announcements")} == {True}
+    later = await runs.rows("run_announcements")
+    assert {row["last_error"] is not None for row in later} == {True}
+    assert await runs.announcer.tick(runs.clock.now()) == (0, min(row["available_at"] for row in later))
     await runs.sql(f"UPDATE run_jobs SET payload = '1' WHERE {damaged}")
     runs.clock.advance(minutes=2)
     assert sorted(await runs.ready()) == NAMES

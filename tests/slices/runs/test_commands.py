@@ -273,8 +273,13 @@ async def test_equal_graphs(runs: RunConversation) -> None:
     same = {"name": "test", "needs": [{"group": "more", "ifFailed": "skip"}, {"job": "lint"}]}
     again = await runs.request("StartRun", jobs=[same, lint], groups=["others", "more"])
     assert again["outcome"] == "unchanged"
-    other = await runs.request("StartRun", jobs=[{**lint, "payload": None}, test], groups=["more", "others"])
-    assert other["outcome"] == "exists"
+    for changed in (
+        {**lint, "payload": None},
+        {**lint, "staleAfterSeconds": 1},
+        {**lint, "needs": [{"group": "more"}]},
+    ):
+        other = await runs.request("StartRun", jobs=[changed, test], groups=["more", "others"])
+        assert other["outcome"] == "exists"
 
 
 @pytest.mark.parametrize("stage", ["memory-sqlite", "memory-postgres"], indirect=True)

@@ -2,10 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from tests.harness.clock import ManualClock
 from tests.harness.locks import LockedPostgres
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.ports.database import Transaction
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.runs import loader
 from timer_service.runs.rules import RunKey
 
@@ -34,10 +39,18 @@ async def test_a_locked_run(locks: LockedPostgres, memory_broker: MemoryBroker, 
     async with locks.locked(LOCK_RUN):
         passes = [await runs.sweep.tick(clock.now()) for _ in range(2)]
         during = await statuses(runs)
+        with pytest.raises(DatabaseBlockedError):
+            await in_transaction(runs.database, read_locked)
     assert (during["run-1"], during["run-2"], during["run-0"]) == ("failed", "failed", "running")
     assert passes == [(2, clock.now() + 1000), (0, clock.now() + 1000)]
     await runs.sweep.tick(clock.advance(seconds=1))
     assert (await statuses(runs))["run-0"] == "failed"
+
+
+async def read_locked(tx: Transaction) -> None:
+    """Read a run, in order to change it."""
+    await tx.wait_briefly()
+    await loader.lock_runs(tx, [RunKey("acme", "run-0")])
 
 
 async def statuses(runs: Runs) -> dict[str, str]:

@@ -122,6 +122,49 @@ async def test_drop_by_a_report_that_is_ignored(runs: Runs, report: tuple[str, s
     assert (reply["outcome"], statuses["l"], statuses["m"]) == (outcome, "drift_dropped", "skipped")
 
 
+@pytest.mark.parametrize(
+    "end", [("CancelRun", {}), ("ResolveGroup", {"groupName": "g", "jobs": jobs({"b": ["unknown"]})})]
+)
+async def test_ended_run_has_no_pending_commands(runs: Runs, end: tuple[str, dict[str, Any]]) -> None:
+    """When a run is cancelled or rejected, the commands that were kept for it are deleted, and count no more."""
+    await runs.start({"a": []}, "g")
+    await runs.report("success", "later")
+    before = await pending(runs)
+    message, fields = end
+    await runs.request(message, **fields)
+    assert (before[0], await pending(runs)) == (1, (0, 0))
+
+
+async def test_other_runs_with_the_same_names(runs: Runs) -> None:
+    """Commands on a run change no row of another run of the tenant, nor of the run of another tenant with this id."""
+    others = [("acme", "run-2"), ("globex", "run-1")]
+    for tenant, run in (*others, ("acme", "run-1")):
+        about = {"tenant": tenant, "runId": run}
+        await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}, {"group": "h"}]}, "g", "h", **about)
+        await runs.report("running", "d", **about)
+        await runs.report("running", "e", **about)
+    await runs.report("success", "early", runId="later")
+    before = await rows_of(runs, others)
+    outcomes = [
+        (await runs.report("running", "a", outputs={"n": 1}))["outcome"],
+        (await runs.report("success", "a"))["outcome"],
+        (await runs.resolve("g", {"d": []}))["outcome"],
+        *[(await runs.request("CancelRun", runId=run))["outcome"] for run in ("later", "run-1")],
+    ]
+    assert outcomes == ["recorded", "recorded", "resolved", "not_found", "cancelled"]
+    view = await runs.ask("get-run", runId="run-1")
+    assert [(job["name"], len(job["needs"])) for job in view["jobs"]] == [("a", 0), ("b", 1), ("c", 2), ("d", 0)]
+    assert (view["counts"], await runs.completed()) == ({"success": 1, "cancelled": 3}, ["cancelled"])
+    assert await rows_of(runs, others) == before
+
+
+async def rows_of(runs: Runs, keys: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return the rows of runs in all tables."""
+    tables = ("runs", "run_jobs", "run_edges", "run_groups", "run_group_needs", "run_pending_commands")
+    rows = [row for table in tables for row in await runs.rows(table)]
+    return [row for row in rows if (row["tenant_id"], row["run_id"]) in keys]
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
 async def test_reason_of_a_skip_does_not_depend_on_the_order(runs: Runs, order: tuple[int, ...]) -> None:
     """A job that needs two dropped jobs is skipped because of the one that the report names first."""

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.clock import ManualClock
+from tests.harness.clock import ManualClock, iso
 from tests.harness.runs import RunConversation, Runs, run_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -14,7 +14,8 @@ async def test_run_with_its_jobs_and_needs(runs: RunConversation) -> None:
     """get-run shows the status, needs and outputs of each job, page by page."""
     await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": [run_after("a")]}, "g", "empty")
     await runs.resolve("empty", {})
-    await runs.report("failed", "a", outputs={"log": "x"})
+    runs.send("ReportJobStatus", jobName="a", status="running", outputs={"log": "x"})  # the end has none
+    await runs.report("failed", "a")
     first = await runs.ask("get-run", runId="run-1", limit=2)
     rest = await runs.ask("get-run", runId="run-1", limit=2, cursor=first["cursor"])
     jobs = {job["name"]: job for job in (*first["jobs"], *rest["jobs"])}
@@ -29,17 +30,57 @@ async def test_run_with_its_jobs_and_needs(runs: RunConversation) -> None:
     assert ("readyAt" in jobs["b"], "readyAt" in jobs["c"]) == (False, True)
 
 
+async def test_fields_of_a_run_and_its_jobs(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A run shows when it began and ended, and each job when it was ready and when it ended."""
+    runs = Runs(sqlite, memory_broker, clock)
+    await runs.start({"a": []}, "g", "h", "i")
+    started = iso(clock.now())
+    clock.advance(minutes=1)
+    await runs.resolve("g", {"b": []})
+    resolved = iso(clock.now())
+    clock.advance(minutes=1)
+    await runs.report("success", "b")
+    reported = iso(clock.now())
+    whole = await runs.ask("get-run", runId="run-1")
+    about = {"tenantId": "acme", "runId": "run-1", "createdAt": started}
+    a = {"name": "a", "needs": [], "readyAt": started}
+    b = {"name": "b", "needs": [], "readyAt": resolved, "settledAt": reported, "status": "success", "groupName": "g"}
+    counts = {"counts": {"pending": 1, "success": 1}, "groups": {"g": True, "h": False, "i": False}}
+    shown = {"openJobs": 1, "unresolvedGroups": 2, **counts, "jobs": [{**a, "status": "pending"}, b]}
+    assert whole == {**about, "status": "running", **shown}
+    clock.advance(minutes=1)
+    await runs.resolve("h", {"c": ["c"]})
+    rejected = {"status": "rejected", "settledAt": iso(clock.now()), "openJobs": 0, "unresolvedGroups": 0}
+    (view,) = (await runs.ask("list-runs"))["runs"]
+    assert view == {**about, **rejected, "code": "CYCLE", "path": ["c", "c"]}
+
+
 async def test_list_is_newest_first(runs: RunConversation) -> None:
-    """list-runs shows each run once, newest first, in pages of the given limit, and filters by status."""
-    for name in ("one", "two", "three"):
-        await runs.start({"a": []}, runId=name)
-    await runs.report("success", "a", runId="two")
+    """list-runs shows each run once, newest first, in pages of the given limit, and filters by status.
+
+    Runs that were started at the same time are in order of their ids.
+    """
+    for name in ("run-1", "run-2"):
+        runs.send("StartRun", runId=name, jobs=[{"name": "a"}])
+    await runs.consume()
+    await runs.start({"a": []}, runId="a-third")
+    await runs.report("success", "a", runId="run-2")
     await runs.report("success", "a", runId="only named")
     first = await runs.ask("list-runs", limit=2)
     rest = await runs.ask("list-runs", limit=2, cursor=first["cursor"])
     done = await runs.ask("list-runs", status="success")
     found = [[run["runId"] for run in page["runs"]] for page in (first, rest, done)]
-    assert found == [["three", "two"], ["one"], ["two"]]
+    assert found == [["a-third", "run-2"], ["run-1"], ["run-2"]]
+
+
+async def test_page_with_many_jobs(runs: RunConversation) -> None:
+    """A page has as many jobs as the query asks for, and the next one begins with the next job."""
+    await runs.start({f"{number:03}": [] for number in range(300)})
+    page = await runs.ask("get-run", runId="run-1", limit=250)
+    rest = await runs.ask("get-run", runId="run-1", limit=250, cursor=page["cursor"])
+    assert [len(page["jobs"]), rest["jobs"][0]["name"], len(rest["jobs"])] == [250, "250", 50]
 
 
 async def test_run_that_is_not_started_is_not_shown(runs: RunConversation) -> None:
