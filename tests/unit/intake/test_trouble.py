@@ -36,7 +36,7 @@ def fail(trouble: Trouble, sequence: int, attempt: int, of: Route = ROUTE) -> bo
     """Let a command fail alone. Return whether it is given up."""
     payload = CancelTimer(tenant_id="acme", service_call_id="call-1")
     command = Command(f"command-{sequence}", payload, Position(1, sequence), None, Trace(), None)
-    return trouble.is_given_up(of, command, BUG, attempt)
+    return trouble.record_failure(of, command, BUG, attempt)
 
 
 def test_a_command_that_fails_twice(trouble: Trouble) -> None:
@@ -86,8 +86,6 @@ def test_delays(trouble: Trouble) -> None:
     first, second = Position(1, 1), Position(1, 2)
     delays = [trouble.delay(first) for _ in range(8)]
     assert [*delays, trouble.delay(second)] == [*(1000 * 2**power for power in range(6)), 60_000, 60_000, 1000]
-    trouble.forget(first)
-    assert trouble.delay(first) == 1000
 
 
 def test_outages(trouble: Trouble) -> None:
