@@ -49,8 +49,9 @@ class Taken(NamedTuple):
 async def take(database: Database, reader: str, now: int) -> Taken | None:
     """Make a process the reader. Return None if another one reads."""
     rows = [] if database.exclusive else await database.reader.fetch(_SQL["find"])
-    if any(row["reader"] not in {None, reader} and now <= row["reads_until"] <= now + 2 * LEASE_MS for row in rows):
-        return None
+    for row in rows:  # only to find out without a write; the statement `take` decides
+        if row["reader"] not in {None, reader} and now <= row["reads_until"] <= now + 2 * LEASE_MS:
+            return None
     return await in_transaction(database, lambda tx: _take(tx, reader, now, alone=database.exclusive))
 
 
