@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.harness.builders import command, command_address, raw_command, schedule_timer
 from tests.harness.clock import NOW, iso
 from timer_service.core.intake.rejection import Rejected
-from timer_service.core.values.codec import MAX_COMMAND_BYTES, REPLY_TO, decode_command, decode_envelope, encode
+from timer_service.core.values.codec import REPLY_TO, decode_command, decode_envelope, encode
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
@@ -115,7 +115,7 @@ OTHERS: tuple[tuple[RawCommand, Code, str], ...] = (
         "payload.lateBy",
     ),
     (raw_command(schedule_timer(data="x" * (MAX_DATA_BYTES - 1))), Code.TOO_LARGE, "payload.data"),
-    (raw_command(b"{" + b" " * (MAX_COMMAND_BYTES - 1) + b"}"), Code.TOO_LARGE, ""),
+    (raw_command(b"{" + b" " * (MAX_MESSAGE_BYTES - 1) + b"}"), Code.TOO_LARGE, ""),
     (raw_command(schedule_timer(), address=command_address("other")), Code.TENANT_MISMATCH, "tenantId"),
     (raw_command(schedule_timer(tenantId="other")), Code.TENANT_MISMATCH, "payload.tenantId"),
     (raw_command(schedule_timer(), address=command_address(message="cancel-timer")), Code.TYPE_MISMATCH, "type"),
@@ -144,7 +144,7 @@ def test_largest_command() -> None:
     """A body and data of exactly the maximum size are decoded. Data is counted as compact JSON."""
     fits = "é" * ((MAX_DATA_BYTES - 2) // 2)
     assert fits in str(decode(raw_command(schedule_timer(data=fits))).payload)
-    assert rejection(raw_command(b"{" + b" " * (MAX_COMMAND_BYTES - 2) + b"}")).code is Code.INVALID_ENVELOPE
+    assert rejection(raw_command(b"{" + b" " * (MAX_MESSAGE_BYTES - 2) + b"}")).code is Code.INVALID_ENVELOPE
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from timer_service.core.ports.database import Database, Reader, Transaction
 from timer_service.core.ports.log import LogCursor
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.message import Position
 
 _SQL = load_sql("timer_service.core.intake", "cursor.sql")
 
@@ -28,11 +27,6 @@ class Place(NamedTuple):
 
     cursor: LogCursor
     revision: int
-
-    @property
-    def position(self) -> Position:
-        """The position of the last command that was read."""
-        return Position(self.cursor.epoch, self.cursor.sequence)
 
 
 class Taken(NamedTuple):

@@ -52,7 +52,6 @@ _LOG_SHARE = 3
 """While the log has more commands, it has so many times as much time as the waiting commands."""
 _OTHERS_SECONDS = 0.5
 _BRIEF_SECONDS = 10
-_NOTHING = LogBatch((), 0)
 
 
 class LogReader:
@@ -79,7 +78,6 @@ class LogReader:
         self._batch_size = batch_size
         self._budget = budget
         self._from_now = from_now
-        self._outages = outages
         self._trouble = Trouble(outages)
         self._name = secrets.token_hex(8)
         self._waiting = commits.waiting
@@ -95,11 +93,10 @@ class LogReader:
         self._kept_at = 0.0
         self._brief_until = 0.0
         """Until when no transaction waits long for a lock, because one has met a lock of another session."""
-        self._others_of = ""
         self._has_others = True
-        """Whether the log may have commands of other tenants than `_others_of`."""
+        """Whether the log may have commands of several tenants."""
         self._others_until = 0.0
-        """Until when this is taken as true."""
+        """Until when that is not asked again."""
 
     @property
     def stalled(self) -> bool:
@@ -123,7 +120,7 @@ class LogReader:
         return self._waiting.size > MOST_BYTES
 
     async def stop(self) -> None:
-        """Finish the transaction in progress, and let another process read."""
+        """Finish the turn in progress, and let another process read."""
         self._stopping.set()
         await self._log.close()
 
@@ -224,7 +221,7 @@ class LogReader:
             seconds = min(max((next_at - self._clock.now()) / 1000, 0), seconds)
         if self._is_full:
             await self._pause(seconds)
-            return _NOTHING
+            return LogBatch((), 0)
         return await self._log.read(self._batch_size, self._budget.batch, seconds)
 
     async def _renew_lease(self) -> None:
@@ -244,38 +241,36 @@ class LogReader:
         return behind == 0 or log_had_its_share
 
     async def _apply_batch(self, batch: LogBatch) -> None:
-        """Apply or store the commands of a batch, one part after the other. A reader that stops leaves the others."""
-        left = len(batch.commands)
+        """Apply or store the commands of a batch, one part after the other."""
         behind = await self._behind_for_others(batch)
         for part in parts(batch.commands, self._budget.part):
-            left -= len(part)
-            await self._apply_part(part, behind + left)
-            if self._stopping.is_set():
-                return
+            await self._apply_part(part, behind)
 
     async def _behind_for_others(self, batch: LogBatch) -> int:
         """Return how many commands are behind a batch; 0 if all of the log are of one tenant, so that no other waits.
 
-        Only that of a batch of one tenant far behind matters, so the log is asked only then, and only sometimes.
+        The log is asked about other tenants if a batch of one tenant is far behind, at most twice a second.
         """
         tenant = batch.commands[0].address.tenant
         if batch.behind <= FAR_BEHIND or any(each.address.tenant != tenant for each in batch.commands):
             return batch.behind
-        if self._others_of != tenant or time.monotonic() > self._others_until:
+        if time.monotonic() > self._others_until:
             self._has_others = await self._log.has_others(tenant)
-            self._others_of, self._others_until = tenant, time.monotonic() + _OTHERS_SECONDS
+            self._others_until = time.monotonic() + _OTHERS_SECONDS
         return batch.behind if self._has_others else 0
 
     async def _apply_part(self, part: Sequence[RawCommand], behind: int) -> None:
-        """Apply commands that follow each other in the log, and store those of them that wait, in one transaction.
+        """Apply a part of a batch of the log, and store those of its commands that wait, in one transaction.
 
-        If it fails, all of them are stored: as waiting commands, those that are at fault are found.
+        If that fails, all of them are stored: as waiting commands, those that are at fault are found.
+
+        `behind`: how many commands the log has behind the batch.
         """
         self._working_since = time.monotonic()
         if self._care is not None and self._care.count_read(len(part)):
             shares = Shares([], list(part))
         else:
-            shares = divide(part, self._waiting, behind, self._trouble.stopped)
+            shares = divide(part, self._waiting.tenants, behind, self._trouble.stopped)
         decoded = await self._decode(shares.now)
         self._commits.waits_briefly = time.monotonic() < self._brief_until
         try:
@@ -301,8 +296,7 @@ class LogReader:
         log.warning("transaction of commands failed; dividing it", extra={"reason": error_text(error)})
 
     def _record_success(self, done: Done) -> None:
-        """Record a transaction that succeeded. If a handler works again, what waited for it is tried at once."""
-        self._outages.record_success()
+        """Record a transaction that succeeded. If a handler works again, all that waits is tried at once."""
         if self._trouble.record_applied(group.route for group in done.applied):
             self._waiting.retry_all()
 

@@ -5,7 +5,7 @@ its next ones wait too, so that they keep their order.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.intake.decoder import LARGE_BYTES
@@ -84,14 +84,10 @@ class Waiting:
         self.number = sum(each.number for each in tenants.values())
         self.size = sum(each.size for each in tenants.values())
 
-    def __contains__(self, tenant: object) -> bool:
-        return tenant in self._tenants
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tenants)
-
-    def __len__(self) -> int:
-        return len(self._tenants)
+    @property
+    def tenants(self) -> Collection[str]:
+        """The tenants with waiting commands, in the order of their turns."""
+        return self._tenants.keys()
 
     def has_ready(self, now: int) -> bool:
         """Return whether a command may be applied now."""

@@ -28,7 +28,6 @@ from timer_service.core.values.message import (
 from timer_service.core.values.raw_command import Headers, RawCommand
 from timer_service.core.values.stored_json import quote, write
 
-MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES
 MAX_BRACKETS = 128 * 1024
 """The most arrays and objects of a command. Each takes up to 200 bytes of memory, however few it has on the wire."""
 MAX_FIELDS = 1000
@@ -154,8 +153,8 @@ def _command(raw: RawCommand, command_id: str | None, correlation_id: str | None
 
 def decode_envelope(body: bytes) -> Envelope:
     """Return the envelope of a command. Raises `Rejection`."""
-    if len(body) > MAX_COMMAND_BYTES:
-        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_COMMAND_BYTES}")
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     if (brackets := count_brackets(body)) > MAX_BRACKETS:
         raise Rejection(Code.TOO_LARGE, f"the body has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
     try:

@@ -1,0 +1,335 @@
+"""The turns of the reader: what it reads, what goes into one transaction, and how a process goes on after another."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tests.harness.builders import cancel_timer, command_address, raw_command
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.instance import until
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.reading import catch_up
+from tests.harness.wiring import BATCH, make_parts
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.memory.log import MemoryLog
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.intake import cursor, waiting_rows
+from timer_service.core.intake.cursor import LostCursorError
+from timer_service.core.intake.decoder import LARGE_BYTES
+from timer_service.core.intake.reader import LogReader
+from timer_service.core.intake.route import CommandResult, Route
+from timer_service.core.ports.database import Database, Transaction
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.ports.log import LogBatch, LogCursor
+from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.codec import REPLY_TO
+from timer_service.core.values.message import Address, Command, Position
+from timer_service.timers import SLICE
+
+
+def address_of(tenant: str) -> Address:
+    return command_address(tenant, "cancel-timer")
+
+
+class Site:
+    """A log and a database with one reader, or several. Commands have the tenants as names, and only record that."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.broker = MemoryBroker()
+        self.clock = ManualClock()
+        self.metrics = RecordingMetrics()
+        self.applied: list[str] = []
+        """The tenants of each transaction, behind `W` if its commands waited, and `L` if they come from the log."""
+        self.positions: list[Position] = []
+        self.room = BATCH
+        """How many commands a transaction may apply."""
+        self.failing: set[str] = set()
+        """The tenants whose commands fail."""
+        self.seconds = 1000.0
+        """The time of the machine. Each transaction takes a second."""
+        self.outbox_wakes = self.sent = 0
+        self.rejected: list[tuple[str, int]] = []
+        """The tenants of rejected commands, and when they were rejected."""
+
+    def reader(self, *, batch_size: int = BATCH, from_now: bool = False) -> LogReader:
+        parts = replace(
+            make_parts(self.database, self.broker, self.clock, self.metrics, batch_size=batch_size),
+            on_rejected=lambda each, now: self.rejected.append((each.raw.address.tenant, now)),
+        )
+        return parts.reader([Route(SLICE.commands, self._handle, self._wake)], self._wake_outbox, from_now=from_now)
+
+    async def begin(self, *, batch_size: int = BATCH) -> LogReader:
+        reader = self.reader(batch_size=batch_size)
+        assert await reader.begin()
+        return reader
+
+    def send(self, tenants: str) -> None:
+        """Store a command for each letter."""
+        for tenant in tenants:
+            self.sent += 1
+            self.broker.send(address_of(tenant), cancel_timer(tenant=tenant), stored_at=self.sent)
+
+    async def store(self, tenants: str) -> None:
+        """Store commands that wait."""
+        raws = [
+            raw_command(
+                cancel_timer(tenant=tenant),
+                address=command_address(tenant, "cancel-timer"),
+                position=Position(0, number),
+            )
+            for number, tenant in enumerate(tenants, 1)
+        ]
+        await in_transaction(self.database, lambda tx: waiting_rows.add(tx, waiting_rows.rows_of(raws)))
+
+    async def waiting(self) -> int:
+        return sum(each.number for each in (await waiting_rows.find_all(self.database.reader)).values())
+
+    async def _handle(self, tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
+        tenants = "".join(each.tenant for each in commands)
+        if self.failing.intersection(tenants):
+            raise RuntimeError("a bug")
+        done = commands[: self.room]
+        waited = await waiting_rows.find_tenants(tx, [commands[0].tenant])
+        self.applied.append(("W" if waited else "L") + tenants[: len(done)])
+        self.positions += [each.position for each in done]
+        self.seconds += 1
+        return [CommandResult("cancelled")] * len(done)
+
+    async def _wake(self, *_: object) -> None:
+        """Wake no loop."""
+
+    async def _wake_outbox(self) -> None:
+        self.outbox_wakes += 1
+
+
+@pytest.fixture
+def site(sqlite: SqliteDatabase) -> Site:
+    return Site(sqlite)
+
+
+@pytest.fixture
+def machine(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Return a site whose readers measure times with its own clock."""
+    monkeypatch.setattr("timer_service.core.intake.reader.time", SimpleNamespace(monotonic=lambda: site.seconds))
+    return site
+
+
+# What is read
+
+
+async def test_commands_from_now(site: Site) -> None:
+    """A new database can skip what is in the log. After that, no command is skipped, also not over a restart."""
+    site.send("aa")
+    for number in range(2):
+        reader = site.reader(from_now=True)
+        await catch_up(reader)
+        assert site.applied == ["Lb"] * number
+        site.send("b")
+        await catch_up(reader)
+        await reader.stop()
+        await reader.run()  # it lets another one read
+        assert await cursor.find(site.database.reader) == LogCursor("1", 1, 3 + number, 3 + number)
+
+
+async def test_another_log(site: Site) -> None:
+    """The commands of a new log have a new epoch, and the next process goes on behind them."""
+    site.send("a")
+    await catch_up(await site.begin())
+    site.broker.stored.recreate(7)
+    reader = await site.begin()
+    assert await cursor.find(site.database.reader) == LogCursor("7", 7, 0, 1)
+    site.send("b")
+    await catch_up(reader)
+    assert site.positions == [Position(1, 1), Position(7, 1)]
+    assert await cursor.find(site.database.reader) == LogCursor("7", 7, 1, 2)
+
+
+async def test_waiting_for_commands(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader waits for commands as long as it may, but not beyond the instant when a waiting one is tried again."""
+    waits: list[float] = []
+
+    async def read(_log: MemoryLog, _limit: int, _most_bytes: int, seconds: float) -> LogBatch:
+        waits.append(seconds)
+        return LogBatch((), 0)
+
+    await site.store("a")
+    site.failing = {"a"}
+    reader = await site.begin()
+    await reader.turn()
+    monkeypatch.setattr(MemoryLog, "read", read)
+    for milliseconds in (0, 400, 600):
+        site.clock.advance(milliseconds=milliseconds)
+        site.failing.clear()
+        await reader.turn(5)
+    await reader.turn(5)
+    assert waits == [1.0, 0.6, 0.0, 5]
+
+
+async def test_a_reader_begins_again(site: Site) -> None:
+    """A reader whose log was replaced opens it again, and goes on. Its health is back then."""
+    site.send("a")
+    reader = site.reader()
+    running = asyncio.create_task(reader.run())
+    await until(lambda: len(site.applied) == 1)
+    site.broker.stored.recreate(2)
+    site.send("b")
+    await until(lambda: len(site.applied) == 2)
+    assert reader.health == HEALTHY
+    await reader.stop()
+    await running
+
+
+async def test_a_reader_that_has_nothing_to_do(store: Database) -> None:
+    """It keeps its lease. A second process on the database is healthy, and does not read."""
+    site = Site(store)
+    first = await site.begin()
+    site.clock.advance(seconds=2)
+    await first.turn()
+    site.clock.advance(seconds=2)
+    second = site.reader()
+    assert await second.begin() is store.exclusive  # only one process can have it then
+    running = asyncio.create_task(second.run())
+    await until(lambda: second.health == HEALTHY)
+    await second.stop()
+    await running
+
+
+@pytest.mark.parametrize("has_applied", [False, True])
+async def test_another_process_has_taken_over(
+    site: Site, caplog: pytest.LogCaptureFixture, *, has_applied: bool
+) -> None:
+    """A process that lost the cursor applies no waiting command, and counts none as failed."""
+    await site.store("ab")
+    slow = await site.begin()
+    second = await site.begin()
+    if has_applied:
+        await catch_up(second)
+    with pytest.raises(LostCursorError):
+        await slow.turn()
+    assert "failed" not in caplog.text
+    await catch_up(await site.begin())
+    assert site.positions[-2:] == [Position(0, 1), Position(0, 2)]
+    assert await site.waiting() == 0
+
+
+# Turns and transactions
+
+
+async def test_turns_of_log_and_waiting(machine: Site) -> None:
+    """While the log has more, it has three times as much time as the waiting commands. Their tenants take turns."""
+    await machine.store("abcde")
+    machine.send("x" * 10)
+    await catch_up(await machine.begin(batch_size=1))
+    turns = ["Lx Wa", "Lx Lx Lx Wb", "Lx Lx Lx Wc", "Lx Lx Lx Wd", "We"]
+    assert " ".join(machine.applied) == " ".join(turns)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "applied"),
+    [
+        ("a" * 12, "", "Laaaa Laaaa Laaaa"),
+        ("a" * 8 + "b" * 4, "", "Waaaa Lbbbb Waaaa"),
+        ("a" * 8, "b" * 4, "Laaaa Waaaa Lbbbb"),
+    ],
+    ids=["no other tenant", "another tenant", "another tenant that is new"],
+)
+async def test_far_behind(machine: Site, monkeypatch: pytest.MonkeyPatch, first: str, then: str, applied: str) -> None:
+    """The commands of a tenant with a long backlog wait only if the log has others. The log is asked again later."""
+    for module in ("reader", "waiting"):
+        monkeypatch.setattr(f"timer_service.core.intake.{module}.FAR_BEHIND", 3)
+    machine.send(first)
+    reader = await machine.begin(batch_size=4)
+    await reader.turn()
+    machine.send(then)
+    await catch_up(reader)
+    assert " ".join(machine.applied) == applied
+
+
+async def test_transactions_are_bounded(site: Site) -> None:
+    """A transaction has the waiting commands of several tenants, but not more than a batch."""
+    await site.store("aaabbbc")
+    await catch_up(await site.begin(batch_size=4))
+    assert site.applied == ["Waaa", "Wbbbc"]
+
+
+async def test_a_command_that_has_failed_is_tried_alone(site: Site) -> None:
+    """The transaction of other tenants' waiting commands does not have it."""
+    await site.store("xb")
+    site.failing = {"x", "b"}
+    await catch_up(await site.begin())
+    site.failing = {"x"}
+    await site.store("a")
+    site.clock.advance(seconds=1)
+    await catch_up(await site.begin())
+    assert sorted(site.applied) == ["Wa", "Wb"]
+
+
+async def test_commands_without_room_wait_in_order(site: Site) -> None:
+    """What a transaction has no room for waits before the later commands of the same tenants."""
+    site.send("aa")
+    site.broker.send(address_of("a"), cancel_timer(tenant="a") + b" " * LARGE_BYTES)
+    site.room = 1
+    await catch_up(await site.begin())
+    assert [each.sequence for each in site.positions] == [1, 2, 3]
+
+
+async def test_a_batch_that_fails(site: Site) -> None:
+    """No command of a batch is lost if it fails, also not one that waits because of an older one."""
+    await site.store("a")
+    site.failing = {"b"}
+    site.send("abc")
+    reader = await site.begin()
+    await catch_up(reader)
+    site.failing.clear()
+    site.clock.advance(seconds=1)
+    await catch_up(reader)
+    assert sorted("".join(each[1:] for each in site.applied)) == ["a", "a", "b", "c"]
+
+
+async def test_full_until_a_row_is_applied(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of a row take room until all of them are applied. The log is not read meanwhile."""
+    monkeypatch.setattr("timer_service.core.intake.reader.MOST_BYTES", 1)
+    await site.store("aaa")
+    site.send("b")
+    site.room = 1
+    reader = await site.begin()
+    usable = []
+    for _ in range(4):
+        usable.append(reader.health.usable)
+        await reader.turn()
+    assert (usable, site.applied) == ([False] * 3 + [True], ["Wa"] * 3 + ["Lb"])
+
+
+# Dead letters
+
+
+async def test_rejected_commands(site: Site) -> None:
+    """Of several rejected commands, each has a reply, and is shown with the time. The outbox is woken."""
+    for tenant in "ab":
+        site.broker.send(command_address(tenant), b"{", {REPLY_TO: f"_INBOX.{tenant}"})
+    await catch_up(await site.begin())
+    assert (site.rejected, site.outbox_wakes) == ([("a", NOW), ("b", NOW)], 1)
+    assert [reply.to for reply in site.broker.replies] == ["_INBOX.a", "_INBOX.b"]
+    assert {json.loads(reply.body)["error"]["code"] for reply in site.broker.replies} == {"INVALID_JSON"}
+
+
+async def test_a_dead_letter_that_cannot_be_stored(site: Site) -> None:
+    """A rejected command is tried until its dead letter is stored."""
+    async with site.database.transaction() as tx:
+        await tx.execute("CREATE UNIQUE INDEX forced ON dead_letters (state)")
+    for _ in range(2):
+        site.broker.send(command_address("a"), b"{")
+    reader = await site.begin()
+    for _ in range(5):
+        await catch_up(reader)
+        site.clock.advance(minutes=1)
+    assert (await site.waiting(), len(site.rejected)) == (1, 1)
+    async with site.database.transaction() as tx:
+        await tx.execute("DROP INDEX forced")
+    await catch_up(reader)
+    assert (await site.waiting(), site.metrics.dead_letters) == (0, {"INVALID_JSON": 2})
