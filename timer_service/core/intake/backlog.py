@@ -57,10 +57,9 @@ class Backlog:
         return self._until
 
     async def _is_at_new_end(self, reached: LogCursor | None, end: LogCursor) -> bool:
-        """Return whether the log has another end than the one before, and was read up to that.
+        """Return whether the log was replaced or rolled back, so that it has another end now, and was read up to that.
 
-        It has if it was replaced, or rolled back and is shorter now. If it has grown again since, it was read at least
-        as far as the end before, and `_is_at_end` has found that the times do not fit.
+        If it has grown again since, it was read as far as the end before, but the times did not fit in `_is_at_end`.
         """
         found = await self._find_end()
         if found is None:

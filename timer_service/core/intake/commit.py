@@ -39,6 +39,19 @@ OnRejected = Callable[[Rejected, int], None]
 """Called after the commit of a dead letter, with the rejection and the time in Unix milliseconds."""
 
 
+class _Work(NamedTuple):
+    """What a transaction is to do, with commands of the log or with waiting ones."""
+
+    decoded: Sequence[Decoded]
+    """The commands to apply."""
+    later: Sequence[RawCommand] = ()
+    """Commands of the log to store."""
+    last: RawCommand | None = None
+    """The last command of the log that was read; None if the commands are waiting ones."""
+    rows: Sequence[WaitingRow] = ()
+    """The rows of the waiting commands."""
+
+
 class _Written(NamedTuple):
     """What a transaction has written."""
 
@@ -86,11 +99,11 @@ class Commits:
 
         The commands that are too much for one transaction are stored too.
         """
-        return await self._commit(decoded, later=later, last=last)
+        return await self._commit(_Work(decoded, later, last))
 
     async def of_waiting(self, rows: Sequence[WaitingRow], decoded: Sequence[Decoded]) -> Done:
         """Apply the first commands of waiting rows, in the order of the rows."""
-        return await self._commit(decoded, rows=rows)
+        return await self._commit(_Work(decoded, rows=rows))
 
     async def postpone(self, row: WaitingRow, available_at: int, attempt: int, error: str) -> None:
         """Record that the next command of a row cannot be applied before `available_at`."""
@@ -116,20 +129,10 @@ class Commits:
         moved = self.place.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
         return self.place._replace(cursor=moved)
 
-    async def _commit(
-        self,
-        decoded: Sequence[Decoded],
-        *,
-        later: Sequence[RawCommand] = (),
-        last: RawCommand | None = None,
-        rows: Sequence[WaitingRow] = (),
-    ) -> Done:
-        """Apply commands of the log (`later`, `last`) or of waiting `rows`, and record here what was committed.
-
-        After the commit no error is raised.
-        """
+    async def _commit(self, work: _Work) -> Done:
+        """Apply commands in a transaction, and record here what was committed. After the commit no error is raised."""
         began = time.time_ns()
-        written = await self._write_fitting(decoded, partial(self._write, later=later, last=last, rows=rows))
+        written = await self._write_fitting(work)
         self.place = written.place
         for new in written.stored:
             self.waiting.added(new.tenant, len(new.commands), new.size)
@@ -144,45 +147,35 @@ class Commits:
             log.exception("the work after a commit failed; replies may be missing")
         return written.done
 
-    async def _write_fitting(self, decoded: Sequence[Decoded], write: Callable[..., Awaitable[_Written]]) -> _Written:
-        """Call `write` in a transaction. If the commands are too many for it, call it again with fewer."""
-        most = len(decoded)
+    async def _write_fitting(self, work: _Work) -> _Written:
+        """Do the work in a transaction. If it may not apply so many commands, do it again with fewer."""
+        most = len(work.decoded)
         while True:
-            letters = await build_letters(decoded[:most], self._broker.features.max_message_bytes)
+            letters = await build_letters(work.decoded[:most], self._broker.features.max_message_bytes)
+            write = partial(self._write, work=work, most=most, letters=letters)
             try:
-                return await in_transaction(
-                    self._database, partial(write, decoded=decoded, most=most, letters=letters), accepting=True
-                )
+                return await in_transaction(self._database, write, accepting=True)
             except TooManyCommandsError as error:
                 most = error.number
 
-    async def _write(
-        self,
-        tx: Transaction,
-        *,
-        decoded: Sequence[Decoded],
-        most: int,
-        letters: Mapping[int, Message],
-        later: Sequence[RawCommand],
-        last: RawCommand | None,
-        rows: Sequence[WaitingRow],
-    ) -> _Written:
-        """Move the cursor, apply the first `most` commands, and write what becomes of the others, in one transaction.
+    async def _write(self, tx: Transaction, *, work: _Work, most: int, letters: Mapping[int, Message]) -> _Written:
+        """Move the cursor, apply at most the first `most` commands, and store those of the log that are left.
 
-        Raises `LostCursorError` and `TooManyCommandsError`. The other parameters are those of `_commit`.
+        `letters`: the dead letters of rejected commands. Raises `LostCursorError` and `TooManyCommandsError`.
         """
         now = self._clock.now()
+        decoded, last = work.decoded, work.last
         wanted = self.place if last is None else self._behind(last)
         place = await cursor.move(tx, wanted, now)  # first, so that a process that lost the cursor does nothing else
         if self.waits_briefly:
             await tx.wait_briefly()
         done = await self.handlers.apply(tx, decoded[:most], letters, now) if decoded else Done()
-        applied = applied_of_rows(rows, done.number)
+        applied = applied_of_rows(work.rows, done.number)
         for row, number in applied:
             await waiting_rows.advance(tx, row, number)
         # Commands of the log that had no room wait from now on. Those of waiting rows are in their rows.
         left = [raw for raw, _ in decoded[done.number :]] if last is not None else []
-        stored = rows_of(sorted([*left, *later], key=lambda raw: raw.position))
+        stored = rows_of(sorted([*left, *work.later], key=lambda raw: raw.position))
         if stored:
             await waiting_rows.add(tx, stored)
         return _Written(place, done, stored, applied)
