@@ -183,57 +183,6 @@ async def test_what_failed_waits_over_a_restart(timers: Timers) -> None:
     assert timers.outcomes() == {"scheduled": 1, "rejected": 1}
 
 
-async def test_too_much_waits(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the waiting commands have as many bytes as they may have, the log is not read, and the health says so."""
-    await refuse_second_timers(timers)
-    send_bad(timers, "a1")
-    await timers.consume()
-    monkeypatch.setattr("timer_service.core.intake.reader.MOST_BYTES", 0)
-    send(timers, "b1")
-    timers.clock.advance(milliseconds=999)
-    assert not await timers.reader.turn()
-    assert timers.outcomes() == {}
-    assert timers.reader.health.reason == "1 commands wait to be applied; the log is read when fewer wait"
-    timers.clock.advance(milliseconds=1)
-    await timers.consume()
-    assert timers.outcomes() == {"scheduled": 1, "rejected": 1}
-    assert timers.reader.health == HEALTHY
-
-
-# Commands that end the process
-
-
-class Killed(BaseException):
-    """The end of the process."""
-
-
-@pytest.mark.parametrize(("others", "deaths"), [(0, 3), (100, 4)])
-async def test_command_that_kills_the_process(timers: Timers, others: int, deaths: int) -> None:
-    """A command that ends the process is found in a few starts, and is a dead letter then. The others are handled."""
-
-    async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
-        if any(each.id == "killer" for each in commands):
-            raise Killed
-        return await timers.handle(tx, commands, now)
-
-    send(timers, " ".join(f"b{number}" for number in range(others // 2)))
-    timers.send(schedule_timer("killer", tenant="a", envelope={"id": "killer"}), tenant="a")
-    send(timers, " ".join(f"a{number}" for number in range(others // 2)))
-    died = 0
-    while timers.outcomes().get("rejected", 0) + timers.outcomes().get("scheduled", 0) <= others:
-        timers.read_with(handle)
-        try:
-            await timers.consume()
-            timers.clock.advance(seconds=6)  # what was near a death is tried now
-            await timers.consume()
-        except Killed:
-            died += 1
-            timers.clock.advance(seconds=4)  # then a shared database knows that the process has died
-    assert (died, timers.outcomes()) == (deaths, {"rejected": 1, **({"scheduled": others} if others else {})})
-    (letter,) = timers.broker.dead_letters
-    assert "the service died each time" in letter.headers["Timer-Error-Message"]
-
-
 # Dead letters
 
 

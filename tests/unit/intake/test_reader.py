@@ -87,7 +87,8 @@ class Site:
         await in_transaction(self.database, lambda tx: waiting_rows.add(tx, waiting_rows.rows_of(raws)))
 
     async def waiting(self) -> int:
-        return sum(each.number for each in (await waiting_rows.find_all(self.database.reader)).values())
+        found = await waiting_rows.find_all(self.database.reader)
+        return sum(each.number for each in found.values())
 
     async def _handle(self, tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         tenants = "".join(each.tenant for each in commands)
@@ -137,15 +138,17 @@ async def test_commands_from_now(site: Site) -> None:
 
 
 async def test_another_log(site: Site) -> None:
-    """The commands of a new log have a new epoch, and the next process goes on behind them."""
+    """A reader whose log was replaced begins again. The commands of the new log have a new epoch, which is kept."""
+    reader = site.reader()
+    running = asyncio.create_task(reader.run())
     site.send("a")
-    await catch_up(await site.begin())
+    await until(lambda: len(site.applied) == 1)
     site.broker.stored.recreate(7)
-    reader = await site.begin()
-    assert await cursor.find(site.database.reader) == LogCursor("7", 7, 0, 1)
     site.send("b")
-    await catch_up(reader)
-    assert site.positions == [Position(1, 1), Position(7, 1)]
+    await until(lambda: len(site.applied) == 2)
+    assert (reader.health, site.positions) == (HEALTHY, [Position(1, 1), Position(7, 1)])
+    await reader.stop()
+    await running
     assert await cursor.find(site.database.reader) == LogCursor("7", 7, 1, 2)
 
 
@@ -168,20 +171,6 @@ async def test_waiting_for_commands(site: Site, monkeypatch: pytest.MonkeyPatch)
         await reader.turn(5)
     await reader.turn(5)
     assert waits == [1.0, 0.6, 0.0, 5]
-
-
-async def test_a_reader_begins_again(site: Site) -> None:
-    """A reader whose log was replaced opens it again, and goes on. Its health is back then."""
-    site.send("a")
-    reader = site.reader()
-    running = asyncio.create_task(reader.run())
-    await until(lambda: len(site.applied) == 1)
-    site.broker.stored.recreate(2)
-    site.send("b")
-    await until(lambda: len(site.applied) == 2)
-    assert reader.health == HEALTHY
-    await reader.stop()
-    await running
 
 
 async def test_a_reader_that_has_nothing_to_do(store: Database) -> None:
@@ -259,14 +248,14 @@ async def test_transactions_are_bounded(site: Site) -> None:
 
 async def test_a_command_that_has_failed_is_tried_alone(site: Site) -> None:
     """The transaction of other tenants' waiting commands does not have it."""
-    await site.store("xb")
-    site.failing = {"x", "b"}
+    await site.store("bc")
+    site.failing = {"b", "c"}
     await catch_up(await site.begin())
-    site.failing = {"x"}
-    await site.store("a")
+    site.failing.clear()
+    await site.store("ad")
     site.clock.advance(seconds=1)
     await catch_up(await site.begin())
-    assert sorted(site.applied) == ["Wa", "Wb"]
+    assert sorted(site.applied) == ["Wad", "Wb", "Wc"]
 
 
 async def test_commands_without_room_wait_in_order(site: Site) -> None:
@@ -292,17 +281,19 @@ async def test_a_batch_that_fails(site: Site) -> None:
 
 
 async def test_full_until_a_row_is_applied(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of a row take room until all of them are applied. The log is not read meanwhile."""
+    """The commands of a row take room until all are applied. The log is not read meanwhile, and the health says so."""
     monkeypatch.setattr("timer_service.core.intake.reader.MOST_BYTES", 1)
     await site.store("aaa")
     site.send("b")
     site.room = 1
     reader = await site.begin()
-    usable = []
+    reasons = []
     for _ in range(4):
-        usable.append(reader.health.usable)
+        reasons.append(reader.health.reason)
         await reader.turn()
-    assert (usable, site.applied) == ([False] * 3 + [True], ["Wa"] * 3 + ["Lb"])
+    full = "{} commands wait to be applied; the log is read when fewer wait"
+    assert reasons == [*map(full.format, (3, 2, 1)), None]
+    assert site.applied == ["Wa"] * 3 + ["Lb"]
 
 
 # Dead letters
