@@ -31,6 +31,12 @@ from timer_service.core.values.message import Address, Command, Position
 from timer_service.timers import SLICE
 
 
+async def stop(reader: LogReader) -> None:
+    """Stop a reader that does not run, so that another one may read."""
+    await reader.stop()
+    await reader.run()
+
+
 def address_of(tenant: str) -> Address:
     return command_address(tenant, "cancel-timer")
 
@@ -132,8 +138,7 @@ async def test_commands_from_now(site: Site) -> None:
         assert site.applied == ["Lb"] * number
         site.send("b")
         await catch_up(reader)
-        await reader.stop()
-        await reader.run()  # it lets another one read
+        await stop(reader)
         assert await cursor.find(site.database.reader) == LogCursor("1", 1, 3 + number, 3 + number)
 
 
@@ -250,7 +255,9 @@ async def test_a_command_that_has_failed_is_tried_alone(site: Site) -> None:
     """The transaction of other tenants' waiting commands does not have it."""
     await site.store("bc")
     site.failing = {"b", "c"}
-    await catch_up(await site.begin())
+    reader = await site.begin()
+    await catch_up(reader)
+    await stop(reader)
     site.failing.clear()
     await site.store("ad")
     site.clock.advance(seconds=1)
