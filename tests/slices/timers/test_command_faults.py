@@ -238,6 +238,7 @@ async def test_audit_lines(timers: Timers, caplog: pytest.LogCaptureFixture) -> 
     timers.send(schedule_timer("call-1"))
     retry = command("RetryTimer", {"serviceCallId": "call-1"}, envelope={"id": "id-3"})
     timers.send(retry, message="retry-timer")
+    timers.send(command("Surprise", {}, envelope={"id": "id-4"}), message="surprise")
     await timers.consume()
     lines = [vars(each) for each in caplog.records if each.message in {"command rejected", "operator action"}]
     lines.sort(key=lambda line: line["sequence"])
@@ -245,9 +246,10 @@ async def test_audit_lines(timers: Timers, caplog: pytest.LogCaptureFixture) -> 
         (r"te\nnant", "id-1", "unknown"),
         ("acme", "id-2", "ScheduleTimer"),
         ("acme", "id-3", "RetryTimer"),
+        ("acme", "id-4", "unknown"),
     ]
-    assert [each.get("code") or each["outcome"] for each in lines] == ["INVALID_JSON", "INVALID_PAYLOAD", "unchanged"]
-    assert [each["sequence"] for each in lines] == [1, 2, 4]
+    found = [(each["sequence"], each.get("code") or each["outcome"]) for each in lines]
+    assert found == [(1, "INVALID_JSON"), (2, "INVALID_PAYLOAD"), (4, "unchanged"), (5, "UNKNOWN_TYPE")]
     assert "secret" not in str(lines)
 
 

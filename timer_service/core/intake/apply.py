@@ -74,7 +74,7 @@ class Handlers:
             try:
                 results = await route.handle(tx, commands, now)
             except TooManyCommandsError as error:
-                raise TooManyCommandsError(own[error.number]) from None
+                raise TooManyCommandsError(own[error.number]) from None  # the handler counts only its own commands
             assert results  # noqa: S101 - else the same commands would be tried for ever
             if len(results) < len(own):
                 end = own[len(results)]

@@ -35,7 +35,7 @@ async def decode(batch: Sequence[RawCommand], payloads: Mapping[str, type[Tenant
             else:
                 turns = Turns(LARGE_BYTES, pauses=True)  # no pause: the other tasks run while it is applied
         else:
-            if turns.ends(raw.size):
+            if turns.count(raw.size):
                 await turns.begin(raw.size)
             command = _decode(raw, models, payloads)
         decoded.append(command)

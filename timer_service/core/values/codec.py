@@ -88,7 +88,7 @@ def decode_command(raw: RawCommand, envelope: Envelope, payloads: Mapping[str, t
 
 
 def decode_usual_command(raw: RawCommand, models: Mapping[str, type[TenantPayload]]) -> Command | None:
-    """Return the command that was read; None if it must be decoded in steps, which name its faults.
+    """Return a command, decoded in one pass; None if it must be decoded in steps, which name its faults.
 
     `models` has the model of each known type by its name in addresses.
     """
