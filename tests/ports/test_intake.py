@@ -1,7 +1,6 @@
 """The tables of the intake, on each store: the cursor with its reader, and the waiting commands."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from tests.harness.clock import NOW
 from tests.harness.raw_nats import header_block
 from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.cursor import LEASE_MS, LostCursorError, Place, Taken
-from timer_service.core.intake.waiting import Waiting
-from timer_service.core.intake.waiting_rows import ROW_BYTES, ROW_COMMANDS, WaitingRow, rows_of
+from timer_service.core.intake.waiting_rows import ROW_BYTES, ROW_COMMANDS, TenantWaits, WaitingRow, rows_of
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.log import LogCursor
 from timer_service.core.ports.transactions import in_transaction
@@ -253,44 +251,16 @@ async def test_commands_before_a_position_that_are_ready(store: Database) -> Non
     assert await ready(1, 9, NOW + 1)
 
 
-async def state(store: Database) -> Waiting:
-    """Return what a new process reads of the waiting commands."""
-    known = Waiting()
-    known.load(await waiting_rows.find_all(store.reader))
-    return known
+async def test_what_waits_of_each_tenant(store: Database) -> None:
+    """A new process finds how many commands of each tenant wait, their bytes, and when the first may be applied.
 
-
-def summary(known: Waiting, now: Sequence[int]) -> object:
-    ready = [set(known.next_tenants(at, 10**9, 10**12)) for at in now]
-    return set(known.tenants), len(known.tenants), known.number, known.size, known.next_at(), ready
-
-
-async def test_a_process_knows_what_waits(store: Database) -> None:
-    """What the reader keeps in memory is what another process reads from the table, after each step."""
-    known = await state(store)
-    times = [0, NOW, NOW + 4_999, NOW + 5_000]
-    for tenant, count in (("a", 3), ("b", 2)):
-        rows = rows_of([raw(number, tenant) for number in range(count)])
-        await in_transaction(store, lambda tx, rows=rows: waiting_rows.add(tx, rows))  # type: ignore[misc]
-        known.added(tenant, count, rows[0].size)
-        assert summary(known, times) == summary(await state(store), times)
-    row = await first_row(store, "b")
-    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5_000, 1, "broken"))
-    known.postponed("b", NOW + 5_000)
-    assert summary(known, times) == summary(await state(store), times)
-    assert (known.number, "b" in known.tenants, known.has_ready(NOW), known.next_tenants(NOW, 1, 1)) == (
-        5,
-        True,
-        True,
-        ["a"],
-    )
-    for number, gone in ((1, 0), (2, row.size)):
-        first = await first_row(store, "b" if number == 2 else "a")
-        await advance(store, first, number)
-        known.applied(first.tenant, number, gone)
-        assert (known.number, known.size, set(known.tenants)) == (
-            (found := await state(store)).number,
-            found.size,
-            set(found.tenants),
-        )
-    assert (list(known.tenants), known.number) == (["a"], 2)
+    The bytes of a row count until all its commands are applied. A tenant that is postponed has older rows to wait for.
+    """
+    await store_waiting(store, raw(1, "a"), raw(2, "a"), raw(3, "b"), raw(4, "gone"))
+    await store_waiting(store, raw(5, "b"))
+    first, late, gone = await first_rows(store, "a", "b", "gone")
+    await advance(store, first, 1)
+    await advance(store, gone, 1)
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, late, NOW + 5_000, 1, "broken"))
+    found = await waiting_rows.find_all(store.reader)
+    assert found == {"a": TenantWaits(1, first.size, 0), "b": TenantWaits(2, 2 * late.size, NOW + 5_000)}

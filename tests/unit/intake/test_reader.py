@@ -83,11 +83,7 @@ class Site:
     async def store(self, tenants: str) -> None:
         """Store commands that wait."""
         raws = [
-            raw_command(
-                cancel_timer(tenant=tenant),
-                address=command_address(tenant, "cancel-timer"),
-                position=Position(0, number),
-            )
+            raw_command(cancel_timer(tenant=tenant), address=address_of(tenant), position=Position(0, number))
             for number, tenant in enumerate(tenants, 1)
         ]
         await in_transaction(self.database, lambda tx: waiting_rows.add(tx, waiting_rows.rows_of(raws)))
@@ -152,8 +148,9 @@ async def test_another_log(site: Site) -> None:
     site.send("b")
     await until(lambda: len(site.applied) == 2)
     assert (reader.health, site.positions) == (HEALTHY, [Position(1, 1), Position(7, 1)])
-    await reader.stop()
-    await running
+    async with asyncio.timeout(4):  # it does not wait for commands any more
+        await reader.stop()
+        await running
     assert await cursor.find(site.database.reader) == LogCursor("7", 7, 1, 2)
 
 
