@@ -38,9 +38,8 @@ class Trouble:
     @property
     def health(self) -> Health:
         """Down with the first reason while commands cannot be applied for a reason outside the commands."""
-        for reason in self._failing.values():
-            return Health.down(reason)
-        return self._failure.health
+        reasons = list(self._failing.values())
+        return Health.down(reasons[0]) if reasons else self._failure.health
 
     def record_outage(self, error: Exception) -> None:
         """Record that nothing can be applied now. What an operator must repair is in the health for some seconds."""
