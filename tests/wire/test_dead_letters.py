@@ -117,6 +117,12 @@ def test_parts_that_do_not_fit(headers: dict[str, str], body: bytes, omitted: se
     assert {name for name in letter.headers if name.endswith("-Omitted")} == omitted
 
 
+def test_long_headers() -> None:
+    """Only the first 64 KiB of the headers of a command are kept."""
+    headers = Headers(b"NATS/1.0\r\nfirst: 1\r\n" + b"n:\r\n" * 20_000 + b"last: 2")
+    assert (headers.size, headers.get("first"), headers.get("last")) == (64 * 1024, "1", None)
+
+
 def test_bodies_near_the_limit() -> None:
     """A dead letter fits for each size of a body near the largest message."""
     for missing in range(2000):
