@@ -13,7 +13,7 @@ from timer_service.core.values.codec import REPLY_TO, decode_command, decode_env
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
-from timer_service.core.values.raw_command import RawCommand
+from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
 from timer_service.timers import SLICE
 from timer_service.timers.messages import CancelTimer, ScheduleTimer
 
@@ -57,6 +57,13 @@ def test_whole_command() -> None:
         reply_to="_INBOX.x",
         stored_at=77,
     )
+
+
+@pytest.mark.parametrize(("message_id", "found"), [("x" * 200, "x" * 200), ("x" * 201, "3-4"), ("a\x7f", "3-4")])
+def test_id_without_one_in_the_body(message_id: str, found: str) -> None:
+    """A command has the id of its message if that is an identifier, and else its position."""
+    raw = raw_command(schedule_timer(), headers={MESSAGE_ID: message_id}, position=Position(3, 4))
+    assert decode(raw).id == found
 
 
 @pytest.mark.parametrize(("text", "is_set"), [("null", True), (None, False)])
