@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,9 +26,10 @@ from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY
-from timer_service.core.ports.log import LogBatch, LogCursor
+from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.codec import REPLY_TO
+from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
 from timer_service.core.values.message import Address, Command, Position
 from timer_service.timers import SLICE
 
@@ -95,7 +98,7 @@ class Site:
     async def _handle(self, tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
         tenants = "".join(each.tenant for each in commands)
         if self.failing.intersection(tenants):
-            raise RuntimeError("a bug")
+            raise KeyError("a secret")
         done = commands[: self.room]
         waited = await waiting_rows.find_tenants(tx, [commands[0].tenant])
         self.applied.append(("W" if waited else "L") + tenants[: len(done)])
@@ -148,9 +151,8 @@ async def test_another_log(site: Site) -> None:
     site.send("b")
     await until(lambda: len(site.applied) == 2)
     assert (reader.health, site.positions) == (HEALTHY, [Position(1, 1), Position(7, 1)])
-    async with asyncio.timeout(4):  # it does not wait for commands any more
-        await reader.stop()
-        await running
+    await reader.stop()
+    await running
     assert await cursor.find(site.database.reader) == LogCursor("7", 7, 1, 2)
 
 
@@ -167,12 +169,53 @@ async def test_waiting_for_commands(site: Site, monkeypatch: pytest.MonkeyPatch)
     reader = await site.begin()
     await reader.turn()
     monkeypatch.setattr(MemoryLog, "read", read)
+    with monkeypatch.context() as patch:  # it waits as long if it must not read
+        patch.setattr("timer_service.core.intake.reader.MOST_BYTES", 0)
+        began = time.monotonic()
+        await reader.turn(0.05)
+        assert time.monotonic() - began > 0.04
     for milliseconds in (0, 400, 600):
         site.clock.advance(milliseconds=milliseconds)
         site.failing.clear()
         await reader.turn(5)
     await reader.turn(5)
     assert waits == [1.0, 0.6, 0.0, 5]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DatabaseSetupError("no table"), "commands cannot be handled: no table"),
+        (ValueError("secret"), "commands cannot be applied: ValueError"),
+        (LogUnavailableError("no leader"), "the command log cannot be read: no leader"),
+        (StartError("another database"), "another database"),
+    ],
+)
+async def test_health_after_errors(site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str) -> None:
+    """The health says why no command can be applied."""
+
+    async def fail(*_: object) -> LogBatch:
+        raise error
+
+    reader = site.reader()
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryLog, "read", fail)
+        running = asyncio.create_task(reader.run())
+        await until(lambda: reader.health.reason == reason)
+    await reader.stop()
+    await running
+
+
+async def test_commands_that_were_removed(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """The log of the service says so if the broker has removed commands before they were read."""
+    site.send("a")
+    reader = await site.begin()
+    await catch_up(reader)
+    await stop(reader)
+    site.send("bc")
+    site.broker.stored.remove(Position(1, 2))
+    await catch_up(await site.begin())
+    assert (site.applied, "commands were removed from the log" in caplog.text) == (["La", "Lc"], True)
 
 
 async def test_a_reader_that_has_nothing_to_do(store: Database) -> None:
@@ -186,8 +229,9 @@ async def test_a_reader_that_has_nothing_to_do(store: Database) -> None:
     assert await second.begin() is store.exclusive  # only one process can have it then
     running = asyncio.create_task(second.run())
     await until(lambda: second.health == HEALTHY)
-    await second.stop()
-    await running
+    async with asyncio.timeout(4):  # it does not wait for commands any more
+        await second.stop()
+        await running
 
 
 @pytest.mark.parametrize("has_applied", [False, True])
@@ -206,6 +250,20 @@ async def test_another_process_has_taken_over(
     await catch_up(await site.begin())
     assert site.positions[-2:] == [Position(0, 1), Position(0, 2)]
     assert await site.waiting() == 0
+
+
+async def test_a_file_that_is_gone(site: Site, tmp_path: Path) -> None:
+    """No command is applied in a file that the next process would not find."""
+    path = tmp_path / "timers.db"
+    reader = await site.begin()
+    site.send("a")
+    elsewhere = path.rename(tmp_path / "elsewhere")
+    with pytest.raises(DatabaseUnavailableError, match="was deleted or replaced"):
+        await reader.turn()
+    elsewhere.rename(path)
+    found = await cursor.find(site.database.reader)
+    assert found is not None
+    assert found.sequence == 0
 
 
 # Turns and transactions
@@ -260,6 +318,21 @@ async def test_a_command_that_has_failed_is_tried_alone(site: Site) -> None:
     site.clock.advance(seconds=1)
     await catch_up(await site.begin())
     assert sorted(site.applied) == ["Wad", "Wb", "Wc"]
+
+
+async def test_a_command_that_fails(site: Site) -> None:
+    """The others are applied at once. It is rejected when it has failed twice, with the type of the error only."""
+    site.failing = {"b"}
+    site.send("a")
+    site.broker.send(address_of("b"), cancel_timer(tenant="b"), {REPLY_TO: "_INBOX.b"})
+    reader = await site.begin()
+    await reader.turn()
+    assert site.applied == ["Wa"]
+    await catch_up(reader)
+    site.clock.advance(seconds=1)
+    await catch_up(reader)
+    (reply,) = site.broker.replies
+    assert json.loads(reply.body)["error"]["message"] == "failed 2 times: KeyError"
 
 
 async def test_commands_without_room_wait_in_order(site: Site) -> None:
