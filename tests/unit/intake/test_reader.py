@@ -64,10 +64,13 @@ class Site:
         self.outbox_wakes = self.sent = 0
         self.rejected: list[tuple[str, int]] = []
         """The tenants of rejected commands, and when they were rejected."""
+        self.done: list[tuple[int, int]] = []
+        """How many commands each transaction has ended, and when it began, in Unix nanoseconds."""
 
     def reader(self, *, batch_size: int = BATCH, from_now: bool = False) -> LogReader:
         parts = replace(
             make_parts(self.database, self.broker, self.clock, self.metrics, batch_size=batch_size),
+            on_done=lambda done, began: self.done.append((done.number, began)),
             on_rejected=lambda each, now: self.rejected.append((each.raw.address.tenant, now)),
         )
         return parts.reader([Route(SLICE.commands, self._handle, self._wake)], self._wake_outbox, from_now=from_now)
@@ -377,13 +380,23 @@ async def test_full_until_a_row_is_applied(site: Site, monkeypatch: pytest.Monke
 
 
 async def test_rejected_commands(site: Site) -> None:
-    """Of several rejected commands, each has a reply, and is shown with the time. The outbox is woken."""
+    """Of several rejected commands, each is shown with the time. The outbox is woken."""
     for tenant in "ab":
         site.broker.send(command_address(tenant), b"{", {REPLY_TO: f"_INBOX.{tenant}"})
     await catch_up(await site.begin())
     assert (site.rejected, site.outbox_wakes) == ([("a", NOW), ("b", NOW)], 1)
     assert [reply.to for reply in site.broker.replies] == ["_INBOX.a", "_INBOX.b"]
     assert {json.loads(reply.body)["error"]["code"] for reply in site.broker.replies} == {"INVALID_JSON"}
+
+
+async def test_replies_to_no_inbox(site: Site) -> None:
+    """No reply is sent to a subject that is no inbox, whatever became of the command."""
+    for body in (b"{", cancel_timer(tenant="a")):
+        site.broker.send(address_of("a"), body, {REPLY_TO: "timer.evt.v1.a.due-time-reached"})
+    began = time.time_ns()
+    await catch_up(await site.begin())
+    assert (site.broker.replies, [number for number, _ in site.done]) == ([], [2])
+    assert began <= site.done[0][1] <= time.time_ns()
 
 
 async def test_a_dead_letter_that_cannot_be_stored(site: Site) -> None:
