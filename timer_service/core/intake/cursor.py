@@ -86,9 +86,9 @@ async def release(database: Database, reader: str) -> None:
 
 
 async def find(reader: Reader) -> LogCursor | None:
-    """Return how far the log was read; None if it was never opened."""
+    """Return how far the log was read; None if no process has ever been the reader."""
     rows = await reader.fetch(_SQL["find"])
-    if not rows or not rows[0]["log"]:
+    if not rows:
         return None
     (row,) = rows
     return LogCursor(row["log"], row["epoch"], row["sequence"], row["stored_at"])
