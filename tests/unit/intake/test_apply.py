@@ -125,7 +125,7 @@ async def test_order_of_the_routes() -> None:
 
 
 async def test_who_is_woken() -> None:
-    """Each loop is woken for its earliest row. Workers are offered the rows of lanes; only a named loop is woken too."""
+    """Each loop is woken for its earliest row. Workers are offered rows of lanes; a named loop is woken too."""
     woken: list[tuple[int, str | None]] = []
     offered: list[tuple[Lane, int]] = []
 
