@@ -84,9 +84,7 @@ class Trouble:
         log.error("command failed", exc_info=error, extra=about)
         if not self._evidence.is_environment(route):
             return attempt >= _MOST_ATTEMPTS
-        reason = f"every command fails: {error_text(error)}"
-        self._outages.record_failure(reason, part="commands")
-        self._failing[route] = reason
+        self._failing[route] = f"every command fails: {error_text(error)}"
         self._find_stopped()
         return attempt >= _MOST_ATTEMPTS_IF_ALL_FAIL
 
