@@ -236,11 +236,12 @@ def test_arbitrary_fields(payload: dict[str, Any], envelope: dict[str, Any]) -> 
 
 def test_event() -> None:
     """An event has every field of the envelope, and its trace as headers. Fields that it does not have are omitted."""
-    event = Event("e-1", "work.signal.fired", "acme", {"a": None}, NOW, "corr", "cause", Trace(TRACEPARENT, "a=b"))
+    ids = {"correlation_id": 'corr"', "causation_id": 'cause"'}
+    event = Event('e"', "work.signal.fired", "acme", {"a": None}, NOW, **ids, trace=Trace(TRACEPARENT, "a=b"))
     message = encode(event)
-    assert (message.address, message.id) == (Address(Kind.EVENT, "acme", "work-signal-fired"), "e-1")
+    assert (message.address, message.id) == (Address(Kind.EVENT, "acme", "work-signal-fired"), 'e"')
     assert message.headers == {"traceparent": TRACEPARENT, "tracestate": "a=b"}
-    bare = {"id": "e-1", "type": "work.signal.fired", "tenantId": "acme", "timestampMs": NOW, "payload": {"a": None}}
-    assert json.loads(message.body) == {**bare, "correlationId": "corr", "causationId": "cause"}
+    bare = {"id": 'e"', "type": "work.signal.fired", "tenantId": "acme", "timestampMs": NOW, "payload": {"a": None}}
+    assert json.loads(message.body) == {**bare, "correlationId": 'corr"', "causationId": 'cause"'}
     less = encode(event._replace(correlation_id=None, causation_id=None, trace=Trace()))
     assert (json.loads(less.body), less.headers) == (bare, {})

@@ -73,7 +73,7 @@ def _original_headers(headers: Headers) -> dict[str, str]:
         values.setdefault(name, []).append(value)
     if not values:
         return {}
-    text = json.dumps(values, separators=(",", ":")).replace("\x7f", "\\u007f")
+    text = json.dumps(values, separators=(",", ":"))
     return {ORIGINAL_HEADERS: text} if len(text) <= _MAX_ORIGINAL else {HEADERS_OMITTED: "true"}
 
 
