@@ -12,12 +12,12 @@ def test_worst() -> None:
 
 
 def test_publishing_fails_until_it_succeeds() -> None:
-    """Publishing is down from a failure to the next success, or for a minute. Its first failure is reported, and all count."""
+    """Publishing is down from a failure to the next success, or for a minute. Only its first failure is reported."""
     calls: list[str] = []
     seconds = [1000.0]
     publishing = RecentFailure(60, lambda: seconds[0])
     publishing.on_failure = lambda: calls.append("failed")
-    for clear in (publishing.clear, lambda: seconds.append(seconds.pop() + 60.1)):
+    for clear in (lambda: seconds.append(seconds.pop() + 60.1), publishing.clear):
         publishing.record("the stream is full")
         publishing.record("no stream has this subject")
         assert publishing.health == Health.down("no stream has this subject")

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 0.05
-_PARAMETER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
+_PARAMETER = re.compile(r"'[^']*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
 """Matches parameters. Literals, comments and casts match first, because they may look as if they hold parameters."""
 
 
