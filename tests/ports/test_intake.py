@@ -225,14 +225,17 @@ async def test_partial_progress(store: Database) -> None:
     """A row of which some commands were applied has the others. It is gone when all were."""
     await store_waiting(store, *(raw(number) for number in range(1, 6)))
     row = await first_row(store)
-    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5, 2, "broken"))
     await in_transaction(store, lambda tx: waiting_rows.mark(tx, row._replace(deaths=1), 1))
+    marked = await first_row(store)
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5, 2, "broken"))
+    failed = await first_row(store)  # the process has survived it
+    assert (marked.tried, marked.deaths, failed.tried, failed.deaths) == (1, 1, 0, 0)
     found = []
     for number in (0, 2, 1, 2):
         await advance(store, await first_row(store), number)
         rows = await first_rows(store, "acme")
-        found += [([each.position.sequence for each in row.commands], row.done, row.attempt) for row in rows]
-    assert found == [([1, 2, 3, 4, 5], 0, 2), ([3, 4, 5], 2, 0), ([4, 5], 3, 0)]
+        found += [(row.commands[0].position.sequence, row.done, row.attempt, row.is_held_back) for row in rows]
+    assert found == [(1, 0, 2, True), (3, 2, 0, False), (4, 3, 0, False)]
     assert await waiting_rows.find_tenants(store.reader, ["acme"]) == set()
 
 

@@ -1,5 +1,7 @@
 """The health of parts, and the record of publishing."""
 
+from collections.abc import Callable
+
 from timer_service.core.ports.health import HEALTHY, Health, RecentFailure, worst
 
 
@@ -17,7 +19,8 @@ def test_publishing_fails_until_it_succeeds() -> None:
     seconds = [1000.0]
     publishing = RecentFailure(60, lambda: seconds[0])
     publishing.on_failure = lambda: calls.append("failed")
-    for clear in (lambda: seconds.append(seconds.pop() + 60.1), publishing.clear):
+    clears: list[Callable[[], None]] = [lambda: seconds.append(seconds.pop() + 60.1), publishing.clear]
+    for clear in clears:
         publishing.record("the stream is full")
         publishing.record("no stream has this subject")
         assert publishing.health == Health.down("no stream has this subject")

@@ -111,6 +111,19 @@ async def test_each_outage_begins_another_wait(site: Site) -> None:
     assert found == [True, False, False, True]
 
 
+async def test_an_outage_between_two_looks(site: Site) -> None:
+    """The gate waits for the commands that were stored during an outage, also if it was not asked meanwhile."""
+    site.send()
+    found = [await site.is_open()]
+    site.lose_the_broker()
+    site.send()
+    site.broker.health = HEALTHY
+    for _ in range(2):
+        await site.handle()
+        found.append(await site.is_open())
+    assert found == [False, False, True]
+
+
 async def test_an_outage_does_not_count_as_waiting(site: Site) -> None:
     """The commands get the whole longest wait after the broker was away, however long that took."""
     site.send()

@@ -131,17 +131,18 @@ def machine(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 # What is read
 
 
-async def test_commands_from_now(site: Site) -> None:
+@pytest.mark.parametrize("before", ["", "aa"])
+async def test_commands_from_now(site: Site, before: str) -> None:
     """A new database can skip what is in the log. After that, no command is skipped, also not over a restart."""
-    site.send("aa")
-    for number in range(2):
+    site.send(before)
+    for number in range(3):
         reader = site.reader(from_now=True)
         await catch_up(reader)
-        assert site.applied == ["Lb"] * number
-        site.send("b")
-        await catch_up(reader)
         await stop(reader)
-        assert await cursor.find(site.database.reader) == LogCursor("1", 1, 3 + number, 3 + number)
+        assert site.applied == ["Lb"] * number
+        read = len(before) + number
+        assert await cursor.find(site.database.reader) == LogCursor("1", 1, read, read)
+        site.send("b")
 
 
 async def test_another_log(site: Site) -> None:
