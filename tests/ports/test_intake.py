@@ -221,6 +221,15 @@ async def test_rows_are_bounded(store: Database) -> None:
     assert [each.position for each in await read_all(store, "acme")] == [each.position for each in commands]
 
 
+async def test_commands_of_several_rows(store: Database) -> None:
+    """Of the commands that a transaction has applied, each row has as many as it gave to the transaction."""
+    await store_waiting(store, *(raw(number) for number in range(5)))
+    row = await first_row(store)
+    rows = [row._replace(limit=2), row._replace(limit=1), row]
+    found = [[each for _, each in waiting_rows.applied_of_rows(rows, number)] for number in (0, 1, 2, 5)]
+    assert found == [[], [1], [2], [2, 1, 2]]
+
+
 async def test_partial_progress(store: Database) -> None:
     """A row of which some commands were applied has the others. It is gone when all were."""
     await store_waiting(store, *(raw(number) for number in range(1, 6)))

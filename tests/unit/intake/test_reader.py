@@ -21,13 +21,13 @@ from timer_service.adapters.memory.log import MemoryLog
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.cursor import LostCursorError
-from timer_service.core.intake.decoder import LARGE_BYTES
 from timer_service.core.intake.reader import LogReader
 from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError
 from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.budget import DEFAULT_BUDGET
 from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
 from timer_service.core.values.message import Address, Command, Position
@@ -340,11 +340,13 @@ async def test_a_command_that_fails(site: Site) -> None:
 
 
 async def test_commands_without_room_wait_in_order(site: Site) -> None:
-    """What a transaction has no room for waits before the later commands of the same tenants."""
+    """What a transaction has no room for waits before the later commands of its tenant, also before very large ones."""
     site.send("aa")
-    site.broker.send(address_of("a"), cancel_timer(tenant="a") + b" " * LARGE_BYTES)
+    site.broker.send(address_of("a"), cancel_timer(tenant="a") + b" " * DEFAULT_BUDGET.part)
     site.room = 1
-    await catch_up(await site.begin())
+    reader = await site.begin()
+    for _ in range(5):
+        await reader.turn()
     assert [each.sequence for each in site.positions] == [1, 2, 3]
 
 
