@@ -9,7 +9,7 @@ from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.intake.trouble import Trouble
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, OutageLog
-from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError
+from timer_service.core.values.errors import DatabaseBusyError, DatabaseSetupError, DatabaseUnavailableError
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.timers.messages import CancelTimer, RetryTimer
 
@@ -57,6 +57,7 @@ def test_every_command_is_blocked(trouble: Trouble) -> None:
     one = trouble.health
     trouble.record_blocked(raw_command(position=Position(1, 2)), BUG)
     assert (one, trouble.stopped) == (HEALTHY, frozenset())
+    trouble.record_applied([])  # only rejected commands
     assert "every command waits for a lock" in (trouble.health.reason or "")
     trouble.record_applied([ROUTE])
     assert trouble.health == HEALTHY
@@ -90,7 +91,8 @@ def test_delays(trouble: Trouble) -> None:
 
 def test_outages(trouble: Trouble) -> None:
     """The health names an error of the set-up. That the database is away is in its own health."""
-    trouble.record_outage(DatabaseUnavailableError("away"))
+    for error in (DatabaseUnavailableError("away"), DatabaseBusyError("busy")):
+        trouble.record_outage(error)
     away = trouble.health
     trouble.record_outage(DatabaseSetupError("no such table"))
     assert (away, trouble.health.reason) == (HEALTHY, "commands cannot be handled: no such table")

@@ -61,3 +61,9 @@ def test_retry_all(waiting: Waiting) -> None:
     """When what made commands fail is over, all tenants have their turn at once."""
     waiting.retry_all()
     assert waiting.next_tenants(0, MANY, MANY) == ["a", "b", "c"]
+
+
+def test_end_of_a_turn(waiting: Waiting) -> None:
+    """Tenants that have had their turn come behind the others. One without waiting commands is no tenant any more."""
+    waiting.end_turn(["a", "gone"])
+    assert list(waiting.tenants) == ["b", "c", "a"]
