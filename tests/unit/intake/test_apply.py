@@ -11,6 +11,7 @@ from tests.harness.clock import NOW
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake.apply import Applied, Decoded, Done, Handlers, build_letters
 from timer_service.core.intake.apply import wake as wake_loops
+from timer_service.core.intake.batch import MOST_DATA, load_in_portions
 from timer_service.core.intake.decoder import decode
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import CommandResult, Handle, Lane, Route, TooManyCommandsError
@@ -153,3 +154,17 @@ async def test_other_tasks_run_between_dead_letters() -> None:
     rejected = [Rejected(raw_command(b"x" * 10_000), Rejection(Code.INTERNAL, "no"), None) for _ in range(3)]
     await build_letters([(each.raw, each) for each in rejected], MAX_MESSAGE_BYTES)
     assert other.is_set()
+
+
+async def test_rows_are_loaded_in_portions() -> None:
+    """All rows are loaded, more of them in each portion. The first one is loaded, however large it is."""
+    portions: list[int] = []
+
+    async def load(keys: Sequence[int]) -> dict[int, int]:
+        portions.append(len(keys))
+        return dict.fromkeys(keys, 1)
+
+    found, left = await load_in_portions(range(300), load, lambda size: size, 200)
+    assert (list(found), left, portions) == (list(range(300)), frozenset(), [64, 128, 108])
+    found, left = await load_in_portions([7, 8, 9], load, lambda _size: MOST_DATA + 1)
+    assert (list(found), sorted(left)) == ([7], [8, 9])
