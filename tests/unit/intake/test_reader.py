@@ -229,8 +229,8 @@ async def test_a_reader_that_has_nothing_to_do(store: Database) -> None:
     site.clock.advance(seconds=2)
     await first.turn()
     site.clock.advance(seconds=2)
+    assert await site.reader().begin() is store.exclusive  # only one process can have it then
     second = site.reader()
-    assert await second.begin() is store.exclusive  # only one process can have it then
     running = asyncio.create_task(second.run())
     await until(lambda: second.health == HEALTHY)
     async with asyncio.timeout(4):  # it does not wait for commands any more
