@@ -1,7 +1,6 @@
 """The tables of the intake, on each store: the cursor with its reader, and the waiting commands."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from tests.harness.clock import NOW
 from tests.harness.raw_nats import header_block
 from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.cursor import LEASE_MS, LostCursorError, Place, Taken
-from timer_service.core.intake.waiting import Waiting
-from timer_service.core.intake.waiting_rows import ROW_BYTES, ROW_COMMANDS, WaitingRow, rows_of
+from timer_service.core.intake.waiting_rows import ROW_BYTES, ROW_COMMANDS, TenantWaits, WaitingRow, rows_of
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.log import LogCursor
 from timer_service.core.ports.transactions import in_transaction
@@ -41,10 +39,10 @@ async def test_cursor_is_kept(store: Database, place: LogCursor) -> None:
     taken = await take(store, "one")
     moved = await move(store, taken.place, cursor=place)
     await cursor.release(store, "other")  # it is not the reader, so this changes nothing
+    moved = await move(store, moved)
     found = await take(store, "one")
     assert found.place.cursor == place
     assert await cursor.find(store.reader) == place
-    assert found.place.position == Position(place.epoch, place.sequence)
     assert (found.is_new, found.after_crash) == (False, False)
     assert taken.place.revision < moved.revision < found.place.revision
 
@@ -223,18 +221,30 @@ async def test_rows_are_bounded(store: Database) -> None:
     assert [each.position for each in await read_all(store, "acme")] == [each.position for each in commands]
 
 
+async def test_commands_of_several_rows(store: Database) -> None:
+    """Of the commands that a transaction has applied, each row has as many as it gave to the transaction."""
+    await store_waiting(store, *(raw(number) for number in range(5)))
+    row = await first_row(store)
+    rows = [row._replace(limit=2), row._replace(limit=1), row]
+    found = [[each for _, each in waiting_rows.applied_of_rows(rows, number)] for number in (0, 1, 2, 5)]
+    assert found == [[], [1], [2], [2, 1, 2]]
+
+
 async def test_partial_progress(store: Database) -> None:
     """A row of which some commands were applied has the others. It is gone when all were."""
     await store_waiting(store, *(raw(number) for number in range(1, 6)))
     row = await first_row(store)
-    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5, 2, "broken"))
     await in_transaction(store, lambda tx: waiting_rows.mark(tx, row._replace(deaths=1), 1))
+    marked = await first_row(store)
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5, 2, "broken"))
+    failed = await first_row(store)  # the process has survived it
+    assert (marked.tried, marked.deaths, failed.tried, failed.deaths) == (1, 1, 0, 0)
     found = []
     for number in (0, 2, 1, 2):
         await advance(store, await first_row(store), number)
         rows = await first_rows(store, "acme")
-        found += [([each.position.sequence for each in row.commands], row.done, row.attempt) for row in rows]
-    assert found == [([1, 2, 3, 4, 5], 0, 2), ([3, 4, 5], 2, 0), ([4, 5], 3, 0)]
+        found += [(row.commands[0].position.sequence, row.done, row.attempt, row.is_held_back) for row in rows]
+    assert found == [(1, 0, 2, True), (3, 2, 0, False), (4, 3, 0, False)]
     assert await waiting_rows.find_tenants(store.reader, ["acme"]) == set()
 
 
@@ -253,39 +263,16 @@ async def test_commands_before_a_position_that_are_ready(store: Database) -> Non
     assert await ready(1, 9, NOW + 1)
 
 
-async def state(store: Database) -> Waiting:
-    """Return what a new process reads of the waiting commands."""
-    known = Waiting()
-    known.load(await waiting_rows.find_all(store.reader))
-    return known
+async def test_what_waits_of_each_tenant(store: Database) -> None:
+    """A new process finds how many commands of each tenant wait, their bytes, and when the first may be applied.
 
-
-def summary(known: Waiting, now: Sequence[int]) -> object:
-    ready = [set(known.next_tenants(at, 10**9, 10**12)) for at in now]
-    return set(known), len(known), known.number, known.size, known.next_at(), ready
-
-
-async def test_a_process_knows_what_waits(store: Database) -> None:
-    """What the reader keeps in memory is what another process reads from the table, after each step."""
-    known = await state(store)
-    times = [0, NOW, NOW + 4_999, NOW + 5_000]
-    for tenant, count in (("a", 3), ("b", 2)):
-        rows = rows_of([raw(number, tenant) for number in range(count)])
-        await in_transaction(store, lambda tx, rows=rows: waiting_rows.add(tx, rows))  # type: ignore[misc]
-        known.added(tenant, count, rows[0].size)
-        assert summary(known, times) == summary(await state(store), times)
-    row = await first_row(store, "b")
-    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, row, NOW + 5_000, 1, "broken"))
-    known.postponed("b", NOW + 5_000)
-    assert summary(known, times) == summary(await state(store), times)
-    assert (known.number, "b" in known, known.has_ready(NOW), known.next_tenants(NOW, 1, 1)) == (5, True, True, ["a"])
-    for number, gone in ((1, 0), (2, row.size)):
-        first = await first_row(store, "b" if number == 2 else "a")
-        await advance(store, first, number)
-        known.applied(first.tenant, number, gone)
-        assert (known.number, known.size, set(known)) == (
-            (found := await state(store)).number,
-            found.size,
-            set(found),
-        )
-    assert (list(known), known.number) == (["a"], 2)
+    The bytes of a row count until all its commands are applied. A tenant that is postponed has older rows to wait for.
+    """
+    await store_waiting(store, raw(1, "a"), raw(2, "a"), raw(3, "b"), raw(4, "gone"))
+    await store_waiting(store, raw(5, "b"))
+    first, late, gone = await first_rows(store, "a", "b", "gone")
+    await advance(store, first, 1)
+    await advance(store, gone, 1)
+    await in_transaction(store, lambda tx: waiting_rows.postpone(tx, late, NOW + 5_000, 1, "broken"))
+    found = await waiting_rows.find_all(store.reader)
+    assert found == {"a": TenantWaits(1, first.size, 0), "b": TenantWaits(2, 2 * late.size, NOW + 5_000)}

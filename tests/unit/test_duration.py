@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,9 +28,12 @@ def fits_schema(text: str) -> bool:
 
 
 @given(st.integers(0, LONGEST_MS))
+@example(0)
+@example(LONGEST_MS)
 def test_round_trip(milliseconds: int) -> None:
-    """Every duration is read back from its own text."""
+    """Every duration is read back from its own text, also from that of a field, whose limits are included."""
     text = format_duration(milliseconds)
+    assert DURATION.validate_python(text) == milliseconds
     assert (parse_duration(text), fits_schema(text)) == (milliseconds, True)
 
 

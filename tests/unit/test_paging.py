@@ -1,5 +1,6 @@
 """Pages of lists that are too long for one reply."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -41,8 +42,10 @@ class Shelf:
                 return found
             after = read_cursor(page["cursor"], int)
 
-    async def page(self, after: Sequence[int], limit: int) -> Mapping[str, Any]:
-        page = await read_page("things", self.read, after=after, limit=limit, view=self.view, cursor_of=lambda n: [n])
+    async def page(self, after: Sequence[int], limit: int, end: Sequence[int] | None = None) -> Mapping[str, Any]:
+        page = await read_page(
+            "things", self.read, after=after, limit=limit, view=self.view, cursor_of=lambda n: [n], end=end
+        )
         found: dict[str, Any] = from_json(page.text)
         return found
 
@@ -68,3 +71,18 @@ async def test_a_page_fits_into_a_message(size: int) -> None:
     found = await Shelf(1500, size).page([-1], 1000)
     assert len(to_json(found)) <= max(MAX_MESSAGE_BYTES // 2, size * 2) + 200
     assert len(found["things"]) >= 1
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_reading_that_stops_early(count: int) -> None:
+    """If reading stops at an end behind which more items may be, the page has its cursor, also without any item."""
+    found = await Shelf(count, 1).page([-1], 1000, end=[70])
+    assert (len(found["things"]), read_cursor(found["cursor"], int)) == (count, [70])
+
+
+async def test_other_tasks_run_between_large_items() -> None:
+    """A page of large items does not hold up other tasks until it is complete."""
+    other = asyncio.Event()
+    asyncio.get_running_loop().call_soon(other.set)
+    await Shelf(2, 60_000).page([-1], 1000)
+    assert other.is_set()

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.harness.builders import command, command_address, raw_command, schedule_timer
 from tests.harness.clock import NOW, iso
 from timer_service.core.intake.rejection import Rejected
-from timer_service.core.values.codec import MAX_COMMAND_BYTES, REPLY_TO, decode_command, decode_envelope, encode
+from timer_service.core.values.codec import REPLY_TO, decode_command, decode_envelope, encode
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
-from timer_service.core.values.raw_command import RawCommand
+from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
 from timer_service.timers import SLICE
 from timer_service.timers.messages import CancelTimer, ScheduleTimer
 
@@ -57,6 +57,13 @@ def test_whole_command() -> None:
         reply_to="_INBOX.x",
         stored_at=77,
     )
+
+
+@pytest.mark.parametrize(("message_id", "found"), [("x" * 200, "x" * 200), ("x" * 201, "3-4"), ("a\x7f", "3-4")])
+def test_id_without_one_in_the_body(message_id: str, found: str) -> None:
+    """A command has the id of its message if that is an identifier, and else its position."""
+    raw = raw_command(schedule_timer(), headers={MESSAGE_ID: message_id}, position=Position(3, 4))
+    assert decode(raw).id == found
 
 
 @pytest.mark.parametrize(("text", "is_set"), [("null", True), (None, False)])
@@ -115,7 +122,7 @@ OTHERS: tuple[tuple[RawCommand, Code, str], ...] = (
         "payload.lateBy",
     ),
     (raw_command(schedule_timer(data="x" * (MAX_DATA_BYTES - 1))), Code.TOO_LARGE, "payload.data"),
-    (raw_command(b"{" + b" " * (MAX_COMMAND_BYTES - 1) + b"}"), Code.TOO_LARGE, ""),
+    (raw_command(b"{" + b" " * (MAX_MESSAGE_BYTES - 1) + b"}"), Code.TOO_LARGE, ""),
     (raw_command(schedule_timer(), address=command_address("other")), Code.TENANT_MISMATCH, "tenantId"),
     (raw_command(schedule_timer(tenantId="other")), Code.TENANT_MISMATCH, "payload.tenantId"),
     (raw_command(schedule_timer(), address=command_address(message="cancel-timer")), Code.TYPE_MISMATCH, "type"),
@@ -144,7 +151,7 @@ def test_largest_command() -> None:
     """A body and data of exactly the maximum size are decoded. Data is counted as compact JSON."""
     fits = "é" * ((MAX_DATA_BYTES - 2) // 2)
     assert fits in str(decode(raw_command(schedule_timer(data=fits))).payload)
-    assert rejection(raw_command(b"{" + b" " * (MAX_COMMAND_BYTES - 2) + b"}")).code is Code.INVALID_ENVELOPE
+    assert rejection(raw_command(b"{" + b" " * (MAX_MESSAGE_BYTES - 2) + b"}")).code is Code.INVALID_ENVELOPE
 
 
 @pytest.mark.parametrize(
@@ -229,11 +236,12 @@ def test_arbitrary_fields(payload: dict[str, Any], envelope: dict[str, Any]) -> 
 
 def test_event() -> None:
     """An event has every field of the envelope, and its trace as headers. Fields that it does not have are omitted."""
-    event = Event("e-1", "work.signal.fired", "acme", {"a": None}, NOW, "corr", "cause", Trace(TRACEPARENT, "a=b"))
+    ids = {"correlation_id": 'corr"', "causation_id": 'cause"'}
+    event = Event('e"', "work.signal.fired", "acme", {"a": None}, NOW, **ids, trace=Trace(TRACEPARENT, "a=b"))
     message = encode(event)
-    assert (message.address, message.id) == (Address(Kind.EVENT, "acme", "work-signal-fired"), "e-1")
+    assert (message.address, message.id) == (Address(Kind.EVENT, "acme", "work-signal-fired"), 'e"')
     assert message.headers == {"traceparent": TRACEPARENT, "tracestate": "a=b"}
-    bare = {"id": "e-1", "type": "work.signal.fired", "tenantId": "acme", "timestampMs": NOW, "payload": {"a": None}}
-    assert json.loads(message.body) == {**bare, "correlationId": "corr", "causationId": "cause"}
+    bare = {"id": 'e"', "type": "work.signal.fired", "tenantId": "acme", "timestampMs": NOW, "payload": {"a": None}}
+    assert json.loads(message.body) == {**bare, "correlationId": 'corr"', "causationId": 'cause"'}
     less = encode(event._replace(correlation_id=None, causation_id=None, trace=Trace()))
     assert (json.loads(less.body), less.headers) == (bare, {})

@@ -12,7 +12,7 @@ from tests.harness.clock import NOW
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.values.dead_letter import UNREADABLE
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Message
+from timer_service.core.values.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Message, Position
 from timer_service.core.values.raw_command import Headers, RawCommand
 
 HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -115,6 +115,23 @@ def test_parts_that_do_not_fit(headers: dict[str, str], body: bytes, omitted: se
     """A part of a command that does not fit is left out, and the dead letter says so."""
     letter = letter_of(raw_command(body, headers=headers))
     assert {name for name in letter.headers if name.endswith("-Omitted")} == omitted
+
+
+def test_ids_of_two_logs() -> None:
+    """The dead letter and the event have ids that commands of another log with the same sequence do not have."""
+    ids = set()
+    for epoch in (1, 2):
+        rejected = Rejected(raw_command(position=Position(epoch, 4)), Rejection(Code.INVALID_JSON, "no"), None)
+        event = rejected.event(NOW)
+        assert event is not None
+        ids |= {event.id, rejected.letter(MAX_MESSAGE_BYTES).id}
+    assert len(ids) == 4
+
+
+def test_long_headers() -> None:
+    """Only the first 64 KiB of the headers of a command are kept."""
+    headers = Headers(b"NATS/1.0\r\nfirst: 1\r\n" + b"n:\r\n" * 20_000 + b"last: 2")
+    assert (headers.size, headers.get("first"), headers.get("last")) == (64 * 1024, "1", None)
 
 
 def test_bodies_near_the_limit() -> None:

@@ -15,11 +15,7 @@ from timer_service.app.slices import SLICES
 from timer_service.core.intake.decoder import decode, parts
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports import turns as turns_module
-from timer_service.core.values.codec import (
-    MAX_BRACKETS,
-    MAX_COMMAND_BYTES,
-    MAX_FIELDS,
-)
+from timer_service.core.values.codec import MAX_BRACKETS, MAX_FIELDS
 from timer_service.core.values.errors import Code
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, kebab
 from timer_service.core.values.raw_command import RawCommand
@@ -52,7 +48,7 @@ def filled(message_type: str, before: str, unit: str, after: str) -> RawCommand:
     """Return a command of 1 MiB whose payload repeats `unit`. `{}` in it becomes a number."""
     start = f'{{"type":"{message_type}","tenantId":"acme","payload":{{{before}'
     end = f"{after}}}}}"
-    room = MAX_COMMAND_BYTES - len(start) - len(end)
+    room = MAX_MESSAGE_BYTES - len(start) - len(end)
     units: list[str] = []
     while (room := room - len(text := unit.replace("{}", f"{len(units):x}")) - 1) > 0:
         units.append(text)

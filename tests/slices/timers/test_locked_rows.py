@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from timer_service.adapters.postgres import database as database_module
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.core.values.message import Command, Message
 
 LATER = NOW + 60_000
@@ -86,6 +88,32 @@ async def test_a_lock_that_is_held_for_long(timers: Timers, locks: LockedPostgre
     assert found == [(delay, 0) for delay in (1, 2, 4, 8, 16, 32, *[60] * 6)]
     await try_again(timers, 60)
     assert (timers.outcomes(), timers.broker.dead_letters) == ({"scheduled": 1, "cancelled": 1}, [])
+
+
+async def test_how_long_commands_wait_for_locks(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lock was met, all commands wait only briefly for locks for 10 s, and a blocked one also later."""
+    seconds = [1000.0]
+    monkeypatch.setattr("timer_service.core.intake.reader.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    are_brief: list[bool] = []
+    is_locked = True
+
+    async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+        (row,) = await tx.fetch("SHOW lock_timeout")
+        are_brief.append(row["lock_timeout"] == "10ms")
+        if is_locked:
+            raise DatabaseBlockedError("a lock")
+        return await timers.handle(tx, commands, now)
+
+    timers.read_with(handle)
+    schedule(timers, "call-1")
+    await timers.consume()
+    is_locked = False
+    for after in (9.0, 2.0):
+        seconds[0] += after
+        schedule(timers, "call-1", tenant=f"other-{after:.0f}")
+        await timers.consume()
+    await try_again(timers)
+    assert are_brief == [False, True, True, False, True]
 
 
 async def test_a_slow_statement(

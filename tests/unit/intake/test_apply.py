@@ -1,5 +1,6 @@
 """Handlers that have no room for all commands, beside handlers that apply them."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -8,10 +9,14 @@ import pytest
 from tests.harness.builders import cancel_timer, command_address, raw_command, schedule_timer
 from tests.harness.clock import NOW
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake.apply import Decoded, Done, Handlers, build_letters
+from timer_service.core.intake.apply import Applied, Decoded, Done, Handlers, build_letters
+from timer_service.core.intake.apply import wake as wake_loops
+from timer_service.core.intake.batch import MOST_DATA, load_in_portions
 from timer_service.core.intake.decoder import decode
-from timer_service.core.intake.route import CommandResult, Handle, Route, TooManyCommandsError
+from timer_service.core.intake.rejection import Rejected
+from timer_service.core.intake.route import CommandResult, Handle, Lane, Route, TooManyCommandsError
 from timer_service.core.ports.database import Transaction
+from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Command, Position
 from timer_service.timers.messages import CancelTimer, ScheduleTimer
 
@@ -118,3 +123,48 @@ async def test_order_of_the_routes() -> None:
     using = Handlers([Route((ScheduleTimer,), handle, wake), Route((CancelTimer,), handle, wake)])
     await using.apply(NO_TRANSACTION, await decoded("aC bS cC", using), {}, NOW)
     assert ran == ["ScheduleTimer", "CancelTimer"]
+
+
+async def test_who_is_woken() -> None:
+    """Each loop is woken for its earliest row. Workers are offered rows of lanes; a named loop is woken too."""
+    woken: list[tuple[int, str | None]] = []
+    offered: list[tuple[Lane, int]] = []
+
+    async def record(at: int, loop: str | None) -> None:
+        woken.append((at, loop))
+
+    lane = ("acme", "queue", "type")
+    results = [
+        CommandResult("without a row"),
+        CommandResult("later", 5),
+        CommandResult("at once", 0),
+        CommandResult("for workers", 3, lane=lane),
+        CommandResult("for both", 8, lane=lane, loop="deadlines"),
+        CommandResult("for a loop", 7, loop="deadlines"),
+    ]
+    route = Route((ScheduleTimer,), applying(9), record, lambda *offer: offered.append(offer))
+    await wake_loops([Applied(route, [], [], results)])
+    assert (woken, offered) == ([(0, None), (7, "deadlines")], [(lane, 3), (lane, 8)])
+
+
+async def test_other_tasks_run_between_dead_letters() -> None:
+    """Building many dead letters does not hold up other tasks."""
+    other = asyncio.Event()
+    asyncio.get_running_loop().call_soon(other.set)
+    rejected = [Rejected(raw_command(b"x" * 10_000), Rejection(Code.INTERNAL, "no"), None) for _ in range(3)]
+    await build_letters([(each.raw, each) for each in rejected], MAX_MESSAGE_BYTES)
+    assert other.is_set()
+
+
+async def test_rows_are_loaded_in_portions() -> None:
+    """All rows are loaded, more of them in each portion. The first one is loaded, however large it is."""
+    portions: list[int] = []
+
+    async def load(keys: Sequence[int]) -> dict[int, int]:
+        portions.append(len(keys))
+        return dict.fromkeys(keys, 1)
+
+    found, left = await load_in_portions(range(300), load, lambda size: size, 200)
+    assert (list(found), left, portions) == (list(range(300)), frozenset(), [64, 128, 108])
+    found, left = await load_in_portions([7, 8, 9], load, lambda _size: MOST_DATA + 1)
+    assert (list(found), sorted(left)) == ([7], [8, 9])

@@ -8,10 +8,12 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.intake import waiting_rows
+from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.backlog import LONGEST_WAIT_MS, RECHECK_MS, Backlog, BacklogGate
 from timer_service.core.intake.waiting_rows import find_first, rows_of
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.log import LogCursor
+from timer_service.core.ports.transactions import in_transaction
 
 
 async def wake_nothing() -> None:
@@ -109,6 +111,19 @@ async def test_each_outage_begins_another_wait(site: Site) -> None:
     assert found == [True, False, False, True]
 
 
+async def test_an_outage_between_two_looks(site: Site) -> None:
+    """The gate waits for the commands that were stored during an outage, also if it was not asked meanwhile."""
+    site.send()
+    found = [await site.is_open()]
+    site.lose_the_broker()
+    site.send()
+    site.broker.health = HEALTHY
+    for _ in range(2):
+        await site.handle()
+        found.append(await site.is_open())
+    assert found == [False, False, True]
+
+
 async def test_an_outage_does_not_count_as_waiting(site: Site) -> None:
     """The commands get the whole longest wait after the broker was away, however long that took."""
     site.send()
@@ -150,3 +165,54 @@ async def test_waiting_commands(site: Site) -> None:
             (row,) = await find_first(tx, ["acme"])
             await waiting_rows.advance(tx, row, 1)
     assert [*found, await backlog.is_applied(now + 1)] == [True, True, False, True]
+
+
+async def set_cursor(site: Site, reached: LogCursor) -> None:
+    """Record how far the log was read."""
+    taken = await cursor.take(site.database, "another reader", site.clock.now())
+    assert taken is not None
+    place = taken.place._replace(cursor=reached)
+    await in_transaction(site.database, lambda tx: cursor.move(tx, place, site.clock.now()))
+
+
+@pytest.mark.parametrize(
+    ("reached", "is_read"),
+    [
+        (LogCursor("1", 1, 2, 20), True),
+        (LogCursor("1", 1, 1, 10), False),
+        (LogCursor("1", 1, 2, 15), False),
+        (LogCursor("1", 1, 3, 30), True),
+        (LogCursor("1", 1, 3, 15), False),
+        (LogCursor("1", 1, 0, 20), True),
+        (LogCursor("1", 1, 0, 19), False),
+        (LogCursor("2", 2, 3, 30), False),
+    ],
+)
+async def test_how_far_the_log_was_read(site: Site, reached: LogCursor, *, is_read: bool) -> None:
+    """The log was read if its end was, or a later command. The times show if it was rolled back and has grown."""
+    site.broker.send(command_address(), b"", stored_at=10)
+    site.broker.send(command_address(), b"", stored_at=20)
+    backlog = Backlog(site.broker, site.database)
+    assert await backlog.begin()
+    await set_cursor(site, reached)
+    assert await backlog.is_read() is is_read
+
+
+@pytest.mark.parametrize(("kept", "more"), [(0, 2), (1, 0), (1, 1)], ids=["replaced", "rolled back", "grown again"])
+async def test_a_log_that_changes_meanwhile(site: Site, kept: int, more: int) -> None:
+    """If the log was replaced or rolled back, its new end must be read, also if it has as many commands again."""
+    site.send(2)
+    backlog = Backlog(site.broker, site.database)
+    assert await backlog.begin()
+    if kept:
+        site.broker.stored.roll_back(1)
+    else:
+        site.broker.stored.recreate(2)
+    for _ in range(more):
+        site.broker.send(command_address(), b"", stored_at=30)
+    end = await site.broker.log.end()
+    found = []
+    for reached in (end._replace(sequence=end.sequence - 1, stored_at=0), end):
+        await set_cursor(site, reached)
+        found.append(await backlog.is_read())
+    assert found == [False, True]

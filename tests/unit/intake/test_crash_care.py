@@ -131,8 +131,9 @@ GROUPS = [numbers(1, 32), numbers(33, 64)]
             {40},
             [[numbers(1, 72)], GROUPS, alone(*range(33, 41)), alone(40), alone(*range(41, 73))],
         ),
+        (72, {33}, [[numbers(1, 72)], GROUPS, alone(33), alone(33), [numbers(34, 65), *alone(*range(66, 73))]]),
     ],
-    ids=["one of few", "two of few", "one of many"],
+    ids=["one of few", "two of few", "one of many", "the first of a group"],
 )
 async def test_deadly_commands(
     processes: Processes, count: int, deadly: set[int], tried: list[list[list[int]]]

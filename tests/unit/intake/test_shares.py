@@ -13,12 +13,13 @@ from timer_service.core.values.raw_command import RawCommand
 
 
 def batch(text: str) -> list[RawCommand]:
-    """Return a command for each word: its tenant, `!` if it is large, `?` if it is a cancel-timer."""
+    """Return a command for each word: its tenant, `!` if it is large, `~` if its body is away, `?` if it cancels."""
     commands = []
     for number, word in enumerate(text.split(), 1):
-        address = command_address(word.rstrip("!?"), "cancel-timer" if "?" in word else "schedule-timer")
+        address = command_address(word.rstrip("!?~"), "cancel-timer" if "?" in word else "schedule-timer")
         size = LARGE_BYTES + ("!" in word)
-        commands.append(dataclasses.replace(raw_command(position=Position(1, number)), address=address, size=size))
+        raw = raw_command(position=Position(1, number))
+        commands.append(dataclasses.replace(raw, address=address, size=size, left_bytes=int("~" in word)))
     return commands
 
 
@@ -38,6 +39,7 @@ def numbers(shares: Shares) -> tuple[list[int], list[int]]:
         ("a b! b a a!", 0, [], [], [2, 3, 5]),
         ("a!", 0, [], [], []),
         ("a!", 1, [], [], [1]),
+        ("a~", 0, [], [], [1]),
         ("a! a a!", 0, [], [], [1, 2, 3]),
         ("a a? a b b?", 0, [], ["cancel-timer"], [2, 3, 5]),
         ("a a? a", 0, [], ["schedule-timer"], [1, 2, 3]),
@@ -53,6 +55,7 @@ def numbers(shares: Shares) -> tuple[list[int], list[int]]:
         "a large command, and the later ones of its tenant",
         "no large command that comes alone",
         "a large command with more behind it",
+        "a command whose body was left in the log, also if it comes alone",
         "large commands of the only tenant",
         "a handler that fails for every command, and the later ones of the tenants",
         "all of a tenant whose first command has such a handler",

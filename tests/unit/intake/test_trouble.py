@@ -9,7 +9,7 @@ from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.intake.trouble import Trouble
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, OutageLog
-from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError
+from timer_service.core.values.errors import DatabaseBusyError, DatabaseSetupError, DatabaseUnavailableError
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.timers.messages import CancelTimer, RetryTimer
 
@@ -36,7 +36,7 @@ def fail(trouble: Trouble, sequence: int, attempt: int, of: Route = ROUTE) -> bo
     """Let a command fail alone. Return whether it is given up."""
     payload = CancelTimer(tenant_id="acme", service_call_id="call-1")
     command = Command(f"command-{sequence}", payload, Position(1, sequence), None, Trace(), None)
-    return trouble.is_given_up(of, command, BUG, attempt)
+    return trouble.record_failure(of, command, BUG, attempt)
 
 
 def test_a_command_that_fails_twice(trouble: Trouble) -> None:
@@ -57,6 +57,7 @@ def test_every_command_is_blocked(trouble: Trouble) -> None:
     one = trouble.health
     trouble.record_blocked(raw_command(position=Position(1, 2)), BUG)
     assert (one, trouble.stopped) == (HEALTHY, frozenset())
+    trouble.record_applied([])  # only rejected commands
     assert "every command waits for a lock" in (trouble.health.reason or "")
     trouble.record_applied([ROUTE])
     assert trouble.health == HEALTHY
@@ -86,13 +87,12 @@ def test_delays(trouble: Trouble) -> None:
     first, second = Position(1, 1), Position(1, 2)
     delays = [trouble.delay(first) for _ in range(8)]
     assert [*delays, trouble.delay(second)] == [*(1000 * 2**power for power in range(6)), 60_000, 60_000, 1000]
-    trouble.forget(first)
-    assert trouble.delay(first) == 1000
 
 
 def test_outages(trouble: Trouble) -> None:
     """The health names an error of the set-up. That the database is away is in its own health."""
-    trouble.record_outage(DatabaseUnavailableError("away"))
+    for error in (DatabaseUnavailableError("away"), DatabaseBusyError("busy")):
+        trouble.record_outage(error)
     away = trouble.health
     trouble.record_outage(DatabaseSetupError("no such table"))
     assert (away, trouble.health.reason) == (HEALTHY, "commands cannot be handled: no such table")

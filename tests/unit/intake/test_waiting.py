@@ -38,14 +38,14 @@ def test_whose_turn_it_is(waiting: Waiting, now: int, limit: int, most_bytes: in
 
 def test_what_is_known(waiting: Waiting) -> None:
     """A tenant is known until all its commands are applied. The numbers and bytes of all tenants are known."""
-    assert (list(waiting), waiting.number, waiting.size, waiting.next_at()) == (["a", "b", "c"], 6, 70, NOW)
+    assert (list(waiting.tenants), waiting.number, waiting.size, waiting.next_at()) == (["a", "b", "c"], 6, 70, NOW)
     waiting.applied("a", 1, 0)
     waiting.applied("c", 1, 40)
-    assert (list(waiting), waiting.number, waiting.size) == (["a", "b"], 4, 30)
+    assert (list(waiting.tenants), waiting.number, waiting.size) == (["a", "b"], 4, 30)
     waiting.applied("a", 1, 10)
-    assert ("a" in waiting, waiting.number, waiting.size, waiting.next_at()) == (False, 3, 20, 2 * NOW)
+    assert ("a" in waiting.tenants, waiting.number, waiting.size, waiting.next_at()) == (False, 3, 20, 2 * NOW)
     waiting.applied("b", 3, 20)
-    assert (len(waiting), waiting.number, waiting.size, waiting.next_at()) == (0, 0, 0, None)
+    assert (len(waiting.tenants), waiting.number, waiting.size, waiting.next_at()) == (0, 0, 0, None)
 
 
 def test_a_tenant_that_is_postponed(waiting: Waiting) -> None:
@@ -61,3 +61,9 @@ def test_retry_all(waiting: Waiting) -> None:
     """When what made commands fail is over, all tenants have their turn at once."""
     waiting.retry_all()
     assert waiting.next_tenants(0, MANY, MANY) == ["a", "b", "c"]
+
+
+def test_end_of_a_turn(waiting: Waiting) -> None:
+    """Tenants that have had their turn come behind the others. One without waiting commands is no tenant any more."""
+    waiting.end_turn(["a", "gone"])
+    assert list(waiting.tenants) == ["b", "c", "a"]

@@ -57,9 +57,9 @@ class LongTexts(NamedTuple):
         return {(row["tenant_id"], row["text_id"]): row["text"] for row in found}
 
     def with_text(self, row: Row, columns: Sequence[str], texts: Mapping[TextKey, str]) -> Row:
-        """Return a row, with its text from `texts` if that is long, and then only with the given columns.
+        """Return a row as it is if its text is short, else the given columns of it with its long text from `texts`.
 
-        Raises `DamagedDataError` if the text is missing. That is so, too, if the row has got another one meanwhile.
+        Raises `DamagedDataError` if `texts` has no such text, also because the row has got another text meanwhile.
         """
         if row[self.length] is None:
             return row

@@ -62,11 +62,9 @@ class Handlers:
         `letters`: the dead letters, by the number of their command. Raises `TooManyCommandsError` if a handler has
         applied a command behind one for which another handler had no room.
         """
-        numbers: dict[Route, list[int]] = {}
-        for number, (_, outcome) in enumerate(decoded):
-            if outcome.__class__ is Command:
-                numbers.setdefault(self._of_type[outcome.payload.type], []).append(number)
-        end, last = len(decoded), -1
+        numbers = self._numbers_of_routes(decoded)
+        end = len(decoded)  # the number of the first command for which a handler has no room
+        last = -1  # the number of the last command that a handler has applied
         applied: list[Applied] = []
         for route in self._routes:
             own = [number for number in numbers.get(route, ()) if number < end]
@@ -76,7 +74,7 @@ class Handlers:
             try:
                 results = await route.handle(tx, commands, now)
             except TooManyCommandsError as error:
-                raise TooManyCommandsError(own[error.number]) from None
+                raise TooManyCommandsError(own[error.number]) from None  # the handler counts only its own commands
             assert results  # noqa: S101 - else the same commands would be tried for ever
             if len(results) < len(own):
                 end = own[len(results)]
@@ -90,6 +88,14 @@ class Handlers:
             await outbox.add_dead_letters(tx, [letter for number, letter in letters.items() if number < end], now)
             await outbox.add(tx, [event for each in rejected if (event := each.event(now)) is not None], now)
         return Done(end, applied, rejected)
+
+    def _numbers_of_routes(self, decoded: Sequence[Decoded]) -> dict[Route, list[int]]:
+        """Return the numbers of the commands of each route, in order, without those of rejected commands."""
+        numbers: dict[Route, list[int]] = {}
+        for number, (_, outcome) in enumerate(decoded):
+            if outcome.__class__ is Command:
+                numbers.setdefault(self._of_type[outcome.payload.type], []).append(number)
+        return numbers
 
 
 async def build_letters(decoded: Sequence[Decoded], max_bytes: int) -> dict[int, Message]:
@@ -113,7 +119,7 @@ async def wake(applied: Iterable[Applied]) -> None:
                 continue
             if result.lane is not None:
                 group.route.offer(result.lane, at)
-                if result.loop is None:
+                if result.loop is None:  # only workers of users take the row
                     continue
             if at < earliest.get(result.loop, _NEVER):
                 earliest[result.loop] = at

@@ -27,10 +27,10 @@ class Backlog:
         self._database = database
         self._end: LogCursor | None = None
         self._until: Position | None = None
-        """How far the log was read when it was first seen that these commands were."""
+        """How far the log was read when these commands were first found to be read; None before."""
 
     async def begin(self) -> bool:
-        """Look where the log ends now. Return False if the broker does not say it."""
+        """Look where the log ends now. Return False if that is not known: then the next question looks again."""
         self._until = None
         self._end = await self._find_end()
         return self._end is not None
@@ -45,7 +45,7 @@ class Backlog:
         return until is not None and not await waiting_rows.is_ready(self._database.reader, until, now)
 
     async def _read_until(self) -> Position | None:
-        """Return a position behind which none of these commands is, if the log was read so far.
+        """Return a position behind which none of these commands is; None while not all of them are read.
 
         Commands of an older log may wait in the database, also if the log has none.
         """
@@ -57,18 +57,22 @@ class Backlog:
         return self._until
 
     async def _is_at_new_end(self, reached: LogCursor | None, end: LogCursor) -> bool:
-        """Look again where the log ends, which may be another one now. Return whether it was read so far."""
+        """Return whether the log was replaced or rolled back, so that it has another end now, and was read up to that.
+
+        If it has grown again since, it was read as far as the end before, but the times did not fit in `_is_at_end`.
+        """
         found = await self._find_end()
         if found is None:
             return False
-        is_replaced = found.log != end.log or found.sequence < end.sequence
-        is_doubtful = reached is not None and reached.log == end.log and reached.sequence >= end.sequence
-        if not (is_replaced or is_doubtful):
+        is_shorter_or_other = found.log != end.log or found.sequence < end.sequence
+        is_read_as_far = reached is not None and reached.log == end.log and reached.sequence >= end.sequence
+        if not (is_shorter_or_other or is_read_as_far):
             return False
         self._end = found
         return _is_at_end(reached, found)
 
     async def _find_end(self) -> LogCursor | None:
+        """Return where the log ends now; None if the broker does not say it."""
         try:
             return await self._broker.log.end()
         except LogUnavailableError as error:
@@ -77,7 +81,10 @@ class Backlog:
 
 
 def _is_at_end(reached: LogCursor | None, end: LogCursor) -> bool:
-    """Return whether a log was read to an end. If the times do not fit, it was rolled back and has other commands."""
+    """Return whether a log was read up to an end. If the times do not fit, the log was rolled back and has grown again.
+
+    `reached`: how far a log was read; None if no log was.
+    """
     if end.sequence == 0:
         return True
     if reached is None or reached.log != end.log:
@@ -103,7 +110,10 @@ class BacklogGate:
         self._looked_at: int | None = None
 
     async def is_open(self, now: int) -> bool:
-        """Return whether what is due at `now` may be decided. If not, ask again after `RECHECK_MS`."""
+        """Return whether what is due at `now` may be decided. If not, ask again after `RECHECK_MS`.
+
+        Each call counts how long the gate has waited. An outage does not count, and closes the gate.
+        """
         if not self._broker.health.usable:
             self._waits_for = self._looked_at = None
             return False
@@ -112,7 +122,8 @@ class BacklogGate:
             return True
         if self._waits_for != outages and await self._backlog.begin():
             self._waits_for = outages
-        self._waited_ms += 0 if self._looked_at is None else max(now - self._looked_at, 0)  # it may have been set back
+        if self._looked_at is not None:
+            self._waited_ms += max(now - self._looked_at, 0)  # the clock may have been set back
         self._looked_at = now
         if self._waited_ms >= LONGEST_WAIT_MS:
             log.warning("commands from before the start or an outage are not handled; going on without them")

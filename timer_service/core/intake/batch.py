@@ -60,8 +60,9 @@ async def load_in_portions(
     """
     found: dict[_K, _V] = {}
     in_order = list(dict.fromkeys(keys))
-    room, start, size = MOST_DATA, 0, min(_FIRST_READ, at_once)
-    while portion := in_order[start : start + size]:
+    room = MOST_DATA
+    start, count = 0, min(_FIRST_READ, at_once)
+    while portion := in_order[start : start + count]:
         values = await load(portion)
         for index, key in enumerate(portion, start):
             if key not in values:
@@ -70,10 +71,13 @@ async def load_in_portions(
             if room < 0 and found:
                 return found, frozenset(in_order[index:])
             found[key] = values[key]
-        start, size = start + size, min(2 * size, at_once)
+        start += count
+        count = min(2 * count, at_once)
     return found, frozenset()
 
 
 def count_before(keys: Sequence[_K], left: Collection[_K]) -> int:
-    """Return how many keys come before the first one that is left."""
-    return next((number for number, key in enumerate(keys) if key in left), len(keys)) if left else len(keys)
+    """Return how many keys come before the first one that is left; all of them if none is."""
+    if not left:
+        return len(keys)
+    return next((number for number, key in enumerate(keys) if key in left), len(keys))

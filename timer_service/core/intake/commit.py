@@ -39,14 +39,27 @@ OnRejected = Callable[[Rejected, int], None]
 """Called after the commit of a dead letter, with the rejection and the time in Unix milliseconds."""
 
 
+class _Work(NamedTuple):
+    """What a transaction is to do, with commands of the log or with waiting ones."""
+
+    decoded: Sequence[Decoded]
+    """The commands to apply."""
+    later: Sequence[RawCommand] = ()
+    """Commands of the log to store."""
+    last: RawCommand | None = None
+    """The last command of the log that was read; None if the commands are waiting ones."""
+    rows: Sequence[WaitingRow] = ()
+    """The rows of the waiting commands."""
+
+
 class _Written(NamedTuple):
     """What a transaction has written."""
 
     place: Place
     done: Done
     stored: Sequence[NewRow]
-    taken: Sequence[tuple[WaitingRow, int]]
-    """Rows of waiting commands, and how many commands of each were applied."""
+    applied: Sequence[tuple[WaitingRow, int]]
+    """Rows of waiting commands, and how many commands of each were applied or rejected."""
 
 
 class Commits:
@@ -86,19 +99,19 @@ class Commits:
 
         The commands that are too much for one transaction are stored too.
         """
-        return await self._commit(decoded, later=later, last=last)
+        return await self._commit(_Work(decoded, later, last))
 
     async def of_waiting(self, rows: Sequence[WaitingRow], decoded: Sequence[Decoded]) -> Done:
         """Apply the first commands of waiting rows, in the order of the rows."""
-        return await self._commit(decoded, rows=rows)
+        return await self._commit(_Work(decoded, rows=rows))
 
     async def postpone(self, row: WaitingRow, available_at: int, attempt: int, error: str) -> None:
-        """Record that the next command of a row cannot be applied now."""
+        """Record that the next command of a row cannot be applied before `available_at`."""
         await self.change(lambda tx: waiting_rows.postpone(tx, row, available_at, attempt, error))
         self.waiting.postponed(row.tenant, available_at)
 
     async def change(self, work: Callable[[Transaction], Awaitable[None]]) -> None:
-        """Change waiting rows without applying anything."""
+        """Change waiting rows without applying anything, if no other process has moved the cursor."""
 
         async def write(tx: Transaction) -> Place:
             place = await cursor.move(tx, self.place, self._clock.now())
@@ -108,29 +121,24 @@ class Commits:
         self.place = await in_transaction(self._database, write, accepting=True)
 
     async def keep(self, place: Place) -> None:
-        """Write a place without applying anything, and keep the reading."""
+        """Write a place without applying anything, and renew the lease of the reader."""
         self.place = await in_transaction(self._database, lambda tx: cursor.move(tx, place, self._clock.now()))
 
     def _behind(self, last: RawCommand) -> Place:
+        """Return the place of the cursor behind a command."""
         moved = self.place.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
         return self.place._replace(cursor=moved)
 
-    async def _commit(
-        self,
-        decoded: Sequence[Decoded],
-        *,
-        later: Sequence[RawCommand] = (),
-        last: RawCommand | None = None,
-        rows: Sequence[WaitingRow] = (),
-    ) -> Done:
-        """Apply commands of the log (`later`, `last`) or of waiting `rows`, and record here what was committed."""
+    async def _commit(self, work: _Work) -> Done:
+        """Apply commands in a transaction, and record here what was committed. After the commit no error is raised."""
         began = time.time_ns()
-        written = await self._write_fitting(decoded, partial(self._write, later=later, last=last, rows=rows))
+        written = await self._write_fitting(work)
         self.place = written.place
         for new in written.stored:
             self.waiting.added(new.tenant, len(new.commands), new.size)
-        for row, number in written.taken:
-            self.waiting.applied(row.tenant, number, row.size if number == len(row.commands) else 0)
+        for row, number in written.applied:
+            is_deleted = number == len(row.commands)
+            self.waiting.applied(row.tenant, number, row.size if is_deleted else 0)
         try:  # the commands are applied, so no error may let them be applied again
             await self._finish(written.done)
             if self._on_done is not None:
@@ -139,50 +147,43 @@ class Commits:
             log.exception("the work after a commit failed; replies may be missing")
         return written.done
 
-    async def _write_fitting(self, decoded: Sequence[Decoded], write: Callable[..., Awaitable[_Written]]) -> _Written:
-        """Call `write` in a transaction. If the commands are too many for it, call it again with fewer."""
-        most = len(decoded)
+    async def _write_fitting(self, work: _Work) -> _Written:
+        """Do the work in a transaction. If it may not apply so many commands, do it again with fewer."""
+        most = len(work.decoded)
         while True:
-            letters = await build_letters(decoded[:most], self._broker.features.max_message_bytes)
+            letters = await build_letters(work.decoded[:most], self._broker.features.max_message_bytes)
+            write = partial(self._write, work=work, most=most, letters=letters)
             try:
-                return await in_transaction(
-                    self._database, partial(write, decoded=decoded, most=most, letters=letters), accepting=True
-                )
+                return await in_transaction(self._database, write, accepting=True)
             except TooManyCommandsError as error:
                 most = error.number
 
-    async def _write(
-        self,
-        tx: Transaction,
-        *,
-        decoded: Sequence[Decoded],
-        most: int,
-        letters: Mapping[int, Message],
-        later: Sequence[RawCommand],
-        last: RawCommand | None,
-        rows: Sequence[WaitingRow],
-    ) -> _Written:
+    async def _write(self, tx: Transaction, *, work: _Work, most: int, letters: Mapping[int, Message]) -> _Written:
+        """Move the cursor, apply at most the first `most` commands, and store those of the log that are left.
+
+        `letters`: the dead letters of rejected commands. Raises `LostCursorError` and `TooManyCommandsError`.
+        """
         now = self._clock.now()
+        decoded, last = work.decoded, work.last
         wanted = self.place if last is None else self._behind(last)
         place = await cursor.move(tx, wanted, now)  # first, so that a process that lost the cursor does nothing else
         if self.waits_briefly:
             await tx.wait_briefly()
         done = await self.handlers.apply(tx, decoded[:most], letters, now) if decoded else Done()
-        taken = applied_of_rows(rows, done.number) if rows else []
-        for row, number in taken:
+        applied = applied_of_rows(work.rows, done.number)
+        for row, number in applied:
             await waiting_rows.advance(tx, row, number)
         # Commands of the log that had no room wait from now on. Those of waiting rows are in their rows.
         left = [raw for raw, _ in decoded[done.number :]] if last is not None else []
-        stored = rows_of(sorted([*left, *later], key=lambda raw: raw.position)) if left or later else ()
+        stored = rows_of(sorted([*left, *work.later], key=lambda raw: raw.position))
         if stored:
             await waiting_rows.add(tx, stored)
-        return _Written(place, done, stored, taken)
+        return _Written(place, done, stored, applied)
 
     async def _finish(self, done: Done) -> None:
         """Do the work after the commit: count outcomes, wake loops, send replies."""
-        replies: list[tuple[str, str, CommandResult]] = []
         for group in done.applied:
-            replies += self._count(group)
+            self._count(group)
         await wake(done.applied)
         if done.rejected:
             await self._wake_outbox()
@@ -190,15 +191,18 @@ class Commits:
                 self._record(each)
             inboxes = [(each, inbox_of(each.raw, self._reply_prefix)) for each in done.rejected]
             await self._broker.reply([Reply(to, each.reply()) for each, to in inboxes if to is not None])
-        await send_replies(self._broker, replies)
+        await send_replies(self._broker, [reply for group in done.applied for reply in self._replies_to(group)])
 
-    def _count(self, group: Applied) -> list[tuple[str, str, CommandResult]]:
-        """Count the outcomes of commands, and write audit lines. Return the replies: inbox, command and result."""
+    def _count(self, group: Applied) -> None:
+        """Count the outcomes of commands by their types, and write audit lines."""
         names = list(map(_NAME, group.results))
         for (command_type, name), count in Counter(zip(map(_TYPE, group.commands), names, strict=True)).items():
             self._metrics.command_handled(command_type, str(name), count)
         if OVER_QUOTA in names or any(each.payload.is_operator_action for each in group.commands):
             self._write_audit(group)
+
+    def _replies_to(self, group: Applied) -> list[tuple[str, str, CommandResult]]:
+        """Return the inbox, the id and the result of each command that asks for a reply and names a valid inbox."""
         return [
             (to, command.id, result)
             for raw, command, result in zip(group.raws, group.commands, group.results, strict=True)
@@ -206,16 +210,20 @@ class Commits:
         ]
 
     def _write_audit(self, group: Applied) -> None:
+        """Write a line for each command that was refused by a limit, and for each action of an operator."""
         for command, result in zip(group.commands, group.results, strict=True):
-            lines = [REFUSED] if result.name == OVER_QUOTA else []
-            for line in [*lines, OPERATOR_ACTION] if command.payload.is_operator_action else lines:
-                about = {"command_id": command.id, "type": command.payload.type, "outcome": str(result.name)}
-                self._audit.record(line, command.tenant, **about, sequence=command.position.sequence)
+            about = {"command_id": command.id, "type": command.payload.type, "outcome": str(result.name)}
+            if result.name == OVER_QUOTA:
+                self._audit.record(REFUSED, command.tenant, **about, sequence=command.position.sequence)
+            if command.payload.is_operator_action:
+                self._audit.record(OPERATOR_ACTION, command.tenant, **about, sequence=command.position.sequence)
 
     def _record(self, rejected: Rejected) -> None:
+        """Count a rejected command, show it to the operator's page, and write an audit line."""
         code = rejected.rejection.code
-        known = rejected.envelope is not None and rejected.envelope.type in self.handlers.payloads
-        command_type = rejected.envelope.type if rejected.envelope and known else "unknown"
+        command_type = "unknown"  # any text of a user would make the number of metrics unbounded
+        if rejected.envelope is not None and rejected.envelope.type in self.handlers.payloads:
+            command_type = rejected.envelope.type
         self._metrics.command_handled(command_type, "rejected")
         self._metrics.dead_letter_stored(code)
         if self._on_rejected is not None:

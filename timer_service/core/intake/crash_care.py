@@ -35,29 +35,33 @@ class CrashCare:
         self._batch_size = self._left = batch_size
         """How many commands of the log are still stored."""
         self._alone: dict[str, int] = {}
-        """How many waiting commands are applied one by one, by tenant."""
+        """How many waiting commands are still applied one by one, for each tenant of which one was chosen."""
         self._survived: dict[str, int] = {}
         """How many waiting commands were chosen with care, by tenant."""
 
-    def stores(self, count: int) -> bool:
-        """Return whether the next commands of the log are stored, and not applied at once."""
+    def count_read(self, count: int) -> bool:
+        """Count commands that were read from the log. Return whether they are stored, and not applied at once."""
         is_stored = self._left > 0
         self._left -= count
         return is_stored
 
     async def choose(self, rows: Sequence[WaitingRow]) -> list[WaitingRow]:
-        """Return the rows that one transaction may have; none if it is too early. Mark few commands before."""
+        """Return the rows that one transaction may have; none if it is too early for the first one.
+
+        While care is necessary, this is one row with few commands, which are marked in the database before.
+        """
         age = self._clock.now() - self._began
         if age > _ROWS_MS:
             return list(rows)
         row = rows[0]
         if self._is_over(row):
             return [each for each in rows if self._is_over(each)]
-        if (alone := self._alone.get(row.tenant)) is None:  # so the mark is that of a process that has died
-            alone = row.tried
-            row = row._replace(deaths=row.deaths + (row.tried == 1))
-            if row.deaths and 0 <= age < SUSPECT_MS:
+        if row.tenant not in self._alone:  # the first choice, so the mark is that of a process that has died
+            if row.tried == 1:
+                row = row._replace(deaths=row.deaths + 1)
+            if row.deaths and 0 <= age < SUSPECT_MS:  # less than 0: the clock was set back
                 return []
+        alone = self._alone.get(row.tenant, row.tried)
         row = row._replace(limit=1 if alone > 0 or len(row.next) <= GROUP_COMMANDS else GROUP_COMMANDS)
         self._alone[row.tenant] = max(alone - len(row.next), 0)
         self._survived[row.tenant] = self._survived.get(row.tenant, 0) + len(row.next)
@@ -65,7 +69,7 @@ class CrashCare:
         return [row]
 
     def _is_over(self, row: WaitingRow) -> bool:
-        """Return whether the process has survived as many commands of the tenant as a transaction has."""
+        """Return whether the process has applied as many commands of the tenant with care as a transaction has."""
         return self._survived.get(row.tenant, 0) >= self._batch_size
 
     @staticmethod

@@ -11,7 +11,6 @@ from timer_service.core.ports.database import Database, Reader, Transaction
 from timer_service.core.ports.log import LogCursor
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.message import Position
 
 _SQL = load_sql("timer_service.core.intake", "cursor.sql")
 
@@ -29,11 +28,6 @@ class Place(NamedTuple):
     cursor: LogCursor
     revision: int
 
-    @property
-    def position(self) -> Position:
-        """The position of the last command that was read."""
-        return Position(self.cursor.epoch, self.cursor.sequence)
-
 
 class Taken(NamedTuple):
     """What a process found when it became the reader."""
@@ -49,8 +43,9 @@ class Taken(NamedTuple):
 async def take(database: Database, reader: str, now: int) -> Taken | None:
     """Make a process the reader. Return None if another one reads."""
     rows = [] if database.exclusive else await database.reader.fetch(_SQL["find"])
-    if any(row["reader"] not in {None, reader} and now <= row["reads_until"] <= now + 2 * LEASE_MS for row in rows):
-        return None
+    for row in rows:  # only to find out without a write; the statement `take` decides
+        if row["reader"] not in {None, reader} and now <= row["reads_until"] <= now + 2 * LEASE_MS:
+            return None
     return await in_transaction(database, lambda tx: _take(tx, reader, now, alone=database.exclusive))
 
 
@@ -91,9 +86,9 @@ async def release(database: Database, reader: str) -> None:
 
 
 async def find(reader: Reader) -> LogCursor | None:
-    """Return how far the log was read; None if it was never opened."""
+    """Return how far the log was read; None if no process has ever been the reader."""
     rows = await reader.fetch(_SQL["find"])
-    if not rows or not rows[0]["log"]:
+    if not rows:
         return None
     (row,) = rows
     return LogCursor(row["log"], row["epoch"], row["sequence"], row["stored_at"])

@@ -18,12 +18,10 @@ Most of this time is one call into C, which stops the event loop too.
 
 
 async def decode(batch: Sequence[RawCommand], payloads: Mapping[str, type[TenantPayload]]) -> list[Command | Rejected]:
-    """Decode commands. Return one result for each.
+    """Decode commands. Return one result for each. `payloads` maps each known type to its model.
 
     Other tasks run between large commands, and every millisecond. After a large command that is refused, other tasks
     run for as long as it took. See docs/decisions/0025.
-
-    `payloads` maps each known type to its model.
     """
     decoded: list[Command | Rejected] = []
     models = {kebab(name): model for name, model in payloads.items()}
@@ -33,11 +31,11 @@ async def decode(batch: Sequence[RawCommand], payloads: Mapping[str, type[Tenant
             turns = Turns(LARGE_BYTES, pauses=True)
             command = await asyncio.to_thread(_decode, raw, models, payloads)
             if isinstance(command, Rejected):
-                await turns.begin(0)  # parsing stops the other tasks also in a thread
+                await turns.begin(0)  # with a pause, because parsing stops the other tasks also in a thread
             else:
-                turns = Turns(LARGE_BYTES, pauses=True)  # they run while it is applied
+                turns = Turns(LARGE_BYTES, pauses=True)  # no pause: the other tasks run while it is applied
         else:
-            if turns.ends(raw.size):
+            if turns.count(raw.size):
                 await turns.begin(raw.size)
             command = _decode(raw, models, payloads)
         decoded.append(command)
@@ -48,10 +46,12 @@ async def decode(batch: Sequence[RawCommand], payloads: Mapping[str, type[Tenant
 def _decode(
     raw: RawCommand, models: Mapping[str, type[TenantPayload]], payloads: Mapping[str, type[TenantPayload]]
 ) -> Command | Rejected:
+    """Return a command, decoded in one pass if it is a usual one. `models`: `payloads`, by the names in addresses."""
     return decode_usual_command(raw, models) or _decode_in_steps(raw, payloads)
 
 
 def _decode_in_steps(raw: RawCommand, payloads: Mapping[str, type[TenantPayload]]) -> Command | Rejected:
+    """Return a command, or its rejection with the faults and with as much of the envelope as could be read."""
     envelope: Envelope | None = None
     if raw.left_bytes:
         return Rejected(raw, Rejection(Code.INTERNAL, "the broker removed this command before it was handled"), None)
@@ -92,4 +92,5 @@ def _without_context(rejection: Rejection) -> Rejection:
 
 
 def _without_payload(envelope: Envelope | None) -> Envelope | None:
+    """Return an envelope without its payload, which may take much memory; None for None."""
     return envelope and envelope.model_copy(update={"payload": {}})

@@ -26,7 +26,7 @@ from timer_service.core.intake.cursor import LostCursorError, Taken
 from timer_service.core.intake.decoder import decode, parts, reject
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.trouble import Trouble
-from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, divide
+from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, Shares, divide
 from timer_service.core.intake.waiting_rows import WaitingRow, applied_of_rows, find_all, find_first
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database
@@ -50,9 +50,8 @@ _KEEP_SECONDS = 1.0
 _IDLE_SECONDS = 5.0
 _LOG_SHARE = 3
 """While the log has more commands, it has so many times as much time as the waiting commands."""
-_LONE_SECONDS = 0.5
+_OTHERS_SECONDS = 0.5
 _BRIEF_SECONDS = 10
-_NOTHING = LogBatch((), 0)
 
 
 class LogReader:
@@ -79,13 +78,13 @@ class LogReader:
         self._batch_size = batch_size
         self._budget = budget
         self._from_now = from_now
-        self._outages = outages
         self._trouble = Trouble(outages)
         self._name = secrets.token_hex(8)
-        self._waiting = self._commits.waiting
+        self._waiting = commits.waiting
         self._care: CrashCare | None = None
         """None after an orderly stop."""
         self._begun = False
+        """Whether this process has become the reader, and no error has ended that."""
         self._stopping = asyncio.Event()
         self._health = Health.down("the command log was not opened yet")
         self._working_since: float | None = None
@@ -94,8 +93,10 @@ class LogReader:
         self._kept_at = 0.0
         self._brief_until = 0.0
         """Until when no transaction waits long for a lock, because one has met a lock of another session."""
-        self._lone: tuple[str, float, bool] | None = None
-        """A tenant, until when this is valid, and whether the log has only its commands."""
+        self._has_others = True
+        """Whether the log may have commands of several tenants."""
+        self._others_until = 0.0
+        """Until when that is not asked again."""
 
     @property
     def stalled(self) -> bool:
@@ -119,7 +120,7 @@ class LogReader:
         return self._waiting.size > MOST_BYTES
 
     async def stop(self) -> None:
-        """Finish the transaction in progress, and let another process read."""
+        """Finish the turn in progress, and let another process read."""
         self._stopping.set()
         await self._log.close()
 
@@ -128,12 +129,12 @@ class LogReader:
         while not self._stopping.is_set():
             try:
                 if not (self._begun or await self.begin()):
-                    self._set_health(Health())
+                    self._set_health(Health())  # the process that reads applies the commands
                     await self._pause(_LOOK_SECONDS)
                     continue
                 while not self._stopping.is_set():
                     await self.turn(_IDLE_SECONDS if self._database.exclusive else _KEEP_SECONDS)
-            except LostCursorError:
+            except LostCursorError:  # the next `begin` finds out whether this process may read again
                 log.info("another process reads the command log")
             except LogUnavailableError as error:
                 self._set_health(Health.down(f"the command log cannot be read: {error}"))
@@ -162,9 +163,11 @@ class LogReader:
 
         Raises `LogUnavailableError`, and `StartError` if the log belongs to another database.
         """
-        taken = await self._take()
+        taken = await cursor.take(self._database, self._name, self._clock.now())
         if taken is None:
             return False
+        if taken.after_crash:
+            self._care = CrashCare(self._commits, self._clock, self._batch_size)
         self._commits.place = taken.place
         await self._open_log(taken)
         self._waiting.load(await find_all(self._database.reader))
@@ -177,27 +180,25 @@ class LogReader:
 
         Waits up to `seconds` for commands. `begin` comes first, and again after any error.
         """
-        await self._keep_reading()
-        batch = await self._pause_full() if self._is_full else await self._next_batch(seconds)
+        await self._renew_lease()
+        batch = await self._next_batch(seconds)
         if batch.commands:
             await self._apply_batch(batch)
-        has_turn = self._is_turn_of_waiting(batch)
+        has_turn = self._is_turn_of_waiting(batch.behind)
         if has_turn:
             await self._apply_waiting()
+        self._working_since = None
         return bool(batch.commands) or has_turn
 
-    async def _take(self) -> Taken | None:
-        taken = await cursor.take(self._database, self._name, self._clock.now())
-        if taken is not None and taken.after_crash:
-            self._care = CrashCare(self._commits, self._clock, self._batch_size)
-        return taken
-
     async def _open_log(self, taken: Taken) -> None:
-        """Open the log where the cursor is. Record and say what was found."""
+        """Open the log where the cursor is, or at its end for a new database that skips what is in the log.
+
+        Log what was found, and store the cursor if it is another one now.
+        """
         opening = await self._log.open(None if taken.is_new else taken.place.cursor, taken.database_id)
         if taken.is_new and self._from_now and opening.unread:
             log.info("skipping the commands that are in the log already", extra={"count": opening.unread})
-            end = (await self._log.end())._replace(epoch=opening.cursor.epoch)
+            end = (await self._log.end())._replace(epoch=opening.cursor.epoch)  # `end` does not know the epoch
             opening = await self._log.open(end, taken.database_id)
         elif taken.is_new:
             log.info("reading the command log from its beginning", extra={"count": opening.unread})
@@ -212,94 +213,95 @@ class LogReader:
             await self._commits.keep(self._commits.place._replace(cursor=opening.cursor))
 
     async def _next_batch(self, seconds: float) -> LogBatch:
-        """Return what the log has; wait for it while no waiting command may be applied."""
+        """Return the next commands of the log; none if so much waits that it is not read on.
+
+        Waits for commands up to `seconds`, and not longer than until a waiting command may be applied.
+        """
         if (next_at := self._waiting.next_at()) is not None:
             seconds = min(max((next_at - self._clock.now()) / 1000, 0), seconds)
+        if self._is_full:
+            await self._pause(seconds)
+            return LogBatch((), 0)
         return await self._log.read(self._batch_size, self._budget.batch, seconds)
 
-    async def _pause_full(self) -> LogBatch:
-        """Wait until a waiting command may be applied. Return no commands: there is no room for more."""
-        next_at = self._waiting.next_at() or 0
-        if (seconds := (next_at - self._clock.now()) / 1000) > 0:
-            await self._pause(min(seconds, _KEEP_SECONDS))
-        return _NOTHING
-
-    async def _keep_reading(self) -> None:
-        """Say that this process reads, if it has not written for some time and others could read."""
+    async def _renew_lease(self) -> None:
+        """Renew the lease of this process once a second, also if it applies nothing, if other processes could read."""
         if not self._database.exclusive and time.monotonic() - self._kept_at > _KEEP_SECONDS:
             await self._commits.keep(self._commits.place)
             self._kept_at = time.monotonic()
 
-    def _is_turn_of_waiting(self, batch: LogBatch) -> bool:
-        """Return whether waiting commands have a turn: the log has ended, is not read on, or has had its share."""
+    def _is_turn_of_waiting(self, behind: int) -> bool:
+        """Return whether waiting commands have a turn now. `behind`: how many commands the log has behind the batch.
+
+        While the log has more, it first gets its share of the time.
+        """
         if not self._waiting.has_ready(self._clock.now()):
             return False
-        if batch.behind == 0 or self._is_full:
-            return True
-        return time.monotonic() - self._waiting_turn_ended >= _LOG_SHARE * self._waiting_turn_took
+        log_had_its_share = time.monotonic() - self._waiting_turn_ended >= _LOG_SHARE * self._waiting_turn_took
+        return behind == 0 or log_had_its_share
 
     async def _apply_batch(self, batch: LogBatch) -> None:
-        left = len(batch.commands)
+        """Apply or store the commands of a batch, one part after the other."""
         behind = await self._behind_for_others(batch)
         for part in parts(batch.commands, self._budget.part):
-            left -= len(part)
-            await self._apply_part(part, behind + left)
-            if self._stopping.is_set():
-                return
+            await self._apply_part(part, behind)
 
     async def _behind_for_others(self, batch: LogBatch) -> int:
-        """Return how many commands are behind a batch; 0 if they are all of the only tenant of the batch."""
-        first = batch.commands[0].address.tenant
-        if batch.behind <= FAR_BEHIND or any(each.address.tenant != first for each in batch.commands):
+        """Return how many commands are behind a batch; 0 if all of the log are of one tenant, so that no other waits.
+
+        The log is asked about other tenants if a batch of one tenant is far behind, at most twice a second.
+        """
+        tenant = batch.commands[0].address.tenant
+        if batch.behind <= FAR_BEHIND or any(each.address.tenant != tenant for each in batch.commands):
             return batch.behind
-        if self._lone is None or self._lone[0] != first or time.monotonic() > self._lone[1]:
-            has_others = await self._log.has_others(first)
-            self._lone = first, time.monotonic() + _LONE_SECONDS, not has_others
-        return 0 if self._lone[2] else batch.behind
+        if time.monotonic() > self._others_until:
+            self._has_others = await self._log.has_others(tenant)
+            self._others_until = time.monotonic() + _OTHERS_SECONDS
+        return batch.behind if self._has_others else 0
 
     async def _apply_part(self, part: Sequence[RawCommand], behind: int) -> None:
-        """Apply commands that follow each other in the log, or store those that wait, in one transaction.
+        """Apply a part of a batch of the log, and store those of its commands that wait, in one transaction.
 
-        If it fails, all of them are stored: as waiting commands, those that are at fault are found.
+        If that fails, all of them are stored: as waiting commands, those that are at fault are found.
+
+        `behind`: how many commands the log has behind the batch.
         """
         self._working_since = time.monotonic()
-        now, later = divide(part, self._waiting, behind, self._trouble.stopped)
-        if self._care is not None and self._care.stores(len(part)):
-            now, later = [], list(part)
-        decoded = await self._decode(now)
+        if self._care is not None and self._care.count_read(len(part)):
+            shares = Shares([], list(part))
+        else:
+            shares = divide(part, self._waiting.tenants, behind, self._trouble.stopped)
+        decoded = await self._decode(shares.now)
         self._commits.waits_briefly = time.monotonic() < self._brief_until
         try:
-            done = await self._commits.of_log(decoded, later, part[-1])
+            done = await self._commits.of_log(decoded, shares.later, part[-1])
         except Exception as error:
-            if not decoded or not self._may_divide(error):
+            if not decoded or not _may_divide(error):  # without decoded commands, none can be at fault
                 raise
+            self._record_division(error)
             await self._commits.of_log((), part, part[-1])
         else:
-            self._record(done)
-        self._working_since = None
+            self._record_success(done)
 
     async def _decode(self, raws: Sequence[RawCommand]) -> list[Decoded]:
+        """Return each command with what decoding it gave."""
         decoded = await decode(raws, self._handlers.payloads)
         return list(zip(raws, decoded, strict=True))
 
-    def _may_divide(self, error: Exception) -> bool:
-        """Return whether a smaller transaction may succeed."""
-        cause = blame(error)
-        if isinstance(error, LostCursorError) or cause in OF_ENVIRONMENT:
-            return False
-        if cause is Blame.BLOCKED:
+    def _record_division(self, error: Exception) -> None:
+        """Log the error of a transaction that is divided. After a lock, the next ones wait only briefly for locks."""
+        if blame(error) is Blame.BLOCKED:
             self._brief_until = time.monotonic() + _BRIEF_SECONDS
             self._commits.waits_briefly = True
         log.warning("transaction of commands failed; dividing it", extra={"reason": error_text(error)})
-        return True
 
-    def _record(self, done: Done) -> None:
-        self._outages.record_success()
-        if self._trouble.has_failed and self._trouble.record_applied(group.route for group in done.applied):
+    def _record_success(self, done: Done) -> None:
+        """Record a transaction that succeeded. If a handler works again, all that waits is tried at once."""
+        if self._trouble.record_applied(group.route for group in done.applied):
             self._waiting.retry_all()
 
     async def _apply_waiting(self) -> None:
-        """Apply commands of the tenants whose turn it is, in one transaction or more."""
+        """Apply commands of the tenants whose turn it is, in one transaction or more, and put these tenants last."""
         self._working_since = began = time.monotonic()
         tenants = self._waiting.next_tenants(self._clock.now(), self._batch_size, self._budget.part)
         rows = await find_first(self._database.reader, tenants)
@@ -308,13 +310,11 @@ class LogReader:
         chosen = self._fitting(rows)
         if self._care is not None and not (chosen := await self._care.choose(chosen)):
             self._waiting.postponed(rows[0].tenant, self._clock.now() + SUSPECT_MS)
-            self._working_since = None
             return
         self._commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
         self._waiting.end_turn(await self._apply_rows(chosen))
         self._waiting_turn_ended = time.monotonic()
         self._waiting_turn_took = self._waiting_turn_ended - began
-        self._working_since = None
 
     def _fitting(self, rows: Sequence[WaitingRow]) -> list[WaitingRow]:
         """Return the first rows whose commands fit in one transaction; at least one.
@@ -325,7 +325,8 @@ class LogReader:
             return [rows[0]._replace(limit=1)]
         chosen: list[WaitingRow] = []
         number = size = 0
-        for row in (row.limited(self._budget.part) for row in rows if not row.is_held_back):
+        others = (row.limited(self._budget.part) for row in rows if not row.is_held_back)
+        for row in others:
             number += len(row.next)
             size += sum(raw.size for raw in row.next)
             if chosen and (number > self._batch_size or size > self._budget.part):
@@ -338,29 +339,35 @@ class LogReader:
 
         Return the tenants that have had their turn: their next command was applied, or it has failed.
         """
-        left = [raw for row in rows for raw in row.next if raw.left_bytes]
-        for raw, body in zip(left, await asyncio.gather(*map(self._log.body, left)), strict=True):
-            if body is not None:
-                raw.body, raw.left_bytes = body, 0
+        raws = [raw for row in rows for raw in row.next]
+        await self._read_left_bodies(raws)
         if CrashCare.gives_up(rows[0]):
             decoded = [_killed(rows[0].commands[0])]
         else:
-            decoded = await self._decode([raw for row in rows for raw in row.next])
+            decoded = await self._decode(raws)
         while True:
             try:
                 done = await self._commits.of_waiting(rows, decoded)
             except Exception as error:
-                if not self._may_divide(error):
+                if not _may_divide(error):
                     raise
+                self._record_division(error)
                 if len(decoded) == 1:
-                    await self._postpone(rows[0], decoded[0][1], error)
+                    await self._end_failed_attempt(rows[0], decoded[0][1], error)
                     return [rows[0].tenant]
                 decoded = decoded[: len(decoded) // 2]
             else:
-                self._record(done)
+                self._record_success(done)
                 return [row.tenant for row, _ in applied_of_rows(rows, done.number)]
 
-    async def _postpone(self, row: WaitingRow, command: Command | Rejected, error: Exception) -> None:
+    async def _read_left_bodies(self, raws: Sequence[RawCommand]) -> None:
+        """Put the bodies that were left in the log into the commands. Those that the log has removed stay empty."""
+        left = [raw for raw in raws if raw.left_bytes]
+        for raw, body in zip(left, await asyncio.gather(*map(self._log.body, left)), strict=True):
+            if body is not None:
+                raw.body, raw.left_bytes = body, 0
+
+    async def _end_failed_attempt(self, row: WaitingRow, command: Command | Rejected, error: Exception) -> None:
         """Let a tenant wait whose next command failed alone, or make the command a dead letter.
 
         An attempt counts only if the command can be at fault: no lock made it fail, and a handler has applied it.
@@ -372,31 +379,39 @@ class LogReader:
             self._trouble.record_blocked(raw, error)
         else:
             attempt += 1
-            if self._trouble.is_given_up(self._handlers.route_of(command), command, error, attempt):
+            if self._trouble.record_failure(self._handlers.route_of(command), command, error, attempt):
                 rejection = Rejection(Code.INTERNAL, f"failed {attempt} times: {error_text(error)}")
                 await self._commits.of_waiting([row], [(raw, reject(raw, rejection))])
-                self._trouble.forget(raw.position)
                 return
         available_at = self._clock.now() + self._trouble.delay(raw.position)
         await self._commits.postpone(row, available_at, attempt, error_text(error))
 
     async def _release(self) -> None:
+        """Let another process read at once. If that fails, another one reads when the lease of this one is over."""
         try:
             await cursor.release(self._database, self._name)
-        except Exception as error:  # noqa: BLE001 - another process reads after the lease then
+        except Exception as error:  # noqa: BLE001 - this process stops, whatever the error is
             log.warning("could not give the command log up", extra={"reason": error_text(error)})
 
     def _set_health(self, health: Health) -> None:
+        """Set the health, and log its reason if that is a new one."""
         if health.reason is not None and health != self._health:
             log.warning("commands wait", extra={"reason": health.reason})
         self._health = health
 
     async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the reader stops."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
 
+def _may_divide(error: Exception) -> bool:
+    """Return whether fewer commands may succeed: the error is no fault of the environment, and the cursor not lost."""
+    return blame(error) not in OF_ENVIRONMENT and not isinstance(error, LostCursorError)
+
+
 def _killed(raw: RawCommand) -> Decoded:
+    """Return a command as rejected, without decoding it: the process may have died while it decoded the command."""
     rejection = Rejection(Code.INTERNAL, "the service died each time while it handled this command")
     return raw, Rejected(raw, rejection, None)

@@ -50,8 +50,9 @@ class Rejected:
 
     @property
     def command_id(self) -> str:
-        """The command's own id if it could be read, else the broker's id."""
-        return (self.envelope and self.envelope.id) or printable(self.raw.message_id)
+        """The command's own id if it has one that could be read, else the broker's id."""
+        own = self.envelope.id if self.envelope is not None else None
+        return own or printable(self.raw.message_id)
 
     def letter(self, max_bytes: int) -> Message:
         """Return the dead letter, which is at most `max_bytes` large. It always has the same id."""

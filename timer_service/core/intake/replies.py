@@ -49,7 +49,10 @@ def reply_body(command_id: str, result: CommandResult) -> bytes:
 
 
 async def send_replies(broker: Broker, wanted: Sequence[tuple[str, str, CommandResult]]) -> None:
-    """Send replies, each given by its inbox, the id of its command, and the result. Bodies of 1 MiB exist at a time."""
+    """Send replies, each given by its inbox, the id of its command, and the result.
+
+    Bodies of 1 MiB exist at a time. If the view of a result raises, its reply has only the outcome.
+    """
     replies: list[Reply] = []
     size = 0
     for to, command_id, result in wanted:

@@ -51,7 +51,6 @@ class LimitedHandle(Protocol):
         self, tx: Transaction, commands: Sequence[Command], now: int, /, *, quotas: Quotas
     ) -> Awaitable[Sequence[CommandResult]]:
         """Apply commands in order. See `Handle`."""
-        ...
 
 
 def offer_nothing(_lane: Lane, _at: int) -> None:

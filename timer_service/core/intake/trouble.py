@@ -30,8 +30,6 @@ class Trouble:
         self._evidence = Evidence()
         self._delays = Delays()
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
-        self.has_failed = False
-        """Whether a command has failed or was blocked since this process began."""
         self.stopped: frozenset[str] = frozenset()
         """The names of the messages whose handler fails for every command. These wait, and are tried one by one."""
         self._failing: dict[Route | Blame, str] = {}
@@ -39,25 +37,28 @@ class Trouble:
 
     @property
     def health(self) -> Health:
-        """Down with the reason while commands cannot be applied for a reason outside the commands."""
-        reason = next(iter(self._failing.values()), None)
-        return self._failure.health if reason is None else Health.down(reason)
+        """Down with the first reason while commands cannot be applied for a reason outside the commands."""
+        reasons = list(self._failing.values())
+        return Health.down(reasons[0]) if reasons else self._failure.health
 
     def record_outage(self, error: Exception) -> None:
-        """Record that nothing can be applied now."""
+        """Record that nothing can be applied now. What an operator must repair is in the health for some seconds."""
         self._outages.record_failure(str(error), part="commands")
         if blame(error) is Blame.SETUP:
             self._failure.record(f"commands cannot be handled: {error}")
 
     def record_applied(self, routes: Iterable[Route]) -> bool:
-        """Record a transaction that succeeded. Return whether a handler works again that failed for every command."""
+        """Record a transaction that succeeded. Return whether a handler works again that failed for every command.
+
+        `routes`: the handlers that have applied commands. If there are any, not every command is blocked.
+        """
         worked: set[Route | Blame] = {*routes}
         if worked:
             worked.add(Blame.BLOCKED)
         self._evidence.record(worked, ())
         again = worked & self._failing.keys()
-        for route in again:
-            del self._failing[route]
+        for each in again:
+            del self._failing[each]
         self._find_stopped()
         return bool(again)
 
@@ -65,37 +66,29 @@ class Trouble:
         """Return the delay in ms of the next attempt of a command that failed alone, or was blocked."""
         return self._delays.next(position) // _MILLISECOND
 
-    def forget(self, position: Position) -> None:
-        """Forget a command that has ended."""
-        self._delays.forget(position)
-
     def record_blocked(self, raw: RawCommand, error: Exception) -> None:
         """Record that a command alone was blocked. That is not its fault, and it is tried until it succeeds."""
-        self.has_failed = True
         self._evidence.record((), [(Blame.BLOCKED, raw.position)])
         about = {"tenant": raw.address.tenant, "message_id": raw.message_id, "sequence": raw.position.sequence}
         log.warning("command blocked; its tenant waits", extra={**about, "reason": error_text(error)})
         if self._evidence.is_environment(Blame.BLOCKED):
             self._failing[Blame.BLOCKED] = f"every command waits for a lock or a slow statement: {error_text(error)}"
 
-    def is_given_up(self, route: Route, command: Command, error: Exception, attempt: int) -> bool:
+    def record_failure(self, route: Route, command: Command, error: Exception, attempt: int) -> bool:
         """Record that a command has failed alone for the `attempt`-th time. Return whether it becomes a dead letter.
 
         If a handler applies no command any more, the fault is probably not in the commands, so they are tried longer.
         """
-        position = command.position
-        self.has_failed = True
-        self._evidence.record((), [(route, position)])
+        self._evidence.record((), [(route, command.position)])
         about = {"tenant": command.tenant, "command_id": command.id, "type": command.payload.type, "attempt": attempt}
         log.error("command failed", exc_info=error, extra=about)
-        all_fail = self._evidence.is_environment(route)
-        if all_fail:
-            reason = f"every command fails: {error_text(error)}"
-            self._outages.record_failure(reason, part="commands")
-            self._failing[route] = reason
-            self._find_stopped()
-        return attempt >= (_MOST_ATTEMPTS_IF_ALL_FAIL if all_fail else _MOST_ATTEMPTS)
+        if not self._evidence.is_environment(route):
+            return attempt >= _MOST_ATTEMPTS
+        self._failing[route] = f"every command fails: {error_text(error)}"
+        self._find_stopped()
+        return attempt >= _MOST_ATTEMPTS_IF_ALL_FAIL
 
     def _find_stopped(self) -> None:
+        """Set `stopped` after a handler has begun to fail for every command, or works again."""
         routes = [each for each in self._failing if isinstance(each, Route)]
         self.stopped = frozenset(kebab(payload.type) for route in routes for payload in route.payloads)

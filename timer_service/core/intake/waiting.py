@@ -5,7 +5,7 @@ its next ones wait too, so that they keep their order.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.intake.decoder import LARGE_BYTES
@@ -38,30 +38,33 @@ def divide(batch: Sequence[RawCommand], waiting: Collection[str], behind: int, s
     if not waiting and not stopped and behind <= FAR_BEHIND and not any(map(_is_costly, batch)):
         return Shares(list(batch), [])
     heavy = _with_too_many(batch) if behind > FAR_BEHIND else frozenset()
-    alone = behind == 0 and len(batch) == 1
+    is_only_command = behind == 0 and len(batch) == 1
     shares = Shares([], [])
-    stored: set[str] = set()
+    tenants_stored: set[str] = set()
     for each in batch:
-        tenant, message = each.address[1:]
-        waits = (
-            tenant in stored
+        tenant = each.address.tenant
+        if (
+            tenant in tenants_stored
             or tenant in heavy
-            or message in stopped
-            or (_is_costly(each) and not alone)
+            or each.address.message in stopped
             or each.left_bytes > 0
+            or (_is_costly(each) and not is_only_command)  # others would wait until it is decoded
             or waiting_name(tenant) in waiting
-        )
-        if waits:
-            stored.add(tenant)
-        (shares.later if waits else shares.now).append(each)
+        ):
+            tenants_stored.add(tenant)
+            shares.later.append(each)
+        else:
+            shares.now.append(each)
     return shares
 
 
 def _is_costly(command: RawCommand) -> bool:
+    """Return whether a command takes long to decode, or has a body that must be read from the log first."""
     return command.size > LARGE_BYTES or command.left_bytes > 0
 
 
 def _with_too_many(batch: Sequence[RawCommand]) -> frozenset[str]:
+    """Return the tenants with more than their share of a batch."""
     counts = Counter(each.address.tenant for each in batch)
     return frozenset(tenant for tenant, count in counts.items() if count > len(batch) // LARGE_PART)
 
@@ -81,14 +84,10 @@ class Waiting:
         self.number = sum(each.number for each in tenants.values())
         self.size = sum(each.size for each in tenants.values())
 
-    def __contains__(self, tenant: object) -> bool:
-        return tenant in self._tenants
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tenants)
-
-    def __len__(self) -> int:
-        return len(self._tenants)
+    @property
+    def tenants(self) -> Collection[str]:
+        """The tenants with waiting commands, in the order of their turns."""
+        return self._tenants.keys()
 
     def has_ready(self, now: int) -> bool:
         """Return whether a command may be applied now."""
@@ -99,7 +98,10 @@ class Waiting:
         return min((each.available_at for each in self._tenants.values()), default=None)
 
     def next_tenants(self, now: int, limit: int, most_bytes: int) -> list[str]:
-        """Return the tenants whose turn it is, until their oldest rows have so many commands or bytes; at least one."""
+        """Return the tenants whose turn it is, until their oldest rows have so many commands or bytes; at least one.
+
+        How much these rows have is not known, but not more than a row may have.
+        """
         chosen: list[str] = []
         number = size = 0
         for tenant, each in self._tenants.items():
@@ -118,13 +120,13 @@ class Waiting:
                 self._tenants[tenant] = self._tenants.pop(tenant)
 
     def added(self, tenant: str, number: int, size: int) -> None:
-        """Record rows that were committed. Their commands may be applied at once."""
+        """Record rows that were committed. Their commands may be applied at once, unless the tenant is postponed."""
         self.number, self.size = self.number + number, self.size + size
         before = self._tenants.get(tenant, TenantWaits(0, 0, 0))
         self._tenants[tenant] = before._replace(number=before.number + number, size=before.size + size)
 
     def applied(self, tenant: str, number: int, size: int) -> None:
-        """Record that commands were applied, and rows of `size` bytes deleted."""
+        """Record that commands were applied, and rows of `size` bytes deleted. The next ones may be applied at once."""
         self.number, self.size = self.number - number, self.size - size
         before = self._tenants[tenant]
         left = before._replace(number=before.number - number, size=before.size - size, available_at=0)

@@ -59,6 +59,7 @@ def rows_of(commands: Iterable[RawCommand]) -> list[NewRow]:
 
 
 def _divide(tenant: str, commands: Sequence[RawCommand]) -> Iterator[NewRow]:
+    """Yield rows with the commands of one tenant in their order. A row has commands of one epoch, and limits."""
     part: list[RawCommand] = []
     size = 0
     for command in commands:
@@ -73,36 +74,36 @@ def _divide(tenant: str, commands: Sequence[RawCommand]) -> Iterator[NewRow]:
 
 
 def _dump(command: RawCommand) -> bytes:
-    """Return a command as it is stored: the numbers and lengths, and the parts."""
-    tenant, message, source = (part.encode() for part in (*command.address[1:], command.source))
-    parts = (tenant, message, source, command.headers.block, command.body)
+    """Return a command as it is stored: its numbers, the lengths of its parts, and the parts."""
+    names = (command.address.tenant, command.address.message, command.source)
+    parts = (*map(str.encode, names), command.headers.block, command.body)
     numbers = (command.position.sequence, command.stored_at, command.size, command.left_bytes, *map(len, parts))
     return b"".join((_NUMBERS.pack(*numbers), *parts))
 
 
 def _load(epoch: int, stored: bytes, skipped: int) -> list[RawCommand]:
-    """Return the stored commands, without the first ones."""
+    """Return the commands that `_dump` wrote behind each other, without the first `skipped` ones."""
     commands: list[RawCommand] = []
     at = 0
     while at < len(stored):
         sequence, stored_at, size, left, *lengths = _NUMBERS.unpack_from(stored, at)
-        ends = list(accumulate(lengths, initial=at + _NUMBERS.size))
-        at = ends[-1]
+        # Where the parts begin: tenant, message, source, headers and body. The last one is where the command ends.
+        begins = list(accumulate(lengths, initial=at + _NUMBERS.size))
+        at = begins[-1]
         if skipped > 0:
             skipped -= 1
             continue
-        source, address = _read_names(stored[ends[0] : ends[3]], lengths[0], lengths[1])
-        headers, body = Headers(stored[ends[3] : ends[4]]), stored[ends[4] : at]
+        source, address = _read_names(stored[begins[0] : begins[3]], lengths[0], lengths[1])
+        headers, body = Headers(stored[begins[3] : begins[4]]), stored[begins[4] : at]
         commands.append(RawCommand(address, source, body, headers, Position(epoch, sequence), size, stored_at, left))
     return commands
 
 
 @lru_cache(maxsize=1024)
 def _read_names(names: bytes, tenant: int, message: int) -> tuple[str, Address]:
-    """Return the source and the address, which are stored behind each other. `tenant`, `message`: their lengths."""
-    text = (names[:tenant], names[tenant : tenant + message], names[tenant + message :])
-    tenant_id, message_type, source = (part.decode() for part in text)
-    return source, Address(Kind.COMMAND, tenant_id, message_type)
+    """Return the source and the address. `names`: tenant, message and source; `tenant`, `message`: their lengths."""
+    address = Address(Kind.COMMAND, names[:tenant].decode(), names[tenant : tenant + message].decode())
+    return names[tenant + message :].decode(), address
 
 
 class WaitingRow(NamedTuple):
@@ -116,13 +117,13 @@ class WaitingRow(NamedTuple):
     size: int
     """The bytes of all its commands, without bodies that were left in the log."""
     commands: Sequence[RawCommand]
-    """The others."""
+    """Its commands that are not applied."""
     is_held_back: bool
     """Whether the next command has failed alone, or was blocked. It is tried alone."""
     attempt: int
     """How often it has failed alone."""
     tried: int
-    """How many commands were being applied after a crash."""
+    """How many of the next commands a process was about to apply after a crash."""
     deaths: int
     """How many processes have ended while they applied only the next command."""
     limit: int = ROW_COMMANDS
@@ -134,8 +135,9 @@ class WaitingRow(NamedTuple):
         return self.commands[: self.limit]
 
     def limited(self, most_bytes: int) -> "WaitingRow":
-        """Return the row with a limit, so that the next commands have at most so many bytes; at least one."""
-        fitting = sum(size <= most_bytes for size in accumulate(raw.size for raw in self.commands))
+        """Return the row with a limit: as many next commands as have at most so many bytes together; at least one."""
+        sizes_together = accumulate(raw.size for raw in self.commands)
+        fitting = sum(size <= most_bytes for size in sizes_together)
         return self._replace(limit=max(1, fitting))
 
     @property
@@ -145,7 +147,10 @@ class WaitingRow(NamedTuple):
 
 
 def applied_of_rows(rows: Iterable[WaitingRow], number: int) -> list[tuple[WaitingRow, int]]:
-    """Return how many commands of each row are among the first `number` of all; without rows that have none."""
+    """Return how many commands of each row are among the first `number` that a transaction was given.
+
+    Rows of which none is among them are left out.
+    """
     found: list[tuple[WaitingRow, int]] = []
     for row in rows:
         if number > 0:
@@ -160,13 +165,14 @@ async def add(tx: Transaction, rows: Iterable[NewRow]) -> None:
 
 
 async def find_first(reader: Reader, tenants: Sequence[str]) -> list[WaitingRow]:
-    """Return the oldest row of each tenant."""
+    """Return the oldest row of each tenant that has one, in the order of the tenants."""
     rows = await reader.fetch_each(_SQL["first"], [{"tenant_id": tenant} for tenant in tenants])
     found = {row["tenant_id"]: _read(row) for row in rows}
     return [found[tenant] for tenant in tenants if tenant in found]
 
 
 def _read(row: Row) -> WaitingRow:
+    """Return a row of the statement `first`."""
     return WaitingRow(
         row["tenant_id"],
         row["epoch"],
@@ -174,7 +180,7 @@ def _read(row: Row) -> WaitingRow:
         row["done"],
         row["size"],
         _load(row["epoch"], row["commands"], row["done"]),
-        row["available_at"] > 0,
+        row["available_at"] > 0,  # `add` and `advance` write 0, and only `postpone` another value
         row["attempt"],
         row["tried"],
         row["deaths"],
@@ -182,7 +188,7 @@ def _read(row: Row) -> WaitingRow:
 
 
 async def advance(tx: Transaction, row: WaitingRow, number: int) -> None:
-    """Record that the first commands of a row are applied."""
+    """Record that the next `number` commands of a row are applied. Delete the row if it has no others."""
     if number == len(row.commands):
         await tx.execute(_SQL["delete"], row.key)
     elif number:
@@ -192,11 +198,11 @@ async def advance(tx: Transaction, row: WaitingRow, number: int) -> None:
 async def postpone(tx: Transaction, row: WaitingRow, available_at: int, attempt: int, error: str) -> None:
     """Record that the next command of a row could not be applied."""
     values = {"available_at": available_at, "attempt": attempt, "last_error": error}
-    await tx.execute(_SQL["postpone"], {**row.key, **values})
+    await tx.execute(_SQL["postpone"], row.key | values)
 
 
 async def mark(tx: Transaction, row: WaitingRow, tried: int) -> None:
-    """Mark the first commands of a row, which are about to be applied after a crash."""
+    """Record that the next `tried` commands of a row are about to be applied after a crash."""
     await tx.execute(_SQL["try"], {**row.key, "tried": tried, "deaths": row.deaths})
 
 

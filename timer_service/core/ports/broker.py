@@ -89,20 +89,16 @@ class RequestSubscription(Protocol):
     @property
     def health(self) -> Health:
         """Whether requests arrive and replies can be sent, and the reason if not."""
-        ...
 
     @property
     def outages(self) -> int:
         """How many times the connection was lost. Replies to the requests from before may not arrive."""
-        ...
 
     async def reply(self, replies: Replies) -> None:
         """Send replies. It waits while the broker takes replies slowly. A reply may be lost; nothing is raised."""
-        ...
 
     async def close(self) -> None:
         """Stop taking requests of workers. Those that were received can still be replied to."""
-        ...
 
 
 class Broker(Protocol):
@@ -111,42 +107,33 @@ class Broker(Protocol):
     @property
     def features(self) -> BrokerFeatures:
         """What this broker can do."""
-        ...
 
     @property
     def health(self) -> Health:
         """Whether messages can be published now, and the reason if not."""
-        ...
 
     @property
     def outages(self) -> int:
         """How many times the connection was lost. Commands may have been stored meanwhile."""
-        ...
 
     @property
     def log(self) -> CommandLog:
         """The log of the commands."""
-        ...
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages durably; return one result for each, in order. A broker failure is a result, not an error."""
-        ...
 
     async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
         """Pass the named queries or requests (`kind`) of every tenant to `receive`. The broker buffers none of them.
 
         Those that do not reply to an inbox are ignored. Queries are passed until this broker is closed.
         """
-        ...
 
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Send replies. A reply may be lost."""
-        ...
 
     async def hint(self, loop: str, at: int) -> None:
         """Send every instance a hint: this loop has work at this instant. A hint may be lost."""
-        ...
 
     async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
         """Call `on_hint` with each hint of every instance until this broker is closed."""
-        ...

@@ -13,9 +13,7 @@ class Clock(Protocol):
         on as if it had not jumped, until readings have shown the jump for a second. Then the time follows the jump,
         forward or backward. Otherwise the time never goes back.
         """
-        ...
 
     @property
     def set_back_ms(self) -> int:
         """By how many milliseconds the time has gone back since the start, all jumps together."""
-        ...

@@ -55,11 +55,11 @@ class RecentFailure:
 
     def record(self, reason: str) -> None:
         """Record a failure."""
-        first = self.health.usable
+        was_healthy = self.health.usable
         self._reason = reason
         self._failed_at = self._monotonic()
         self.failures += 1
-        if first:
+        if was_healthy:
             self.on_failure()
 
     def clear(self) -> None:
@@ -95,6 +95,7 @@ class OutageLog:
         self._began_at: float | None = None
         self._failed_at = 0.0
         self._back_at: float | None = None
+        """When the first call after the last failure succeeded; None before."""
 
     def record_failure(self, reason: str, **seen_by: str) -> None:
         """Record a call that failed because the part could not be used. `seen_by` names the caller in the log."""
@@ -109,7 +110,8 @@ class OutageLog:
         if self._began_at is None:
             return
         now = self._monotonic()
-        self._back_at = now if self._back_at is None else self._back_at
+        if self._back_at is None:
+            self._back_at = now
         if now - self._failed_at >= self._quiet_seconds:
             seconds = round(self._back_at - self._began_at, 1)
             log.info("%s is available again", self._part, extra={"seconds": seconds})

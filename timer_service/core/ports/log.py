@@ -60,7 +60,6 @@ class CommandLog(Protocol):
     @property
     def health(self) -> Health:
         """Whether the log can be read now, and the reason if not."""
-        ...
 
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         """Begin to read behind a cursor; None: at the first command of the log.
@@ -72,7 +71,6 @@ class CommandLog(Protocol):
         `owner`: the identity of the database. Raises `StartError` if the log belongs to another database, and
         `LogUnavailableError`.
         """
-        ...
 
     async def read(self, limit: int, most_bytes: int, seconds: float) -> LogBatch:
         """Return the next commands: up to `limit` with at most `most_bytes` together. A single one may have more.
@@ -83,26 +81,21 @@ class CommandLog(Protocol):
         The body of a large command may be left in the log (`RawCommand.left_bytes`), so that the commands behind it are
         read sooner.
         """
-        ...
 
     async def body(self, raw: RawCommand) -> bytes | None:
         """Return the body of a command that was left in the log; None if the log does not have the command any more.
 
         Raises `LogUnavailableError`.
         """
-        ...
 
     async def end(self) -> LogCursor:
         """Return a cursor at the last command of the log, also if the log is not open. Its epoch is 0.
 
         Raises `LogUnavailableError`.
         """
-        ...
 
     async def has_others(self, tenant: str) -> bool:
         """Return whether the log may have commands of other tenants; True if that is not known."""
-        ...
 
     async def close(self) -> None:
         """Stop reading. A `read` that waits returns no commands."""
-        ...

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 0.05
-_PARAMETER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
+_PARAMETER = re.compile(r"'[^']*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
 """Matches parameters. Literals, comments and casts match first, because they may look as if they hold parameters."""
 
 
@@ -30,11 +30,11 @@ async def in_transaction(
     error of the fifth try. `accepting`: the transaction handles commands.
     """
 
-    async def once() -> _T:
+    async def run_once() -> _T:
         async with database.accepting() if accepting else database.transaction() as tx:
             return await work(tx)
 
-    return await retry_on_conflict(once)
+    return await retry_on_conflict(run_once)
 
 
 async def run_at_once(database: Database, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
@@ -60,7 +60,7 @@ async def run_to_completion(step: Coroutine[Any, Any, _T] | asyncio.Future[_T]) 
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         while not task.done():
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError):  # cancelled again; the first one is raised
                 await asyncio.wait([task])
         raise
 
@@ -93,7 +93,7 @@ def number_parameters(sql: str, placeholder: Callable[[int], str]) -> Statement:
     numbers: dict[str, int] = {}
 
     def replace(match: re.Match[str]) -> str:
-        if (name := match["name"]) is None:
+        if (name := match["name"]) is None:  # a literal, a comment or a cast, which stays
             return match[0]
         return placeholder(numbers.setdefault(name, len(numbers) + 1))
 

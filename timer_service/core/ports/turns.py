@@ -27,10 +27,10 @@ class Turns:
 
     async def take(self, size: int) -> None:
         """Let other tasks run first if work on `size` more bytes is too much for this turn, or its time is up."""
-        if self.ends(size):
+        if self.count(size):
             await self.begin(size)
 
-    def ends(self, size: int) -> bool:
+    def count(self, size: int) -> bool:
         """Count `size` more bytes. Return whether to await `begin` with them first. This is quicker than `take`."""
         self._used += size
         return self._used > self._most_bytes or time.perf_counter() - self._began > _LONGEST_SECONDS

@@ -28,7 +28,6 @@ from timer_service.core.values.message import (
 from timer_service.core.values.raw_command import Headers, RawCommand
 from timer_service.core.values.stored_json import quote, write
 
-MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES
 MAX_BRACKETS = 128 * 1024
 """The most arrays and objects of a command. Each takes up to 200 bytes of memory, however few it has on the wire."""
 MAX_FIELDS = 1000
@@ -71,7 +70,6 @@ _TAG, _FOUND_TAG = "Input tag '", "' found using '"
 _LONGEST_REASON = 1000
 """It takes 10 µs to reword, whatever it quotes."""
 _SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
-
 _NO_TRACE = Trace()
 
 REPLY_TO = "Timer-Reply-To"
@@ -90,17 +88,18 @@ def decode_command(raw: RawCommand, envelope: Envelope, payloads: Mapping[str, t
 
 
 def decode_usual_command(raw: RawCommand, models: Mapping[str, type[TenantPayload]]) -> Command | None:
-    """Return the command that was read; None if it must be decoded in steps, which name its faults.
+    """Return a command, decoded in one pass; None if it must be decoded in steps, which name its faults.
 
     `models` has the model of each known type by its name in addresses.
     """
-    address = raw.address
-    if (model := models.get(address.message)) is None:
+    tenant = raw.address.tenant
+    if (model := models.get(raw.address.message)) is None:
         return None
     if (plain := model.decode_plain(raw.body)) is not None:
-        return _command(raw, *plain) if plain[2].tenant_id == address.tenant else None
+        command_id, correlation_id, payload = plain
+        return _command(raw, command_id, correlation_id, payload) if payload.tenant_id == tenant else None
     envelope = _decode_in_one_pass(raw.body, model)
-    if envelope is None or not address.tenant == envelope.tenant_id == envelope.payload.tenant_id:
+    if envelope is None or envelope.tenant_id != tenant or envelope.payload.tenant_id != tenant:
         return None
     return _command(raw, envelope.id, envelope.correlation_id, envelope.payload)
 
@@ -115,8 +114,7 @@ def _decode_in_one_pass(body: bytes, model: type[TenantPayload]) -> _TypedEnvelo
     """Return the envelope of a command with its valid payload; None if the body must be decoded in steps.
 
     The steps name every fault. One pass is quicker, and refuses what is unusual. Both use the same models, so they take
-    the same commands: `tests/wire/test_one_pass.py` shows it on generated bodies. If the payload names no tenant, it
-    gets that of the envelope. It may name another one.
+    the same commands. If the payload names no tenant, it gets that of the envelope. It may name another one.
     """
     if len(body) > _MOST_BYTES_IN_ONE_PASS:
         return None
@@ -134,11 +132,13 @@ def _decode_in_one_pass(body: bytes, model: type[TenantPayload]) -> _TypedEnvelo
 
 @cache
 def _typed(model: type[TenantPayload]) -> type[_TypedEnvelope]:
+    """Return the model of an envelope whose payload is of one type."""
     fields: Any = {"type": (Literal[model.type], ...), "payload": (model, ...)}
     return create_model(f"{model.__name__}Envelope", __base__=_TypedEnvelope, **fields)
 
 
 def _command(raw: RawCommand, command_id: str | None, correlation_id: str | None, payload: CommandPayload) -> Command:
+    """Return a command with what its body has, and what the broker and the headers say about it."""
     headers = raw.headers
     return Command(  # without the names of the fields, because this is called for each command
         command_id or raw.message_id,
@@ -147,14 +147,14 @@ def _command(raw: RawCommand, command_id: str | None, correlation_id: str | None
         correlation_id,
         read_trace(headers),
         headers.get(REPLY_TO),
-        -(-raw.stored_at // _NANOSECONDS_PER_MILLISECOND),
+        -(-raw.stored_at // _NANOSECONDS_PER_MILLISECOND),  # rounded up
     )
 
 
 def decode_envelope(body: bytes) -> Envelope:
     """Return the envelope of a command. Raises `Rejection`."""
-    if len(body) > MAX_COMMAND_BYTES:
-        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_COMMAND_BYTES}")
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     if (brackets := count_brackets(body)) > MAX_BRACKETS:
         raise Rejection(Code.TOO_LARGE, f"the body has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
     try:
@@ -168,7 +168,10 @@ def decode_envelope(body: bytes) -> Envelope:
 
 
 def count_brackets(body: bytes) -> int:
-    """Return how many arrays and objects a body can have at most. Brackets in strings count too."""
+    """Return how many arrays and objects a body can have at most; 0 for a body too short to have too many.
+
+    Brackets in strings count too.
+    """
     return 0 if len(body) <= MAX_BRACKETS else body.count(b"[") + body.count(b"{")
 
 
@@ -218,6 +221,7 @@ def _event_address(tenant: str, message_type: str) -> Address:
 
 
 def _check_address(address: Address, envelope: Envelope) -> None:
+    """Raise a `Rejection` if an envelope names another tenant or type than the address of the command."""
     if address.tenant != envelope.tenant_id:
         raise Rejection(
             Code.TENANT_MISMATCH,
@@ -233,6 +237,7 @@ def _check_address(address: Address, envelope: Envelope) -> None:
 
 
 def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
+    """Return the valid payload of an envelope. Raises `Rejection`, also if it names another tenant."""
     if len(envelope.payload) > MAX_FIELDS:
         reason = f"has {len(envelope.payload)} fields; the limit is {MAX_FIELDS}"
         raise Rejection(Code.INVALID_PAYLOAD, f"the payload {reason}", [Fault("payload", reason)])
@@ -267,12 +272,13 @@ def _special_code(details: Sequence[ErrorDetails]) -> Code | None:
 
 
 def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
+    """Return a fault with its reason in plain words, and the path to its field as the user wrote it."""
     loc = detail["loc"]
     if loc and detail["type"] != "extra_forbidden":  # an invalid default has the name of the field in the model
         loc = (to_camel(str(loc[0])), *loc[1:])
-    known = len(loc) - (detail["type"] in _UNKNOWN_FIELD)
-    named = (each for index, each in enumerate(loc) if index >= known or not _is_form(each))
-    path = ".".join(map(str, (*prefix, *named))) or "(body)"
+    names_of_user = loc[-1:] if detail["type"] in _UNKNOWN_FIELD else ()
+    fields = (each for each in loc[: len(loc) - len(names_of_user)] if not _is_form(each))
+    path = ".".join(map(str, (*prefix, *fields, *names_of_user))) or "(body)"
     return Fault(path[:300], plain_words(detail["msg"]))
 
 
@@ -282,17 +288,18 @@ def _is_form(part: int | str) -> bool:
 
 
 def plain_words(message: str) -> str:
-    """Return a message of the validation library in plain words."""
+    """Return a message of the validation library in plain words, cut off after 1,000 characters."""
     if message.startswith(_TAG):  # it quotes a value of any length: cut the value off before the searches below
         message = message.rpartition(_FOUND_TAG)[2]
-    message = _PHRASES.get(message, message)[:_LONGEST_REASON]
-    message, *_ = message.removeprefix("Value error, ").split(", unable to", 1)  # what follows is about the library
+    message = _PHRASES.get(message, message)[:_LONGEST_REASON].removeprefix("Value error, ")
+    message = message.partition(", unable to")[0]  # what follows is about the library
     for form, words in _REWORDED:
         message = form.sub(words, message)
     return _SHOULD.sub("must ", message)
 
 
 def _unknown_type(name: str, known: Mapping[str, Any]) -> str:
+    """Return the reason for a rejection, with the nearest known type, or all of them if none is near."""
     near = difflib.get_close_matches(name, known, n=1)
     suggestion = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(known))}"
     return f"unknown type {name!r}; {suggestion}"

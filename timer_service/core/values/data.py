@@ -26,7 +26,7 @@ def check_fits(data: object) -> object:
             "has {size} bytes of JSON; the limit is {most}",
             {"size": size, "most": MAX_DATA_BYTES},
         )
-    if b"Infinity" in text:  # the number 1e999, or a string
+    if b"Infinity" in text:  # how `to_json` writes the number 1e999; or it is in a string
         try:
             dump_data(data)
         except ValueError as error:

@@ -43,6 +43,7 @@ def printable(text: str, longest: int = _MAX_TEXT) -> str:
 
 
 def _message(raw: RawCommand, body: bytes, headers: Mapping[str, str]) -> Message:
+    """Return a dead letter. Names that cannot be part of an address are replaced in it."""
     tenant, message = raw.address.tenant, raw.address.message
     address = Address(
         Kind.DEAD_LETTER,
@@ -53,6 +54,7 @@ def _message(raw: RawCommand, body: bytes, headers: Mapping[str, str]) -> Messag
 
 
 def _reasons(raw: RawCommand, rejection: Rejection) -> dict[str, str]:
+    """Return the headers that say why a command was rejected and where it came from."""
     return {
         "Timer-Error-Code": str(rejection.code),
         "Timer-Error-Message": _one_line(rejection.message),
@@ -62,13 +64,16 @@ def _reasons(raw: RawCommand, rejection: Rejection) -> dict[str, str]:
 
 
 def _original_headers(headers: Headers) -> dict[str, str]:
-    """Return the command's headers in one header: a JSON object in ASCII with the array of the values of each name."""
+    """Return the command's headers in one header: a JSON object in ASCII with the array of the values of each name.
+
+    Without headers, nothing. If they are too long for one header, only a header that says so.
+    """
     values: dict[str, list[str]] = {}
     for name, value in headers.items():
         values.setdefault(name, []).append(value)
     if not values:
         return {}
-    text = json.dumps(values, separators=(",", ":")).replace("\x7f", "\\u007f")
+    text = json.dumps(values, separators=(",", ":"))
     return {ORIGINAL_HEADERS: text} if len(text) <= _MAX_ORIGINAL else {HEADERS_OMITTED: "true"}
 
 
@@ -79,6 +84,5 @@ def _size(headers: Mapping[str, str]) -> int:
 
 
 def _one_line(text: str) -> str:
-    """Replace characters that would end a header. The text may quote the sender."""
-    text = text[:_MAX_TEXT]
-    return (text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)).strip()
+    """Return the beginning of a text, with spaces for characters that would end a header. It may quote the sender."""
+    return "".join(each if each.isprintable() else " " for each in text[:_MAX_TEXT]).strip()

@@ -21,7 +21,7 @@ class Backoff:
 
     def delay(self, attempt: int, rng: random.Random) -> timedelta:
         """Return the delay after `attempt` (1, 2, ...) failed."""
-        doublings = min(attempt - 1, 30)
+        doublings = min(attempt - 1, 30)  # more would overflow
         longest: timedelta = min(self.cap, self.first * 2**doublings)
         return rng.random() * longest
 
@@ -34,11 +34,11 @@ class Delays:
 
     def next(self, key: Hashable) -> timedelta:
         """Record a failed attempt, and return the delay before the next one."""
-        times = self._times.pop(key, 0)
+        failed_before = self._times.pop(key, 0)  # removed, so that it is added again as the newest one
         if len(self._times) >= MOST_RECENT:
             del self._times[next(iter(self._times))]
-        self._times[key] = times + 1
-        return min(timedelta(seconds=2 ** min(times, 10)), LONGEST)
+        self._times[key] = failed_before + 1
+        return min(timedelta(seconds=2 ** min(failed_before, 10)), LONGEST)
 
     def forget(self, key: Hashable) -> None:
         """Record that an attempt has succeeded."""

@@ -49,15 +49,16 @@ def parse_duration(value: object) -> int:
 
 def format_duration(milliseconds: int) -> str:
     """Return a duration as ISO 8601, with days, hours, minutes and seconds: `P1DT30M`, `PT0S`, `PT1.5S`."""
+    if not milliseconds:
+        return "PT0S"
     days, rest = divmod(milliseconds, DAY)
     hours, rest = divmod(rest, HOUR)
     minutes, rest = divmod(rest, MINUTE)
-    seconds, fraction = divmod(rest, SECOND)
-    second = f"{seconds}.{fraction:03}".rstrip("0") if fraction else f"{seconds}"
-    parts = [(hours, f"{hours}H"), (minutes, f"{minutes}M"), (rest, f"{second}S")]
+    seconds = f"{rest // SECOND}.{rest % SECOND:03}".rstrip("0").rstrip(".")
+    parts = [(hours, f"{hours}H"), (minutes, f"{minutes}M"), (rest, f"{seconds}S")]
     time = "".join(text for value, text in parts if value)
     day = f"{days}D" if days else ""
-    return f"P{day}T{time}" if time else f"P{day}" if day else "PT0S"
+    return f"P{day}T{time}" if time else f"P{day}"
 
 
 def parse_between(least: int, most: int) -> BeforeValidator:

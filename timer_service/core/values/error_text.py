@@ -22,8 +22,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _has_no_values(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return False
+    """Return whether the text of an error may be shown, by the package of its type or of one of its bases."""
     packages = {each.__module__.partition(".")[0] for each in type(error).__mro__}
     return not packages.isdisjoint(_WITHOUT_VALUES) or isinstance(error, _ABOUT_CODE)
 

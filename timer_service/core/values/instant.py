@@ -62,6 +62,7 @@ def out_of_range(
 
 
 def _ceil_milliseconds(digits: str) -> int:
+    """Return the digits of a fraction of a second as milliseconds, rounded up."""
     return int(digits[:3].ljust(3, "0")) + bool(digits[3:].strip("0"))
 
 

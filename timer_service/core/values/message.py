@@ -93,17 +93,14 @@ class CommandPayload(Protocol):
     @property
     def type(self) -> str:
         """The type of the command."""
-        ...
 
     @property
     def is_operator_action(self) -> bool:
         """See `TenantPayload.is_operator_action`."""
-        ...
 
     @property
     def tenant_id(self) -> str:
         """The tenant of the command."""
-        ...
 
 
 PlainCommand = tuple[str | None, str | None, CommandPayload]

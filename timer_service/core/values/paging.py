@@ -31,7 +31,10 @@ def next_step(shown: int, used: int, most_bytes: int = PAGE_BYTES) -> int:
     As many as fit on the page if they are as large as the rows before them, and one more. So a list of large rows reads
     hardly more rows than it shows.
     """
-    return _FIRST_STEP if not shown else min(_LARGEST_STEP, max(most_bytes - used, 0) * shown // used + 1)
+    if not shown:
+        return _FIRST_STEP
+    left = max(most_bytes - used, 0)
+    return min(_LARGEST_STEP, left * shown // used + 1)
 
 
 async def read_page(
@@ -57,9 +60,11 @@ async def read_page(
         wanted = min(next_step(len(views), used, most_bytes), limit + 1 - len(views))  # at most one beyond the limit
         found = await read(after, wanted)
         for each in found:
-            shown = write(view(each)) if len(views) < limit else None
-            size = 0 if shown is None else len(shown.encode()) + 1  # plus a comma
-            if shown is None or (views and used + size > most_bytes):
+            if len(views) == limit:
+                return write_object({"cursor": write_cursor(after)}, {name: write_list(views)})
+            shown = write(view(each))
+            size = len(shown.encode()) + 1  # plus a comma
+            if views and used + size > most_bytes:
                 return write_object({"cursor": write_cursor(after)}, {name: write_list(views)})
             views.append(shown)
             after = cursor_of(each)
@@ -68,7 +73,7 @@ async def read_page(
             if in_turn > _BYTES_PER_TURN:  # other tasks run between large items
                 in_turn = 0
                 await asyncio.sleep(0)
-        if len(found) < wanted:
+        if len(found) < wanted:  # `read` has come to its end
             more = {} if end is None else {"cursor": write_cursor(end)}
             return write_object(more, {name: write_list(views)})
 
@@ -78,10 +83,10 @@ def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
     try:
         parts = json.loads(base64.urlsafe_b64decode(cursor))
     except (ValueError, RecursionError):
-        parts = None
-    if isinstance(parts, list) and [type(part) for part in parts] == [*kinds] and all(map(_is_storable, parts)):
-        return parts
-    raise refused_cursor()
+        raise refused_cursor() from None
+    if not isinstance(parts, list) or [type(part) for part in parts] != [*kinds] or not all(map(_is_storable, parts)):
+        raise refused_cursor()
+    return parts
 
 
 def refused_cursor() -> Rejection:
@@ -96,6 +101,7 @@ def write_cursor(parts: Sequence[str | int]) -> str:
 
 
 def _is_storable(part: str | int) -> bool:
+    """Return whether both databases can compare a part with what they store."""
     if isinstance(part, int):
         return -_INTEGER_LIMIT <= part < _INTEGER_LIMIT
     return not _UNSTORABLE.search(part)

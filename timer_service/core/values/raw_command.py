@@ -43,7 +43,7 @@ class Headers:
         return len(self.block)
 
     def get(self, name: str) -> str | None:
-        """Return the last value of a header, or None."""
+        """Return the last value of a header, or None. The first line of the block is no header."""
         beginning = _beginning(name)
         found = self.block.rfind(beginning)
         if found < 0:
@@ -90,6 +90,6 @@ class RawCommand:
 
     @property
     def message_id(self) -> str:
-        """The command's id if its envelope has none; an identifier as defined in contracts/README.md."""
+        """The command's id if its envelope has none: that of the broker, or the position if that is no identifier."""
         found = self.headers.get(MESSAGE_ID) or ""
         return found if _IDENTIFIER.fullmatch(found) else f"{self.position.epoch}-{self.position.sequence}"

@@ -60,9 +60,10 @@ def write_view(fields: Mapping[str, Any], stored: Mapping[str, str | None]) -> R
 
 def write_object(fields: Mapping[str, Any], raw: Mapping[str, RawJson | None]) -> RawJson:
     """Return the JSON object with `fields` and then the fields of `raw` that are not None."""
-    plain = to_json(fields).decode()[1:-1]
-    texts = [f"{quote(name)}:{each.text}" for name, each in raw.items() if each is not None]
-    return RawJson(f"{{{','.join([plain, *texts] if plain else texts)}}}")
+    parts = [f"{quote(name)}:{each.text}" for name, each in raw.items() if each is not None]
+    if fields:
+        parts.insert(0, to_json(fields).decode()[1:-1])  # without the braces
+    return RawJson("{" + ",".join(parts) + "}")
 
 
 def write_list(items: Iterable[RawJson]) -> RawJson:
