@@ -49,21 +49,25 @@ async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> Raw
 async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> RawJson:
     due_before = _NO_BOUND if request.due_before is None else request.due_before
     states = list(State) if request.state is None else [request.state]
-    after = _start(request)
-
-    async def read(after: Cursor, limit: int) -> list[Timer]:
-        return await store.page(reader, tenant, states, due_before, after=after, limit=limit)
-
-    return await read_page("timers", read, after=after, limit=request.limit, view=timer_view, cursor_of=_cursor_of)
+    return await read_page(
+        "timers",
+        lambda after, limit: store.page(reader, tenant, states, due_before, after=after, limit=limit),
+        after=_start(request),
+        limit=request.limit,
+        view=timer_view,
+        cursor_of=_cursor_of,
+    )
 
 
 async def _count(reader: Reader, tenant: str, _request: CountTimers, now: int) -> Mapping[str, Any]:
     counts = await store.count(reader, tenant, list(State), _NO_BOUND, _MAX_COUNT)
-    exact = max(counts.values()) < _MAX_COUNT
     overdue = await store.count(reader, tenant, [State.SCHEDULED], now, _MAX_COUNT)
-    reply = {"counts": counts, "exact": exact, "overdue": overdue[State.SCHEDULED]}
-    oldest = await store.oldest_due(reader, tenant)
-    return reply if oldest is None else {**reply, "oldestDue": format_instant(oldest)}
+    return omit_none(
+        counts=counts,
+        overdue=overdue[State.SCHEDULED],
+        exact=max(counts.values()) < _MAX_COUNT,
+        oldestDue=format_optional(await store.oldest_due(reader, tenant)),
+    )
 
 
 QUERIES = (
@@ -78,5 +82,6 @@ def _cursor_of(timer: Timer) -> Cursor:
 
 
 def _start(request: ListTimers) -> Cursor:
-    after = _BEGINNING if request.due_after is None else Cursor(request.due_after, "")
-    return after if request.cursor is None else max(after, Cursor(*read_cursor(request.cursor, int, str)))
+    """Return where a page begins: at its cursor, but not before `dueAfter`."""
+    earliest = _BEGINNING if request.due_after is None else Cursor(request.due_after, "")
+    return earliest if request.cursor is None else max(earliest, Cursor(*read_cursor(request.cursor, int, str)))

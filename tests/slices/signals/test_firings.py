@@ -117,6 +117,16 @@ async def test_signal_that_is_no_longer_active(signals: Signals, verb: str, stat
     assert (signals.broker.events, await signals.status(), await signals.tasks_of()) == ([], status, [])
 
 
+async def test_signal_that_does_not_exist(signals: Signals) -> None:
+    """A firing whose signal was deleted meanwhile fails with the reason."""
+    await signals.create()
+    await signals.transition()
+    await signals.sql("DELETE FROM work_signals")
+    await signals.run()
+    (firing,) = await signals.firings_of()
+    assert (firing["status"], firing["lastError"], signals.fired()) == ("failed", "the signal does not exist", [])
+
+
 # Crashes and instances
 
 

@@ -96,14 +96,13 @@ def test_instant_has_one_firing_per_create() -> None:
     ("signal", "reason"),
     [
         (created(), None),
-        (None, "the signal does not exist"),
         (after(created(), (Status.CANCELLED, 2)), "the signal is cancelled"),
         (after(created(), (Status.PAUSED, 3), (Status.ACTIVE, 4)), "the signal was activated after the cause"),
         (fire(created(), NOW), "the signal is fired"),
         (created(5), "the signal now has another definition"),
     ],
 )
-def test_refusal(signal: Signal | None, reason: str | None) -> None:
+def test_refusal(signal: Signal, reason: str | None) -> None:
     """A firing is refused unless its signal has been active with the same definition since before the cause."""
     assert refusal(signal, Position(1, 1), Position(1, 2)) == reason
 
