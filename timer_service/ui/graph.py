@@ -192,7 +192,10 @@ class _Rows:
             self._stack(column)
 
     def straighten(self, *, forward: bool) -> None:
-        """Move the points of each column to the mean height of their neighbours, as far as there is room."""
+        """Move the points of each column to the mean height of their neighbours, as far as there is room.
+
+        Points that are too close are pushed apart, once downwards and once upwards. The mean of both keeps the gaps.
+        """
         for column in self.columns if forward else reversed(self.columns):
             wanted = self._wanted(column, forward=forward)
             gaps = [self._gap(one, other) for one, other in pairwise(column)]
@@ -231,6 +234,7 @@ def _push(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
 
 
 def _place(jobs: Mapping[str, Job], rows: _Rows, chains: Sequence[_Chain]) -> Drawing:
+    """Return the drawing: each column is as wide as its longest text, and heights count from the top."""
     texts = {name: shorten(job.text) for name, job in jobs.items()}
     middle = _BOX_HEIGHT / 2
     top = min(rows.heights, default=0) - middle - _MARGIN
@@ -254,6 +258,7 @@ def _place(jobs: Mapping[str, Job], rows: _Rows, chains: Sequence[_Chain]) -> Dr
 
 
 def _path(points: Sequence[int], rows: _Rows, lefts: Sequence[float], widths: Sequence[float], top: float) -> str:
+    """Return a curve from the right side of each point to the left side of the next one."""
     parts: list[str] = []
     for one, other in pairwise(points):
         before, after = rows.points[one].column, rows.points[other].column

@@ -106,14 +106,9 @@ def _guarded(
 
 
 def _is_own(host: str, http_host: str) -> bool:
+    """Return whether the header Host has an IP address, localhost or the address of the settings."""
     try:
-        name = urlsplit(f"//{host}").hostname or ""
+        name = urlsplit(f"//{host}").hostname or ""  # in lower case
+        return name in {"localhost", http_host.lower()} or bool(ipaddress.ip_address(name))  # raises if it is none
     except ValueError:
         return False
-    if name in {"localhost", http_host.lower()}:
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -55,13 +55,13 @@ def events(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> 
 
 async def test_retried_event_is_published(events: Events) -> None:
     """A buried event is listed with its text fields and its error. A retry publishes it, or it is buried again."""
-    await events.bury("event-1", runId="push-1", log="x" * 201, number=1)
+    await events.bury("event-1", runId="push-1", note="x" * 200, log="x" * 201, number=1)
     (view,) = (await events.buried())["events"]
     assert view == {
         "tenantId": "acme",
         "eventId": "event-1",
         "eventType": "JobReady",
-        "about": {"runId": "push-1"},
+        "about": {"runId": "push-1", "note": "x" * 200},
         "addedAt": "2026-11-21T09:00:00.000Z",
         "attempt": 1,
         "lastError": "refused",

@@ -22,6 +22,7 @@ from timer_service.core.values.raw_command import MESSAGE_ID
 from timer_service.ui.formats import visible
 from timer_service.ui.links import link
 from timer_service.ui.views import VIEWS
+from timer_service.workflows.workflow import BLOCKED_FROM
 
 LISTS = ("signals", "runs", "schedules", "workflows")
 ITEMS = {"timers": "timer", "signals": "signal", "runs": "run", "schedules": "schedule", "workflows": "workflow"}
@@ -106,7 +107,12 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("Timers that were given up", "Buried events", "Firings that were given up", "Failed workflows"),
         *("Schedules that cannot fire", "maximum bytes exceeded", COMMAND("events retry") + " --all", "STEP_FAILED"),
         *("for &lt;script&gt;", "no room", COMMAND("signals activate") + " signal-1", "there is no zone X"),
-        *("/ui/timers?tenant=acme&amp;state=Failed", "rejected no command"),
+        *(
+            "/ui/timers?tenant=acme&amp;state=Failed",
+            "/ui/signals?tenant=acme&amp;status=paused",
+            "rejected no command",
+        ),
+        *("/ui/workflows?tenant=acme&amp;status=failed", "/ui/schedules?tenant=acme&amp;status=active"),
     ),
     "failed?kind=blocked": ("Nothing here.",),
     "events?tenant=acme": ("RunCompleted", html.escape(HOSTILE[0]), COMMAND("events retry") + " --all"),
@@ -138,11 +144,48 @@ async def test_what_is_shown(filled: Page, path: str) -> None:
     assert [each for each in SHOWN[path] if each not in text] == []
 
 
+COMMANDS: dict[str, list[str]] = {
+    link("timer", id=HOSTILE[0]): ["timers retry"],
+    link("timer", id=HOSTILE[1]): ["timers cancel"],
+    link("signal", id=HOSTILE[0]): ["signals activate", "signals resolve"],
+    link("signal", id=HOSTILE[1]): ["signals activate", "signals resolve"],
+    link("signal", id=HOSTILE[2]): ["signals pause", "signals resolve", "signals cancel"],
+    link("run", id="build"): ["runs cancel"],
+    link("run", id="circle"): [],
+    link("run", id=HOSTILE[1]): [],
+    link("schedule", id="weekdays"): ["schedules pause", "schedules trigger", "schedules delete"],
+    link("schedule", id=HOSTILE[1]): ["schedules resume", "schedules trigger", "schedules delete"],
+    link("schedule", id="short"): ["schedules trigger", "schedules delete"],
+    link("workflow", id="order-1"): ["workflows cancel"],
+    link("workflow", id="order-2"): ["workflows retry"],
+    link("workflow", id="order-3"): [],
+    link("workflow", id=HOSTILE[1]): [],
+}
+
+
+async def test_commands(filled: Page) -> None:
+    """A page has the commands that have an effect in the state of its thing, and no others."""
+    for path, commands in COMMANDS.items():
+        text = (await filled.get(f"{path}&tenant=acme")).text
+        assert re.findall(r"<code>timer-service (\w+ \w+)", text) == commands, path
+
+
+async def test_blocked_workflows(filled: Page) -> None:
+    """A workflow that does not match its function for the third time is a failure, until it has ended."""
+    async with filled.instance.database.transaction() as tx:
+        for name, blocks in (("order-1", BLOCKED_FROM), ("rare", BLOCKED_FROM - 1), ("order-3", BLOCKED_FROM)):
+            change = f"UPDATE workflows SET blocks = {blocks}, last_error = 'as in {name}' WHERE workflow_id = :id"
+            await tx.execute(change, {"id": name})
+    text = (await filled.get("/ui/failed?kind=blocked")).text
+    assert re.findall(r"as in [\w-]*", text) == ["as in order-1"]
+    assert re.findall(r'class="end num">(.*?)<', text) == ["1"]
+
+
 async def test_newest_dead_letters(page: Page) -> None:
     """The 20 commands that the instance rejected last are shown with their reasons, newest first, as text."""
     for number in range(25):
         raw = raw_command(address=command_address("acme", "start-run"), headers={MESSAGE_ID: f"<i>{number}"})
-        rejection = Rejection(Code.TOO_LARGE, f"<b>{number}")
+        rejection = Rejection(Code.TOO_LARGE, f"<b>{number}{'x' * 300}")
         page.rejections.add(Rejected(raw, rejection, None), page.clock.now())
         page.metrics.dead_letter_stored("TOO_LARGE")
     await page.samples.tick(page.clock.now())
@@ -151,6 +194,8 @@ async def test_newest_dead_letters(page: Page) -> None:
     assert ids == [f"&lt;i&gt;{number}" for number in range(24, 4, -1)]
     for shown in ("&lt;b&gt;24", "timer-service dead-letters list"):
         assert shown in text
+    assert "x" * 290 in text
+    assert "x" * 300 not in text
     assert re.search(r"TOO_LARGE</th><td [^>]*>0</td><td [^>]*>25</td>", text)
 
 
@@ -207,6 +252,17 @@ async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages == [(names[at : at + 100], False) for at in range(0, 301, 100)]
 
 
+@pytest.mark.parametrize(("jobs", "is_drawn"), [(33, True), (34, False)])
+async def test_run_with_many_needs(page: Page, jobs: int, *, is_drawn: bool) -> None:
+    """A run with more than 1,000 needs is not drawn."""
+    runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
+    upstream = [f"first-{number:02d}" for number in range(30)]
+    needs = {f"job-{number:02d}": upstream for number in range(jobs)}
+    await runs.start({**{name: [] for name in upstream}, **needs}, runId="many")
+    text = (await page.get("/ui/run?tenant=acme&id=many")).text
+    assert ('class="edges"' in text, "too many jobs or needs" in text) == (is_drawn, not is_drawn)
+
+
 async def test_run_of_several_pages(page: Page) -> None:
     """A graph has the jobs of all pages of the query, and each job once."""
     runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
@@ -237,7 +293,7 @@ async def test_open_backfills(filled: Page) -> None:
     rows = [texts(each) for each in re.findall(r"<tr>.*?</tr>", text[text.index("Open backfills") :], re.DOTALL)[1:]]
     first, last = "2026-08-13 09:00:00 UTC", "2026-11-20 09:00:00 UTC"
     assert rows[0] == [first, last, "500", "0", "1,500", "2026-08-18 13:45:00 UTC", "its next turn"]
-    assert rows[1][:6] == ["2026-08-23 09:00:00 UTC", last, "0", "0", "2,000", "none yet"]
+    assert rows[1][:6] == ["2026-08-23 09:00:00 UTC", last, "0", "7", "1,993", "none yet"]
     assert "there is no zone &lt;script&gt;" in rows[1][6]
     assert "2026-11-21 09:00:42 UTC in 42 s" in rows[1][6]
     assert "Open backfills" not in (await filled.get("/ui/schedule?tenant=acme&id=weekdays")).text

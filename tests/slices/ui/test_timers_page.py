@@ -91,6 +91,30 @@ async def test_scheduled_timer(page: Page) -> None:
     assert "in 1 min" in text
     assert "timer-service timers cancel acme call-1" in text
     assert "data-refresh" in text
+    assert "Next attempt" not in text
+    assert '<li class="next">' in text
+
+
+async def test_history_of_a_claimed_and_of_a_cancelled_timer(page: Page) -> None:
+    """A timer that is being tried shows when the next attempt may be. One cancelled early will not become due."""
+    claimed, cancelled = scheduled("claimed", NOW), in_state(State.CANCELLED, scheduled("cancelled", NOW + 60_000))
+    await put(page, claimed._replace(available_at=NOW + 30_000, attempt=1), cancelled)
+    text = (await page.get("/ui/timer?tenant=acme&id=claimed")).text
+    assert re.search(r"Next attempt, or end of the current one</p>.*in 30 s", text, re.DOTALL)
+    assert '<li class="next">' not in (await page.get("/ui/timer?tenant=acme&id=cancelled")).text
+
+
+async def test_failures_of_many_tenants(page: Page) -> None:
+    """The page of failures has 10 tenants of each kind, and a page of one kind has all. Large counts are cut."""
+    names = [f"tenant-{number:02}" for number in range(12)]
+    timers = [scheduled(tenant=each) for each in names]
+    timers += [scheduled(f"call-{number}", NOW, Position(1, number + 9), tenant=names[0]) for number in range(1000)]
+    await put(page, *(in_state(State.FAILED, each) for each in timers))
+    text = (await page.get("/ui/failed")).text
+    found = re.findall(r'tenant=(tenant-\d+)&amp;state=Failed.*?class="end num">(.*?)<', text, re.DOTALL)
+    assert found == [(names[0], "1,000+"), *((each, "1") for each in names[1:10])]
+    assert "/ui/failed?kind=timers&amp;after=tenant-09" in text
+    assert len(re.findall("state=Failed", (await page.get("/ui/failed?kind=timers")).text)) == 12
 
 
 async def test_many_timers_with_one_correlation_id(page: Page) -> None:

@@ -30,6 +30,9 @@ TEXTS: list[tuple[Any, tuple[Any, ...], str]] = [
     (formats.number, (None,), "\N{EN DASH}"),
     (formats.at_least, (999, 1000), "999"),
     (formats.at_least, (1000, 1000), "1,000+"),
+    (formats.short_json, ({"a": "日"},), '{"a": "日"}'),
+    (formats.short_json, ("x" * 158,), f'"{"x" * 158}"'),
+    (formats.short_json, ("x" * 159,), f'"{"x" * 159}\N{HORIZONTAL ELLIPSIS}'),
     (formats.json_text, ({"<b>": "x\u2028"},), "{\n  &#34;&lt;b&gt;&#34;: &#34;x\\u2028&#34;\n}"),
     (link, ("",), "/ui/"),
 ]

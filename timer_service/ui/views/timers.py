@@ -82,6 +82,7 @@ def _filters(parameters: Parameters) -> _Filters:
 
 
 async def _find(asked: Asked, tenant: str, filters: _Filters) -> _Found:
+    """Return the timers that fit the filters: the one with a call id, those with a correlation id, or a page."""
     if filters.call is not None:
         request = GetTimer(service_call_id=filters.call)
         timer = await read_missing_as_none(asked.reads.ask(_ROUTES["get-timer"], tenant, request))
@@ -93,7 +94,10 @@ async def _find(asked: Asked, tenant: str, filters: _Filters) -> _Found:
 
 
 async def _search(asked: Asked, tenant: str, filters: _Filters) -> _Found:
-    """Return the timers with a correlation id among the next ones."""
+    """Return the timers with a correlation id among the next ones.
+
+    If more are found than a page has, the next search begins behind the last one of this page.
+    """
     request = filters.request.model_copy(update={"limit": _SEARCHED})
     page = await asked.reads.ask(_ROUTES["list-timers"], tenant, request)
     found = [timer for timer in page["timers"] if _fits(timer, filters)]
