@@ -31,6 +31,7 @@ async def handle(
     batch = Batch(loaded, evaluating=evaluating)
 
     def decide(number: int) -> Change | None:
+        """Return the change of a command; None if the transaction has enough new firings."""
         change = changes[number]
         if len(batch.firings) >= _MOST_FIRINGS:
             return None
@@ -53,6 +54,7 @@ def _change_of_signal(batch: Batch, change: SignalCommand, now: int, *, wants_vi
     signal, outcome = apply_command(before, change, now)
 
     def keep() -> CommandResult:
+        """Put the signal into the batch. Return the result."""
         if signal is not None:
             batch.put_signal(signal, change.cause)
         return CommandResult(outcome, view=partial(_fields, signal) if signal is not None and wants_view else None)

@@ -39,6 +39,7 @@ def timer_view(timer: Timer) -> RawJson:
 
 
 async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> RawJson:
+    """Return the view of one timer. Raises `Rejection` if it does not exist."""
     key = Key(tenant, request.service_call_id)
     timer = (await store.find(reader, [key])).get(key)
     if timer is None:
@@ -60,6 +61,7 @@ async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> 
 
 
 async def _count(reader: Reader, tenant: str, _request: CountTimers, now: int) -> Mapping[str, Any]:
+    """Return the counts. `exact` is false if the count of a state has stopped at its limit."""
     counts = await store.count(reader, tenant, list(State), _NO_BOUND, _MAX_COUNT)
     overdue = await store.count(reader, tenant, [State.SCHEDULED], now, _MAX_COUNT)
     return omit_none(

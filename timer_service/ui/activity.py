@@ -110,7 +110,7 @@ def _lag_between(first: Sample, last: Sample) -> list[tuple[float, int]]:
 
 
 def _fired_per_minute(samples: Sequence[Sample]) -> float | None:
-    """Return how many timers fired per minute, from a sample about a minute old to the newest one."""
+    """Return how many timers fired per minute, from the oldest sample of the last minute to the newest one."""
     newest = samples[-1]
     oldest = next(sample for sample in samples if sample.at >= newest.at - _MINUTE_MS)
     if newest.at <= oldest.at:

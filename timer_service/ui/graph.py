@@ -4,6 +4,7 @@ It has the four steps of a layered layout: columns, points where long edges pass
 (so that edges cross little), and heights (so that edges are straight where there is room).
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -105,13 +106,14 @@ def draw(jobs: Sequence[Job]) -> Steps[Drawing]:
 
 
 def assign_columns(jobs: Sequence[Job]) -> Mapping[str, int]:
-    """Return the column of each job: right of all that it needs, in a column with room."""
+    """Return the column of each job: the first one with room right of all that it needs, except in a cycle."""
     levels = _levels(jobs)
     needs = {job.name: [need.name for need in job.needs] for job in jobs}
     columns: dict[str, int] = {}
     filled: dict[int, int] = defaultdict(int)
     for name in sorted(levels, key=lambda name: levels[name]):  # stable: jobs of one level stay in their order
-        column = 1 + max((columns[each] for each in needs[name] if levels.get(each, 0) < levels[name]), default=-1)
+        columns_of_needs = [columns[each] for each in needs[name] if levels.get(each, math.inf) < levels[name]]
+        column = 1 + max(columns_of_needs, default=-1)
         while filled[column] >= MOST_ROWS:
             column += 1
         columns[name] = column
@@ -206,11 +208,12 @@ class _Rows:
 
     def _wanted(self, column: Sequence[int], *, forward: bool) -> list[float]:
         """Return the mean height of the neighbours of each point, in the columns before it, or after it."""
-        neighbours, heights = self._before if forward else self._after, self.heights
-        return [
-            sum([heights[each] for each in near]) / len(near) if (near := neighbours[point]) else heights[point]
-            for point in column
-        ]
+        neighbours = self._before if forward else self._after
+        means: list[float] = []
+        for point in column:
+            heights = [self.heights[each] for each in neighbours[point]] or [self.heights[point]]
+            means.append(sum(heights) / len(heights))
+        return means
 
     def _stack(self, column: Sequence[int]) -> None:
         """Set the heights of a column without space between its points, around the middle."""

@@ -38,6 +38,7 @@ def ui_routes(instance: Instance) -> list[Route]:
     pages = Pages(computing, instance.name, [(view.path, view.name) for view in VIEWS if view.name is not None])
 
     async def show(view: View, request: Request) -> Response:
+        """Return the page of a view, or a page that says what is wrong. Unexpected errors are logged."""
         now = instance.clock.now()
         render = partial(pages.render, now=now, section=view.section)
         async with reads.turn:

@@ -28,9 +28,9 @@ def drawn(found: list[Job]) -> Drawing:
 
 def test_unknown_needs_and_cycles() -> None:
     """Needs of unknown jobs and cycles are left out. Each job is drawn."""
-    drawing = drawn(jobs(a="b", b="a", c="nobody"))
-    assert {box.job.name for box in drawing.boxes} == {"a", "b", "c"}
-    assert drawing.edges == []
+    drawing = drawn(jobs(a="b", b="a", c="nobody", d="c nobody"))
+    assert {box.job.name for box in drawing.boxes} == {"a", "b", "c", "d"}
+    assert len(drawing.edges) == 1
 
 
 @pytest.mark.parametrize("size", [1, MOST_ROWS, 1000])

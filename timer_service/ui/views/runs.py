@@ -88,6 +88,7 @@ def _merge(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 async def _draw(asked: Asked, jobs: Sequence[Mapping[str, Any]], open_groups: Sequence[str]) -> Drawing:
+    """Return the graph of jobs and of groups that are not resolved. Those have no jobs yet that could need others."""
     boxes = [Job(job["name"], job["name"], _status(job), [_need(need) for need in job["needs"]]) for job in jobs]
     groups = [Job(_group_box(name), name, WAITING) for name in open_groups]
     return await asked.reads.compute(draw([*groups, *boxes]))

@@ -65,6 +65,8 @@ _NAMES = ("tenant", "call", "state", "due_after", "due_before", "correlation")
 
 
 class _Filters(NamedTuple):
+    """What a search wants: a call id, a correlation id, and the other filters as the request for a list."""
+
     call: str | None
     correlation: str | None
     request: ListTimers
