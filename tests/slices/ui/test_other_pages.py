@@ -170,6 +170,51 @@ async def test_commands(filled: Page) -> None:
         assert re.findall(r"<code>timer-service (\w+ \w+)", text) == commands, path
 
 
+BEFORE = "2026-11-21 08:55:00 UTC"
+EARLIER = "2026-11-21 08:59:00 UTC 1 min ago"
+LINES: dict[str, list[str]] = {
+    "?": ["database sqlite", "role all", "started 2026-11-21 09:00:00 UTC now", "timers | ok | not yet |"],
+    "timers?tenant=acme": ["' OR 1=1 -- | Scheduled | 2026-11-21 09:05:00 UTC in 5 min | 0 | |"],
+    "signals?tenant=acme": [f"-rf | fired | ticket-0 becomes blocked | {EARLIER} | |"],
+    "runs?tenant=acme": [
+        "circle | rejected | 0 | {0} | {0} | CYCLE |".format("2026-11-21 08:50:00.014 UTC 9 min 59 s ago")
+    ],
+    "schedules?tenant=acme": [
+        f"' OR 1=1 -- | active | every 15 min | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
+        f"-rf | cannot fire | every 15 min | | {EARLIER} | 1 |",
+        f"order | active | */5 * * * * UTC | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
+    ],
+    "workflows?tenant=acme": [
+        f"order-1 | waiting | order | {BEFORE} | 2026-11-22 08:55:00 UTC in 23 h 55 min | |",
+        f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | STEP_FAILED in step reserve |",
+    ],
+    "workers?tenant=acme": ["-rf | offline | -rf | refund, -rf | 4 | 2026-11-21 08:55:20 UTC 4 min 40 s ago |"],
+    "signal?tenant=acme&id=tomorrow": [f"{EARLIER} | queued | 2026-11-21T10:00:00.000Z/1-14 | | 0 | | |"],
+    "run?tenant=acme&id=-rf": ["-rf | ready | | 2026-11-21 08:50:00.007 UTC | | |"],
+    "schedule?tenant=acme&id=short": [
+        *("fired 1 slot", f"last fired {EARLIER}", "late slots policy last, late after 1 min", "jitter none"),
+        *("ends 2026-11-21 08:10:00 UTC 50 min ago", f"ended {EARLIER} : its end has passed"),
+        "created 2026-11-21 08:00:00 UTC 1 h ago",
+    ],
+    "schedule?tenant=acme&id=order": ["starts workflow order in queue default"],
+    "workflow?tenant=acme&id=order-1": [
+        *("type order", "queue default", "created 2026-11-21 08:55:00 UTC 5 min ago"),
+        *('1 | charge the card | step | done | | | {"charge": "ch_1"} |',),
+        "| approval | wait for a message | open | 2026-11-23 08:55:00 UTC in 1 d 23 h | | |",
+    ],
+    "workflow?tenant=acme&id=order-2": ["| reserve | step | failed | | 1 | OSError: no |"],
+}
+
+
+@pytest.mark.parametrize("path", LINES)
+async def test_facts_and_rows(filled: Page, path: str) -> None:
+    """Each fact and each cell of a row is under its name."""
+    text = (await filled.get(f"/ui/{path}")).text
+    found = re.findall(r"<dt>.*?</dd>|<tr.*?</tr>", text.replace("</td>", " | ").replace("</th>", " | "), re.DOTALL)
+    lines = [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", each)).split()) for each in found]
+    assert [each for each in LINES[path] if each not in lines] == [], lines
+
+
 async def test_blocked_workflows(filled: Page) -> None:
     """A workflow that does not match its function for the third time is a failure, until it has ended."""
     async with filled.instance.database.transaction() as tx:
