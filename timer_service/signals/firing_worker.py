@@ -6,9 +6,9 @@ adds the events. It never waits for a lock. If the process dies before the commi
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from typing import NamedTuple
 
 from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.isolate import Failed, Isolated, Retries, Retry, isolate_in_transactions
@@ -33,11 +33,10 @@ _LOCKED_PAUSE_MS = 5
 """How long to wait before the next pass if another instance has locked all due firings."""
 
 
-@dataclass(slots=True)
-class _Processed:
+class _Processed(NamedTuple):
     """The result of processing due firings."""
 
-    fired: list[Row] = field(default_factory=list)
+    fired: Sequence[Row] = ()
     refused: int = 0
     retried: int = 0
     buried: int = 0

@@ -17,7 +17,7 @@ from timer_service.ui.pages import Content
 from timer_service.ui.parameters import Parameters
 from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import MOST_COUNTED, Rows
-from timer_service.ui.views.lists import TenantChoice, choose_tenant, read_missing_as_none
+from timer_service.ui.views.lists import TenantChoice, choose_tenant
 from timer_service.ui.views.view import Asked, item_view, main_view
 
 _ROUTES = {route.name: route for route in QUERIES}
@@ -87,8 +87,11 @@ async def _find(asked: Asked, tenant: str, filters: _Filters) -> _Found:
     """Return the timers that fit the filters: the one with a call id, those with a correlation id, or a page."""
     if filters.call is not None:
         request = GetTimer(service_call_id=filters.call)
-        timer = await read_missing_as_none(asked.reads.ask(_ROUTES["get-timer"], tenant, request))
-        return _Found([] if timer is None or not _fits(timer, filters) else [timer])
+        try:
+            timer = await asked.reads.ask(_ROUTES["get-timer"], tenant, request)
+        except Rejection:  # there is no such timer
+            return _Found([])
+        return _Found([timer] if _fits(timer, filters) else [])
     if filters.correlation is not None:
         return await _search(asked, tenant, filters)
     page = await asked.reads.ask(_ROUTES["list-timers"], tenant, filters.request)
