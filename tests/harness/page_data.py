@@ -158,7 +158,9 @@ async def _fill_workflows(database: Database, broker: MemoryBroker, now: int) ->
     await workflows.report(task, fail("the warehouse <b> is closed", "reserve"))
     task = await workflows.begin("order-3")
     await workflows.report(task, complete({"shipped": True}))
-    await workflows.start("rare", type="rare")
+    for name in ("rare", "rare and ended"):
+        await workflows.start(name, type="rare")
+    await workflows.about("Cancel", "rare and ended", reason="a mistake")
     for name in HOSTILE:
         await workflows.start(name)
     await workflows.about("Cancel", HOSTILE[1], reason="no longer needed")
