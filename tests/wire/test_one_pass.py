@@ -106,6 +106,20 @@ def test_one_pass_agrees_with_the_steps(text: str) -> None:
     assert (assert_agree(raw) is None) == (in_steps(raw) is None)
 
 
+@pytest.mark.parametrize(
+    "value", ['"other"', '"a\\u0001"', '""', "7", "null", "NaN", "-Infinity", "31622400000", "31622400001"]
+)
+@pytest.mark.parametrize(
+    "field", ["payload.tenantId", "payload.dueIn", "payload.data", "id", "causationId", "tenantId"]
+)
+def test_one_pass_agrees_for_each_field(field: str, value: str) -> None:
+    """One pass and the steps agree whichever value a field has: of another tenant, not printable, or at a limit."""
+    payload, envelope = {"serviceCallId": '"c"', "dueIn": "5"}, {"type": '"ScheduleTimer"', "tenantId": '"acme"'}
+    (payload if field.startswith("payload.") else envelope)[field.removeprefix("payload.")] = value
+    raw = raw_command(write([*envelope.items(), ("payload", write([*payload.items()]))]).encode())
+    assert (assert_agree(raw) is None) == (in_steps(raw) is None)
+
+
 EXAMPLES: dict[str, dict[str, Any]] = {
     "ScheduleTimer": {"serviceCallId": "c", "dueIn": "PT5M", "lateBy": 5, "data": {"a": [1.5, None, "ü"]}},
     "CancelTimers": {"prefix": "c"},

@@ -14,7 +14,7 @@ from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, Sta
 from timer_service.timers.rules import Key, Timer
 from timer_service.timers.store import Cursor
 
-_MAX_COUNT = 1_000_000
+MOST_COUNTED = 1_000_000
 _BEGINNING = Cursor(-1, "")
 _NO_BOUND = LATEST + 1
 
@@ -62,12 +62,12 @@ async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> 
 
 async def _count(reader: Reader, tenant: str, _request: CountTimers, now: int) -> Mapping[str, Any]:
     """Return the counts. `exact` is false if the count of a state has stopped at its limit."""
-    counts = await store.count(reader, tenant, list(State), _NO_BOUND, _MAX_COUNT)
-    overdue = await store.count(reader, tenant, [State.SCHEDULED], now, _MAX_COUNT)
+    counts = await store.count(reader, tenant, list(State), _NO_BOUND, MOST_COUNTED)
+    overdue = await store.count(reader, tenant, [State.SCHEDULED], now, MOST_COUNTED)
     return omit_none(
         counts=counts,
         overdue=overdue[State.SCHEDULED],
-        exact=max(counts.values()) < _MAX_COUNT,
+        exact=max(counts.values()) < MOST_COUNTED,
         oldestDue=format_optional(await store.oldest_due(reader, tenant)),
     )
 
