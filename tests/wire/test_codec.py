@@ -104,7 +104,7 @@ WRONG_FIELDS: dict[str, tuple[Any, ...]] = {
 PAYLOADS = (
     *((schedule_timer(**{name: each}), f"payload.{name}") for name, values in WRONG_FIELDS.items() for each in values),
     (schedule_timer(dueIn="PT1S"), "payload.dueAt"),
-    *((schedule_timer(**each), "payload.expiresAt") for each in ({"expiresAt": iso(NOW)}, {"expiresAt": iso(NOW - 1)})),
+    *((schedule_timer(expiresAt=iso(at)), "payload.expiresAt") for at in (NOW - 1, NOW)),
     *((schedule_timer(lateBy=each), "payload.lateBy") for each in (0, "P367D")),
     (schedule_timer(expiresAt=iso(NOW + 1), lateBy=1), "payload.lateBy"),
     (command("ScheduleTimer", {"serviceCallId": "a", "dueIn": 1, "expiresAt": iso(NOW)}), "payload.expiresAt"),

@@ -45,7 +45,8 @@ async def _add_new(
     """
     rows: dict[int, NewRow] = {}
     results: dict[int, CommandResult] = {}
-    for key, number in _first_schedules(commands).items():
+    first = _first_schedules(commands)
+    for key, number in first.items():
         command = commands[number]
         requested = rules.requested(key, command, now)
         due_at = requested[0]
@@ -56,9 +57,9 @@ async def _add_new(
         return {}
     added = await store.insert_new(tx, rows.values())
     if len(added) < len(rows):  # the other timers exist: their commands must see them
-        keys = {Key(*values[:2]) for values in added}
-        rows = {number: row for number, row in rows.items() if store.key_of_new(row) in keys}
-        results = {number: results[number] for number in rows}
+        numbers = [first[Key(*values[:2])] for values in added]
+        rows = {number: rows[number] for number in numbers}
+        results = {number: results[number] for number in numbers}
     if admission:
         admission.wrote(store.growth_by_rows(rows.values(), now))
     return results

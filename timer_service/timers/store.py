@@ -124,11 +124,6 @@ async def insert_new(tx: Transaction, new: Iterable[NewRow]) -> Sequence[Sequenc
     return inserted
 
 
-def key_of_new(row: NewRow) -> Key:
-    """Return the key of a new timer."""
-    return Key(*row[0][:2])
-
-
 def growth_by_rows(new: Iterable[NewRow], now: int) -> Mapping[str, Amounts]:
     """Return how much each tenant has by the rows of new timers."""
     pending, data = Counter[str](), Counter[str]()
