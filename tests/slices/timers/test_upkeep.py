@@ -38,7 +38,7 @@ async def test_retention(timers: Timers) -> None:
     """
     await timers.fail("failed")
     timers.clock.set(NOW)
-    await timers.schedule("fired", 0)
+    await timers.schedule("fired", 0, data="x" * 2000)
     await timers.schedule("expired", NOW - 1, lateBy="PT0.001S")
     await timers.schedule("claimed", 0)
     timers.broker.refuses = lambda message: b"claimed" in message.body
@@ -53,6 +53,7 @@ async def test_retention(timers: Timers) -> None:
     deleted = (await retention.tick(EXPIRED)).done, await remaining(timers)
     assert kept == (0, ["cancelled", "claimed", "expired", "failed", "fired", "waits"])
     assert deleted == (3, ["claimed", "failed", "waits"])
+    assert list(await timers.database.reader.fetch("SELECT text FROM long_texts")) == []
 
 
 @pytest.mark.parametrize("kind", ["reached", "expired", "cancelled"])
