@@ -59,6 +59,7 @@ class Evaluation:
         """Evaluate the next transitions of tenants, `share` of each. Return how many were evaluated."""
         due = await self._rows.find(tx, tenants, _ANY_TIME, share)
         keys = [tuple(row[name] for name in store.UNEVALUATED.key) for row in due]
+        # Another instance may have evaluated some since, or have locked them: these are left out.
         locked = map(store.read_transition, await self._rows.select_keys(tx, keys, _ANY_TIME))
         # In the order of the turns, so that the tenants whose time is not up come first in the next pass.
         transitions = sorted(locked, key=lambda transition: tenants.index(transition.key.tenant_id))

@@ -8,8 +8,11 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker, never
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app.slices import SLICES
 from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.database import Database
+from timer_service.core.service.slice import Parts
 from timer_service.core.values.message import Address, Kind, Message
 from timer_service.events import SLICE
 
@@ -71,3 +74,15 @@ async def test_refused_dead_letter_is_never_given_up(
     await exhaust(letters, clock.now())
     assert {each.id for each in memory_broker.dead_letters} == {f"dlq-1-{number + 1}" for number in range(5)}
     assert metrics.settled_in["dead_letters", "buried"] == 0
+
+
+def test_tables_of_relays(sqlite: SqliteDatabase, memory_broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table of a relay is named as leased, so that its rows are counted, and repaired after a clock jump."""
+    tables: list[str] = []
+    monkeypatch.setattr(Parts, "relay", lambda _, table, *__, **___: tables.append(table.name))
+    parts = make_parts(sqlite, memory_broker, ManualClock(), RecordingMetrics())
+    for slice_ in SLICES:
+        for make in slice_.workers.values():
+            make(parts)
+    assert sorted(tables) == ["dead_letters", "outbox", "timer_schedules"]
+    assert {*tables} <= {table.name for each in SLICES for table in each.leased}
