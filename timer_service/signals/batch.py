@@ -134,7 +134,7 @@ class Batch:
             if signal is None:  # its trigger is long
                 return None
             signals[key] = signal
-        active = [each for each in signals.values() if each.is_active and each.item == item]
+        active = [each for each in signals.values() if each.is_active]
         longest = max((len(each.definition.trigger_spec) for each in active), default=0)
         return active if len(active) <= MAX_INLINE_SIGNALS and longest <= MAX_INLINE_TRIGGER else None
 

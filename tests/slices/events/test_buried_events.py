@@ -77,6 +77,16 @@ async def test_retried_event_is_published(events: Events) -> None:
     assert (await events.buried(), await events.retry("event-1")) == ({"events": []}, ["not_found"])
 
 
+async def test_damaged_events_are_listed(events: Events) -> None:
+    """An event that cannot be read is listed without its contents, and hides no other one."""
+    bodies = {"event-1": "{", "event-2": "[]", "event-3": '{"type": "JobReady", "payload": 7}'}
+    await events.bury(*bodies, "event-4", runId="push-1")
+    for name, body in bodies.items():
+        await events.sql(f"UPDATE outbox SET body = '{body}' WHERE event_id = '{name}'")
+    found = [(each["eventType"], each["about"]) for each in (await events.buried())["events"]]
+    assert found == [*[("", {})] * 3, ("JobReady", {"runId": "push-1"})]
+
+
 async def test_outcomes(events: Events) -> None:
     """A RetryEvent changes only a buried event of its own tenant, once."""
     await events.bury("event-1", "event-2")
