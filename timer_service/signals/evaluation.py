@@ -61,8 +61,8 @@ class Evaluation:
         keys = [tuple(row[name] for name in store.UNEVALUATED.key) for row in due]
         # Another instance may have evaluated some since, or have locked them: these are left out.
         locked = map(store.read_transition, await self._rows.select_keys(tx, keys, _ANY_TIME))
-        # In the order of the turns, so that the tenants whose time is not up come first in the next pass.
-        transitions = sorted(locked, key=lambda transition: tenants.index(transition.key.tenant_id))
+        # Tenants in the order of their turns, so that the next pass begins with those for whom there was no time.
+        transitions = sorted(locked, key=lambda each: (tenants.index(each.key.tenant_id), each.evaluate_at or 0))
         if not transitions:
             return 0
         evaluated, firings = await self._evaluate(tx, transitions, now)

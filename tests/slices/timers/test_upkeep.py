@@ -94,8 +94,9 @@ async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: Man
             ],
         )
     overdue = {timer_store.TIMERS.name: overdue_sql(timer_store.TIMERS)}
-    row_counts = RowCounts(store, metrics, counted=timer_store.COUNTED, overdue=overdue)
+    row_counts = RowCounts(store, metrics, counted=SLICE.counted, overdue=overdue)
     assert await row_counts.tick(clock.now()) == Pass(5)
     found = {"Scheduled": 3, "Reached": 0, "Expired": 0, "Cancelled": 1, "Failed": 1}
-    assert metrics.counts == {("timer_schedules", state): count for state, count in found.items()}
+    counts = {("timer_schedules", state): count for state, count in found.items()}
+    assert metrics.counts == {**counts, ("timer_cancellations", "Waiting"): 0}
     assert metrics.overdues["timer_schedules"] == [(2, 2.5)]

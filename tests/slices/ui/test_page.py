@@ -66,6 +66,7 @@ async def test_static_files(page: Page) -> None:
         assert f'"/ui/static/{name}"' in overview.text
         file = await page.get(f"/ui/static/{name}")
         assert (file.status, file.headers["content-type"].partition(";")[0]) == (200, media_type)
+        assert file.headers["x-content-type-options"] == "nosniff"
     assert (await page.get("/ui/static/base.html")).status == 404
     assert (await page.get("/ui/static/..%2froutes.py")).status == 404
 
