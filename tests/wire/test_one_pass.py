@@ -96,6 +96,7 @@ def assert_agree(raw: RawCommand) -> Command | None:
 @example('{"type":"ScheduleTimer","tenantId":"acme","payload":{"serviceCallId":"c","dueIn":5,"data":1e999}}')
 @example('{"type":"ScheduleTimer","tenantId":"acme","payload":{"serviceCallId":"c","dueIn":5,"dueIn":6}}')
 @example('{"type":"ScheduleTimer","tenantId":"acme","payload":{"serviceCallId":"c","dueIn":NaN,"dueIn":6}}')
+@example('{"type":"ScheduleTimer","tenantId":"acme","payload":{"serviceCallId":"c","dueIn":Infinity,"dueIn":6}}')
 @example(
     '{"type":"ScheduleTimer","tenantId":"acme","correlationId":"\\u0085","payload":{"serviceCallId":"c","dueIn":5}}'
 )

@@ -155,7 +155,6 @@ class FiringWorker:
 
     def _record(self, done: _Processed, now: int) -> None:
         """Count what a transaction has committed, and wake the relay."""
-        self._retries.forget(map(key_of, done.fired))
         for row in done.fired:
             self._metrics.fired_late(FIRINGS.name, (now - row["due_at"]) / 1000)
         counts = {"fired": len(done.fired), "refused": done.refused, "retried": done.retried, "buried": done.buried}

@@ -118,8 +118,7 @@ def assign_columns(jobs: Sequence[Job]) -> Mapping[str, int]:
             column += 1
         columns[name] = column
         filled[column] += 1
-    used = {column: number for number, column in enumerate(sorted(set(columns.values())))}
-    return {name: used[column] for name, column in columns.items()}
+    return columns
 
 
 def _levels(jobs: Sequence[Job]) -> dict[str, int]:
@@ -129,7 +128,7 @@ def _levels(jobs: Sequence[Job]) -> dict[str, int]:
     level = 0
     levels: dict[str, int] = {}
     while waiting:
-        free = [name for name, needs in waiting.items() if not needs] or list(waiting)
+        free = [name for name, needs in waiting.items() if not needs] or list(waiting)  # all, if there is a cycle
         for name in free:
             levels[name] = level
             del waiting[name]
@@ -148,7 +147,10 @@ class _Chain(NamedTuple):
 
 
 def _points_and_chains(jobs: Sequence[Job], columns: Mapping[str, int]) -> tuple[list[_Point], list[_Chain]]:
-    """Return all points and edges. Each edge is a chain of the numbers of its points."""
+    """Return all points and edges. Each edge is a chain of the numbers of its points.
+
+    An edge has a point in each column that it passes, so that boxes and other edges keep a distance from it.
+    """
     points = [_Point(columns[job.name], job.name) for job in jobs]
     numbers = {job.name: number for number, job in enumerate(jobs)}
     edges = [
@@ -157,10 +159,10 @@ def _points_and_chains(jobs: Sequence[Job], columns: Mapping[str, int]) -> tuple
         for need in job.needs
         if need.name in columns and columns[need.name] < columns[job.name]
     ]
-    is_routed = sum(columns[name] - columns[need.name] - 1 for need, name in edges) <= _MOST_POINTS
+    has_few_points = sum(columns[name] - columns[need.name] - 1 for need, name in edges) <= _MOST_POINTS
     chains = []
     for need, name in edges:
-        passed = [_Point(column) for column in range(columns[need.name] + 1, columns[name])] if is_routed else []
+        passed = [_Point(column) for column in range(columns[need.name] + 1, columns[name])] if has_few_points else []
         between = range(len(points), len(points) + len(passed))
         points += passed
         chains.append(_Chain([numbers[need.name], *between, numbers[name]], need.always))

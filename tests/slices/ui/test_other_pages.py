@@ -103,6 +103,7 @@ async def test_pages_use_the_reader_of_queries(filled: Page, monkeypatch: pytest
 
 COMMAND = "timer-service {} acme".format
 SHOWN: dict[str, tuple[str, ...]] = {
+    "": ("It is the only instance on this database.",),
     "failed": (
         *("Timers that were given up", "Buried events", "Firings that were given up", "Failed workflows"),
         *("Schedules that cannot fire", "maximum bytes exceeded", COMMAND("events retry") + " --all", "STEP_FAILED"),

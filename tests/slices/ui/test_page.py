@@ -139,14 +139,15 @@ async def test_overview_shows_numbers(page: Page) -> None:
     """The overview shows the numbers of the last hour."""
     await page.samples.tick(page.clock.now() - 30_000)
     page.metrics.counted("timer_schedules", "Scheduled", 12_345)
-    for _ in range(50):
-        page.metrics.fired_late("timer_schedules", 0.004)
+    for number in range(50):
+        page.metrics.fired_late("timer_schedules", 0.004 if number < 40 else 4)
     page.metrics.dead_letter_stored("TOO_LARGE")
     await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/")).text
     assert "12,345" in text
     assert re.search(r'Fired per minute</h3>\s*<p class="figure">100</p>', text)
     assert re.search(r'Failures</h3>\s*<p class="figure bad">1</p>', text)
+    assert re.search(r'class="figure">\S+ ms <span class="second">\S+ s</span>', text)
     assert "<polyline" in text
     overdue, fired = text.index("Overdue timers"), text.index("Timers fired per minute")
     assert "<rect" not in text[overdue:fired]
