@@ -47,6 +47,16 @@ async def test_a_firing_that_must_wait(signals: Signals, locks: LockedPostgres, 
     assert [each["attempt"] for each in await signals.firings_of("signal-3")] == [1]
 
 
+async def test_another_instance_has_all_firings(signals: Signals, locks: LockedPostgres) -> None:
+    """The worker looks again soon, but not at once."""
+    now = signals.clock.now()
+    async with locks.locked("SELECT 1 FROM work_signal_firings FOR UPDATE"):
+        done, next_at = await signals.firings.tick(now)
+    assert done == 0
+    assert next_at is not None
+    assert now < next_at <= now + 100
+
+
 async def test_commands_beside_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:
     """The command on a locked signal waits, and the later ones of its tenant behind it. Other tenants are handled."""
     async with locks.locked(LOCK_SIGNAL):
