@@ -165,10 +165,11 @@ COMMANDS: dict[str, list[str]] = {
 
 
 async def test_commands(filled: Page) -> None:
-    """A page has the commands that have an effect in the state of its thing, and no others."""
+    """A page has the commands that have an effect in the state of its thing. It updates itself if that may change."""
     for path, commands in COMMANDS.items():
         text = (await filled.get(f"{path}&tenant=acme")).text
         assert re.findall(r"<code>timer-service (\w+ \w+)", text) == commands, path
+        assert ("data-refresh" in text) == bool(commands and re.search("cancel|pause", commands[0])), path
 
 
 BEFORE = "2026-11-21 08:55:00 UTC"
