@@ -61,8 +61,7 @@ class FiringWorker:
 
         If their transaction fails, they are processed again in smaller ones.
         """
-        keys: list[FiringKey] = []
-        """What the last attempt has selected."""
+        keys: list[FiringKey] = []  # what the last attempt has selected
 
         async def fire_due(tx: Transaction) -> _Processed:
             rows = await self._rows.select(tx, now, self._batch_size)

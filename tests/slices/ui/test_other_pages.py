@@ -68,6 +68,17 @@ async def test_pages_of_lists(filled: Page, name: str, monkeypatch: pytest.Monke
     assert len(found) == len(set(found)) > 8
 
 
+async def test_filters_stay(filled: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next page, the other statuses and the next search keep the filters of a list."""
+    monkeypatch.setattr("timer_service.ui.views.lists.PAGE_ROWS", 2)
+    pages = [text async for text in filled.follow("/ui/signals?tenant=acme&status=active&work_item_id=ticket-1")]
+    found = [each for text in pages for each in links_to(text, "signal")]
+    assert sorted(found) == sorted(link("signal", tenant="acme", id=HOSTILE[number]) for number in (4, 7, 10))
+    for text in pages:
+        assert link("signals", tenant="acme", status="paused", work_item_id="ticket-1") in links_to(text, "signals")
+        assert '<input type="hidden" name="status" value="active">' in text
+
+
 WRONG = {
     **{f"/ui/{item}?tenant=acme&id=nope": (404, "nope") for item in ITEMS.values()},
     **{f"/ui/{item}?tenant=acme": (400, "This page needs “tenant” and “id”") for item in ITEMS.values()},
