@@ -63,6 +63,10 @@ async def test_instant(signals: Signals) -> None:
     await signals.remind(iso(due))
     assert (signals.command_wakes, await next_at(signals.firings, due - 1)) == ([due], due)
     assert (signals.fired(), (await signals.firings.tick(due)).done) == ([], 1)
+    (firing,) = await signals.firings_of()
+    assert [firing[name] for name in ("createdAt", "dueAt", "settledAt")] == [iso(NOW), iso(due), iso(due)]
+    view = await signals.ask("get-signal", signalId="signal-1")
+    assert (view["createdAt"], view["lastFiredAt"]) == (iso(NOW), iso(due))
 
 
 async def test_reminder_paused_over_its_instant(signals: Signals) -> None:
@@ -215,6 +219,7 @@ async def test_reminder_that_was_given_up_has_all_attempts_again(signals: Signal
         signals.clock.advance(minutes=10)
     given_up = await signals.status()
     await signals.about("Activate")
+    assert "lastError" not in (await signals.firings_of())[0]
     await signals.run()
     (firing,) = await signals.firings_of()
     assert (given_up, firing["status"], firing["attempt"]) == ("paused", "queued", 1)

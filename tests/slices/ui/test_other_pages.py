@@ -127,12 +127,24 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("/ui/workflows?tenant=acme&amp;status=failed", "/ui/schedules?tenant=acme&amp;status=active"),
     ),
     "failed?kind=blocked": ("Nothing here.",),
-    "events?tenant=acme": ("RunCompleted", html.escape(HOSTILE[0]), COMMAND("events retry") + " --all"),
+    "events?tenant=acme": (
+        "RunCompleted",
+        html.escape(HOSTILE[0]),
+        COMMAND("events retry") + " &#39;&#34;&gt;&lt;img",
+        COMMAND("events retry") + " --all",
+    ),
     "events?tenant=other": ("has no buried events",),
     link("signal", id=HOSTILE[0])[4:]: ("ticket-0 becomes blocked", "enqueued", COMMAND("signals activate")),
     "signal?id=invalid": ("never fires", "Its trigger is invalid.", "There are no firings."),
     "signal?id=tomorrow": ("it is 2026-11-21 10:00:00 UTC",),
-    "schedule?id=weekdays": ("2026-11-23 08:00:00", "2026-11-24 08:00:00", "Europe/Berlin", COMMAND("schedules pause")),
+    link("schedule", id=HOSTILE[1])[4:]: ("Next slots, if it is resumed now",),
+    "schedule?id=weekdays": (
+        "Next slots</h2>",
+        "2026-11-23 08:00:00",
+        "2026-11-24 08:00:00",
+        "Europe/Berlin",
+        COMMAND("schedules pause"),
+    ),
     "workflow?id=order-1": (
         *("charge the card", "cool down", "wait for a message", "{&#34;charge&#34;: &#34;ch_1&#34;}"),
         *("continues <time", COMMAND("workflows cancel") + " order-1"),
@@ -333,6 +345,7 @@ async def test_run_of_several_pages(page: Page) -> None:
     await runs.start({**{name: [] for name in names}, "last": names}, runId="wide")
     text = (await page.get("/ui/run?tenant=acme&id=wide")).text
     assert len(re.findall(r'<a class="box ', text)) == 61
+    assert "and 52 more" in text
     assert len(re.findall(r'<path d="M', text.partition('class="edges"')[2])) == 60
 
 

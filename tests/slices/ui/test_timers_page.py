@@ -37,6 +37,7 @@ async def test_list(page: Page) -> None:
     names = [f"call-{number:03d}" for number in range(70)]
     await put(page, *(scheduled(each, NOW + at, Position(1, at + 1)) for at, each in enumerate(names)))
     assert [calls(text) async for text in page.follow("/ui/timers?tenant=acme")] == [names[:50], names[50:]]
+    assert 'Scheduled <span class="num quiet">70</span>' in (await page.get("/ui/timers?tenant=acme")).text
 
 
 async def test_filters(page: Page) -> None:

@@ -23,9 +23,9 @@ def fired(at: int, count: int, **more: Any) -> Sample:
 def test_counters_become_growth() -> None:
     """Counters are shown as what they grew by in each minute, and gauges as they are."""
     start = NOW // MINUTE * MINUTE
-    taken = [fired(start - 2 * MINUTE, 100, pending=7), fired(start - MINUTE, 130, pending=8), fired(start, 190)]
-    hour = activity(taken, start)
-    assert [minute.fired for minute in hour.minutes[-3:]] == [None, 30, 60]
+    of_one_minute = [fired(start - MINUTE, 130, pending=1), fired(start - 10_000, 140, pending=8)]
+    hour = activity([fired(start - 2 * MINUTE, 100, pending=7), *of_one_minute, fired(start, 190)], start)
+    assert [minute.fired for minute in hour.minutes[-3:]] == [None, 40, 50]
     assert [minute.pending for minute in hour.minutes[-3:]] == [7, 8, None]
     assert hour.fired_per_minute == 60
     assert [minute.at for minute in hour.minutes] == [start - ago * MINUTE for ago in range(59, -1, -1)]
