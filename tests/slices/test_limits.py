@@ -208,6 +208,8 @@ async def test_timers_that_are_due(store: Database) -> None:
     assert await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=now) == "rescheduled"
     (used, *_) = (await usage(talk))["usage"]
     assert (used["limit"], used["used"]) == ("pending_timers", 2)
+    await outcome(talk, "CancelTimer", serviceCallId="new-1")
+    assert (await usage(talk))["usage"][0]["used"] == 1
 
 
 async def has_as_many_rows_as_counted(talk: InProcess) -> None:
