@@ -118,6 +118,7 @@ async def test_signal_that_is_no_longer_active(signals: Signals, verb: str, stat
     await signals.run()
     (firing,) = await signals.firings_of()
     assert (firing["status"], firing["lastError"]) == ("failed", f"the signal is {status}")
+    assert "taskId" not in firing
     assert (signals.broker.events, await signals.status(), await signals.tasks_of()) == ([], status, [])
     assert signals.metrics.settled_in["work_signal_firings", "refused"] == (verb == "Pause")  # a cancel ends the firing
 
