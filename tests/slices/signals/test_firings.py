@@ -236,6 +236,7 @@ async def test_transition_after_a_failed_firing(signals: Signals) -> None:
         signals.clock.advance(minutes=10)
     await signals.sql("DELETE FROM work_signals WHERE tenant_id = 'other'")
     await signals.about("Activate")
+    assert "lastError" not in await signals.ask("get-signal", signalId="signal-1")
     await signals.run()
     assert signals.fired() == []
     await signals.transition(eventId="then")

@@ -24,6 +24,7 @@ from timer_service.signals.signal import (
 KEY = Key("acme", "signal-1")
 ITEM = ItemKey("acme", "item-1")
 BLOCKED = Definition("item-1", TriggerKind.EVENT, '{"kind":"work_item.status.transition","to":["blocked"]}', None)
+SHARP_S = BLOCKED._replace(trigger_spec=BLOCKED.trigger_spec.replace("bl", "ß"))
 AT_NOON = Definition(None, TriggerKind.TIME, dump_data({"kind": "time.at", "at": iso(NOW)}), None)
 
 
@@ -52,6 +53,7 @@ def moved(sequence: int, to: str = "blocked", item: ItemKey = ITEM) -> Transitio
     [
         (created(), moved(2), True),
         (created(), moved(2, " BLOCKED"), True),
+        (created(definition=SHARP_S), moved(2, "SSocked"), True),
         (created(), moved(2, "done"), False),
         (created(2), moved(2), False),
         (created(), moved(2, item=ItemKey("acme", "item-2")), False),
