@@ -44,7 +44,7 @@ INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_s
 VALUES ('acme', :id, :queue, :types, 4, :seen, :seen)
 """
 FAILED_BACKFILL = """
-UPDATE schedule_backfills SET last_error = :error, available_at = :at
+UPDATE schedule_backfills SET last_error = :error, available_at = :at, skipped_count = 7
 WHERE position_sequence = (SELECT MAX(position_sequence) FROM schedule_backfills)
 """
 
@@ -113,6 +113,7 @@ async def _fill_runs(database: Database, broker: MemoryBroker, now: int, jobs: i
     runs = Runs(database, broker, clock)
     for name in HOSTILE:
         await runs.start({name: []}, runId=name)
+    await runs.request("CancelRun", runId=HOSTILE[1])
     await runs.start({"a": ["b"], "b": ["a"]}, runId="circle")
     await runs.start(graph(jobs), "shards", runId="build")
     chance = random.Random(3)
@@ -157,7 +158,9 @@ async def _fill_workflows(database: Database, broker: MemoryBroker, now: int) ->
     await workflows.report(task, fail("the warehouse <b> is closed", "reserve"))
     task = await workflows.begin("order-3")
     await workflows.report(task, complete({"shipped": True}))
-    await workflows.start("rare", type="rare")
+    for name in ("rare", "rare and ended"):
+        await workflows.start(name, type="rare")
+    await workflows.about("Cancel", "rare and ended", reason="a mistake")
     for name in HOSTILE:
         await workflows.start(name)
     await workflows.about("Cancel", HOSTILE[1], reason="no longer needed")

@@ -27,7 +27,7 @@ from timer_service.schedules.store import SCHEDULES
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.store import UNEVALUATED
 from timer_service.timers.cancellations import CANCELLATIONS
-from timer_service.ui.views import TENANT_ROWS
+from timer_service.ui.views import runs, schedules, signals, timers, workflows
 from timer_service.ui.views.failed import KINDS
 from timer_service.workflows.store import OVERDUE
 
@@ -110,7 +110,8 @@ def of_tables() -> Iterator[tuple[str, str]]:
     yield from ((f"{rows.table} {block}", rows.sql(block)) for rows in timed for block in REPAIR)
     yield from ((f"{rows.table} count {rows.state}", rows.sql) for each in SLICES for rows in each.counted)
     yield from ((f"{table.name} overdue", overdue_sql(table)) for table in available)
-    for rows in TENANT_ROWS:
+    choices = [each.CHOICE.rows for each in (timers, signals, runs, schedules, workflows)]
+    for rows in (*choices, *(kind.rows for kind in KINDS)):
         yield from ((f"page of {rows.table} {rows.where} {block}", rows.sql(block)) for block in ("page", "count"))
     yield from ((f"page of {kind.rows.table} {kind.rows.where} first", kind.first) for kind in KINDS)
 

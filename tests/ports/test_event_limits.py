@@ -12,7 +12,7 @@ from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX, stored_message
-from timer_service.core.limits.event_allowances import GO_ON, USAGE, WAITS, EventAllowances, delete_empty
+from timer_service.core.limits.event_allowances import GO_ON, USAGE, WAITS, EventAllowances
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.values.errors import DatabaseUnavailableError
@@ -147,8 +147,9 @@ async def test_usage_falls_to_nothing_and_the_row_is_deleted(instance: Instance)
     await instance.run(hours=full / MOST)
     assert (await instance.used(), instance.metrics.reached_limits) == (0, 0)
     async with instance.store.transaction() as tx:
-        assert await delete_empty(tx, NOW + 1000, 10) == 0
-        assert await delete_empty(tx, instance.clock.now(), 10) == 1
+        assert SLICE.delete_settled is not None
+        assert await SLICE.delete_settled(tx, NOW + 1000, 10) == 0
+        assert await SLICE.delete_settled(tx, instance.clock.now(), 10) == 1
 
 
 async def test_a_new_process_and_another_instance_know_who_waits(instance: Instance) -> None:

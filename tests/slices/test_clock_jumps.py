@@ -170,6 +170,29 @@ async def test_signals_that_fired_while_the_clock_was_ahead(signals: Signals) ->
     assert fired == [["signal-1"], ["signal-1", "before"], ["signal-1", "before", "during"]]
 
 
+async def test_transition_that_waited_while_the_clock_was_ahead(signals: Signals) -> None:
+    """It is matched with the signals at once, and they fire."""
+    await signals.create()
+    signals.clock.advance(days=AHEAD_DAYS)
+    await Signals(signals.database, signals.broker, signals.clock, enabled=False).transition()
+    signals.clock.set(after(hours=1))
+    assert (await signals.evaluation.tick(signals.clock.now())).done == 1
+    await scan(new_repair(signals), signals.clock)
+    await signals.run()
+    assert signals.fired() == ["signal-1"]
+
+
+async def test_cancellation_that_was_added_while_the_clock_was_ahead(timers: Timers) -> None:
+    """Its pass begins as soon as the clock is right again."""
+    await timers.schedule("call-1", after(days=400))
+    timers.clock.advance(days=AHEAD_DAYS)
+    await timers.cancel_many("call")
+    timers.clock.set(after(hours=1))
+    assert await scan(new_repair(timers), timers.clock) == 1
+    await timers.pass_cancellations()
+    assert (await timers.row("call-1"))["state"] == "Cancelled"
+
+
 async def test_runs_that_were_swept_while_the_clock_was_ahead(runs: Runs) -> None:
     """The next sweep of a run, and the time after which a job is stale, are as if the clock had been right."""
     ready = {"jobs": [{"name": "a", "staleAfterSeconds": 3600}]}

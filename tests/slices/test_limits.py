@@ -200,7 +200,7 @@ async def test_timers_that_are_due(store: Database) -> None:
     await outcome(talk, "ScheduleTimer", serviceCallId="old", dueAt=iso(after(seconds=1)))
     talk.clock.advance(seconds=60)
     for number in range(20):  # one after the other, each until it fires: the tenant never had more than two
-        due = iso(after(seconds=number))
+        due = iso(after(seconds=60 - number))
         talk.send("ScheduleTimer", serviceCallId=f"call-{number}", dueAt=due)
     talk.send("ScheduleTimer", serviceCallId="old", dueAt=LATER)
     await talk.consume()
@@ -209,8 +209,12 @@ async def test_timers_that_are_due(store: Database) -> None:
         "scheduled",
         over,
     ]
+    now = iso(talk.clock.now())
+    assert await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=now) == "rescheduled"
     (used, *_) = (await usage(talk))["usage"]
     assert (used["limit"], used["used"]) == ("pending_timers", 2)
+    await outcome(talk, "CancelTimer", serviceCallId="new-1")
+    assert (await usage(talk))["usage"][0]["used"] == 1
 
 
 async def has_as_many_rows_as_counted(talk: InProcess) -> None:

@@ -12,6 +12,7 @@ from timer_service.core.intake.rejection import Rejected
 from timer_service.core.values.codec import REPLY_TO, decode_command, decode_envelope, encode
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
+from timer_service.core.values.instant import LATEST
 from timer_service.core.values.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
 from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
 from timer_service.timers import SLICE
@@ -110,6 +111,10 @@ WRONG_FIELDS: dict[str, tuple[Any, ...]] = {
 PAYLOADS = (
     *((schedule_timer(**{name: each}), f"payload.{name}") for name, values in WRONG_FIELDS.items() for each in values),
     (schedule_timer(dueIn="PT1S"), "payload.dueAt"),
+    *((schedule_timer(expiresAt=iso(at)), "payload.expiresAt") for at in (NOW - 1, NOW)),
+    *((schedule_timer(lateBy=each), "payload.lateBy") for each in (0, "P367D")),
+    (schedule_timer(expiresAt=iso(NOW + 1), lateBy=1), "payload.lateBy"),
+    (command("ScheduleTimer", {"serviceCallId": "a", "dueIn": 1, "expiresAt": iso(NOW)}), "payload.expiresAt"),
     *((with_data(number), "payload.data") for number in ("1e999", "-1e999", "[1e400]")),
     *((command("ScheduleTimer", {"serviceCallId": "a", **each}), "payload.dueAt") for each in ({}, {"dueIn": None})),
 )
@@ -152,6 +157,13 @@ def test_largest_command() -> None:
     fits = "é" * ((MAX_DATA_BYTES - 2) // 2)
     assert fits in str(decode(raw_command(schedule_timer(data=fits))).payload)
     assert rejection(raw_command(b"{" + b" " * (MAX_MESSAGE_BYTES - 2) + b"}")).code is Code.INVALID_ENVELOPE
+
+
+def test_latest_expiry() -> None:
+    """An expiry may be as late as a due time."""
+    timer = decode(raw_command(schedule_timer(due_at=LATEST - 1, lateBy=1))).payload
+    assert isinstance(timer, ScheduleTimer)
+    assert (timer.due_at, timer.late_by) == (LATEST - 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ async def handle(
 
 
 def _apply(state: str | None) -> Outcome:
+    """Return the outcome for an event in a state; None if it does not exist."""
     if state is None:
         return Outcome.NOT_FOUND
     return Outcome.RETRIED if state == OUTBOX.buried else Outcome.UNCHANGED

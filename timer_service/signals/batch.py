@@ -92,7 +92,10 @@ class Batch:
         return Outcome.CREATED
 
     def move_item(self, transition: Transition) -> Outcome:
-        """Apply a transition: match it with waiting signals, or leave it to the evaluation worker."""
+        """Apply a transition: match it with waiting signals, or leave it to the evaluation worker.
+
+        A transition of a batch or of the table with the same event id is the same transition: it counts once.
+        """
         key = (transition.key, transition.event_id)
         if key in self.loaded.transitions or key in self.transitions:
             return Outcome.UNCHANGED
@@ -113,7 +116,7 @@ class Batch:
             self._signals_of[signal.item].add(signal.key)
         if not is_live(signal):
             self.ended[signal.key, signal.defined] = f"the signal is {signal.status}"
-        if signal.is_active and (timed := time_firing(signal, cause)) is not None:
+        if signal.is_active and (timed := time_firing(signal, cause)) is not None:  # created, or activated again
             self.firings.setdefault(timed.firing_id, timed)
 
     def waiting_for(self, item: ItemKey) -> list[Signal] | None:
@@ -124,13 +127,16 @@ class Batch:
         loaded = self.loaded.waiting.get(item, ())
         if len(loaded) > MAX_INLINE_SIGNALS:  # not all of them were loaded
             return None
-        found = {each.key: each.signal for each in loaded}
-        found |= {key: self.signals[key] for key in self._signals_of.get(item, ())}
-        waiting = [each for each in found.values() if each is None or (each.is_active and each.item == item)]
-        short = [
-            each for each in waiting if each is not None and len(each.definition.trigger_spec) <= MAX_INLINE_TRIGGER
-        ]
-        return short if len(short) == len(waiting) <= MAX_INLINE_SIGNALS else None
+        signals = {key: self.signals[key] for key in self._signals_of.get(item, ())}
+        for key, _, signal in loaded:
+            if key in signals:
+                continue
+            if signal is None:  # its trigger is long
+                return None
+            signals[key] = signal
+        active = [each for each in signals.values() if each.is_active]
+        longest = max((len(each.definition.trigger_spec) for each in active), default=0)
+        return active if len(active) <= MAX_INLINE_SIGNALS and longest <= MAX_INLINE_TRIGGER else None
 
 
 def read_change(command: Command, now: int) -> Change:
@@ -159,6 +165,7 @@ def read_change(command: Command, now: int) -> Change:
 
 
 def _definition(payload: SignalPayload) -> Definition | None:
+    """Return the definition of a CreateWorkSignal; None for a command that only changes the status."""
     if not isinstance(payload, CreateWorkSignal):
         return None
     return Definition(payload.work_item_id, payload.trigger_kind, dump_data(payload.trigger_spec), payload.note)

@@ -48,8 +48,8 @@ class Evaluation:
         tenants, _ = await self._rows.turns.next_due(self._database.reader, _ANY_TIME, _MAX_TRANSITIONS)
         counts: list[int] = []
         share = _MAX_TRANSITIONS // max(len(tenants), 1)
-        evaluate = partial(self._evaluate_tenants, share=share, now=now)
-        isolated = await isolate_in_transactions(self._database, tenants, evaluate, counts.append)
+        evaluate_share = partial(self._evaluate_tenants, share=share, now=now)
+        isolated = await isolate_in_transactions(self._database, tenants, evaluate_share, counts.append)
         for tenant, error in isolated.failed:
             log.error("transitions cannot be matched with signals", exc_info=error, extra={"tenant": tenant})
         evaluated = sum(counts)
@@ -59,8 +59,10 @@ class Evaluation:
         """Evaluate the next transitions of tenants, `share` of each. Return how many were evaluated."""
         due = await self._rows.find(tx, tenants, _ANY_TIME, share)
         keys = [tuple(row[name] for name in store.UNEVALUATED.key) for row in due]
+        # Another instance may have evaluated some since, or have locked them: these are left out.
         locked = map(store.read_transition, await self._rows.select_keys(tx, keys, _ANY_TIME))
-        transitions = sorted(locked, key=lambda transition: tenants.index(transition.key.tenant_id))
+        # Tenants in the order of their turns, so that the next pass begins with those for whom there was no time.
+        transitions = sorted(locked, key=lambda each: (tenants.index(each.key.tenant_id), each.evaluate_at or 0))
         if not transitions:
             return 0
         evaluated, firings = await self._evaluate(tx, transitions, now)
@@ -75,28 +77,32 @@ class Evaluation:
     async def _evaluate(
         self, tx: Transaction, transitions: Sequence[Transition], now: int
     ) -> tuple[list[Transition], list[Firing]]:
-        """Match transitions with their next signals until the time is up. Return them with their progress."""
-        share = _MAX_FIRINGS // len(transitions)
+        """Match transitions with their next signals until the time is up.
+
+        Return the transitions whose progress has changed, with their progress, and the firings.
+        """
+        most_signals = _MAX_FIRINGS // len(transitions)
         transaction_time = TransactionTime(self._monotonic)
         evaluated: list[Transition] = []
         firings: list[Firing] = []
         for transition in transitions:
-            candidates = await store.find_waiting(tx, [(transition.key, transition.evaluated_to)], share)
+            candidates = await store.find_waiting(tx, [(transition.key, transition.evaluated_to)], most_signals)
             matched = 0
             while matched < len(candidates) and await transaction_time.is_left():
                 firings += await _match(tx, transition, candidates[matched])
                 matched += 1
-            if matched == len(candidates) < share:
+            is_time_up = matched < len(candidates)
+            if not is_time_up and len(candidates) < most_signals:  # there are no more signals
                 evaluated.append(transition._replace(evaluate_at=None))
             elif matched:  # it goes to the end of the queue
                 last = candidates[matched - 1].key.signal_id
                 evaluated.append(transition._replace(evaluate_at=now, evaluated_to=last))
-            if matched < len(candidates):
+            if is_time_up:
                 break
         return evaluated, firings
 
 
 async def _match(tx: Transaction, transition: Transition, waiting: Waiting) -> Sequence[Firing]:
-    """Return the firing of a signal on a transition, if any. A signal that fails is skipped: the queue must move on."""
+    """Return the firing of a signal on a transition, if any. A long trigger is read here, one at a time."""
     signal = waiting.signal or (await store.find(tx, [waiting.key])).get(waiting.key)
     return evaluate(transition, [] if signal is None else [signal])

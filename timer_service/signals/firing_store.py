@@ -74,7 +74,7 @@ async def add(tx: Transaction, firings: Iterable[Firing], now: int) -> None:
 
 
 async def fail_unsettled(tx: Transaction, reasons: Mapping[tuple[Key, Position], str], now: int) -> None:
-    """Set the unsettled firings of ended definitions to failed, with the reasons, and end their claims."""
+    """Set the unsettled firings of ended definitions to failed, with the reasons."""
     parameters = [
         {
             **signal._asdict(),

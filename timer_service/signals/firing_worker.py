@@ -5,10 +5,10 @@ adds the events. It never waits for a lock. If the process dies before the commi
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import NamedTuple
 
 from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.isolate import Failed, Isolated, Retries, Retry, isolate_in_transactions
@@ -24,7 +24,7 @@ from timer_service.signals import firing_store, store
 from timer_service.signals.events import failed_event, fired_event
 from timer_service.signals.firing_store import FIRINGS, FiringKey, defined_of, key_of, position_of, signal_of
 from timer_service.signals.firings import FiringStatus, refusal
-from timer_service.signals.signal import fire
+from timer_service.signals.signal import Key, Signal, fire
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,10 @@ _LOCKED_PAUSE_MS = 5
 """How long to wait before the next pass if another instance has locked all due firings."""
 
 
-@dataclass(slots=True)
-class _Processed:
+class _Processed(NamedTuple):
     """The result of processing due firings."""
 
-    fired: list[Row] = field(default_factory=list)
+    fired: Sequence[Row] = ()
     refused: int = 0
     retried: int = 0
     buried: int = 0
@@ -58,8 +57,11 @@ class FiringWorker:
         self._retries = Retries[FiringKey](FIRINGS.name)
 
     async def tick(self, now: int) -> Pass:
-        """Process at most one batch of the firings that are due at `now`. The pass counts them."""
-        keys: list[FiringKey] = []
+        """Process at most one batch of the firings that are due at `now`. The pass counts them.
+
+        If their transaction fails, they are processed again in smaller ones.
+        """
+        keys: list[FiringKey] = []  # what the last attempt has selected
 
         async def fire_due(tx: Transaction) -> _Processed:
             rows = await self._rows.select(tx, now, self._batch_size)
@@ -77,31 +79,39 @@ class FiringWorker:
         return Pass(len(keys), now + _LOCKED_PAUSE_MS if is_due and not keys else at)
 
     async def _fire(self, tx: Transaction, rows: Sequence[Row], now: int) -> _Processed:
-        """Fire the rows whose signal is active, and refuse the others. Those with too much data stay due.
-
-        Those whose signal another session has locked wait.
-        """
-        before, left = await store.lock_in_portions(tx, sorted({signal_of(row) for row in rows}), store.SKIP)
+        """Fire the rows whose signal is active, and refuse the others. Those that `_lock_signals` leaves out wait."""
+        before, ready = await self._lock_signals(tx, rows, now)
         signals = dict(before)
+        fired: list[Row] = []
+        refused: dict[FiringKey, str] = {}
+        for row in sorted(ready, key=position_of):  # the oldest cause of a signal fires, and the next ones are refused
+            signal = signals.get(signal_of(row))
+            if signal is None:
+                refused[key_of(row)] = "the signal does not exist"
+            elif (reason := refusal(signal, defined_of(row), position_of(row))) is not None:
+                refused[key_of(row)] = reason
+            else:
+                signals[signal.key] = fire(signal, now)
+                fired.append(row)
+        await store.save_signals(tx, before, signals)
+        await outbox.add(tx, [fired_event(row, now) for row in fired], now)
+        await firing_store.settle(tx, FiringStatus.ENQUEUED, dict.fromkeys(map(key_of, fired)), now)
+        await firing_store.settle(tx, FiringStatus.FAILED, refused, now)
+        return _Processed(fired, refused=len(refused))
+
+    async def _lock_signals(
+        self, tx: Transaction, rows: Sequence[Row], now: int
+    ) -> tuple[Mapping[Key, Signal], Sequence[Row]]:
+        """Lock the signals of rows. Return those that exist, and the rows that can be processed.
+
+        Rows behind too much data are left out. Rows whose signal another session has locked wait, without an attempt.
+        """
+        signals, left = await store.lock_in_portions(tx, sorted({signal_of(row) for row in rows}), store.SKIP)
         wanted = [row for row in rows if signal_of(row) not in left]
         locked = await store.find(tx, {signal_of(row) for row in wanted} - signals.keys())
         blocked = [Failed(key_of(row), _IS_LOCKED) for row in wanted if signal_of(row) in locked]
         await firing_store.retry(tx, self._retries.of(blocked, now), counts=False)
-        done, refused = _Processed(), dict[FiringKey, str]()
-        for row in sorted((row for row in wanted if signal_of(row) not in locked), key=position_of):
-            signal = signals.get(signal_of(row))  # the oldest cause fires first
-            reason = refusal(signal, defined_of(row), position_of(row))
-            if signal is None or reason is not None:
-                refused[key_of(row)] = reason or ""
-                continue
-            signals[signal.key] = fire(signal, now)
-            done.fired.append(row)
-        await store.save_signals(tx, before, signals)
-        await outbox.add(tx, [fired_event(row, now) for row in done.fired], now)
-        await firing_store.settle(tx, FiringStatus.ENQUEUED, dict.fromkeys(map(key_of, done.fired)), now)
-        await firing_store.settle(tx, FiringStatus.FAILED, refused, now)
-        done.refused = len(refused)
-        return done
+        return signals, [row for row in wanted if signal_of(row) not in locked]
 
     async def _fire_apart(self, keys: Sequence[FiringKey], error: Exception, now: int) -> None:
         """Process the firings of a pass that failed. Those that fail alone are tried again later, or given up."""
@@ -115,18 +125,21 @@ class FiringWorker:
             record(await in_transaction(self._database, partial(self._settle_failed, isolated=isolated, now=now)))
 
     async def _settle_failed(self, tx: Transaction, isolated: Isolated[FiringKey], now: int) -> _Processed:
-        """Count an attempt of the broken firings. Give up those without attempts left: their signals are paused."""
+        """Count an attempt of the broken firings. Give up those without attempts left: their signals are paused.
+
+        Blocked firings, and those to give up whose signal another session has locked, wait without an attempt.
+        """
         due = await self._rows.select_keys(tx, [key for key, _ in isolated.failed], now)
         rows = {key_of(row): row for row in due}
-        broken = {each.item: each for each in isolated.broken if each.item in rows}
-        for (tenant, firing), error in broken.values():
+        broken = {key: error for key, error in isolated.broken if key in rows}
+        for (tenant, firing), error in broken.items():
             log.error("firing failed", exc_info=error, extra={"tenant": tenant, "firing_id": firing})
         last = {key for key in broken if rows[key]["attempt"] + 1 >= self._max_attempts}
         free = await store.lock_free_keys(tx, {signal_of(rows[key]) for key in last})
-        buried = {key: error_text(broken[key].error) for key in last if signal_of(rows[key]) in free}
+        buried = {key: error_text(broken[key]) for key in last if signal_of(rows[key]) in free}
         waiting = [each for each in isolated.blocked if each.item in rows]
         waiting += [Failed(key, _IS_LOCKED) for key in last - buried.keys()]
-        retried = {key: self._next_attempt(rows[key], error, now) for key, error in broken.values() if key not in last}
+        retried = {key: self._next_attempt(rows[key], error, now) for key, error in broken.items() if key not in last}
         await firing_store.retry(tx, self._retries.of(waiting, now), counts=False)
         await firing_store.retry(tx, retried, counts=True)
         await firing_store.settle(tx, FiringStatus.FAILED, buried, now)
@@ -135,12 +148,12 @@ class FiringWorker:
         return _Processed(retried=len(retried), buried=len(buried))
 
     def _next_attempt(self, row: Row, error: Exception, now: int) -> Retry:
+        """Return when a broken firing is tried again: after a random delay that grows with its attempts."""
         delay = self._backoff.delay(row["attempt"] + 1, self._rng)
         return Retry(now + delay // timedelta(milliseconds=1), error_text(error))
 
     def _record(self, done: _Processed, now: int) -> None:
         """Count what a transaction has committed, and wake the relay."""
-        self._retries.forget(map(key_of, done.fired))
         for row in done.fired:
             self._metrics.fired_late(FIRINGS.name, (now - row["due_at"]) / 1000)
         counts = {"fired": len(done.fired), "refused": done.refused, "retried": done.retried, "buried": done.buried}

@@ -90,17 +90,15 @@ def time_firing(signal: Signal, cause: Cause) -> Firing | None:
     )
 
 
-def refusal(signal: Signal | None, defined: Position, cause: Position) -> str | None:
+def refusal(signal: Signal, defined: Position, cause: Position) -> str | None:
     """Return why a firing must not fire now, or None if it may.
 
     `defined` is the position of the command that defined the signal, `cause` the position of the cause.
     """
-    if signal is None:
-        return "the signal does not exist"
     if not signal.is_active:
         return f"the signal is {signal.status}"
     if signal.defined != defined:
         return "the signal now has another definition"
-    if cause <= signal.since and not signal.is_timed:
+    if cause <= signal.since and not signal.is_timed:  # an instant that has passed in a pause still counts
         return "the signal was activated after the cause"
     return None

@@ -27,10 +27,11 @@ async def handle(
     If `evaluating` is false, transitions are not matched with signals. They are stored for the evaluation worker.
     """
     changes = [read_change(command, now) for command in commands]
-    loaded, number = await store.load(tx, changes, evaluating=evaluating)
+    loaded, count = await store.load(tx, changes, evaluating=evaluating)
     batch = Batch(loaded, evaluating=evaluating)
 
     def decide(number: int) -> Change | None:
+        """Return the change of a command; None if the transaction has enough new firings."""
         change = changes[number]
         if len(batch.firings) >= _MOST_FIRINGS:
             return None
@@ -42,16 +43,18 @@ async def handle(
             case _:
                 return _change_of_signal(batch, change, now, wants_view=commands[number].reply_to is not None)
 
-    results = await apply_in_order(commands[:number], quotas.admission(tx, now), decide)
+    results = await apply_in_order(commands[:count], quotas.admission(tx, now), decide)
     wake_at = await store.save(tx, batch, now)
     return [result._replace(wake_at=wake_at) for result in results]
 
 
 def _change_of_signal(batch: Batch, change: SignalCommand, now: int, *, wants_view: bool) -> Change:
+    """Return the change of a command on a signal. The outcome of a signal that does not exist has no view."""
     before = batch.signals.get(change.key)
     signal, outcome = apply_command(before, change, now)
 
     def keep() -> CommandResult:
+        """Put the signal into the batch. Return the result."""
         if signal is not None:
             batch.put_signal(signal, change.cause)
         return CommandResult(outcome, view=partial(_fields, signal) if signal is not None and wants_view else None)

@@ -1,6 +1,6 @@
 """Queries about signals, firings and tasks. A tenant sees only its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -148,18 +148,13 @@ async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> Ra
 
 async def _list(reader: Reader, tenant: str, request: ListSignals, _now: int) -> RawJson:
     statuses = list(Status) if request.status is None else [request.status]
-
-    async def read(after: tuple[str], limit: int) -> Sequence[Signal]:
-        (signal_id,) = after
-        return await store.page(
-            reader, tenant, item=request.work_item_id, statuses=statuses, after=signal_id, limit=limit
-        )
-
-    (after,) = read_cursor(request.cursor, str) if request.cursor is not None else ("",)
+    (after_id,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
     return await read_page(
         "signals",
-        read,
-        after=(after,),
+        lambda after, limit: store.page(
+            reader, tenant, item=request.work_item_id, statuses=statuses, after=after[0], limit=limit
+        ),
+        after=(after_id,),
         limit=request.limit,
         view=signal_view,
         cursor_of=lambda signal: (signal.key.signal_id,),
@@ -197,7 +192,8 @@ QUERIES = (
 
 
 def _firing_view(row: Row) -> Mapping[str, Any]:
-    enqueued = row["status"] == FiringStatus.ENQUEUED
+    """Return the view of a firing. Only a firing whose signal has fired is a task."""
+    is_task = row["status"] == FiringStatus.ENQUEUED
     return omit_none(
         tenantId=row["tenant_id"],
         firingId=row["firing_id"],
@@ -208,7 +204,7 @@ def _firing_view(row: Row) -> Mapping[str, Any]:
         createdAt=format_instant(row["created_at"]),
         attempt=row["attempt"],
         workItemId=row["work_item_id"],
-        taskId=firing_store.task_id(row) if enqueued else None,
+        taskId=firing_store.task_id(row) if is_task else None,
         settledAt=format_optional(row["settled_at"]),
         lastError=row["last_error"],
     )

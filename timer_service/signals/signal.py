@@ -149,16 +149,16 @@ def is_live(signal: Signal | None) -> bool:
 
 def apply_command(signal: Signal | None, command: SignalCommand, now: int) -> tuple[Signal | None, Outcome]:
     """Return a signal after a command, and the outcome. docs/signals.md has the table of outcomes."""
-    wanted = command.status
     if command.definition is not None:
         return _create(signal, command, command.definition, now)
     if signal is None:
         return None, Outcome.NOT_FOUND
+    wanted = command.status
     if signal.status is wanted:
         return signal, Outcome.UNCHANGED
     if signal.status in ENDED:
         return signal, Outcome.ALREADY_ENDED
-    fires_again = wanted is Status.ACTIVE and not signal.is_timed
+    fires_again = wanted is Status.ACTIVE and not signal.is_timed  # an instant comes once
     if signal.status is Status.FIRED and wanted is not Status.RESOLVED and not fires_again:
         return signal, Outcome.ALREADY_FIRED
     changed = signal._replace(status=wanted, ended_at=now if wanted in ENDED else None)
@@ -168,6 +168,7 @@ def apply_command(signal: Signal | None, command: SignalCommand, now: int) -> tu
 
 
 def _create(signal: Signal | None, command: SignalCommand, definition: Definition, now: int) -> tuple[Signal, Outcome]:
+    """Create a signal, unless one with its id exists that has not ended."""
     if signal is not None and is_live(signal):
         return signal, Outcome.UNCHANGED if signal.definition == definition else Outcome.EXISTS
     created = Signal(command.key, Status.ACTIVE, definition, command.position, command.position, now)

@@ -86,22 +86,26 @@ async def load(tx: Transaction, changes: Sequence[Change], *, evaluating: bool) 
         filter(None, moved), partial(_find_first_waiting, tx), _characters_of_waiting, _AT_ONCE
     )
     changes = changes[: count_before(moved, items_left)]
-    created = {change.key for change in changes if isinstance(change, NewItem)}
-    items = await tx.fetch_each(_SQL["find_item"], [key._asdict() for key in created])
+    items = {change.key for change in changes if isinstance(change, NewItem)}
     transitions = {(change.key, change.event_id) for change in changes if isinstance(change, Transition)}
-    known = await tx.fetch_each(
-        _SQL["find_event"], [{**item._asdict(), "event_id": event_id} for item, event_id in transitions]
-    )
-    loaded = LoadedRows(
-        frozenset(ItemKey(row["tenant_id"], row["work_item_id"]) for row in items),
-        signals,
-        waiting,
-        frozenset((ItemKey(row["tenant_id"], row["work_item_id"]), row["event_id"]) for row in known),
-    )
+    loaded = LoadedRows(await _find_items(tx, items), signals, waiting, await _find_transitions(tx, transitions))
     return loaded, len(changes)
 
 
+async def _find_items(tx: Transaction, keys: Collection[ItemKey]) -> frozenset[ItemKey]:
+    """Return the work items that exist among `keys`."""
+    rows = await tx.fetch_each(_SQL["find_item"], [key._asdict() for key in keys])
+    return frozenset(ItemKey(row["tenant_id"], row["work_item_id"]) for row in rows)
+
+
+async def _find_transitions(tx: Transaction, ids: Collection[tuple[ItemKey, str]]) -> frozenset[tuple[ItemKey, str]]:
+    """Return the transitions that are stored among `ids`, each a work item and an event id."""
+    rows = await tx.fetch_each(_SQL["find_event"], [{**item._asdict(), "event_id": event} for item, event in ids])
+    return frozenset((ItemKey(row["tenant_id"], row["work_item_id"]), row["event_id"]) for row in rows)
+
+
 async def _find_first_waiting(tx: Transaction, items: Collection[ItemKey]) -> Mapping[ItemKey, Sequence[Waiting]]:
+    """Return the first active signals of work items: one more than a command matches, to see whether these are all."""
     waiting = defaultdict[ItemKey, list[Waiting]](list)
     for each in await find_waiting(tx, [(item, "") for item in items], MAX_INLINE_SIGNALS + 1):
         waiting[each.item].append(each)
@@ -122,8 +126,9 @@ async def save(tx: Transaction, batch: Batch, now: int) -> int | None:
     await firing_store.add(tx, batch.firings.values(), now)
     await firing_store.fail_unsettled(tx, batch.ended, now)
     wakes = [each.due_at for each in batch.firings.values() if (each.signal, each.defined) not in batch.ended]
-    is_left = any(transition.evaluate_at is not None for transition in batch.transitions.values())
-    return min([*wakes, now] if is_left and batch.evaluating else wakes, default=None)
+    if batch.evaluating and any(transition.evaluate_at is not None for transition in batch.transitions.values()):
+        wakes.append(now)  # for the evaluation worker
+    return min(wakes, default=None)
 
 
 async def save_signals(tx: Transaction, before: Mapping[Key, Signal], after: Mapping[Key, Signal]) -> None:
@@ -144,16 +149,13 @@ async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) ->
     """Insert new transitions."""
     parameters = [
         {
-            **transition.key._asdict(),
-            "event_id": transition.event_id,
+            **_progress_parameters(transition),
             "from_status": transition.from_status,
             "to_status": transition.to_status,
             "occurred_at": transition.occurred_at,
             "recorded_at": transition.recorded_at,
             **position_parameters(transition.position),
             **cause_columns(transition.cause),
-            "evaluate_at": transition.evaluate_at,
-            "evaluated_to": transition.evaluated_to,
         }
         for transition in transitions
     ]
@@ -162,16 +164,17 @@ async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) ->
 
 async def save_progress(tx: Transaction, transitions: Iterable[Transition]) -> None:
     """Write how far the evaluation of transitions has come."""
-    parameters = [
-        {
-            **transition.key._asdict(),
-            "event_id": transition.event_id,
-            "evaluate_at": transition.evaluate_at,
-            "evaluated_to": transition.evaluated_to,
-        }
-        for transition in transitions
-    ]
-    await tx.executemany(_SQL["note_evaluated"], parameters)
+    await tx.executemany(_SQL["note_evaluated"], list(map(_progress_parameters, transitions)))
+
+
+def _progress_parameters(transition: Transition) -> Mapping[str, Any]:
+    """Return the parameters of `note_evaluated`: the key of a transition, and how far its evaluation has come."""
+    return {
+        **transition.key._asdict(),
+        "event_id": transition.event_id,
+        "evaluate_at": transition.evaluate_at,
+        "evaluated_to": transition.evaluated_to,
+    }
 
 
 async def find_waiting(reader: Reader, cursors: Collection[tuple[ItemKey, str]], limit: int) -> list[Waiting]:
@@ -186,7 +189,7 @@ async def find_waiting(reader: Reader, cursors: Collection[tuple[ItemKey, str]],
 
 def _read_waiting(row: Row) -> Waiting:
     item = ItemKey(row["tenant_id"], row["work_item_id"])
-    signal = None if row["trigger_spec"] is None else _read_signal(row)
+    signal = None if row["trigger_spec"] is None else _read_signal(row)  # see `_SHORT_TRIGGER`
     return Waiting(Key(row["tenant_id"], row["signal_id"]), item, signal)
 
 
@@ -240,8 +243,6 @@ async def page(
     pages = (_SQL["page"].format(where=condition) for condition in conditions)
     sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in pages)  # noqa: S608 - no user input
     parameters = {"tenant_id": tenant_id, "work_item_id": item, "after": after, "limit": limit}
-    if item is None:
-        del parameters["work_item_id"]
     rows = await reader.fetch(sql, parameters)
     return sorted(map(_read_signal, rows), key=lambda signal: signal.key)[:limit]
 
@@ -253,12 +254,13 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     deleted first: a signal with more firings stays for the next calls. A fired signal and its task stay until the
     signal is resolved. Return the number of deleted rows.
     """
-    rows = await tx.fetch(_SQL["ended"], {"before": before, "limit": limit})
-    ended = [{"tenant_id": row["tenant_id"], "signal_id": row["signal_id"]} for row in rows]
-    firings = await firing_store.delete_of_signals(tx, [Key(**key) for key in ended], limit)
-    signals = await tx.executemany(_SQL["delete"], ended)
+    old = {"before": before, "limit": limit}
+    ended = [Key(row["tenant_id"], row["signal_id"]) for row in await tx.fetch(_SQL["ended"], old)]
+    firings = await firing_store.delete_of_signals(tx, ended, limit)
+    signals = await tx.executemany(_SQL["delete"], [key._asdict() for key in ended])
     firings += await firing_store.delete_settled(tx, before, limit)
-    return signals + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})
+    transitions = await tx.execute(_SQL["delete_events"], old)
+    return firings + signals + transitions
 
 
 def _read_signal(row: Row) -> Signal:

@@ -55,10 +55,11 @@ class CancellationWorker:
         share = max(MOST_TIMERS // max(len(due), 1), cancellations.LEAST_TIMERS)
         unfinished: list[Cancellation] = []
         finished: list[Cancellation] = []
-        for each in due:
-            calls = await cancellations.read_page(tx, each, share)
-            cancelled = await cancellations.cancel_page(tx, each, calls, now)
-            (finished if len(calls) < share else unfinished).append(each.after_page(calls, cancelled))
+        for cancellation in due:
+            calls = await cancellations.read_page(tx, cancellation, share)
+            cancelled_count = await cancellations.cancel_page(tx, cancellation, calls, now)
+            is_last_page = len(calls) < share
+            (finished if is_last_page else unfinished).append(cancellation.after_page(calls, cancelled_count))
         await cancellations.save(tx, unfinished)
         await cancellations.delete(tx, finished)
         await outbox.add(tx, [each.event(now) for each in finished], now)
@@ -70,10 +71,10 @@ class CancellationWorker:
         return [read_cancellation(row) for row in await self._rows.lock_oldest(tx, tenants, now)]
 
     async def _postpone(self, tx: Transaction, failed: Sequence[Failed[str]], now: int) -> int:
-        """Let the oldest due cancellation of each tenant wait whose transaction has failed. Return how many wait."""
-        errors = dict(failed)
-        due = {each.key: each for each in await self._lock_oldest(tx, errors, now)}
-        retries = self._retries.of([Failed(key, errors[key.tenant_id]) for key in due], now)
+        """Let the oldest due cancellation of each failed tenant wait, with the error. Return how many wait."""
+        error_of = dict(failed)
+        due = {each.key: each for each in await self._lock_oldest(tx, error_of, now)}
+        retries = self._retries.of([Failed(key, error_of[key.tenant_id]) for key in due], now)
         later = [due[key]._replace(available_at=retry.at, last_error=retry.error) for key, retry in retries.items()]
         await cancellations.save(tx, later)
         return len(due)

@@ -49,10 +49,13 @@ class Cancellation(NamedTuple):
     last_error: str | None = None
     """Why the last page failed."""
 
-    def after_page(self, calls: Sequence[str], cancelled: int) -> "Cancellation":
-        """Return the cancellation after a page of which some timers were cancelled."""
-        counted = self._replace(cancelled_count=self.cancelled_count + cancelled, last_error=None)
-        return counted._replace(next_call_id=calls[-1]) if calls else counted
+    def after_page(self, calls: Sequence[str], cancelled_count: int) -> "Cancellation":
+        """Return the cancellation after a page with the timers `calls`, of which so many were cancelled."""
+        return self._replace(
+            next_call_id=calls[-1] if calls else self.next_call_id,
+            cancelled_count=self.cancelled_count + cancelled_count,
+            last_error=None,
+        )
 
     def event(self, now: int) -> Event:
         """Return the event of a finished cancellation. Its id depends on the command, so it is always the same."""
@@ -76,8 +79,10 @@ class Cancellation(NamedTuple):
         )
 
 
-def new_cancellation(command: Command, payload: CancelTimers, now: int) -> Cancellation:
+def new_cancellation(command: Command, now: int) -> Cancellation:
     """Return the cancellation of a CancelTimers."""
+    payload = command.payload
+    assert isinstance(payload, CancelTimers)  # noqa: S101 - the caller passes no other command
     return Cancellation(
         CancellationKey(command.tenant, command.position),
         payload.prefix,
@@ -90,8 +95,11 @@ def new_cancellation(command: Command, payload: CancelTimers, now: int) -> Cance
 
 
 def prefix_end(prefix: str) -> str:
-    """Return the smallest text after all ids with a prefix. Code points have the same order as bytes of UTF-8."""
-    kept = prefix.rstrip(_LAST_CHARACTER)
+    """Return a text that is greater than all ids with a prefix, and not greater than any other id after these.
+
+    Its last character is the next one, which is not a surrogate. Code points have the same order as bytes of UTF-8.
+    """
+    kept = prefix.rstrip(_LAST_CHARACTER)  # no character comes after the last one
     if not kept:
         return _LAST_CHARACTER * (_LONGEST_ID + 1)
     following = ord(kept[-1]) + 1

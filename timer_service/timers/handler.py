@@ -28,11 +28,11 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quot
     rest = [number for number in range(len(commands)) if number not in results]
     if not rest:
         return [results[number] for number in range(len(commands))]
-    found = await _apply(tx, [commands[number] for number in rest], now, admission)
-    results |= zip(rest, found, strict=False)
-    end = rest[len(found)] if len(found) < len(rest) else len(commands)
-    if any(number >= end for number in results):
+    applied = await _apply(tx, [commands[number] for number in rest], now, admission)
+    end = rest[len(applied)] if len(applied) < len(rest) else len(commands)
+    if any(number >= end for number in results):  # a timer was added for a command behind one that was not applied
         raise TooManyCommandsError(end)
+    results |= zip(rest, applied, strict=False)
     return [results[number] for number in range(end)]
 
 
@@ -45,26 +45,28 @@ async def _add_new(
     """
     rows: dict[int, NewRow] = {}
     results: dict[int, CommandResult] = {}
-    for key, number in _first_schedules(commands).items():
+    first = _first_schedules(commands)
+    for key, number in first.items():
         command = commands[number]
         requested = rules.requested(key, command, now)
+        due_at = requested[0]
         rows[number] = store.new_row(key, command, requested, now)
         view = None if command.reply_to is None else partial(_view_of_new, key, command, now)
-        results[number] = CommandResult(Outcome.SCHEDULED, requested[0], view)
+        results[number] = CommandResult(Outcome.SCHEDULED, due_at, view)
     if not rows or (admission and not await admission.may_write(store.growth_by_rows(rows.values(), now))):
         return {}
-    inserted = await store.insert_new(tx, rows.values())
-    if len(inserted) < len(rows):
-        keys = {tuple(values[:2]) for values in inserted}
-        rows = {number: row for number, row in rows.items() if row[0][:2] in keys}
-        results = {number: results[number] for number in rows}
+    added = await store.insert_new(tx, rows.values())
+    if len(added) < len(rows):  # the other timers exist: their commands must see them
+        numbers = [first[Key(*values[:2])] for values in added]
+        rows = {number: rows[number] for number in numbers}
+        results = {number: results[number] for number in numbers}
     if admission:
         admission.wrote(store.growth_by_rows(rows.values(), now))
     return results
 
 
 def _first_schedules(commands: Sequence[Command]) -> Mapping[Key, int]:
-    """Return the numbers of the ScheduleTimers on timers that no earlier command of the batch names."""
+    """Return the number of the first ScheduleTimer on each timer that no other command names before it."""
     first: dict[Key, int] = {}
     others: set[Key] = set()
     for number, command in enumerate(commands):
@@ -83,49 +85,48 @@ async def _apply(
 ) -> list[CommandResult]:
     """Apply the first commands on any timers. Return their results."""
     keys = [None if isinstance(each.payload, CancelTimers) else rules.key_of(each) for each in commands]
-    wanted = [key for key in keys if key is not None]
-    before, left = await load_in_portions(wanted, partial(store.load, tx), _characters)
-    after = dict(before)
-    new: list[Cancellation] = []
-
-    def decide(number: int) -> Change:
-        command, key = commands[number], keys[number]
-        if isinstance(command.payload, CancelTimers):
-            return Change(partial(_cancel_many, new, new_cancellation(command, command.payload, now), now))
-        assert key is not None  # noqa: S101 - every other command has a key
-        found = after.get(key)
-        applied = rules.apply(found, key, command, now)
-        return Change(partial(_keep, after, key, applied, command), store.growth(found, applied.timer, now))
-
-    results = await apply_in_order(commands[: count_before(keys, left)], admission, decide)
-    await store.save(tx, before, after)
-    await cancellations.add(tx, new)
+    before, left = await load_in_portions(
+        (key for key in keys if key is not None), partial(store.load, tx), store.characters
+    )
+    batch = _Batch(before, now)
+    results = await apply_in_order(
+        commands[: count_before(keys, left)], admission, lambda number: batch.change_of(commands[number], keys[number])
+    )
+    await store.save(tx, before, batch.timers)
+    await cancellations.add(tx, batch.cancellations)
     return results
 
 
-def _cancel_many(new: list[Cancellation], cancellation: Cancellation, now: int) -> CommandResult:
-    new.append(cancellation)
-    return CommandResult(Outcome.CANCELLING, wake_at=now, loop=LOOP)
+class _Batch:
+    """The timers, and the new cancellations, while the commands of a batch are applied in order. Writes nothing."""
 
+    def __init__(self, timers: Mapping[Key, Timer], now: int) -> None:
+        self.timers = dict(timers)
+        self.cancellations: list[Cancellation] = []
+        self._now = now
 
-def _keep(after: dict[Key, Timer], key: Key, applied: Applied, command: Command) -> CommandResult:
-    found = after.get(key)
-    if applied.timer is not None:
-        after[key] = applied.timer
-    return _result(found, applied, command)
+    def change_of(self, command: Command, key: Key | None) -> Change:
+        """Return the change that a command asks for. `key`: its timer; None for a CancelTimers."""
+        if key is None:
+            return Change(partial(self._cancel_many, command))
+        before = self.timers.get(key)
+        applied = rules.apply(before, key, command, self._now)
+        return Change(partial(self._keep, before, applied, command), store.growth(before, applied.timer, self._now))
 
+    def _cancel_many(self, command: Command) -> CommandResult:
+        """Add the cancellation of a CancelTimers, for which its worker wakes now."""
+        self.cancellations.append(new_cancellation(command, self._now))
+        return CommandResult(Outcome.CANCELLING, wake_at=self._now, loop=LOOP)
 
-def _characters(timer: Timer) -> int:
-    return len(timer.schedule.data or "")
-
-
-def _result(found: Timer | None, applied: Applied, command: Command) -> CommandResult:
-    timer = applied.timer
-    if timer is None:
-        return CommandResult(applied.outcome)
-    is_new_instant = found is None or found.available_at != timer.available_at
-    wake_at = timer.available_at if is_new_instant else None
-    return CommandResult(applied.outcome, wake_at, view=None if command.reply_to is None else partial(_view, timer))
+    def _keep(self, before: Timer | None, applied: Applied, command: Command) -> CommandResult:
+        """Keep the timer as it is after a command. Return the result. Loops wake if the timer has another instant."""
+        timer, outcome = applied
+        if timer is None:
+            return CommandResult(outcome)
+        self.timers[timer.key] = timer
+        is_new_instant = before is None or before.available_at != timer.available_at
+        view = None if command.reply_to is None else partial(_view, timer)
+        return CommandResult(outcome, timer.available_at if is_new_instant else None, view)
 
 
 def _view(timer: Timer) -> Mapping[str, Any]:

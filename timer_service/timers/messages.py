@@ -153,10 +153,7 @@ def decode_plain_timer(body: bytes) -> PlainCommand | None:
         data = dump_data(payload["data"]) if "data" in payload else None
     except ValueError:
         return None
-    if due_at is None:
-        if due_in is None or due_in > LONGEST_MS:
-            return None
-    elif due_in is not None:
+    if (due_at is None) == (due_in is None) or (due_in is not None and due_in > LONGEST_MS):
         return None
     command_id, correlation_id = envelope.get("id"), envelope.get("correlationId")
     for text in (call, command_id, correlation_id, envelope.get("causationId")):

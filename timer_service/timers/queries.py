@@ -14,7 +14,7 @@ from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, Sta
 from timer_service.timers.rules import Key, Timer
 from timer_service.timers.store import Cursor
 
-_MAX_COUNT = 1_000_000
+MOST_COUNTED = 1_000_000
 _BEGINNING = Cursor(-1, "")
 _NO_BOUND = LATEST + 1
 
@@ -39,6 +39,7 @@ def timer_view(timer: Timer) -> RawJson:
 
 
 async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> RawJson:
+    """Return the view of one timer. Raises `Rejection` if it does not exist."""
     key = Key(tenant, request.service_call_id)
     timer = (await store.find(reader, [key])).get(key)
     if timer is None:
@@ -49,21 +50,26 @@ async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> Raw
 async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> RawJson:
     due_before = _NO_BOUND if request.due_before is None else request.due_before
     states = list(State) if request.state is None else [request.state]
-    after = _start(request)
-
-    async def read(after: Cursor, limit: int) -> list[Timer]:
-        return await store.page(reader, tenant, states, due_before, after=after, limit=limit)
-
-    return await read_page("timers", read, after=after, limit=request.limit, view=timer_view, cursor_of=_cursor_of)
+    return await read_page(
+        "timers",
+        lambda after, limit: store.page(reader, tenant, states, due_before, after=after, limit=limit),
+        after=_start(request),
+        limit=request.limit,
+        view=timer_view,
+        cursor_of=_cursor_of,
+    )
 
 
 async def _count(reader: Reader, tenant: str, _request: CountTimers, now: int) -> Mapping[str, Any]:
-    counts = await store.count(reader, tenant, list(State), _NO_BOUND, _MAX_COUNT)
-    exact = max(counts.values()) < _MAX_COUNT
-    overdue = await store.count(reader, tenant, [State.SCHEDULED], now, _MAX_COUNT)
-    reply = {"counts": counts, "exact": exact, "overdue": overdue[State.SCHEDULED]}
-    oldest = await store.oldest_due(reader, tenant)
-    return reply if oldest is None else {**reply, "oldestDue": format_instant(oldest)}
+    """Return the counts. `exact` is false if the count of a state has stopped at its limit."""
+    counts = await store.count(reader, tenant, list(State), _NO_BOUND, MOST_COUNTED)
+    overdue = await store.count(reader, tenant, [State.SCHEDULED], now, MOST_COUNTED)
+    return omit_none(
+        counts=counts,
+        overdue=overdue[State.SCHEDULED],
+        exact=max(counts.values()) < MOST_COUNTED,
+        oldestDue=format_optional(await store.oldest_due(reader, tenant)),
+    )
 
 
 QUERIES = (
@@ -78,5 +84,6 @@ def _cursor_of(timer: Timer) -> Cursor:
 
 
 def _start(request: ListTimers) -> Cursor:
-    after = _BEGINNING if request.due_after is None else Cursor(request.due_after, "")
-    return after if request.cursor is None else max(after, Cursor(*read_cursor(request.cursor, int, str)))
+    """Return where a page begins: at its cursor, but not before `dueAfter`."""
+    earliest = _BEGINNING if request.due_after is None else Cursor(request.due_after, "")
+    return earliest if request.cursor is None else max(earliest, Cursor(*read_cursor(request.cursor, int, str)))

@@ -54,8 +54,8 @@ class Schedule(NamedTuple):
     @property
     def large_data(self) -> int | None:
         """The number of characters of the data, which then count in the limit `stored_data`; None if they are few."""
-        data = self.data
-        return len(data) if data is not None and len(data) > LONGEST_IN_ROW else None
+        characters = len(self.data or "")
+        return characters if characters > LONGEST_IN_ROW else None
 
 
 class Timer(NamedTuple):
@@ -165,18 +165,17 @@ def _content(schedule: Schedule) -> tuple[object, ...]:
 
 
 def _cancel(timer: Timer | None, position: Position, now: int) -> Applied:
+    """Cancel a Scheduled or Failed timer."""
     if timer is None:
         return Applied(None, Outcome.NOT_FOUND)
-    match timer.state:
-        case State.REACHED:
-            return Applied(timer, Outcome.ALREADY_REACHED)
-        case State.EXPIRED:
-            return Applied(timer, Outcome.ALREADY_EXPIRED)
-        case State.CANCELLED:
-            return Applied(timer, Outcome.UNCHANGED)
-        case _:
-            cancelled = timer._replace(state=State.CANCELLED, position=position, available_at=None, settled_at=now)
-            return Applied(cancelled, Outcome.CANCELLED)
+    if timer.state is State.REACHED:
+        return Applied(timer, Outcome.ALREADY_REACHED)
+    if timer.state is State.EXPIRED:
+        return Applied(timer, Outcome.ALREADY_EXPIRED)
+    if timer.state is State.CANCELLED:
+        return Applied(timer, Outcome.UNCHANGED)
+    cancelled = timer._replace(state=State.CANCELLED, position=position, available_at=None, settled_at=now)
+    return Applied(cancelled, Outcome.CANCELLED)
 
 
 def _retry(timer: Timer | None, position: Position, now: int) -> Applied:

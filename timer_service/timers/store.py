@@ -79,9 +79,7 @@ STORED_DATA = Usage("stored_data", _SQL["sum_large_data"])
 
 
 NewRow = tuple[tuple[Any, ...], tuple[Any, ...], str | None]
-"""The values of a new timer for the usual columns, and for the rare ones, which are often `_NO_RARE_VALUES`, and its
-long text.
-"""
+"""A new timer: the values of its usual columns, of its rare ones (often `_NO_RARE_VALUES`), and its long text."""
 
 
 class Cursor(NamedTuple):
@@ -118,17 +116,18 @@ async def insert_new(tx: Transaction, new: Iterable[NewRow]) -> Sequence[Sequenc
         return await tx.insert(_ADD_USUAL, [usual for usual, _, _ in in_order])
     inserted = await tx.insert(_ADD_ANY, [usual + rare for usual, rare, _ in in_order])
     keys = {tuple(row[:2]) for row in inserted}
-    long = {(usual[0], usual[_EVENT_ID]): text for usual, _, text in in_order if text and usual[:2] in keys}
-    await _TEXTS.add(tx, long)
+    texts = {(usual[0], usual[_EVENT_ID]): text for usual, _, text in in_order if text and usual[:2] in keys}
+    await _TEXTS.add(tx, texts)
     return inserted
 
 
 def growth_by_rows(new: Iterable[NewRow], now: int) -> Mapping[str, Amounts]:
     """Return how much each tenant has by the rows of new timers."""
     pending, data = Counter[str](), Counter[str]()
-    for row, _, text in new:
-        pending[row[0]] += row[_DUE_AT] > now
-        data[row[0]] += len(text or "")
+    for usual, _, text in new:
+        tenant, is_pending = usual[0], usual[_DUE_AT] > now
+        pending[tenant] += is_pending
+        data[tenant] += len(text or "")
     return {tenant: {PENDING: pending[tenant], STORED_DATA: data[tenant]} for tenant in pending}
 
 
@@ -146,7 +145,13 @@ def _is_pending(timer: Timer | None, now: int) -> bool:
 
 
 def _large_data(timer: Timer | None) -> int:
+    """Return what the data of a timer counts in the limit `stored_data`."""
     return 0 if timer is None else timer.schedule.large_data or 0
+
+
+def characters(timer: Timer) -> int:
+    """Return how many characters of data a timer has."""
+    return len(timer.schedule.data or "")
 
 
 async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key, Timer]) -> None:
@@ -157,17 +162,18 @@ async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key,
     """
     changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
     moved = [timer for timer in changed if _is_moved(before.get(timer.key), timer)]
-    full = [timer for timer in changed if not _is_moved(before.get(timer.key), timer)]
-    written = await tx.executemany(_SQL["move"], [_place(timer) for timer in moved])
-    written += await tx.executemany(_SQL["put"], [_parameters(timer) for timer in full])
+    replaced = [timer for timer in changed if not _is_moved(before.get(timer.key), timer)]
+    written = await tx.executemany(_SQL["move"], [_position_parameters(timer) for timer in moved])
+    written += await tx.executemany(_SQL["put"], [_parameters(timer) for timer in replaced])
     if written != len(changed):
         raise ConflictError(f"{len(changed) - written} of {len(changed)} timers were changed by another instance")
-    old, new = _long_texts(before[timer.key] for timer in full if timer.key in before), _long_texts(full)
+    old, new = _long_texts(before[timer.key] for timer in replaced if timer.key in before), _long_texts(replaced)
     await _TEXTS.delete(tx, old.keys() - new.keys())
     await _TEXTS.add(tx, {key: new[key] for key in new.keys() - old.keys()})
 
 
 def _long_texts(timers: Iterable[Timer]) -> dict[TextKey, str]:
+    """Return the long texts of timers. A text is never changed: another text has another key."""
     schedules = ((timer.key.tenant_id, timer.schedule) for timer in timers)
     return {(tenant, each.event_id): each.data for tenant, each in schedules if each.data and each.large_data}
 
@@ -223,12 +229,13 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
 
 
 def _timer(row: Row) -> Timer:
+    values = {name: row[name] for name in _PLAIN_COLUMNS}
     return Timer(
         key=Key(row["tenant_id"], row["service_call_id"]),
         state=State(row["state"]),
         position=Position(row["position_epoch"], row["position_sequence"]),
         registered_at=row["registered_at"],
-        schedule=_schedule(row),
+        schedule=Schedule(**values, trace=Trace(row["traceparent"], row["tracestate"])),
         available_at=row["available_at"],
         settled_at=row["settled_at"],
         attempt=row["attempt"],
@@ -236,15 +243,11 @@ def _timer(row: Row) -> Timer:
     )
 
 
-def _schedule(row: Row) -> Schedule:
-    values = {name: row[name] for name in _PLAIN_COLUMNS}
-    return Schedule(**values, trace=Trace(row["traceparent"], row["tracestate"]))
-
-
 def _parameters(timer: Timer) -> Mapping[str, Any]:
+    """Return the parameters of `put`. No command leads to a timer that is settled otherwise than by its cancel."""
     schedule = timer.schedule
     return {
-        **_place(timer),
+        **_position_parameters(timer),
         "state": timer.state,
         "registered_at": timer.registered_at,
         "cancelled_at": timer.settled_at,
@@ -257,7 +260,7 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
     }
 
 
-def _place(timer: Timer) -> Mapping[str, Any]:
+def _position_parameters(timer: Timer) -> Mapping[str, Any]:
     """Return the parameters of `move`: the key and the position."""
     return {
         "tenant_id": timer.key.tenant_id,
@@ -277,10 +280,10 @@ def new_row(key: Key, command: Command, requested: Requested, now: int) -> NewRo
     command_id, _, (epoch, sequence), correlation_id, trace, _, _ = command
     due_at, event_id, data, expires_at = requested
     text = data if data is not None and len(data) > LONGEST_IN_ROW else None
-    values = (
+    usual = (
         *(*key, _SCHEDULED, due_at, event_id, data if text is None else None, command_id, now),
         *(epoch, sequence, due_at),
     )
     if expires_at is None and correlation_id is None and text is None and trace == _NO_TRACE:
-        return values, _NO_RARE_VALUES, None
-    return values, (None if text is None else len(text), expires_at, correlation_id, *trace), text
+        return usual, _NO_RARE_VALUES, None
+    return usual, (None if text is None else len(text), expires_at, correlation_id, *trace), text

@@ -69,30 +69,33 @@ def percentile(buckets: Sequence[tuple[float, int]], share: float) -> float | No
     total = buckets[-1][1] if buckets else 0
     if not total:
         return None
-    wanted, low, below = total * share, 0.0, 0
-    for high, count in buckets:
-        if count >= wanted and count > below:
-            return low if high == float("inf") else low + (high - low) * (wanted - below) / (count - below)
-        low, below = high, count
-    return low
+    wanted = total * share
+    index = next(index for index, (_, count) in enumerate(buckets) if count >= wanted)
+    low, below = buckets[index - 1] if index else (0.0, 0)
+    high, count = buckets[index]
+    return low if high == float("inf") else low + (high - low) * (wanted - below) / (count - below)
 
 
 def _minutes(samples: Sequence[Sample], now: int) -> list[Minute]:
-    last = {sample.at // _MINUTE_MS: sample for sample in samples}
+    """Return the last hour. The last sample of a minute stands for the minute."""
+    of_minute = {sample.at // _MINUTE_MS: sample for sample in samples}
     newest = now // _MINUTE_MS
     numbers = range(newest - MINUTES, newest + 1)
-    return [_minute(number, last.get(before), last.get(number)) for before, number in pairwise(numbers)]
+    return [_minute(number, of_minute.get(before), of_minute.get(number)) for before, number in pairwise(numbers)]
 
 
 def _minute(number: int, before: Sample | None, sample: Sample | None) -> Minute:
-    minute = Minute(number * _MINUTE_MS)
+    """Return a minute: gauges from its sample, and counters as what they grew by since the sample before."""
+    at = number * _MINUTE_MS
     if sample is None:
-        return minute
-    minute = minute._replace(pending=sample.pending, overdue=sample.overdue)
+        return Minute(at)
     if before is None:
-        return minute
+        return Minute(at, sample.pending, sample.overdue)
     lag = _lag_between(before, sample)
-    return minute._replace(
+    return Minute(
+        at,
+        sample.pending,
+        sample.overdue,
         fired=sample.fired - before.fired,
         failures=sample.failures - before.failures,
         lag_p50=percentile(lag, 0.5),
@@ -101,12 +104,13 @@ def _minute(number: int, before: Sample | None, sample: Sample | None) -> Minute
 
 
 def _lag_between(first: Sample, last: Sample) -> list[tuple[float, int]]:
+    """Return how many timers fired between two samples with a lag up to each bound."""
     before = dict(first.lag)
     return [(bound, count - before.get(bound, 0)) for bound, count in last.lag]
 
 
 def _fired_per_minute(samples: Sequence[Sample]) -> float | None:
-    """Return how many timers fired per minute, from a sample about a minute old to the newest one."""
+    """Return how many timers fired per minute, from the oldest sample of the last minute to the newest one."""
     newest = samples[-1]
     oldest = next(sample for sample in samples if sample.at >= newest.at - _MINUTE_MS)
     if newest.at <= oldest.at:
@@ -115,4 +119,6 @@ def _fired_per_minute(samples: Sequence[Sample]) -> float | None:
 
 
 def _growth(first: Mapping[str, int], last: Mapping[str, int]) -> Mapping[str, int]:
-    return {name: count - first.get(name, 0) for name, count in last.items() if count > first.get(name, 0)}
+    """Return what each counter grew by, if it did."""
+    grown = {name: count - first.get(name, 0) for name, count in last.items()}
+    return {name: growth for name, growth in grown.items() if growth}

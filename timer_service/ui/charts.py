@@ -21,24 +21,25 @@ class Bar(NamedTuple):
 
 def bars(values: Sequence[float | None]) -> list[Bar]:
     """Return a bar for each value that is not 0 or None. The largest one has the full height."""
-    step, highest = WIDTH / max(len(values), 1), max((value or 0 for value in values), default=0)
-    heights = [max((value or 0) * (HEIGHT - _TOP) / highest, _LEAST_BAR) if value else 0 for value in values]
-    return [
-        Bar(round(number * step + step * 0.15, 2), round(HEIGHT - height, 2), round(step * 0.7, 2), round(height, 2))
-        for number, height in enumerate(heights)
-        if height > 0
-    ]
+    step, largest = WIDTH / max(len(values), 1), highest(values)
+    found: list[Bar] = []
+    for number, value in enumerate(values):
+        if value:
+            height = max(value * (HEIGHT - _TOP) / largest, _LEAST_BAR)
+            x, y = (number + 0.15) * step, HEIGHT - height
+            found.append(Bar(round(x, 2), round(y, 2), round(0.7 * step, 2), round(height, 2)))
+    return found
 
 
-def lines(values: Sequence[float | None], highest: float) -> list[str]:
-    """Return the points of each line without a gap. A single value becomes a short line."""
+def lines(values: Sequence[float | None], largest: float) -> list[str]:
+    """Return the points of each line without a gap. `largest` has the full height. Each value is a step."""
     step = WIDTH / max(len(values), 1)
     found: list[list[str]] = [[]]
     for number, value in enumerate(values):
         if value is None:
             found.append([])
             continue
-        y = round(HEIGHT - 1 - value * (HEIGHT - _TOP - 1) / highest, 2) if highest else HEIGHT - 1
+        y = round(HEIGHT - 1 - value * (HEIGHT - _TOP - 1) / largest, 2) if largest else HEIGHT - 1
         found[-1] += [f"{round(number * step, 2)},{y}", f"{round((number + 1) * step, 2)},{y}"]
     return [" ".join(points) for points in found if points]
 

@@ -44,9 +44,10 @@ def day_and_time(value: str | int) -> str:
 
 def distance(value: str | int, now: int) -> str:
     """Return how far an instant is from now, such as `in 2 h 59 min`, rounded down."""
-    at = milliseconds(value)
-    text = duration(abs(at - now))
-    return "now" if not text else f"in {text}" if at > now else f"{text} ago"
+    ahead = milliseconds(value) - now
+    if ahead == 0:
+        return "now"
+    return f"in {duration(ahead)}" if ahead > 0 else f"{duration(-ahead)} ago"
 
 
 def duration(length: int) -> str:

@@ -4,6 +4,7 @@ It has the four steps of a layered layout: columns, points where long edges pass
 (so that edges cross little), and heights (so that edges are straight where there is room).
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -105,19 +106,19 @@ def draw(jobs: Sequence[Job]) -> Steps[Drawing]:
 
 
 def assign_columns(jobs: Sequence[Job]) -> Mapping[str, int]:
-    """Return the column of each job: right of all that it needs, in a column with room."""
+    """Return the column of each job: the first one with room right of all that it needs, except in a cycle."""
     levels = _levels(jobs)
     needs = {job.name: [need.name for need in job.needs] for job in jobs}
     columns: dict[str, int] = {}
     filled: dict[int, int] = defaultdict(int)
     for name in sorted(levels, key=lambda name: levels[name]):  # stable: jobs of one level stay in their order
-        column = 1 + max((columns[each] for each in needs[name] if levels.get(each, 0) < levels[name]), default=-1)
+        columns_of_needs = [columns[each] for each in needs[name] if levels.get(each, math.inf) < levels[name]]
+        column = 1 + max(columns_of_needs, default=-1)
         while filled[column] >= MOST_ROWS:
             column += 1
         columns[name] = column
         filled[column] += 1
-    used = {column: number for number, column in enumerate(sorted(set(columns.values())))}
-    return {name: used[column] for name, column in columns.items()}
+    return columns
 
 
 def _levels(jobs: Sequence[Job]) -> dict[str, int]:
@@ -127,7 +128,7 @@ def _levels(jobs: Sequence[Job]) -> dict[str, int]:
     level = 0
     levels: dict[str, int] = {}
     while waiting:
-        free = [name for name, needs in waiting.items() if not needs] or list(waiting)
+        free = [name for name, needs in waiting.items() if not needs] or list(waiting)  # all, if there is a cycle
         for name in free:
             levels[name] = level
             del waiting[name]
@@ -146,7 +147,10 @@ class _Chain(NamedTuple):
 
 
 def _points_and_chains(jobs: Sequence[Job], columns: Mapping[str, int]) -> tuple[list[_Point], list[_Chain]]:
-    """Return all points and edges. Each edge is a chain of the numbers of its points."""
+    """Return all points and edges. Each edge is a chain of the numbers of its points.
+
+    An edge has a point in each column that it passes, so that boxes and other edges keep a distance from it.
+    """
     points = [_Point(columns[job.name], job.name) for job in jobs]
     numbers = {job.name: number for number, job in enumerate(jobs)}
     edges = [
@@ -155,10 +159,10 @@ def _points_and_chains(jobs: Sequence[Job], columns: Mapping[str, int]) -> tuple
         for need in job.needs
         if need.name in columns and columns[need.name] < columns[job.name]
     ]
-    is_routed = sum(columns[name] - columns[need.name] - 1 for need, name in edges) <= _MOST_POINTS
+    has_few_points = sum(columns[name] - columns[need.name] - 1 for need, name in edges) <= _MOST_POINTS
     chains = []
     for need, name in edges:
-        passed = [_Point(column) for column in range(columns[need.name] + 1, columns[name])] if is_routed else []
+        passed = [_Point(column) for column in range(columns[need.name] + 1, columns[name])] if has_few_points else []
         between = range(len(points), len(points) + len(passed))
         points += passed
         chains.append(_Chain([numbers[need.name], *between, numbers[name]], need.always))
@@ -192,7 +196,10 @@ class _Rows:
             self._stack(column)
 
     def straighten(self, *, forward: bool) -> None:
-        """Move the points of each column to the mean height of their neighbours, as far as there is room."""
+        """Move the points of each column to the mean height of their neighbours, as far as there is room.
+
+        Points that are too close are pushed apart, once downwards and once upwards. The mean of both keeps the gaps.
+        """
         for column in self.columns if forward else reversed(self.columns):
             wanted = self._wanted(column, forward=forward)
             gaps = [self._gap(one, other) for one, other in pairwise(column)]
@@ -203,11 +210,12 @@ class _Rows:
 
     def _wanted(self, column: Sequence[int], *, forward: bool) -> list[float]:
         """Return the mean height of the neighbours of each point, in the columns before it, or after it."""
-        neighbours, heights = self._before if forward else self._after, self.heights
-        return [
-            sum([heights[each] for each in near]) / len(near) if (near := neighbours[point]) else heights[point]
-            for point in column
-        ]
+        neighbours = self._before if forward else self._after
+        means: list[float] = []
+        for point in column:
+            heights = [self.heights[each] for each in neighbours[point]] or [self.heights[point]]
+            means.append(sum(heights) / len(heights))
+        return means
 
     def _stack(self, column: Sequence[int]) -> None:
         """Set the heights of a column without space between its points, around the middle."""
@@ -231,6 +239,7 @@ def _push(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
 
 
 def _place(jobs: Mapping[str, Job], rows: _Rows, chains: Sequence[_Chain]) -> Drawing:
+    """Return the drawing: each column is as wide as its longest text, and heights count from the top."""
     texts = {name: shorten(job.text) for name, job in jobs.items()}
     middle = _BOX_HEIGHT / 2
     top = min(rows.heights, default=0) - middle - _MARGIN
@@ -254,6 +263,7 @@ def _place(jobs: Mapping[str, Job], rows: _Rows, chains: Sequence[_Chain]) -> Dr
 
 
 def _path(points: Sequence[int], rows: _Rows, lefts: Sequence[float], widths: Sequence[float], top: float) -> str:
+    """Return a curve from the right side of each point to the left side of the next one."""
     parts: list[str] = []
     for one, other in pairwise(points):
         before, after = rows.points[one].column, rows.points[other].column

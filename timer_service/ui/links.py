@@ -31,7 +31,8 @@ def _quote(text: str) -> str:
     return shlex.quote(text) if escape_hidden(text) == text else f"$'{''.join(map(_escape, text))}'"
 
 
-def _escape(each: str) -> str:
-    if each in "\\'":
-        return f"\\{each}"
-    return each if escape_hidden(each) == each else f"\\U{ord(each):08x}"
+def _escape(character: str) -> str:
+    """Return a character as it is written between `$'` and `'`."""
+    if character in "\\'":
+        return f"\\{character}"
+    return character if escape_hidden(character) == character else f"\\U{ord(character):08x}"

@@ -38,6 +38,7 @@ def ui_routes(instance: Instance) -> list[Route]:
     pages = Pages(computing, instance.name, [(view.path, view.name) for view in VIEWS if view.name is not None])
 
     async def show(view: View, request: Request) -> Response:
+        """Return the page of a view, or a page that says what is wrong. Unexpected errors are logged."""
         now = instance.clock.now()
         render = partial(pages.render, now=now, section=view.section)
         async with reads.turn:
@@ -106,14 +107,9 @@ def _guarded(
 
 
 def _is_own(host: str, http_host: str) -> bool:
+    """Return whether the header Host has an IP address, localhost or the address of the settings."""
     try:
-        name = urlsplit(f"//{host}").hostname or ""
+        name = urlsplit(f"//{host}").hostname or ""  # in lower case
+        return name in {"localhost", http_host.lower()} or bool(ipaddress.ip_address(name))  # raises if it is none
     except ValueError:
         return False
-    if name in {"localhost", http_host.lower()}:
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

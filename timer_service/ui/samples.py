@@ -17,14 +17,10 @@ _HOUR = 361
 TIMERS = "timer_schedules"
 LAG = "timer_fire_lag_seconds"
 LAST_TICK = "timer_loop_last_tick_timestamp_seconds"
-COUNTERS = {
-    "given_up": "timer_buried_total",
-    "dead_letters": "timer_dead_letters_total",
-}
-"""The counters of failures: the field of a sample, and the name of the series."""
-GAUGES = ("timer_rows", "timer_overdue")
-SERIES = (*COUNTERS.values(), *GAUGES, f"{LAG}_bucket", LAST_TICK)
-"""Every series that the page reads."""
+GIVEN_UP = "timer_buried_total"
+DEAD_LETTERS = "timer_dead_letters_total"
+ROWS = "timer_rows"
+OVERDUE = "timer_overdue"
 
 
 class Sample(NamedTuple):
@@ -74,18 +70,16 @@ class Samples:
 
 def read_sample(registry: CollectorRegistry, now: int) -> Sample:
     """Return a sample of the metrics."""
-    found = _Series(registry.restricted_registry(SERIES).collect())
-    buckets = [(float(labels["le"]), int(value)) for labels, value in found.of(f"{LAG}_bucket", table=TIMERS)]
-    codes: Mapping[str, int] = {
-        labels["code"]: int(value) for labels, value in found.of(COUNTERS["dead_letters"]) if value
-    }
+    buckets = f"{LAG}_bucket"
+    found = _Series(registry.restricted_registry([ROWS, OVERDUE, buckets, GIVEN_UP, DEAD_LETTERS]).collect())
+    lag = [(float(labels["le"]), int(value)) for labels, value in found.of(buckets, table=TIMERS)]
     return Sample(
         at=now,
-        pending=found.one("timer_rows", table=TIMERS, state="Scheduled"),
-        overdue=found.one("timer_overdue", table=TIMERS),
-        lag=tuple(sorted(buckets)),
-        given_up=found.total(COUNTERS["given_up"]),
-        dead_letters=codes,
+        pending=found.one(ROWS, table=TIMERS, state="Scheduled"),
+        overdue=found.one(OVERDUE, table=TIMERS),
+        lag=tuple(sorted(lag)),
+        given_up=found.total(GIVEN_UP),
+        dead_letters={labels["code"]: int(value) for labels, value in found.of(DEAD_LETTERS) if value},
     )
 
 

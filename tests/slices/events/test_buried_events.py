@@ -55,13 +55,13 @@ def events(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> 
 
 async def test_retried_event_is_published(events: Events) -> None:
     """A buried event is listed with its text fields and its error. A retry publishes it, or it is buried again."""
-    await events.bury("event-1", runId="push-1", log="x" * 201, number=1)
+    await events.bury("event-1", runId="push-1", note="x" * 200, log="x" * 201, number=1)
     (view,) = (await events.buried())["events"]
     assert view == {
         "tenantId": "acme",
         "eventId": "event-1",
         "eventType": "JobReady",
-        "about": {"runId": "push-1"},
+        "about": {"runId": "push-1", "note": "x" * 200},
         "addedAt": "2026-11-21T09:00:00.000Z",
         "attempt": 1,
         "lastError": "refused",
@@ -77,6 +77,16 @@ async def test_retried_event_is_published(events: Events) -> None:
     await events.publish()
     assert [message.id for message in events.broker.events] == ["event-1"]
     assert (await events.buried(), await events.retry("event-1")) == ({"events": []}, ["not_found"])
+
+
+async def test_damaged_events_are_listed(events: Events) -> None:
+    """An event that cannot be read is listed without its contents, and hides no other one."""
+    bodies = {"event-1": "{", "event-2": "[]", "event-3": '{"type": "JobReady", "payload": 7}'}
+    await events.bury(*bodies, "event-4", runId="push-1")
+    for name, body in bodies.items():
+        await events.sql(f"UPDATE outbox SET body = '{body}' WHERE event_id = '{name}'")
+    found = [(each["eventType"], each["about"]) for each in (await events.buried())["events"]]
+    assert found == [*[("", {})] * 3, ("JobReady", {"runId": "push-1"})]
 
 
 async def test_outcomes(events: Events) -> None:

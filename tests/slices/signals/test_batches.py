@@ -24,7 +24,8 @@ def signals(store: Database, memory_broker: MemoryBroker, clock: ManualClock) ->
 
 async def test_commands_of_one_batch_see_each_other(signals: Signals) -> None:
     """Each command of a batch sees the effects of the earlier ones on signals, work items and firings."""
-    signals.send("CreateWorkItem", workItemId="item-1")
+    for _ in range(2):
+        signals.send("CreateWorkItem", workItemId="item-1")
     for signal in ("fires", "paused", "cancelled", "back"):
         signals.send("CreateWorkSignal", signalId=signal, **WAITING)
     signals.send("PauseWorkSignal", signalId="paused")
@@ -37,6 +38,7 @@ async def test_commands_of_one_batch_see_each_other(signals: Signals) -> None:
     await signals.run()
     assert sorted(signals.fired()) == ["back", "fires"]
     assert await signals.status("late") == "active"
+    assert signals.outcomes().count("unchanged") == 1
 
 
 async def test_more_signals_than_the_inline_limit(signals: Signals) -> None:

@@ -52,6 +52,7 @@ async def test_event(signals: SignalConversation) -> None:
     }
     (task,) = await signals.tasks_of()
     assert (task["taskId"], task["firingId"]) == (body["payload"]["taskId"], firing["firingId"])
+    assert task["createdAt"] == firing["settledAt"] == body["payload"]["firedAt"]
     assert (firing["status"], await signals.status()) == ("enqueued", "fired")
 
 

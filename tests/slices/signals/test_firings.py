@@ -65,6 +65,10 @@ async def test_instant(signals: Signals) -> None:
     await signals.remind(iso(due))
     assert (signals.command_wakes, await next_at(signals.firings, due - 1)) == ([due], due)
     assert (signals.fired(), (await signals.firings.tick(due)).done) == ([], 1)
+    (firing,) = await signals.firings_of()
+    assert [firing[name] for name in ("createdAt", "dueAt", "settledAt")] == [iso(NOW), iso(due), iso(due)]
+    view = await signals.ask("get-signal", signalId="signal-1")
+    assert (view["createdAt"], view["lastFiredAt"]) == (iso(NOW), iso(due))
 
 
 async def test_reminder_paused_over_its_instant(signals: Signals) -> None:
@@ -116,7 +120,19 @@ async def test_signal_that_is_no_longer_active(signals: Signals, verb: str, stat
     await signals.run()
     (firing,) = await signals.firings_of()
     assert (firing["status"], firing["lastError"]) == ("failed", f"the signal is {status}")
+    assert "taskId" not in firing
     assert (signals.broker.events, await signals.status(), await signals.tasks_of()) == ([], status, [])
+    assert signals.metrics.settled_in["work_signal_firings", "refused"] == (verb == "Pause")  # a cancel ends the firing
+
+
+async def test_signal_that_does_not_exist(signals: Signals) -> None:
+    """A firing whose signal was deleted meanwhile fails with the reason."""
+    await signals.create()
+    await signals.transition()
+    await signals.sql("DELETE FROM work_signals")
+    await signals.run()
+    (firing,) = await signals.firings_of()
+    assert (firing["status"], firing["lastError"], signals.fired()) == ("failed", "the signal does not exist", [])
 
 
 # Crashes and instances
@@ -207,6 +223,7 @@ async def test_reminder_that_was_given_up_has_all_attempts_again(signals: Signal
         signals.clock.advance(minutes=10)
     given_up = await signals.status()
     await signals.about("Activate")
+    assert "lastError" not in (await signals.firings_of())[0]
     await signals.run()
     (firing,) = await signals.firings_of()
     assert (given_up, firing["status"], firing["attempt"]) == ("paused", "queued", 1)
@@ -222,6 +239,7 @@ async def test_transition_after_a_failed_firing(signals: Signals) -> None:
         signals.clock.advance(minutes=10)
     await signals.sql("DELETE FROM work_signals WHERE tenant_id = 'other'")
     await signals.about("Activate")
+    assert "lastError" not in await signals.ask("get-signal", signalId="signal-1")
     await signals.run()
     assert signals.fired() == []
     await signals.transition(eventId="then")

@@ -9,7 +9,11 @@ from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker
 
 LOCK_SIGNAL = "SELECT 1 FROM work_signals WHERE signal_id = 'signal-3' FOR UPDATE"
-LOCK_FIRING = "SELECT 1 FROM work_signal_firings WHERE signal_id = 'signal-3' FOR UPDATE"
+ADD_EVENT = """
+INSERT INTO outbox (tenant_id, event_id, message, body, added_at, ordinal, state, available_at)
+SELECT tenant_id, 'fired-' || firing_id, 'x', '{}', 0, 0, 'Waiting', 0 FROM work_signal_firings
+WHERE signal_id = 'signal-3'
+"""
 
 
 @pytest.fixture
@@ -26,9 +30,10 @@ def others() -> list[str]:
     return [f"signal-{number}" for number in range(10) if number != 3]
 
 
-async def test_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:
+@pytest.mark.parametrize("lock", [LOCK_SIGNAL, ADD_EVENT], ids=["signal", "event"])
+async def test_a_firing_that_must_wait(signals: Signals, locks: LockedPostgres, clock: ManualClock, lock: str) -> None:
     """The firing of a locked signal waits with growing delays, and no attempt counts. The others are processed."""
-    async with locks.locked(LOCK_SIGNAL):
+    async with locks.locked(lock):
         await signals.run()
         assert sorted(signals.fired()) == others()
         for _ in range(MAX_ATTEMPTS + 3):
@@ -39,6 +44,17 @@ async def test_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: M
     await signals.run()
     assert sorted(signals.fired()) == sorted([*others(), "signal-3"])
     assert signals.metrics.given_up == {}
+    assert [each["attempt"] for each in await signals.firings_of("signal-3")] == [1]
+
+
+async def test_another_instance_has_all_firings(signals: Signals, locks: LockedPostgres) -> None:
+    """The worker looks again soon, but not at once."""
+    now = signals.clock.now()
+    async with locks.locked("SELECT 1 FROM work_signal_firings FOR UPDATE"):
+        done, next_at = await signals.firings.tick(now)
+    assert done == 0
+    assert next_at is not None
+    assert now < next_at <= now + 100
 
 
 async def test_commands_beside_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:

@@ -99,25 +99,31 @@ async def test_long_triggers(signals: Signals) -> None:
     assert sorted(signals.fired()) == ["long", "short"]
 
 
-async def test_the_worker_stops_in_time(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If each signal takes a second, a pass matches one. Tenants take turns, and each signal fires once."""
+@pytest.mark.parametrize("items", [("a", "a"), ("a", "b")], ids=["two tenants", "two work items of a tenant"])
+async def test_the_worker_stops_in_time(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch, items: tuple[str, str]
+) -> None:
+    """If each signal takes a second, a pass matches one. Tenants take turns, and so do the transitions of a tenant."""
     monkeypatch.setattr(turns, "TRANSACTION_SECONDS", 0.05)
-    for tenant in ("a", "b"):
+    tenants = ("acme", "acme") if items == ("a", "b") else ("a", "b")
+    for name, tenant, item in zip("ab", tenants, items, strict=True):
         for number in range(3):
             signals.send(
                 "CreateWorkSignal",
                 tenant=tenant,
-                signalId=f"{tenant}-{number}",
-                workItemId="item-1",
+                signalId=f"{name}-{number}",
+                workItemId=item,
                 triggerKind="event",
                 triggerSpec=long_trigger(5000),
             )
-        signals.send("TransitionWorkItem", tenant=tenant, workItemId="item-1", to="blocked")
-    await signals.consume()
+        signals.send("TransitionWorkItem", tenant=tenant, workItemId=item, to="blocked")
+        await signals.consume()
+        signals.clock.advance(milliseconds=1)
     slow = Evaluation(signals.parts, monotonic=count().__next__)
     matched = []
     while (await slow.tick(signals.clock.now())).done:
         matched.append([row["signal_id"] for row in await signals.rows("work_signal_firings")])
+        signals.clock.advance(milliseconds=1)
     made = [sorted({*after} - {*before}) for before, after in zip([[], *matched], matched, strict=False)]
     assert [each for each in made if each] == [["a-0"], ["b-0"], ["a-1"], ["b-1"], ["a-2"], ["b-2"]]
     await signals.run()

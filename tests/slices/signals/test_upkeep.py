@@ -28,21 +28,26 @@ async def run_retention(signals: Signals, now: int = RETENTION_ENDS) -> int:
 
 
 async def test_retention(signals: Signals) -> None:
-    """Settled rows are deleted after the retention time. Waiting signals and tasks of fired signals stay."""
-    for name in ("fired", "resolved", "waits"):
+    """Settled rows are deleted after the retention time. Waiting signals and tasks of fired signals stay.
+
+    A transition that was not matched yet stays too.
+    """
+    for name in ("fired", "refused", "resolved", "waits"):
         await signals.create(name, f"item of {name}")
     await signals.remind(iso(NOW), "reminder")
-    for name in ("fired", "resolved"):
+    for name in ("fired", "refused", "resolved"):
         await signals.transition(item=f"item of {name}")
+    await signals.about("Pause", "refused")
     await signals.run()
+    await Signals(signals.database, signals.broker, signals.clock, enabled=False).transition(eventId="unmatched")
     await signals.about("Resolve", "resolved")
     signals.clock.advance(days=6)
     await signals.about("Resolve", "resolved")  # does not delay its deletion
     early, deleted = await run_retention(signals, RETENTION_ENDS - 1), await run_retention(signals)
     left = [row["signal_id"] for row in await signals.rows("work_signals")]
-    assert (early, deleted, left) == (0, 5, ["fired", "reminder", "waits"])
+    assert (early, deleted, left) == (0, 7, ["fired", "refused", "reminder", "waits"])
     assert [row["signal_id"] for row in await signals.rows("work_signal_firings")] == ["fired"]
-    assert await signals.rows("work_item_events") == []
+    assert [row["event_id"] for row in await signals.rows("work_item_events")] == ["unmatched"]
 
 
 async def test_retention_of_many_tasks(signals: Signals) -> None:

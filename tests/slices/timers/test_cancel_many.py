@@ -79,13 +79,17 @@ async def test_cancelled_by_prefix(timers: Timers) -> None:
 
 
 async def test_event_after_the_pass(timers: Timers) -> None:
-    """The event has the ids of its command. Nothing else is left of the cancellation."""
-    timers.send(cancel_timers("a", envelope={"id": "cancel-1", "correlationId": "corr-1"}), message="cancel-timers")
+    """The event has the ids and the trace of its command. Nothing else is left of the cancellation."""
+    body = cancel_timers("a", envelope={"id": "cancel-1", "correlationId": "corr-1"})
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "a=b"}
+    timers.send(body, trace, message="cancel-timers")
     await timers.consume()
     await timers.pass_cancellations()
     (event,) = await announced(timers)
     assert (event["type"], event["causationId"], event["correlationId"]) == ("TimersCancelled", "cancel-1", "corr-1")
     assert event["payload"] == {"tenantId": "acme", "commandId": "cancel-1", "prefix": "a", "count": 0}
+    rows = await timers.database.reader.fetch("SELECT traceparent, tracestate FROM outbox")
+    assert [dict(row) for row in rows] == [trace]
     assert await timers.database.reader.fetch("SELECT * FROM timer_cancellations") == []
 
 

@@ -166,8 +166,8 @@ async def test_pages_while_the_timers_change(timers: Timers) -> None:
     assert len(seen) == len(set(seen))
 
 
-async def test_count(timers: Timers) -> None:
-    """The counts show timers by state, overdue timers, and the earliest due time."""
+async def test_count(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts show timers by state, overdue timers, and the earliest due time. At a limit, they are not exact."""
     await create_one_in_each_state(timers)
     await timers.schedule("overdue", after(minutes=59))
     await timers.schedule("due this moment", timers.clock.now())
@@ -177,6 +177,9 @@ async def test_count(timers: Timers) -> None:
     assert found == {"counts": counts, "overdue": 1, "oldestDue": iso(after(minutes=59)), "exact": True}
     none = {"counts": dict.fromkeys(counts, 0), "overdue": 0, "exact": True}
     assert await timers.ask("count-timers", tenant="nobody") == none
+    for most, exact in ((4, True), (3, False)):
+        monkeypatch.setattr("timer_service.timers.queries.MOST_COUNTED", most)
+        assert (await timers.ask("count-timers"))["exact"] is exact
 
 
 # Rejected queries

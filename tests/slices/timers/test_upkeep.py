@@ -38,7 +38,7 @@ async def test_retention(timers: Timers) -> None:
     """
     await timers.fail("failed")
     timers.clock.set(NOW)
-    await timers.schedule("fired", 0)
+    await timers.schedule("fired", 0, data="x" * 2000)
     await timers.schedule("expired", NOW - 1, lateBy="PT0.001S")
     await timers.schedule("claimed", 0)
     timers.broker.refuses = lambda message: b"claimed" in message.body
@@ -53,6 +53,7 @@ async def test_retention(timers: Timers) -> None:
     deleted = (await retention.tick(EXPIRED)).done, await remaining(timers)
     assert kept == (0, ["cancelled", "claimed", "expired", "failed", "fired", "waits"])
     assert deleted == (3, ["claimed", "failed", "waits"])
+    assert list(await timers.database.reader.fetch("SELECT text FROM long_texts")) == []
 
 
 @pytest.mark.parametrize("kind", ["reached", "expired", "cancelled"])
@@ -93,8 +94,9 @@ async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: Man
             ],
         )
     overdue = {timer_store.TIMERS.name: overdue_sql(timer_store.TIMERS)}
-    row_counts = RowCounts(store, metrics, counted=timer_store.COUNTED, overdue=overdue)
+    row_counts = RowCounts(store, metrics, counted=SLICE.counted, overdue=overdue)
     assert await row_counts.tick(clock.now()) == Pass(5)
     found = {"Scheduled": 3, "Reached": 0, "Expired": 0, "Cancelled": 1, "Failed": 1}
-    assert metrics.counts == {("timer_schedules", state): count for state, count in found.items()}
+    counts = {("timer_schedules", state): count for state, count in found.items()}
+    assert metrics.counts == {**counts, ("timer_cancellations", "Waiting"): 0}
     assert metrics.overdues["timer_schedules"] == [(2, 2.5)]

@@ -22,6 +22,7 @@ from timer_service.core.values.raw_command import MESSAGE_ID
 from timer_service.ui.formats import visible
 from timer_service.ui.links import link
 from timer_service.ui.views import VIEWS
+from timer_service.workflows.workflow import BLOCKED_FROM
 
 LISTS = ("signals", "runs", "schedules", "workflows")
 ITEMS = {"timers": "timer", "signals": "signal", "runs": "run", "schedules": "schedule", "workflows": "workflow"}
@@ -67,6 +68,19 @@ async def test_pages_of_lists(filled: Page, name: str, monkeypatch: pytest.Monke
     assert len(found) == len(set(found)) > 8
 
 
+async def test_filters_stay(filled: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next page, the other statuses and the next search keep the filters of a list."""
+    monkeypatch.setattr("timer_service.ui.views.lists.PAGE_ROWS", 2)
+    path = "/ui/signals?tenant=acme&status=active&work_item_id=ticket-1&cursor="  # a form sends empty fields too
+    pages = [text async for text in filled.follow(path)]
+    assert ["First page" in text for text in pages] == [False, True]
+    found = [each for text in pages for each in links_to(text, "signal")]
+    assert sorted(found) == sorted(link("signal", tenant="acme", id=HOSTILE[number]) for number in (4, 7, 10))
+    for text in pages:
+        assert link("signals", tenant="acme", status="paused", work_item_id="ticket-1") in links_to(text, "signals")
+        assert '<input type="hidden" name="status" value="active">' in text
+
+
 WRONG = {
     **{f"/ui/{item}?tenant=acme&id=nope": (404, "nope") for item in ITEMS.values()},
     **{f"/ui/{item}?tenant=acme": (400, "This page needs “tenant” and “id”") for item in ITEMS.values()},
@@ -102,19 +116,37 @@ async def test_pages_use_the_reader_of_queries(filled: Page, monkeypatch: pytest
 
 COMMAND = "timer-service {} acme".format
 SHOWN: dict[str, tuple[str, ...]] = {
+    "": ("It is the only instance on this database.",),
     "failed": (
         *("Timers that were given up", "Buried events", "Firings that were given up", "Failed workflows"),
         *("Schedules that cannot fire", "maximum bytes exceeded", COMMAND("events retry") + " --all", "STEP_FAILED"),
         *("for &lt;script&gt;", "no room", COMMAND("signals activate") + " signal-1", "there is no zone X"),
-        *("/ui/timers?tenant=acme&amp;state=Failed", "rejected no command"),
+        *(
+            "/ui/timers?tenant=acme&amp;state=Failed",
+            "/ui/signals?tenant=acme&amp;status=paused",
+            "rejected no command",
+        ),
+        *("/ui/workflows?tenant=acme&amp;status=failed", "/ui/schedules?tenant=acme&amp;status=active"),
     ),
     "failed?kind=blocked": ("Nothing here.",),
-    "events?tenant=acme": ("RunCompleted", html.escape(HOSTILE[0]), COMMAND("events retry") + " --all"),
+    "events?tenant=acme": (
+        "RunCompleted",
+        html.escape(HOSTILE[0]),
+        COMMAND("events retry") + " &#39;&#34;&gt;&lt;img",
+        COMMAND("events retry") + " --all",
+    ),
     "events?tenant=other": ("has no buried events",),
     link("signal", id=HOSTILE[0])[4:]: ("ticket-0 becomes blocked", "enqueued", COMMAND("signals activate")),
     "signal?id=invalid": ("never fires", "Its trigger is invalid.", "There are no firings."),
     "signal?id=tomorrow": ("it is 2026-11-21 10:00:00 UTC",),
-    "schedule?id=weekdays": ("2026-11-23 08:00:00", "2026-11-24 08:00:00", "Europe/Berlin", COMMAND("schedules pause")),
+    link("schedule", id=HOSTILE[1])[4:]: ("Next slots, if it is resumed now",),
+    "schedule?id=weekdays": (
+        "Next slots</h2>",
+        "2026-11-23 08:00:00",
+        "2026-11-24 08:00:00",
+        "Europe/Berlin",
+        COMMAND("schedules pause"),
+    ),
     "workflow?id=order-1": (
         *("charge the card", "cool down", "wait for a message", "{&#34;charge&#34;: &#34;ch_1&#34;}"),
         *("continues <time", COMMAND("workflows cancel") + " order-1"),
@@ -138,11 +170,99 @@ async def test_what_is_shown(filled: Page, path: str) -> None:
     assert [each for each in SHOWN[path] if each not in text] == []
 
 
+COMMANDS: dict[str, list[str]] = {
+    link("timer", id=HOSTILE[0]): ["timers retry"],
+    link("timer", id=HOSTILE[1]): ["timers cancel"],
+    link("signal", id=HOSTILE[0]): ["signals activate", "signals resolve"],
+    link("signal", id=HOSTILE[1]): ["signals activate", "signals resolve"],
+    link("signal", id=HOSTILE[2]): ["signals pause", "signals resolve", "signals cancel"],
+    link("run", id="build"): ["runs cancel"],
+    link("run", id="circle"): [],
+    link("run", id=HOSTILE[1]): [],
+    link("schedule", id="weekdays"): ["schedules pause", "schedules trigger", "schedules delete"],
+    link("schedule", id=HOSTILE[1]): ["schedules resume", "schedules trigger", "schedules delete"],
+    link("schedule", id="short"): ["schedules trigger", "schedules delete"],
+    link("workflow", id="order-1"): ["workflows cancel"],
+    link("workflow", id="order-2"): ["workflows retry"],
+    link("workflow", id="order-3"): [],
+    link("workflow", id=HOSTILE[1]): [],
+}
+
+
+async def test_commands(filled: Page) -> None:
+    """A page has the commands that have an effect in the state of its thing. It updates itself if that may change."""
+    for path, commands in COMMANDS.items():
+        text = (await filled.get(f"{path}&tenant=acme")).text
+        assert re.findall(r"<code>timer-service (\w+ \w+)", text) == commands, path
+        assert ("data-refresh" in text) == bool(commands and re.search("cancel|pause", commands[0])), path
+
+
+BEFORE = "2026-11-21 08:55:00 UTC"
+EARLIER = "2026-11-21 08:59:00 UTC 1 min ago"
+LINES: dict[str, list[str]] = {
+    "?": ["database sqlite", "role all", "started 2026-11-21 09:00:00 UTC now", "timers | ok | not yet |"],
+    "timers?tenant=acme": ["' OR 1=1 -- | Scheduled | 2026-11-21 09:05:00 UTC in 5 min | 0 | |"],
+    "signals?tenant=acme": [f"-rf | fired | ticket-0 becomes blocked | {EARLIER} | |"],
+    "runs?tenant=acme": [
+        "circle | rejected | 0 | {0} | {0} | CYCLE |".format("2026-11-21 08:50:00.014 UTC 9 min 59 s ago")
+    ],
+    "schedules?tenant=acme": [
+        f"' OR 1=1 -- | active | every 15 min | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
+        f"-rf | cannot fire | every 15 min | | {EARLIER} | 1 |",
+        f"order | active | */5 * * * * UTC | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
+    ],
+    "workflows?tenant=acme": [
+        f"order-1 | waiting | order | {BEFORE} | 2026-11-22 08:55:00 UTC in 23 h 55 min | |",
+        f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | STEP_FAILED in step reserve |",
+    ],
+    "workers?tenant=acme": ["-rf | offline | -rf | refund, -rf | 4 | 2026-11-21 08:55:20 UTC 4 min 40 s ago |"],
+    "signal?tenant=acme&id=tomorrow": [f"{EARLIER} | queued | 2026-11-21T10:00:00.000Z/1-14 | | 0 | | |"],
+    "run?tenant=acme&id=-rf": ["-rf | ready | | 2026-11-21 08:50:00.007 UTC | | |"],
+    "schedule?tenant=acme&id=short": [
+        *("fired 1 slot", f"last fired {EARLIER}", "late slots policy last, late after 1 min", "jitter none"),
+        *("ends 2026-11-21 08:10:00 UTC 50 min ago", f"ended {EARLIER} : its end has passed"),
+        "created 2026-11-21 08:00:00 UTC 1 h ago",
+    ],
+    "schedule?tenant=acme&id=order": ["starts workflow order in queue default"],
+    "workflow?tenant=acme&id=order-1": [
+        *("type order", "queue default", "created 2026-11-21 08:55:00 UTC 5 min ago"),
+        *('1 | charge the card | step | done | | | {"charge": "ch_1"} |',),
+        "| approval | wait for a message | open | 2026-11-23 08:55:00 UTC in 1 d 23 h | | |",
+    ],
+    "workflow?tenant=acme&id=rare%20and%20ended": ["cancelled a mistake"],
+    "workflow?tenant=acme&id=order-2": ["| reserve | step | failed | | 1 | OSError: no |"],
+}
+
+
+@pytest.mark.parametrize("path", LINES)
+async def test_facts_and_rows(filled: Page, path: str) -> None:
+    """Each fact and each cell of a row is under its name."""
+    text = (await filled.get(f"/ui/{path}")).text
+    found = re.findall(
+        r'<p class="lead">.*?</p>|<dt>.*?</dd>|<tr.*?</tr>',
+        text.replace("</td>", " | ").replace("</th>", " | "),
+        re.DOTALL,
+    )
+    lines = [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", each)).split()) for each in found]
+    assert [each for each in LINES[path] if each not in lines] == [], lines
+
+
+async def test_blocked_workflows(filled: Page) -> None:
+    """A workflow that does not match its function for the third time is a failure, until it has ended."""
+    async with filled.instance.database.transaction() as tx:
+        for name, blocks in (("order-1", BLOCKED_FROM), ("rare", BLOCKED_FROM - 1), ("order-3", BLOCKED_FROM)):
+            change = f"UPDATE workflows SET blocks = {blocks}, last_error = 'as in {name}' WHERE workflow_id = :id"
+            await tx.execute(change, {"id": name})
+    text = (await filled.get("/ui/failed?kind=blocked")).text
+    assert re.findall(r"as in [\w-]*", text) == ["as in order-1"]
+    assert re.findall(r'class="end num">(.*?)<', text) == ["1"]
+
+
 async def test_newest_dead_letters(page: Page) -> None:
     """The 20 commands that the instance rejected last are shown with their reasons, newest first, as text."""
     for number in range(25):
         raw = raw_command(address=command_address("acme", "start-run"), headers={MESSAGE_ID: f"<i>{number}"})
-        rejection = Rejection(Code.TOO_LARGE, f"<b>{number}")
+        rejection = Rejection(Code.TOO_LARGE, f"<b>{number}{'x' * 300}")
         page.rejections.add(Rejected(raw, rejection, None), page.clock.now())
         page.metrics.dead_letter_stored("TOO_LARGE")
     await page.samples.tick(page.clock.now())
@@ -151,6 +271,8 @@ async def test_newest_dead_letters(page: Page) -> None:
     assert ids == [f"&lt;i&gt;{number}" for number in range(24, 4, -1)]
     for shown in ("&lt;b&gt;24", "timer-service dead-letters list"):
         assert shown in text
+    assert "x" * 290 in text
+    assert "x" * 300 not in text
     assert re.search(r"TOO_LARGE</th><td [^>]*>0</td><td [^>]*>25</td>", text)
 
 
@@ -207,6 +329,17 @@ async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages == [(names[at : at + 100], False) for at in range(0, 301, 100)]
 
 
+@pytest.mark.parametrize(("jobs", "is_drawn"), [(33, True), (34, False)])
+async def test_run_with_many_needs(page: Page, jobs: int, *, is_drawn: bool) -> None:
+    """A run with more than 1,000 needs is not drawn."""
+    runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
+    upstream = [f"first-{number:02d}" for number in range(30)]
+    needs = {f"job-{number:02d}": upstream for number in range(jobs)}
+    await runs.start({**{name: [] for name in upstream}, **needs}, runId="many")
+    text = (await page.get("/ui/run?tenant=acme&id=many")).text
+    assert ('class="edges"' in text, "too many jobs or needs" in text) == (is_drawn, not is_drawn)
+
+
 async def test_run_of_several_pages(page: Page) -> None:
     """A graph has the jobs of all pages of the query, and each job once."""
     runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
@@ -214,6 +347,7 @@ async def test_run_of_several_pages(page: Page) -> None:
     await runs.start({**{name: [] for name in names}, "last": names}, runId="wide")
     text = (await page.get("/ui/run?tenant=acme&id=wide")).text
     assert len(re.findall(r'<a class="box ', text)) == 61
+    assert "and 52 more" in text
     assert len(re.findall(r'<path d="M', text.partition('class="edges"')[2])) == 60
 
 
@@ -237,7 +371,7 @@ async def test_open_backfills(filled: Page) -> None:
     rows = [texts(each) for each in re.findall(r"<tr>.*?</tr>", text[text.index("Open backfills") :], re.DOTALL)[1:]]
     first, last = "2026-08-13 09:00:00 UTC", "2026-11-20 09:00:00 UTC"
     assert rows[0] == [first, last, "500", "0", "1,500", "2026-08-18 13:45:00 UTC", "its next turn"]
-    assert rows[1][:6] == ["2026-08-23 09:00:00 UTC", last, "0", "0", "2,000", "none yet"]
+    assert rows[1][:6] == ["2026-08-23 09:00:00 UTC", last, "0", "7", "1,993", "none yet"]
     assert "there is no zone &lt;script&gt;" in rows[1][6]
     assert "2026-11-21 09:00:42 UTC in 42 s" in rows[1][6]
     assert "Open backfills" not in (await filled.get("/ui/schedule?tenant=acme&id=weekdays")).text

@@ -1,10 +1,14 @@
 """What all pages have in common: headers, errors, and what they refuse."""
 
+import asyncio
 import re
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from tests.harness.page import Page
+from timer_service.core.due.loop import Loop
 from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.ui.views import VIEWS
@@ -42,6 +46,7 @@ async def test_reads_only(page: Page, method: str) -> None:
         ("LOCALHOST", 200),
         ("[::1]:9464", 200),
         ("10.0.0.7", 200),
+        ("timers.EXAMPLE:9464", 200),
         ("evil.example:9464", 421),
         ("127.0.0.1.evil.example", 421),
         ("[", 421),
@@ -49,7 +54,8 @@ async def test_reads_only(page: Page, method: str) -> None:
     ],
 )
 async def test_host(page: Page, host: str, status: int) -> None:
-    """A web site that points its name at this machine cannot read the pages."""
+    """A web site that points its name at this machine cannot read the pages. The name of the settings can be used."""
+    page.instance = replace(page.instance, http_host="Timers.example")
     assert (await page.get("/ui/", host=host)).status == status
 
 
@@ -60,6 +66,7 @@ async def test_static_files(page: Page) -> None:
         assert f'"/ui/static/{name}"' in overview.text
         file = await page.get(f"/ui/static/{name}")
         assert (file.status, file.headers["content-type"].partition(";")[0]) == (200, media_type)
+        assert file.headers["x-content-type-options"] == "nosniff"
     assert (await page.get("/ui/static/base.html")).status == 404
     assert (await page.get("/ui/static/..%2froutes.py")).status == 404
 
@@ -96,21 +103,52 @@ async def test_overview_shows_health(page: Page) -> None:
     """The overview shows what is wrong, with its reason escaped."""
     assert "healthy" in (await page.get("/ui/")).text
     page.health["events"] = Health.down("stream <b> is missing")
+    page.health["commands"] = Health(reason="the log is slow")
     text = (await page.get("/ui/")).text
     assert "needs attention" in text
-    assert "stream &lt;b&gt; is missing" in text
+    assert 'status bad">down</span> <span class="reason">stream &lt;b&gt; is missing' in text
+    assert 'status warn">impaired</span> <span class="reason">the log is slow' in text
+
+
+async def test_overview_shows_a_loop_that_hangs(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that hangs needs attention, also if its health does not say so."""
+    monkeypatch.setattr(Loop, "stalled", property(lambda _: True))
+    text = (await page.get("/ui/")).text
+    assert "needs attention" in text
+    assert 'status bad">hangs' in text
+
+
+async def test_few_requests_read_at_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests read at a time, and the others wait: a page of large rows needs much memory."""
+    reading, meeting = Counter[str](), asyncio.Barrier(2)
+    most = []
+
+    async def read(*_: object) -> list[object]:
+        reading["now"] += 1
+        most.append(reading["now"])
+        await meeting.wait()
+        reading["now"] -= 1
+        return []
+
+    monkeypatch.setattr(type(page.instance.database.queries), "fetch", read)
+    answers = await asyncio.gather(*(page.get("/ui/timers") for _ in range(6)))
+    assert ({each.status for each in answers}, max(most)) == ({200}, 2)
 
 
 async def test_overview_shows_numbers(page: Page) -> None:
     """The overview shows the numbers of the last hour."""
     await page.samples.tick(page.clock.now() - 30_000)
     page.metrics.counted("timer_schedules", "Scheduled", 12_345)
-    for _ in range(50):
-        page.metrics.fired_late("timer_schedules", 0.004)
+    for number in range(50):
+        page.metrics.fired_late("timer_schedules", 0.004 if number < 40 else 4)
     page.metrics.dead_letter_stored("TOO_LARGE")
     await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/")).text
     assert "12,345" in text
     assert re.search(r'Fired per minute</h3>\s*<p class="figure">100</p>', text)
     assert re.search(r'Failures</h3>\s*<p class="figure bad">1</p>', text)
+    assert re.search(r'class="figure">\S+ ms <span class="second">\S+ s</span>', text)
     assert "<polyline" in text
+    overdue, fired = text.index("Overdue timers"), text.index("Timers fired per minute")
+    assert "<rect" not in text[overdue:fired]
+    assert "<rect" in text[fired:]

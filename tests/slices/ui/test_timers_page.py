@@ -37,6 +37,7 @@ async def test_list(page: Page) -> None:
     names = [f"call-{number:03d}" for number in range(70)]
     await put(page, *(scheduled(each, NOW + at, Position(1, at + 1)) for at, each in enumerate(names)))
     assert [calls(text) async for text in page.follow("/ui/timers?tenant=acme")] == [names[:50], names[50:]]
+    assert 'Scheduled <span class="num quiet">70</span>' in (await page.get("/ui/timers?tenant=acme")).text
 
 
 async def test_filters(page: Page) -> None:
@@ -72,11 +73,16 @@ async def test_due_range(page: Page) -> None:
 
 async def test_timer(page: Page) -> None:
     """The page of a timer shows its history, its facts, its data and what an operator can do."""
-    timer = scheduled("call-1", NOW, correlation_id="order-1", data='{"note":"<b>"}')
+    timer = scheduled("call-1", NOW, correlation_id="order-1", data='{"note":"<b>"}', causation_id="cmd-1")
+    timer = timer._replace(schedule=timer.schedule._replace(expires_at=NOW + 60_000))
     await put(page, in_state(State.FAILED, timer)._replace(last_error="the stream is full"))
     text = (await page.get("/ui/timer?tenant=acme&id=call-1")).text
     assert timer.schedule is not None
     for shown in (
+        *(
+            'expires</dt><dd class="num"><time datetime="2026-11-21T09:01:00.000Z',
+            'causation id</dt><dd class="mono">cmd-1',
+        ),
         *("Given up", "3 attempts so far", "the stream is full", "order-1", timer.schedule.event_id),
         *("&#34;note&#34;: &#34;&lt;b&gt;&#34;", "timer-service timers retry acme call-1"),
     ):
@@ -91,6 +97,30 @@ async def test_scheduled_timer(page: Page) -> None:
     assert "in 1 min" in text
     assert "timer-service timers cancel acme call-1" in text
     assert "data-refresh" in text
+    assert "Next attempt" not in text
+    assert '<li class="next">' in text
+
+
+async def test_history_of_a_claimed_and_of_a_cancelled_timer(page: Page) -> None:
+    """A timer that is being tried shows when the next attempt may be. One cancelled early will not become due."""
+    claimed, cancelled = scheduled("claimed", NOW), in_state(State.CANCELLED, scheduled("cancelled", NOW + 60_000))
+    await put(page, claimed._replace(available_at=NOW + 30_000, attempt=1), cancelled)
+    text = (await page.get("/ui/timer?tenant=acme&id=claimed")).text
+    assert re.search(r"Next attempt, or end of the current one</p>.*in 30 s", text, re.DOTALL)
+    assert '<li class="next">' not in (await page.get("/ui/timer?tenant=acme&id=cancelled")).text
+
+
+async def test_failures_of_many_tenants(page: Page) -> None:
+    """The page of failures has 10 tenants of each kind, and a page of one kind has all. Large counts are cut."""
+    names = [f"tenant-{number:02}" for number in range(12)]
+    timers = [scheduled(tenant=each) for each in names]
+    timers += [scheduled(f"call-{number}", NOW, Position(1, number + 9), tenant=names[0]) for number in range(1000)]
+    await put(page, *(in_state(State.FAILED, each) for each in timers))
+    text = (await page.get("/ui/failed")).text
+    found = re.findall(r'tenant=(tenant-\d+)&amp;state=Failed.*?class="end num">(.*?)<', text, re.DOTALL)
+    assert found == [(names[0], "1,000+"), *((each, "1") for each in names[1:10])]
+    assert "/ui/failed?kind=timers&amp;after=tenant-09" in text
+    assert len(re.findall("state=Failed", (await page.get("/ui/failed?kind=timers")).text)) == 12
 
 
 async def test_many_timers_with_one_correlation_id(page: Page) -> None:

@@ -1,5 +1,6 @@
 """The last hour, computed from samples."""
 
+import time
 from typing import Any
 
 import pytest
@@ -22,11 +23,12 @@ def fired(at: int, count: int, **more: Any) -> Sample:
 def test_counters_become_growth() -> None:
     """Counters are shown as what they grew by in each minute, and gauges as they are."""
     start = NOW // MINUTE * MINUTE
-    taken = [fired(start - 2 * MINUTE, 100, pending=7), fired(start - MINUTE, 130, pending=8), fired(start, 190)]
-    hour = activity(taken, start)
-    assert [minute.fired for minute in hour.minutes[-3:]] == [None, 30, 60]
+    of_one_minute = [fired(start - MINUTE, 130, pending=1), fired(start - 10_000, 140, pending=8)]
+    hour = activity([fired(start - 2 * MINUTE, 100, pending=7), *of_one_minute, fired(start, 190)], start)
+    assert [minute.fired for minute in hour.minutes[-3:]] == [None, 40, 50]
     assert [minute.pending for minute in hour.minutes[-3:]] == [7, 8, None]
     assert hour.fired_per_minute == 60
+    assert [minute.at for minute in hour.minutes] == [start - ago * MINUTE for ago in range(59, -1, -1)]
 
 
 def test_dead_letters_of_the_hour() -> None:
@@ -49,8 +51,8 @@ def test_percentile(share: float, seconds: float) -> None:
 async def test_samples_are_bounded() -> None:
     """The samples of an hour are kept, and no more."""
     kept = Samples(CollectorRegistry())
-    for number in range(400):
-        await kept.tick(NOW + number * 10_000)
+    for at in range(NOW, NOW + 4_000_000, 10_000):
+        assert await kept.tick(at) == (1, at + 10_000)
     assert len(kept.all) == 361
     assert kept.all[-1].at - kept.all[0].at == 60 * MINUTE
 
@@ -63,6 +65,7 @@ async def test_samples_read_the_metrics() -> None:
     metrics.fired_late("outbox", 0.003)
     metrics.fired_late("outbox", 0.003)
     metrics.counted("timer_schedules", "Scheduled", 5)
+    metrics.overdue("outbox", 7, 1.5)
     metrics.overdue("timer_schedules", 2, 1.5)
     metrics.buried("outbox", 1)
     metrics.dead_letter_stored("TOO_LARGE")
@@ -70,4 +73,4 @@ async def test_samples_read_the_metrics() -> None:
     sample = samples.read_sample(registry, NOW)
     assert (sample.pending, sample.overdue, sample.fired, sample.failures) == (5, 2, 1, 2)
     assert sample.dead_letters == {"TOO_LARGE": 1}
-    assert last_passes(registry)["timers"] > 0
+    assert abs(last_passes(registry)["timers"] - time.time() * 1000) < MINUTE

@@ -28,9 +28,9 @@ def drawn(found: list[Job]) -> Drawing:
 
 def test_unknown_needs_and_cycles() -> None:
     """Needs of unknown jobs and cycles are left out. Each job is drawn."""
-    drawing = drawn(jobs(a="b", b="a", c="nobody"))
-    assert {box.job.name for box in drawing.boxes} == {"a", "b", "c"}
-    assert drawing.edges == []
+    drawing = drawn(jobs(a="b", b="a", c="nobody", d="c nobody"))
+    assert {box.job.name for box in drawing.boxes} == {"a", "b", "c", "d"}
+    assert len(drawing.edges) == 1
 
 
 @pytest.mark.parametrize("size", [1, MOST_ROWS, 1000])
@@ -80,6 +80,7 @@ def check(drawing: Drawing) -> None:
         ("short", "short"),
         ("deploy-to-production-in-every-region", "deploy-to-pr\N{HORIZONTAL ELLIPSIS}very-region"),
         ("a\u202eb", "a\\u202eb"),
+        pytest.param("日" * 39 + "ab", "日" * 6 + "\N{HORIZONTAL ELLIPSIS}" + "日" * 3 + "ab", id="wide characters"),
     ],
 )
 def test_shorten(name: str, text: str) -> None:

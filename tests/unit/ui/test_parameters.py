@@ -32,6 +32,7 @@ def test_instants(text: str, at: int) -> None:
     [
         ([("nope", "1")], "This page has no parameter “nope”. Its parameters: due, id, tenant."),
         ([("id", "a"), ("id", "b")], "“id” is given more than once"),
+        ([("tenant", "acme"), ("id", "x" * 2000)], "“id” must have 1 to 200 characters"),
         ([("id", "x" * 2001)], "“id” has more than 2,000 characters"),
         ([("tenant", "a b")], "“tenant” must have 1 to 64 letters"),
         ([("tenant", "acme"), ("id", "x" * 201)], "“id” must have 1 to 200 characters"),

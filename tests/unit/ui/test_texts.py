@@ -19,6 +19,7 @@ TEXTS: list[tuple[Any, tuple[Any, ...], str]] = [
     (formats.distance, (HOUR * 3 - 1, 0), "in 2 h 59 min"),
     (formats.distance, (-1500, 0), "1 s ago"),
     (formats.distance, (-25, 0), "25 ms ago"),
+    (formats.distance, (25, 0), "in 25 ms"),
     (formats.distance, ("1970-01-01T00:00:01.000Z", 0), "in 1 s"),
     (formats.length_of, ("P1DT1H1M1.5S",), "1 d 1 h 1 min 1 s 500 ms"),
     (formats.length_of, ("P2W",), "14 d"),
@@ -30,6 +31,9 @@ TEXTS: list[tuple[Any, tuple[Any, ...], str]] = [
     (formats.number, (None,), "\N{EN DASH}"),
     (formats.at_least, (999, 1000), "999"),
     (formats.at_least, (1000, 1000), "1,000+"),
+    (formats.short_json, ({"a": "日"},), '{"a": "日"}'),
+    (formats.short_json, ("x" * 158,), f'"{"x" * 158}"'),
+    (formats.short_json, ("x" * 159,), f'"{"x" * 159}\N{HORIZONTAL ELLIPSIS}'),
     (formats.json_text, ({"<b>": "x\u2028"},), "{\n  &#34;&lt;b&gt;&#34;: &#34;x\\u2028&#34;\n}"),
     (link, ("",), "/ui/"),
 ]

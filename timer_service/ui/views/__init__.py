@@ -1,7 +1,6 @@
 """The views: each reads what one page shows."""
 
-from timer_service.ui.views import runs, schedules, signals, timers, workflows
-from timer_service.ui.views.failed import EVENTS, FAILED, KINDS
+from timer_service.ui.views.failed import EVENTS, FAILED
 from timer_service.ui.views.overview import OVERVIEW
 from timer_service.ui.views.runs import RUN, RUNS
 from timer_service.ui.views.schedules import SCHEDULE, SCHEDULES
@@ -13,8 +12,3 @@ VIEWS = (
     *(OVERVIEW, TIMERS, TIMER, FAILED, EVENTS, SIGNALS, SIGNAL, RUNS, RUN, SCHEDULES, SCHEDULE),
     *(WORKFLOWS, WORKFLOW, WORKERS),
 )
-TENANT_ROWS = (
-    *(each.CHOICE.rows for each in (timers, signals, runs, schedules, workflows)),
-    *(kind.rows for kind in KINDS),
-)
-"""The rows by which the page finds tenants."""

@@ -161,13 +161,13 @@ async def _read(asked: Asked, kind: Kind, after: str, limit: int) -> _Group:
     page = await tenants.page(asked.reads.reader, kind.rows, after, limit)
     counts = await tenants.count(asked.reads.reader, kind.rows, page.names)
     rows = await asked.reads.reader.fetch_each(kind.first, [{"tenant_id": name} for name in page.names])
-    first = {row["tenant_id"]: row for row in rows}
-    return _Group(
-        kind, [_tenant(kind, name, counts[name], first[name]) for name in page.names if name in first], page.after
-    )
+    first = {row["tenant_id"]: row for row in rows}  # a tenant is left out if its last failure is over by now
+    found = [_tenant(kind, name, counts[name], first[name]) for name in page.names if name in first]
+    return _Group(kind, found, page.after)
 
 
 def _tenant(kind: Kind, name: str, count: int, first: Row) -> _Tenant:
+    """Return a tenant of a group, with the reason of its first failure and the command that tries it again."""
     retry = None if kind.retry is None else kind.retry(name, first["id"])
     return _Tenant(name, count, kind.list(name), first["reason"] or "", retry)
 

@@ -1,11 +1,10 @@
 """Parts of every list of a tenant."""
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from timer_service.core.requests.query import QueryRoute
-from timer_service.core.values.errors import Code, Rejection
 from timer_service.ui import tenants
 from timer_service.ui.pages import Content
 from timer_service.ui.reads import PAGE_ROWS
@@ -26,16 +25,9 @@ class TenantChoice(NamedTuple):
     """The command that does it."""
 
     @property
-    def values(self) -> Mapping[str, str]:
-        """What the templates of lists show."""
-        things = self.things
-        return {
-            "page": things,
-            "title": things.capitalize(),
-            "things": things,
-            "hint": self.hint,
-            "example": self.example,
-        }
+    def title(self) -> str:
+        """The heading of the page."""
+        return self.things.capitalize()
 
 
 class StatusList(NamedTuple):
@@ -54,7 +46,7 @@ class StatusList(NamedTuple):
         page = await read_page(asked, self.route, tenant, status=parameters.choice("status", self.statuses), **filters)
         values: Mapping[str, Any] = {
             **page,
-            **self.choice.values,
+            "choice": self.choice,
             "tenant": tenant,
             "statuses": list(self.statuses),
             "items": page[self.choice.things],
@@ -75,14 +67,4 @@ async def choose_tenant(asked: Asked, choice: TenantChoice) -> Content:
     """Return the page that asks for a tenant, with the tenants that have such rows."""
     after = asked.parameters.text("after") or ""
     found = await tenants.page(asked.reads.reader, choice.rows, after)
-    return Content("tenants.html", {**choice.values, "found": found, "after": after})
-
-
-async def read_missing_as_none(reading: Awaitable[Any]) -> Any:
-    """Return what a query found, or None if there is no such thing."""
-    try:
-        return await reading
-    except Rejection as rejection:
-        if rejection.code is Code.NOT_FOUND:
-            return None
-        raise
+    return Content("tenants.html", {"choice": choice, "found": found, "after": after})

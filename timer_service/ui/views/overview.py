@@ -36,6 +36,7 @@ def _loop(loop: Loop, passed_at: int | None) -> dict[str, Any]:
 
 
 def _charts(hour: Activity) -> dict[str, Any]:
+    """Return the shapes of each chart, and the largest value of each. The two lags share one scale."""
     columns = {name: [getattr(minute, name) for minute in hour.minutes] for name in Minute._fields}
     slowest = charts.highest(columns["lag_p99"])
     return {

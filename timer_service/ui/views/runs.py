@@ -27,7 +27,6 @@ _MOST_DRAWN = 300
 """The graph of a run with more jobs would not be readable. Its jobs are shown as a list."""
 _MOST_NEEDS = 1000
 """More edges would not be readable either, and take long to place."""
-_MOST_READS = 4
 READY = "ready"
 """Shown for a pending job whose needs have ended."""
 WAITING = "not resolved"
@@ -67,17 +66,16 @@ async def _read_drawn(asked: Asked, tenant: str, first: Mapping[str, Any]) -> Se
     """Return all jobs of a run from its first page on, or None if there are none or too many to be drawn."""
     if not 0 < sum(first["counts"].values()) <= _MOST_DRAWN:
         return None
-    jobs = list(first["jobs"])
-    cursor = first.get("cursor")
-    for _ in range(_MOST_READS):
-        if cursor is None:
-            break
-        request = GetRun(run_id=first["runId"], limit=_MOST_DRAWN, cursor=cursor)
+    jobs, page = list(first["jobs"]), first
+    while "cursor" in page and _has_few_needs(jobs):
+        request = GetRun(run_id=first["runId"], limit=_MOST_DRAWN, cursor=page["cursor"])
         page = await asked.reads.ask(_ROUTES["get-run"], tenant, request)
         jobs += page["jobs"]
-        cursor = page.get("cursor")
-    is_drawn = cursor is None and sum(len(job["needs"]) for job in jobs) <= _MOST_NEEDS
-    return _merge(jobs) if is_drawn else None
+    return _merge(jobs) if _has_few_needs(jobs) else None
+
+
+def _has_few_needs(jobs: Sequence[Mapping[str, Any]]) -> bool:
+    return sum(len(job["needs"]) for job in jobs) <= _MOST_NEEDS
 
 
 def _merge(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -90,6 +88,7 @@ def _merge(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 async def _draw(asked: Asked, jobs: Sequence[Mapping[str, Any]], open_groups: Sequence[str]) -> Drawing:
+    """Return the graph of jobs and of groups that are not resolved. Those have no jobs yet that could need others."""
     boxes = [Job(job["name"], job["name"], _status(job), [_need(need) for need in job["needs"]]) for job in jobs]
     groups = [Job(_group_box(name), name, WAITING) for name in open_groups]
     return await asked.reads.compute(draw([*groups, *boxes]))
@@ -106,6 +105,7 @@ def _group_box(name: str) -> str:
 
 
 def _status(job: Mapping[str, Any]) -> str:
+    """Return the status of a job as it is shown: a pending job may be ready."""
     return READY if job["status"] == JobStatus.PENDING and "readyAt" in job else str(job["status"])
 
 

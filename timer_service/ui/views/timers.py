@@ -17,7 +17,7 @@ from timer_service.ui.pages import Content
 from timer_service.ui.parameters import Parameters
 from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import MOST_COUNTED, Rows
-from timer_service.ui.views.lists import TenantChoice, choose_tenant, read_missing_as_none
+from timer_service.ui.views.lists import TenantChoice, choose_tenant
 from timer_service.ui.views.view import Asked, item_view, main_view
 
 _ROUTES = {route.name: route for route in QUERIES}
@@ -65,6 +65,8 @@ _NAMES = ("tenant", "call", "state", "due_after", "due_before", "correlation")
 
 
 class _Filters(NamedTuple):
+    """What a search wants: a call id, a correlation id, and the other filters as the request for a list."""
+
     call: str | None
     correlation: str | None
     request: ListTimers
@@ -82,10 +84,14 @@ def _filters(parameters: Parameters) -> _Filters:
 
 
 async def _find(asked: Asked, tenant: str, filters: _Filters) -> _Found:
+    """Return the timers that fit the filters: the one with a call id, those with a correlation id, or a page."""
     if filters.call is not None:
         request = GetTimer(service_call_id=filters.call)
-        timer = await read_missing_as_none(asked.reads.ask(_ROUTES["get-timer"], tenant, request))
-        return _Found([] if timer is None or not _fits(timer, filters) else [timer])
+        try:
+            timer = await asked.reads.ask(_ROUTES["get-timer"], tenant, request)
+        except Rejection:  # there is no such timer
+            return _Found([])
+        return _Found([timer] if _fits(timer, filters) else [])
     if filters.correlation is not None:
         return await _search(asked, tenant, filters)
     page = await asked.reads.ask(_ROUTES["list-timers"], tenant, filters.request)
@@ -93,7 +99,10 @@ async def _find(asked: Asked, tenant: str, filters: _Filters) -> _Found:
 
 
 async def _search(asked: Asked, tenant: str, filters: _Filters) -> _Found:
-    """Return the timers with a correlation id among the next ones."""
+    """Return the timers with a correlation id among the next ones.
+
+    If more are found than a page has, the next search begins behind the last one of this page.
+    """
     request = filters.request.model_copy(update={"limit": _SEARCHED})
     page = await asked.reads.ask(_ROUTES["list-timers"], tenant, request)
     found = [timer for timer in page["timers"] if _fits(timer, filters)]
