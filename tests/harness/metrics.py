@@ -25,6 +25,7 @@ class RecordingMetrics:
         self.settled_in: Counter[tuple[str, str]] = Counter()
         """The number of rows by (table, outcome)."""
         self.lateness: list[float] = []
+        self.late_rows: Counter[str] = Counter()
         self.lost = 0
         self.reached_limits = 0
         self.missed = 0
@@ -73,8 +74,9 @@ class RecordingMetrics:
         self.settlements[outcome] += count
         self.settled_in[table, outcome] += count
 
-    def fired_late(self, table: str, seconds: float, count: int = 1) -> None:  # noqa: ARG002
+    def fired_late(self, table: str, seconds: float, count: int = 1) -> None:
         self.lateness.append(seconds)
+        self.late_rows[table] += count
 
     def slots_missed(self, count: int) -> None:
         self.missed += count
