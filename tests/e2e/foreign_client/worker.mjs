@@ -81,7 +81,7 @@ class Task {
   async renew(ended) {
     while (!ended.aborted && !this.lost.aborted) {
       const sent = performance.now();
-      const renewing = request("renew-tasks", { workerId, tasks: [{ ...this.held, steps: [STEP] }] });
+      const renewing = request("renew-tasks", { workerId, tasks: [this.held] });
       const reply = await Promise.race([renewing, sleep(this.#leaseUntil - sent, null, { ref: false })]);
       if (reply === null || reply.lost.some((each) => each.token === this.held.token)) {
         this.#lost.abort(); // another worker may have the task, or the workflow was cancelled
