@@ -42,14 +42,10 @@ OnRejected = Callable[[Rejected, int], None]
 class _Work(NamedTuple):
     """What a transaction is to do, with commands of the log or with waiting ones."""
 
-    decoded: Sequence[Decoded]
-    """The commands to apply."""
-    later: Sequence[RawCommand] = ()
-    """Commands of the log to store."""
-    last: RawCommand | None = None
-    """The last command of the log that was read; None if the commands are waiting ones."""
-    rows: Sequence[WaitingRow] = ()
-    """The rows of the waiting commands."""
+    decoded: Sequence[Decoded]  # the commands to apply
+    later: Sequence[RawCommand] = ()  # commands of the log to store
+    last: RawCommand | None = None  # the last command of the log that was read; None if the commands are waiting ones
+    rows: Sequence[WaitingRow] = ()  # the rows of the waiting commands
 
 
 class _Written(NamedTuple):
@@ -58,8 +54,7 @@ class _Written(NamedTuple):
     place: Place
     done: Done
     stored: Sequence[NewRow]
-    applied: Sequence[tuple[WaitingRow, int]]
-    """Rows of waiting commands, and how many commands of each were applied or rejected."""
+    applied: Sequence[tuple[WaitingRow, int]]  # rows, and how many commands of each were applied or rejected
 
 
 class Commits:
@@ -170,12 +165,13 @@ class Commits:
         if self.waits_briefly:
             await tx.wait_briefly()
         done = await self.handlers.apply(tx, decoded[:most], letters, now) if decoded else Done()
-        applied = applied_of_rows(work.rows, done.number)
+        applied = applied_of_rows(work.rows, done.number) if work.rows else []
         for row, number in applied:
             await waiting_rows.advance(tx, row, number)
         # Commands of the log that had no room wait from now on. Those of waiting rows are in their rows.
         left = [raw for raw, _ in decoded[done.number :]] if last is not None else []
-        stored = rows_of(sorted([*left, *work.later], key=lambda raw: raw.position))
+        later = sorted([*left, *work.later], key=lambda raw: raw.position)
+        stored = rows_of(later) if later else []
         if stored:
             await waiting_rows.add(tx, stored)
         return _Written(place, done, stored, applied)

@@ -297,7 +297,7 @@ class LogReader:
 
     def _record_success(self, done: Done) -> None:
         """Record a transaction that succeeded. If a handler works again, all that waits is tried at once."""
-        if self._trouble.record_applied(group.route for group in done.applied):
+        if self._trouble.has_failed and self._trouble.record_applied(group.route for group in done.applied):
             self._waiting.retry_all()
 
     async def _apply_waiting(self) -> None:

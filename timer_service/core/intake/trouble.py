@@ -30,6 +30,8 @@ class Trouble:
         self._evidence = Evidence()
         self._delays = Delays()
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
+        self.has_failed = False
+        """Whether a command has failed or was blocked since this process began."""
         self.stopped: frozenset[str] = frozenset()
         """The names of the messages whose handler fails for every command. These wait, and are tried one by one."""
         self._failing: dict[Route | Blame, str] = {}
@@ -48,13 +50,10 @@ class Trouble:
             self._failure.record(f"commands cannot be handled: {error}")
 
     def record_applied(self, routes: Iterable[Route]) -> bool:
-        """Record a transaction that succeeded. Return whether a handler works again that failed for every command.
-
-        `routes`: the handlers that have applied commands. If there are any, not every command is blocked.
-        """
+        """Record the handlers of a transaction. Return whether one works again that failed for every command."""
         worked: set[Route | Blame] = {*routes}
         if worked:
-            worked.add(Blame.BLOCKED)
+            worked.add(Blame.BLOCKED)  # not every command is blocked
         self._evidence.record(worked, ())
         again = worked & self._failing.keys()
         for each in again:
@@ -68,6 +67,7 @@ class Trouble:
 
     def record_blocked(self, raw: RawCommand, error: Exception) -> None:
         """Record that a command alone was blocked. That is not its fault, and it is tried until it succeeds."""
+        self.has_failed = True
         self._evidence.record((), [(Blame.BLOCKED, raw.position)])
         about = {"tenant": raw.address.tenant, "message_id": raw.message_id, "sequence": raw.position.sequence}
         log.warning("command blocked; its tenant waits", extra={**about, "reason": error_text(error)})
@@ -79,6 +79,7 @@ class Trouble:
 
         If a handler applies no command any more, the fault is probably not in the commands, so they are tried longer.
         """
+        self.has_failed = True
         self._evidence.record((), [(route, command.position)])
         about = {"tenant": command.tenant, "command_id": command.id, "type": command.payload.type, "attempt": attempt}
         log.error("command failed", exc_info=error, extra=about)
