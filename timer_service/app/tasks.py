@@ -70,7 +70,9 @@ async def finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
     for task in late:
         log.warning("task not finished in time; cancelling it", extra={"task": task.get_name()})
         task.cancel()
-    _, stuck = await asyncio.wait(late, timeout=_CANCELLATION_SECONDS) if late else (late, late)
+    stuck: set[asyncio.Task[None]] = set()
+    if late:
+        _, stuck = await asyncio.wait(late, timeout=_CANCELLATION_SECONDS)
     for task in tasks:
         if task in stuck:
             log.error("task does not end; stopping without it", extra={"task": task.get_name()})

@@ -35,7 +35,8 @@ class TimerClient(Resource):
 
     Every method checks its arguments first and raises ValueError with the name of a wrong argument. A command or query
     raises `NoAnswerError` if there is no answer within `timeout_seconds`. The service may still handle the command
-    later. Sending the command again is safe.
+    later. Sending the command again is safe, with two exceptions: `schedules.trigger` fires again, and `due_in` counts
+    from the new command.
 
     The client reconnects by itself. While it is disconnected, commands and queries raise `NoAnswerError`.
     """
