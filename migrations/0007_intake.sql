@@ -26,7 +26,6 @@ CREATE TABLE waiting_commands (
     tenant_id TEXT COLLATE BINARY NOT NULL,
     epoch BIGINT NOT NULL,
     first_sequence BIGINT NOT NULL,
-    last_sequence BIGINT NOT NULL,
     number_of_commands INTEGER NOT NULL,
     done INTEGER NOT NULL DEFAULT 0,
     size BIGINT NOT NULL,
@@ -37,7 +36,6 @@ CREATE TABLE waiting_commands (
     deaths INTEGER NOT NULL DEFAULT 0 CHECK (deaths >= 0),  -- how many processes have ended while they applied the next command alone
     commands BYTEA NOT NULL,  -- the last column, so that SQLite reads the others without it
     PRIMARY KEY (tenant_id, epoch, first_sequence),
-    CHECK (last_sequence >= first_sequence),
     CHECK (done >= 0 AND done < number_of_commands)
 );
 

@@ -6,17 +6,12 @@ import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock
-
-import pytest
-import typer
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.cli import Cli
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 from tests.harness.spawn import spawn
-from timer_service.cli.timer_files import import_timers
-from timer_service.client import CommandError, NewTimer, NoAnswerError, Outcome, TimerClient
+from timer_service.client import NewTimer, TimerClient
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 
@@ -123,34 +118,6 @@ async def test_timers_that_have_fired(cli: Cli, service: Service) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await cli.json("timers", "import", "acme", file))["outcomes"] != {"ignored_reached": 1}:
             pass
-
-
-async def test_import_without_an_answer(tmp_path: Path) -> None:
-    """If the service does not answer for a timer, the error says how many were handled, and what to do."""
-    (file := tmp_path / "timers.jsonl").write_text("".join(f"{json.dumps(timer(number))}\n" for number in (1, 2)))
-    ended = [Outcome(command_id="1", name="scheduled"), NoAnswerError("no outcome within 120 s")]
-    with pytest.raises(NoAnswerError, match=r"120 s; at least 1 of 2 timers were handled\. Import the file again: "):
-        await import_timers(MagicMock(schedule_many=AsyncMock(return_value=ended)), "acme", file)
-
-
-async def test_rejected_timers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All rejected timers are counted, and the first thousand are named."""
-    (file := tmp_path / "timers.jsonl").write_text("".join(f"{json.dumps(timer(number))}\n" for number in range(1_200)))
-    ended = [[CommandError("BUSY", "later")] * count for count in (1_000, 200)]
-    with pytest.raises(typer.Exit) as exited:
-        await import_timers(MagicMock(schedule_many=AsyncMock(side_effect=ended)), "acme", file, as_json=True)
-    summary = json.loads(capsys.readouterr().out)
-    found = exited.value.exit_code, summary["outcomes"], summary["failed"], len(summary["errors"])
-    assert found == (1, {"rejected": 1_200}, 1_200, 1_000)
-
-
-async def test_file_with_many_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first twenty faults are named."""
-    (file := tmp_path / "timers.jsonl").write_text("[1]\n" * 30)
-    with pytest.raises(typer.Exit):
-        await import_timers(MagicMock(), "acme", file)
-    lines = capsys.readouterr().err.splitlines()
-    assert (len(lines), lines[20:]) == (22, ["There are more faults.", "Nothing was imported."])
 
 
 @ON_SQLITE

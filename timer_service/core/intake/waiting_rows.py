@@ -38,12 +38,11 @@ class NewRow(NamedTuple):
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of the statement that adds the row."""
-        first, last = self.commands[0].position, self.commands[-1].position
+        first = self.commands[0].position
         return {
             "tenant_id": self.tenant,
             "epoch": first.epoch,
             "first_sequence": first.sequence,
-            "last_sequence": last.sequence,
             "number": len(self.commands),
             "size": self.size,
             "commands": b"".join(map(_dump, self.commands)),

@@ -6,8 +6,8 @@ FROM waiting_commands GROUP BY tenant_id
 -- name: add
 -- Stores commands of one tenant that follow each other.
 INSERT INTO waiting_commands
-    (tenant_id, epoch, first_sequence, last_sequence, number_of_commands, size, commands, available_at, attempt)
-VALUES (:tenant_id, :epoch, :first_sequence, :last_sequence, :number, :size, :commands, 0, 0)
+    (tenant_id, epoch, first_sequence, number_of_commands, size, commands, available_at, attempt)
+VALUES (:tenant_id, :epoch, :first_sequence, :number, :size, :commands, 0, 0)
 
 -- name: first
 -- Returns the oldest row of a tenant.
