@@ -83,6 +83,14 @@ async def test_restore_and_a_power_cut(prepared: Path, monkeypatch: pytest.Monke
     assert "timers.db" not in disk.unwritten
 
 
+async def test_unfinished_restore_behind_a_symbolic_link(prepared: Path, tmp_path: Path) -> None:
+    """The service finds the mark of an interrupted restore also if TIMER_DB_PATH is a symbolic link."""
+    (prepared / "timers.db.restore-unfinished").touch()
+    (link := tmp_path / "link.db").symlink_to(prepared / "timers.db")
+    with pytest.raises(StartError, match="run `timer-service restore` again"):
+        await read_epochs(link)
+
+
 @pytest.mark.slow
 async def test_restore_of_a_damaged_database_killed_at_each_step(prepared: Path, tmp_path: Path) -> None:
     """A damaged database is kept with its `-wal` file. After a kill, the service finds the new one or refuses to start.
