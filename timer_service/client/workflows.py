@@ -113,7 +113,10 @@ class Workflows(Resource):
     async def retry(
         self, tenant: str, workflow: str, *, deadline_in: timedelta | None = None, timeout_seconds: float = 10
     ) -> Outcome:
-        """Continue a failed workflow. If its function ended with the error of a failed step, this step runs again."""
+        """Continue a failed workflow. If its function ended with the error of a failed step, this step runs again.
+
+        It has a deadline only if `deadline_in` gives one, counted from when the broker has stored the command.
+        """
         deadline = optional(wire_duration, "deadline_in", deadline_in)
         return await self._send("RetryWorkflow", tenant, workflow, timeout_seconds, deadlineIn=deadline)
 

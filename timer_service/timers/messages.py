@@ -156,7 +156,7 @@ def decode_plain_timer(body: bytes) -> PlainCommand | None:
     if (due_at is None) == (due_in is None) or (due_in is not None and due_in > LONGEST_MS):
         return None
     command_id, correlation_id = envelope.get("id"), envelope.get("correlationId")
-    for text in (call, command_id, correlation_id, envelope.get("causationId")):
+    for text in (call, command_id, correlation_id, envelope.get("causationId")):  # the models check all of them
         if text is not None and not text.isprintable():
             return None
     if payload.get("tenantId", tenant) != tenant or not _is_tenant(tenant):

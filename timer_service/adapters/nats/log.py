@@ -453,7 +453,7 @@ class NatsLog:
         """End the pull at its last status, and break the log if messages are missing or the server refuses pulls."""
         code, description = headers.get("Status") or "", headers.get("Description") or ""
         if self._pull is None or subject != self._pull or code == "100" or description == _COMPLETED:
-            return  # it is of an earlier pull, or more arrives for this one
+            return  # it is of an earlier pull, says that it is alive, or follows messages that are counted
         self._arrived.set()
         is_too_large = _TOO_LARGE in description
         if code in _ENDS or is_too_large:

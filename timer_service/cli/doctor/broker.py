@@ -179,7 +179,10 @@ async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
 
 
 def _needed(config: Config, subjects: Subjects) -> tuple[list[str], list[str]]:
-    """Return the subjects that the service publishes and subscribes to."""
+    """Return the subjects that the service publishes and subscribes to.
+
+    STREAM.CREATE and STREAM.UPDATE are not needed once the streams exist.
+    """
     hints = [] if config.engine == "sqlite" else [subjects.hint()]  # to and from other instances
     commands, verbs = subjects.stream(Kind.COMMAND), ("INFO", "DELETE", "DURABLE.CREATE", "MSG.NEXT")
     publishes = [

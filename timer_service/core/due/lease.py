@@ -130,8 +130,8 @@ class Lease(FairRows):
     ) -> list[Row]:
         """Claim up to `limit` rows that are available at `now`, and add 1 to the `attempt` of each.
 
-        `alone`: no other process uses the database. The rows are shared out as `take` says, without the tenants
-        `waiting`.
+        `alone`: no other process uses the database, which is SQLite then: rows are found by their row ids. The rows are
+        shared out as `take` says, without the tenants `waiting`.
         """
         parameters = {"now": now, "until": now + self.hold_ms, "token": secrets.token_hex(8)}
 
@@ -188,7 +188,7 @@ class Lease(FairRows):
         return count
 
     async def _delete_texts(self, tx: Transaction, rows: Sequence[Row]) -> None:
-        """Delete the long texts of completed rows, if completed rows are deleted."""
+        """Delete the long texts of those rows that are deleted now, if completed rows are deleted."""
         if self._texts is not None:
             await self._texts.delete_of_deleted(tx, rows)
 

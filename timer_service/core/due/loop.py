@@ -69,7 +69,7 @@ class Loop:
         self._woken = asyncio.Event()
         self._next_at: float = math.inf
         self._stopping = False
-        self._pass_began: float | None = None
+        self._pass_began: float | None = None  # of the last pass, also after its end
         self._passing = False
         self._failure: str | None = None
 

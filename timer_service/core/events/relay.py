@@ -280,7 +280,7 @@ class Relay:
     def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
         """Decide by the result of each row: published (complete), transient (release), refused (retry or bury).
 
-        If the broker refuses every event, the fault is probably not in the events, so no attempt counts.
+        No attempt counts if it has refused several events since it stored one: the fault is probably not in them.
         """
         table = self._lease.table.name
         refused = [

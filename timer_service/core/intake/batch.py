@@ -34,7 +34,7 @@ async def apply_in_order(
     """Apply the first commands, at least one, for 50 ms. Return their results.
 
     `decide` returns the change of the command with a number, which sees the changes before it; None if the transaction
-    has no room for it. A command that would exceed a limit of its tenant has no effect.
+    has no room for it, never for the first one. A command that would exceed a limit of its tenant has no effect.
     """
     time = TransactionTime()
     results: list[CommandResult] = []

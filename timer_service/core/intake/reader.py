@@ -249,7 +249,8 @@ class LogReader:
     async def _behind_for_others(self, batch: LogBatch) -> int:
         """Return how many commands are behind a batch; 0 if all of the log are of one tenant, so that no other waits.
 
-        The log is asked about other tenants if a batch of one tenant is far behind, at most twice a second.
+        The log is asked about other tenants if a batch of one tenant is far behind, at most twice a second. Until then
+        the last answer counts, also if it was about another tenant.
         """
         tenant = batch.commands[0].address.tenant
         if batch.behind <= FAR_BEHIND or any(each.address.tenant != tenant for each in batch.commands):

@@ -143,11 +143,11 @@ class Slice:
     workers: Mapping[str, BuildWorker]
     """Its workers, by the names of their loops."""
     wakes: tuple[str, ...]
-    """The loops to wake after a command."""
+    """The loops to wake after a command, beside those that its result names."""
     leased: tuple[LeasedTable, ...]
     counted: tuple[CountedRows, ...]
     due: tuple[DueTable, ...] = ()
-    """Its tables whose rows become due, without the leased ones."""
+    """Its tables with overdue rows for the metrics, without the leased ones."""
     overdue: Mapping[str, str] = field(default_factory=dict)
     """The statements that count overdue rows of its other tables, by table."""
     timed: tuple[TimedRows, ...] = ()
@@ -162,4 +162,4 @@ class Slice:
     delete_settled: Delete | None = None
     """Deletes rows that were settled before an instant; None if the slice keeps no settled rows."""
     handle_when_off: LimitedHandle | None = None
-    """Stores commands without evaluating them while the slice is disabled; None if it cannot be disabled."""
+    """Handles commands while the slice is disabled; None if it cannot be disabled."""

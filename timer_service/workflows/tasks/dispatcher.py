@@ -65,6 +65,7 @@ class Dispatcher:
         """The worker that records which processes execute workflows."""
         self._subscription: RequestSubscription
         self._outages = 0
+        """The outages of the subscription when the waiting polls were last looked at."""
         self._lock = asyncio.Lock()
         """Held during a pass, and while polls come."""
         self._stopping = False
