@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Any
 
 import nats.errors
@@ -10,8 +12,9 @@ import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.fleet import Fleet
-from tests.harness.processes import Service
+from tests.harness.processes import NatsServer, Service
 from tests.harness.raw_worker import RawWorker, complete, start_workflows
+from timer_service.client import TimerClient, WorkflowStart
 
 COMPLETED = "timer.evt.v1.acme.workflow-completed"
 
@@ -52,3 +55,18 @@ async def test_hints_between_instances(user: User, fleet: Fleet) -> None:
         assert slowest < 5
         assert len(await completed(user, 30)) == 30
     print(f"slowest dispatch with two instances: {slowest * 1000:.0f} ms")
+
+
+async def test_hints_between_roles(user: User, broker: NatsServer, fleet: Fleet) -> None:
+    """A poll that a `handler` holds gets at once the workflow that a `worker` starts, for a slot of a schedule."""
+    async with AsyncExitStack() as stack:
+        for role in ("handler", "worker"):
+            await stack.enter_async_context(fleet.instance(TIMER_ROLE=role, TIMER_POLLING_INTERVAL="60000"))
+        polling = asyncio.create_task(RawWorker(user.connection, slots=1).poll(wait_ms=10_000))
+        await fleet.instances[0].until_metric("timer_polls_held", at_least=1)
+        async with TimerClient.connect(broker.url) as client:
+            start = WorkflowStart(workflow_type="order")
+            await client.schedules.put("acme", "daily", every=timedelta(seconds=1), max_count=1, start=start)
+        began = time.monotonic()
+        assert len(await polling) == 1
+        assert time.monotonic() - began < 5
