@@ -176,6 +176,8 @@ async def test_sqlite(sqlite: SqliteDatabase) -> None:
             for scanned, index in SCAN.findall("\n".join(steps)):
                 assert scanned not in TABLES or index in partial or name in WHOLE, (name, steps)
             assert name in GROUPED or "TEMP B-TREE" not in str(steps), (name, steps)
+            if re.search(r"> \(?:after", sql) is not None:  # a page begins after its cursor, and not at the first row
+                assert ">?" in str(steps) or ">(?" in str(steps), (name, steps)
 
 
 @pytest.fixture(scope="module", params=STATISTICS)

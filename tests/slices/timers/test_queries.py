@@ -177,9 +177,10 @@ async def test_count(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"counts": counts, "overdue": 1, "oldestDue": iso(after(minutes=59)), "exact": True}
     none = {"counts": dict.fromkeys(counts, 0), "overdue": 0, "exact": True}
     assert await timers.ask("count-timers", tenant="nobody") == none
-    for most, exact in ((4, True), (3, False)):
+    for most, scheduled, exact in ((4, 3, True), (3, 3, False), (2, 2, False)):
         monkeypatch.setattr("timer_service.timers.queries.MOST_COUNTED", most)
-        assert (await timers.ask("count-timers"))["exact"] is exact
+        found = await timers.ask("count-timers")
+        assert (found["counts"]["Scheduled"], found["exact"]) == (scheduled, exact)
 
 
 # Rejected queries
