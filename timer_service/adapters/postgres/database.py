@@ -183,7 +183,7 @@ class _Reader:
 
 
 class PostgresDatabase:
-    """`core.database.Database` on PostgreSQL. It reconnects after the server restarts."""
+    """`core.ports.database.Database` on PostgreSQL. It reconnects after the server restarts."""
 
     engine = "postgres"
     exclusive = False

@@ -89,7 +89,7 @@ class _Connection(aiosqlite.Connection):
 
 
 class SqliteDatabase:
-    """`core.database.Database` on a SQLite file."""
+    """`core.ports.database.Database` on a SQLite file."""
 
     engine = "sqlite"
     exclusive = True

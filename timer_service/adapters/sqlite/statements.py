@@ -200,7 +200,7 @@ def executemany(connection: sqlite3.Connection, sql: str, many: Sequence[Paramet
 
 
 def insert(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
-    """Run an INSERT for each of `rows`; return those that were inserted. See `core.database.Transaction.insert`."""
+    """Run an INSERT for each of `rows`; return those that were inserted. See `core.ports.database.Transaction.insert`."""
     inserted = inserted_by(sql)
     if inserted is None:
         _insert_plain(connection, sql, rows)
@@ -245,7 +245,7 @@ def parts(rows: Rows) -> Iterator[Rows]:
 
 
 class Statements:
-    """`core.database.Transaction`, and `Reader` on a connection that only reads."""
+    """`core.ports.database.Transaction`, and `Reader` on a connection that only reads."""
 
     def __init__(self, run: Run, end: TransactionEnd) -> None:
         self._run = run
