@@ -1,6 +1,5 @@
 """Checks of arguments, made before the client sends anything. Each raises ValueError with the name of the argument."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -9,6 +8,7 @@ from math import isnan
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
+from timer_service.client.convert import to_json
 from timer_service.core.values.duration import LONGEST, format_duration
 from timer_service.core.values.instant import parse_instant
 from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
@@ -130,7 +130,7 @@ def wire_distance(argument: str, duration: timedelta) -> str:
 def write_json(argument: str, body: Any) -> bytes:
     """Return a message body that contains the value of `argument`."""
     try:
-        return json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+        return to_json(body).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{argument} must be JSON: {error}") from error
 

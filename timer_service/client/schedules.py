@@ -53,7 +53,7 @@ class Schedules(Resource):
         late_by: timedelta | None = None,
         catch_up_limit: int | None = None,
         data: Any = UNSET,
-        start: WorkflowStart | None = None,
+        start: WorkflowStart[Any] | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Create a schedule, or replace its whole definition. A paused schedule stays paused.

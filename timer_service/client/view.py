@@ -15,10 +15,9 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from timer_service.client.convert import describe
 from timer_service.client.errors import TimerServiceError
 from timer_service.core.values.duration import format_duration
-
-_MOST_ERRORS = 3
 
 
 def _to_utc(at: datetime) -> datetime:
@@ -58,15 +57,9 @@ class View(BaseModel):
         try:
             return cls.model_validate(answer)
         except ValidationError as error:
-            reason = _describe(error)
+            reason = describe(error)
             raise TimerServiceError(f"the service sent an answer that this client cannot read: {reason}") from error
 
     def document(self) -> dict[str, Any]:
         """Return the value as JSON data with the field names of the messages, without fields at their default."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-
-
-def _describe(error: ValidationError) -> str:
-    """Return the first wrong fields in one line, without their values."""
-    errors = error.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in errors[:_MOST_ERRORS])

@@ -41,7 +41,7 @@ async def order(ctx: Context, data: Any) -> Any:
     return {"charge": charge, "approved": approved}
 
 
-def as_workflow(function: Any) -> WorkflowFunction:
+def as_workflow(function: Any) -> WorkflowFunction[Any, Any]:
     return workflow("test")(function)
 
 
@@ -193,7 +193,7 @@ async def test_a_message_that_never_comes() -> None:
     assert await simulated.result() == 1
 
 
-def clocked(when: str) -> WorkflowFunction:
+def clocked(when: str) -> WorkflowFunction[Any, Any]:
     """Return a function that depends on something other than its context, after a sleep or at its end."""
 
     @as_workflow
@@ -225,7 +225,7 @@ async def test_a_function_that_does_not_repeat_itself(when: str, text: str) -> N
     ("arguments", "text"),
     [
         ({"workflow": never}, "workflow must be a function with the decorator @workflow"),
-        ({"data": {1}}, "data cannot be stored as JSON: Object of type set"),
+        ({"data": b"1"}, "data cannot be stored as JSON: bytes are not JSON"),
         ({"data": "x" * 70_000}, "data has 70002 bytes of JSON; the limit is 65536"),
         ({"steps": ["charge"]}, "steps must be a dict"),
         ({"steps": {"charge:1": 1}}, "each name in steps must be 1 to 100 characters, without colons"),
