@@ -37,7 +37,7 @@ def read_workflow(text: str) -> WorkflowFunction[Any, Any]:
 
 
 Workflows = Annotated[
-    list[WorkflowFunction[Any, Any]],
+    list[Any],  # of `WorkflowFunction`, which typer cannot name
     typer.Argument(parser=read_workflow, metavar="MODULE:WORKFLOW...", help="The workflows to execute."),
 ]
 Queue = Annotated[str, typer.Option(metavar="QUEUE", help="The queue to take workflows from.")]

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from math import isnan
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from timer_service.client.convert import to_json
@@ -80,9 +79,10 @@ def check_type(argument: str, value: Any, wanted: type[_T], must: str) -> _T:
     return found
 
 
-def check_choice(argument: str, value: object, choices: type[StrEnum]) -> str:
-    """Return `value` if it is one of `choices`."""
-    _require(value in list(choices), argument, f"one of {', '.join(choices)}")
+def check_choice(argument: str, value: object, choices: Any) -> str:
+    """Return `value` if it is one of `choices`, a `Literal`."""
+    names: tuple[str, ...] = get_args(choices)
+    _require(value in names, argument, f"one of {', '.join(names)}")
     return str(value)
 
 

@@ -2,23 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from timer_service.client.view import Duration, Instant, TenantId, View
+from timer_service.client.names import (
+    CatchUpPolicy,
+    EndReason,
+    FiringStatus,
+    JobStatus,
+    OutcomeName,
+    RunStatus,
+    ScheduleStatus,
+    SignalStatus,
+    SkipReason,
+    TimerState,
+)
+from timer_service.client.view import Duration, Instant, Open, TenantId, View
 from timer_service.client.workflow_models import RetryPolicy, Workflow
-
-
-class State(StrEnum):
-    """The state of a timer."""
-
-    SCHEDULED = "Scheduled"
-    REACHED = "Reached"
-    EXPIRED = "Expired"
-    CANCELLED = "Cancelled"
-    FAILED = "Failed"
 
 
 class _Unset:
@@ -49,8 +50,7 @@ class Timer(View):
 
     tenant: TenantId
     call: Annotated[str, Field(alias="serviceCallId")]
-    state: str
-    """A `State`, or a state that a newer service has added."""
+    state: Open[TimerState]
     due_at: Instant
     registered_at: Instant
     attempt: int
@@ -74,23 +74,12 @@ class Counts(View):
     """The earliest due time of the Scheduled timers."""
 
 
-class SignalStatus(StrEnum):
-    """The status of a work signal."""
-
-    ACTIVE = "active"
-    PAUSED = "paused"
-    FIRED = "fired"
-    RESOLVED = "resolved"
-    CANCELLED = "cancelled"
-
-
 class Signal(View):
     """A work signal."""
 
     tenant: TenantId
     name: Annotated[str, Field(alias="signalId")]
-    status: str
-    """A `SignalStatus`, or a status that a newer service has added."""
+    status: Open[SignalStatus]
     trigger_kind: str
     trigger_spec: Mapping[str, Any]
     created_at: Instant
@@ -109,8 +98,7 @@ class Firing(View):
     signal: Annotated[str, Field(alias="signalId")]
     dedupe_key: str
     """It identifies the cause: one cause fires a signal once."""
-    status: str
-    """`queued`, `enqueued` (the signal has fired) or `failed`; or one that a newer service has added."""
+    status: Open[FiringStatus]
     due_at: Instant
     created_at: Instant
     attempt: int
@@ -131,36 +119,12 @@ class Task(View):
     created_at: Instant
 
 
-class RunStatus(StrEnum):
-    """The status of a run."""
-
-    RUNNING = "running"
-    SUCCESS = "success"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    REJECTED = "rejected"
-
-
-class ReportedStatus(StrEnum):
-    """A status of a job that a worker can report."""
-
-    DISPATCHED = "dispatched"
-    RUNNING = "running"
-    SUCCESS = "success"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    SKIPPED = "skipped"
-    TIMED_OUT_STALE = "timed_out_stale"
-    DRIFT_DROPPED = "drift_dropped"
-
-
 class Run(View):
     """A run, without its jobs."""
 
     tenant: TenantId
     name: Annotated[str, Field(alias="runId")]
-    status: str
-    """A `RunStatus`, or a status that a newer service has added."""
+    status: Open[RunStatus]
     created_at: Instant
     open_jobs: int
     unresolved_groups: int
@@ -175,7 +139,7 @@ class RunJob(View):
     """A job of a run."""
 
     name: str
-    status: str
+    status: Open[JobStatus]
     needs: Sequence[Mapping[str, str]]
     """The needs in their wire form: `job` or `group`, and `ifFailed`."""
     group: Annotated[str | None, Field(alias="groupName")] = None
@@ -200,27 +164,10 @@ class RunGraph(NamedTuple):
         return {**self.run.document(), "counts": self.counts, "groups": self.groups, "jobs": jobs}
 
 
-class ScheduleStatus(StrEnum):
-    """The status of a schedule."""
-
-    ACTIVE = "active"
-    PAUSED = "paused"
-    ENDED = "ended"
-
-
-class CatchUpPolicy(StrEnum):
-    """Which slots fire that are more than `late_by` late: only the newest if all are that late, none, or all."""
-
-    LAST = "last"
-    SKIP = "skip"
-    ALL = "all"
-
-
 class CatchUp(View):
     """Which slots of a schedule fire although they are late."""
 
-    policy: str
-    """A `CatchUpPolicy`, or a policy that a newer service has added."""
+    policy: Open[CatchUpPolicy]
     late_by: Duration
     """Slots that are at most this late fire."""
     limit: int
@@ -262,8 +209,7 @@ class Schedule(View):
 
     tenant: TenantId
     name: Annotated[str, Field(alias="scheduleId")]
-    status: str
-    """A `ScheduleStatus`, or a status that a newer service has added."""
+    status: Open[ScheduleStatus]
     cron: str | None = None
     zone: str | None = None
     every: Duration | None = None
@@ -284,12 +230,12 @@ class Schedule(View):
     """When the last slot fired."""
     last_skipped_at: Instant | None = None
     """The last slot that started no workflow."""
-    last_skip_reason: str | None = None
-    """Why: `busy`, `exists`, `cancelled` or `over_quota`."""
+    last_skip_reason: Open[SkipReason] | None = None
+    """Why."""
     last_error: str | None = None
     """Why the next slot cannot fire. It is tried again every minute."""
     ended_at: Instant | None = None
-    end_reason: str | None = None
+    end_reason: Open[EndReason] | None = None
     upcoming: Sequence[Instant] | None = None
     """The next slots, if `Schedules.get` was asked for them."""
     backfills: Sequence[Backfill] | None = None
@@ -344,8 +290,7 @@ class Outcome(View):
     """How a command ended. It also holds the timer, signal, schedule, run or workflow after it, if there is one."""
 
     command_id: str
-    name: Annotated[str, Field(alias="outcome")]
-    """One of the outcomes in contracts/README.md, or an outcome that a newer service has added."""
+    name: Annotated[Open[OutcomeName], Field(alias="outcome")]
     limit: ExceededLimit | None = None
     """The limit of an outcome `over_quota`."""
     timer: Timer | None = None

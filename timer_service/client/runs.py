@@ -5,7 +5,8 @@ from typing import Any
 
 from timer_service.client.answers import read_rows
 from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping, optional
-from timer_service.client.models import Outcome, ReportedStatus, Run, RunGraph, RunJob, RunStatus
+from timer_service.client.models import Outcome, Run, RunGraph, RunJob
+from timer_service.client.names import ReportedStatus, RunStatus
 from timer_service.client.resource import Resource
 from timer_service.client.view import View
 
@@ -47,7 +48,7 @@ class Runs(Resource):
         tenant: str,
         run: str,
         job: str,
-        status: str,
+        status: ReportedStatus,
         *,
         outputs: Mapping[str, Any] | None = None,
         timeout_seconds: float = 10,
@@ -77,7 +78,7 @@ class Runs(Resource):
         about = _About.read(pages[-1])
         return RunGraph(Run.read(pages[-1]), about.counts, about.groups, [*jobs.values()])
 
-    def list(self, tenant: str, *, status: str | None = None, timeout_seconds: float = 10) -> AsyncIterator[Run]:
+    def list(self, tenant: str, *, status: RunStatus | None = None, timeout_seconds: float = 10) -> AsyncIterator[Run]:
         """Iterate over the runs of a tenant, newest first. `status` filters them."""
         wanted = optional(check_choice, "status", status, RunStatus)
         return self._list("list-runs", "runs", Run, tenant, timeout_seconds, status=wanted)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.alias_generators import to_camel
+from pydantic_core import core_schema
 
 from timer_service.client.convert import describe
 from timer_service.client.errors import TimerServiceError
@@ -35,6 +36,15 @@ def _write_duration(duration: timedelta) -> str:
     return format_duration(duration // timedelta(milliseconds=1))
 
 
+class _Open:
+    """Lets a field with a fixed set of names have other texts at run time, because a newer service may add names."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
+        return core_schema.str_schema()
+
+
+_Name = TypeVar("_Name")
+Open = Annotated[_Name, _Open()]
 Instant = Annotated[AwareDatetime, AfterValidator(_to_utc), PlainSerializer(_write_instant, when_used="json")]
 Duration = Annotated[timedelta, PlainSerializer(_write_duration, when_used="json")]
 TenantId = Annotated[str, Field(alias="tenantId")]

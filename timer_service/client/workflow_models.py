@@ -1,23 +1,12 @@
 """The values that the client returns about workflows, with timezone-aware datetimes."""
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from timer_service.client.view import Duration, Instant, TenantId, View
-
-
-class WorkflowStatus(StrEnum):
-    """The status of a workflow."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PARKED = "parked"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
+from timer_service.client.names import EffectKind, EffectStatus, WorkflowStatus
+from timer_service.client.view import Duration, Instant, Open, TenantId, View
 
 
 class RetryPolicy(View):
@@ -43,8 +32,7 @@ class Workflow(View):
     name: Annotated[str, Field(alias="workflowId")]
     type: str
     queue: str
-    status: str
-    """A `WorkflowStatus`, or a status that a newer service has added."""
+    status: Open[WorkflowStatus]
     created_at: Instant
     due_at: Instant | None = None
     """When a worker may continue it at the earliest."""
@@ -75,8 +63,8 @@ class WorkflowEffect(View):
     """A step, a sleep or a wait for a message of a workflow."""
 
     key: str
-    kind: str
-    status: str
+    kind: Open[EffectKind]
+    status: Open[EffectStatus]
     seq: int | None = None
     """The function got its result as the seq-th."""
     failures: int = 0

@@ -18,6 +18,7 @@ from timer_service.client.checks import (
 from timer_service.client.convert import read_data, returned_type
 from timer_service.client.errors import NoAnswerError, QueryError, WorkflowEndedError
 from timer_service.client.models import UNSET, Outcome
+from timer_service.client.names import WorkflowStatus
 from timer_service.client.resource import Resource
 from timer_service.client.retry import Retry
 from timer_service.client.workflow_models import (
@@ -25,12 +26,10 @@ from timer_service.client.workflow_models import (
     Workflow,
     WorkflowCounts,
     WorkflowDetail,
-    WorkflowStatus,
 )
 from timer_service.client.workflow_start import WorkflowStart, wire_start
-from timer_service.client.workflow_type import Input, Result, WorkflowType, name_of_type
+from timer_service.client.workflow_type import Input, Result, WorkflowType, check_workflow_type, name_of_type
 
-_FAILED = frozenset([WorkflowStatus.FAILED, WorkflowStatus.CANCELLED])
 _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
 LOOK_AGAIN_SECONDS = 10
 """An event of the end can be missed while the connection is lost."""
@@ -131,7 +130,7 @@ class Workflows(Resource):
         self,
         tenant: str,
         *,
-        status: str | None = None,
+        status: WorkflowStatus | None = None,
         workflow_type: str | WorkflowType[Any, Any] | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Workflow]:
@@ -180,7 +179,7 @@ class Workflows(Resource):
         check_tenant(tenant)
         check_identifier("workflow", workflow)
         seconds = optional(check_seconds, "timeout_seconds", timeout_seconds)
-        kind = Any if workflow_type is None else returned_type(workflow_type.function)
+        kind = Any if workflow_type is None else returned_type(check_workflow_type(workflow_type).function)
         async with asyncio.timeout(seconds):
             while True:
                 try:
@@ -207,9 +206,9 @@ class Workflows(Resource):
                 detail = await self._find("get-workflow", WorkflowDetail, tenant, workflow, _QUERY_SECONDS, limit=1)
                 if detail is None:
                     raise LookupError(f"there is no workflow {tenant}/{workflow}")
-                if detail.workflow.status == WorkflowStatus.COMPLETED:
+                if detail.workflow.status == "completed":
                     return detail.result
-                if detail.workflow.status in _FAILED:
+                if detail.workflow.status in {"failed", "cancelled"}:
                     raise WorkflowEndedError(detail.workflow, detail.failure)
                 await asyncio.wait([following], timeout=LOOK_AGAIN_SECONDS)
                 if following.done():

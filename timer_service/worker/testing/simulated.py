@@ -11,8 +11,9 @@ from pydantic_core import from_json
 from timer_service.client.checks import check_identifier, check_mapping, check_text, wire_duration, wire_instant
 from timer_service.client.convert import read_data, returned_type
 from timer_service.client.errors import WorkflowEndedError
+from timer_service.client.names import WorkflowStatus
 from timer_service.client.retry import Retry, wire_retry
-from timer_service.client.workflow_models import WorkflowDetail, WorkflowStatus
+from timer_service.client.workflow_models import WorkflowDetail
 from timer_service.core.values.instant import format_instant, parse_instant
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.errors import NonDeterministicError
@@ -106,7 +107,7 @@ class SimulatedWorkflow(Generic[_In, _Out]):
     @property
     def status(self) -> WorkflowStatus:
         """The status of the workflow."""
-        return WorkflowStatus(self._stored.workflow.status)
+        return self.detail.workflow.status
 
     def send(self, name: str, data: Any = None, *, after: timedelta = timedelta(0)) -> None:
         """Send a message to the workflow, `after` from the simulated time of this call."""
@@ -147,7 +148,7 @@ class SimulatedWorkflow(Generic[_In, _Out]):
         if self._stored.workflow.is_open:
             waits = ", ".join(each.key for each in detail.effects if each.status == "open")
             raise RuntimeError(f"the workflow waits for a message that was not sent: {waits}")
-        if self.status is not WorkflowStatus.COMPLETED:
+        if self.status != "completed":
             raise WorkflowEndedError(detail.workflow, detail.failure)
         found: _Out = read_data(returned_type(self._function.function), detail.result, "the result")
         return found
@@ -221,7 +222,7 @@ class SimulatedWorkflow(Generic[_In, _Out]):
     def _check_replay(self) -> None:
         """Replay the whole function once, and compare its end with the stored one, if the function itself has ended."""
         detail = self.detail
-        is_end_of_function = self.status is not WorkflowStatus.CANCELLED and detail.workflow.code in _ENDS_OF_FUNCTIONS
+        is_end_of_function = self.status != "cancelled" and detail.workflow.code in _ENDS_OF_FUNCTIONS
         if self._is_checked or not is_end_of_function:
             return
         self._is_checked = True
@@ -234,7 +235,7 @@ class SimulatedWorkflow(Generic[_In, _Out]):
         finally:
             replay.close()
         end = {} if finished is None else from_json(end_of_function(finished))
-        if self.status is WorkflowStatus.COMPLETED:
+        if self.status == "completed":
             is_same, expected = end.get("result") == detail.result, f"the result {detail.result!r}"
         else:
             is_same, expected = "error" in end, "an error"
