@@ -3,11 +3,13 @@
 import asyncio
 import re
 import sys
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
+from uuid import UUID
 
 import pytest
 
@@ -39,6 +41,48 @@ async def order(ctx: Context, data: Any) -> Any:
     except TimeoutError:
         return {"refunded": await ctx.step("refund", never, charge)}
     return {"charge": charge, "approved": approved}
+
+
+@dataclass(frozen=True)
+class Order:
+    id: UUID
+    placed_at: datetime
+
+
+@workflow("typed")
+async def typed(ctx: Context, order: Order) -> tuple[Order, ...]:
+    placed_at: datetime = await ctx.step("look", look, order)
+    await ctx.sleep(DAY)
+    other = await ctx.wait_for("other", Order)
+    return order, replace(other, placed_at=placed_at)
+
+
+def look(order: Order) -> datetime:
+    return order.placed_at + DAY
+
+
+async def test_types_of_an_order() -> None:
+    """The input, the result of a step, a message and the result have the declared types, also in each replay."""
+    placed, other = (Order(UUID(int=number), datetime(2030, 1, number, tzinfo=UTC)) for number in (1, 2))
+    simulated = SimulatedWorkflow(typed, placed)
+    simulated.send("other", other)
+    assert await simulated.result() == (placed, replace(other, placed_at=other.placed_at))
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "steps", "error"),
+    [
+        ({"id": 1}, None, {}, "the input is no Order: id: UUID.*; placed_at: Field required"),
+        (None, None, {"look": "yesterday"}, "the result of the step look is no datetime: Input should be a valid "),
+        (None, [], {}, "the message other is no Order: Input should be "),
+    ],
+)
+async def test_data_of_another_form(data: Any, message: Any, steps: dict[str, Any], error: str) -> None:
+    """Data that do not fit the declared type are an error of the function, which names what is wrong."""
+    simulated = SimulatedWorkflow(typed, data or Order(UUID(int=1), datetime(2030, 1, 1, tzinfo=UTC)), steps=steps)
+    simulated.send("other", message)
+    with pytest.raises(WorkflowEndedError, match=f"WORKFLOW_ERROR: ValueError: {error}"):
+        await simulated.result()
 
 
 def as_workflow(function: Any) -> WorkflowFunction[Any, Any]:
@@ -245,7 +289,7 @@ async def test_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests in docs/workflows.md pass, with the workflow of the tutorial."""
     docs = Path(__file__).parents[3] / "docs"
     blocks = [
-        re.search(r"^```python\n(.*?)^```$", (docs / name).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+        re.search(r"^```python\n((?:import|from) .*?)^```$", (docs / name).read_text("utf-8"), re.MULTILINE | re.DOTALL)
         for name in ("workflows-tutorial.md", "workflows.md")
     ]
     module, tests = ModuleType("orders"), ModuleType("test_orders")
