@@ -1,6 +1,7 @@
 """The methods of the client for runs (job graphs)."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 from timer_service.client.answers import read_rows
@@ -14,8 +15,8 @@ from timer_service.client.view import View
 class _About(View):
     """What a reply to `get-run` has beside the run and its jobs."""
 
-    counts: Mapping[str, int] = {}
-    groups: Mapping[str, bool] = {}
+    counts: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, bool] = field(default_factory=dict)
 
 
 class Runs(Resource):
@@ -74,7 +75,7 @@ class Runs(Resource):
         for job in (RunJob.read(row) for page in pages for row in read_rows(page, "jobs")):
             known = jobs.get(job.name)  # the needs of one job can continue on the next page
             needs = job.needs if known is None else [*known.needs, *job.needs]
-            jobs[job.name] = job.model_copy(update={"needs": needs})
+            jobs[job.name] = replace(job, needs=needs)
         about = _About.read(pages[-1])
         return RunGraph(Run.read(pages[-1]), about.counts, about.groups, [*jobs.values()])
 

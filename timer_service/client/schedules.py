@@ -19,7 +19,7 @@ from timer_service.client.checks import (
 from timer_service.client.models import UNSET, Outcome, Schedule
 from timer_service.client.names import CatchUpPolicy, ScheduleStatus
 from timer_service.client.resource import Resource
-from timer_service.client.view import Instant, View
+from timer_service.client.view import View
 from timer_service.client.workflow_start import WorkflowStart, wire_start
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
@@ -29,7 +29,7 @@ _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 class _Slots(View):
     """A reply to `preview-slots`."""
 
-    slots: Sequence[Instant]
+    slots: Sequence[datetime]
     complete: bool
 
 

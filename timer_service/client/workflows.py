@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, overload
 
@@ -124,7 +125,7 @@ class Workflows(Resource):
         pages = await self._connection.find_pages(tenant, "get-workflow", self._key(workflow), timeout_seconds)
         details = [WorkflowDetail.read(page) for page in pages]
         effects = [effect for detail in details for effect in detail.effects]
-        return details[-1].model_copy(update={"effects": effects}) if details else None
+        return replace(details[-1], effects=effects) if details else None
 
     def list(
         self,
