@@ -9,14 +9,35 @@
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 from timer_service.client import TimerClient
 from timer_service.worker import Context, Retry, Worker, workflow
 
 DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order. Times are in seconds."""
+
+    id: int
+    pause: float = DAY
+    """How long to wait before the approval."""
+    patience: float = 3 * DAY
+    """How long to wait for it."""
+
+
+@dataclass(frozen=True)
+class Handled:
+    """What became of an order."""
+
+    charge: str
+    approved: bool | None
+    parcel: str | None = None
+    refund: str | None = None
 
 
 async def call(service: str, order: int, key: str) -> str:
@@ -45,17 +66,17 @@ async def give_back(ctx: Context, order: int) -> str:
 
 
 @workflow("order", retry=Retry(max_attempts=5))
-async def order(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
-    """Handle an order: its `id`, the `pause` before the approval and the `patience` to wait for it, in seconds."""
-    charge = await ctx.step("charge", pay, ctx, order["id"])
-    await ctx.sleep(timedelta(seconds=order.get("pause", DAY)))
+async def order(ctx: Context, order: Order) -> Handled:
+    """Handle an order."""
+    charge = await ctx.step("charge", pay, ctx, order.id)
+    await ctx.sleep(timedelta(seconds=order.pause))
     try:
-        approved = await ctx.wait_for("approval", timeout=timedelta(seconds=order.get("patience", 3 * DAY)))
+        approved = await ctx.wait_for("approval", bool, timeout=timedelta(seconds=order.patience))
     except TimeoutError:
         approved = None
     if approved:
-        return {"charge": charge, "approved": approved, "parcel": await ctx.step("ship", ship, ctx, order["id"])}
-    return {"charge": charge, "approved": approved, "refund": await ctx.step("refund", give_back, ctx, order["id"])}
+        return Handled(charge, approved, parcel=await ctx.step("ship", ship, ctx, order.id))
+    return Handled(charge, approved, refund=await ctx.step("refund", give_back, ctx, order.id))
 
 
 async def main(url: str = "nats://localhost:4222") -> None:
@@ -64,9 +85,9 @@ async def main(url: str = "nats://localhost:4222") -> None:
     working = asyncio.create_task(worker.run())
     async with TimerClient.connect(url) as client:
         name = f"order-{uuid4()}"
-        await client.workflows.start("acme", name, "order", {"id": 1, "pause": 1})
+        await client.workflows.start("acme", name, order, Order(id=1, pause=1))
         await client.workflows.send("acme", name, "approval", data=True)
-        print(await client.workflows.result("acme", name))
+        print(await client.workflows.result("acme", name, order))
     worker.stop()
     await working
 

@@ -12,9 +12,7 @@ from tests.e2e.conftest import ON_SQLITE
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import (
     CatchUp,
-    CatchUpPolicy,
     Schedule,
-    ScheduleStatus,
     TimerClient,
 )
 
@@ -45,7 +43,7 @@ async def test_put_returns_the_schedule(client: TimerClient) -> None:
         end_at=LATER,
         max_count=1000,
         jitter=timedelta(minutes=5),
-        catch_up=CatchUpPolicy.SKIP,
+        catch_up="skip",
         late_by=timedelta(seconds=90),
         catch_up_limit=7,
         data={"to": ["team", None]},
@@ -86,7 +84,7 @@ async def test_life_of_a_schedule(client: TimerClient) -> None:
     statuses = [None if each.schedule is None else each.schedule.status for each in outcomes]
     assert statuses == [None, *["paused"] * 3, *["active"] * 2, *["ended"] * 2]
     assert [each.name async for each in schedules.list("acme")] == ["hourly", "other"]
-    assert [each.name async for each in schedules.list("acme", status=ScheduleStatus.ENDED)] == ["other"]
+    assert [each.name async for each in schedules.list("acme", status="ended")] == ["other"]
     gone = [await schedules.delete("acme", name) for name in ("hourly", "hourly", "nobody")]
     assert [each.name for each in gone] == ["deleted", "unchanged", "not_found"]
     assert [each.name async for each in schedules.list("acme")] == ["other"]

@@ -140,4 +140,4 @@ wait $!
 async def test_order_in_one_process(broker: NatsServer, service: Service) -> None:
     """docs/examples/orders.py runs an order in one process."""
     lines = await run(broker, sys.executable, str(EXAMPLES / "orders.py"), broker.url)
-    assert lines[-1] == "{'charge': 'charge-1', 'approved': True, 'parcel': 'ship-1'}"
+    assert lines[-1] == "Handled(charge='charge-1', approved=True, parcel='ship-1', refund=None)"

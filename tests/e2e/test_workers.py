@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +23,9 @@ def no_calls() -> None:
 
 
 @asynccontextmanager
-async def working(broker: NatsServer, *workflows: WorkflowFunction, **options: Any) -> AsyncIterator[TimerClient]:
+async def working(
+    broker: NatsServer, *workflows: WorkflowFunction[Any, Any], **options: Any
+) -> AsyncIterator[TimerClient]:
     """Run a worker, and stop it at the end. Yields a client."""
     worker = Worker(broker.url, tenant="acme", workflows=workflows, **options)
     async with TimerClient.connect(broker.url) as client, asyncio.timeout(100):
@@ -54,7 +56,7 @@ async def deny(ctx: Context, _: Any) -> Any:
     try:
         await ctx.wait_for("never", timeout=timedelta(milliseconds=100))
     except TimeoutError:
-        await ctx.step("raise", pay, [], retry=Retry(max_attempts=1))
+        await ctx.step("raise", pay, cast(Any, []), retry=Retry(max_attempts=1))
 
 
 @workflow("wide")

@@ -24,7 +24,7 @@ def virtually(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
 
 @asynccontextmanager
 async def worker(
-    service: MemoryService, *workflows: WorkflowFunction, **settings: Any
+    service: MemoryService, *workflows: WorkflowFunction[Any, Any], **settings: Any
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Run a worker. It yields a function that stops the worker and waits for its end."""
     stop = asyncio.Event()

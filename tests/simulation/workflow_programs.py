@@ -66,7 +66,7 @@ class World:
             raise OSError(f"call {number} of {key}")
         return f"result {number} of {key}"
 
-    def functions(self, worker: str) -> list[WorkflowFunction]:
+    def functions(self, worker: str) -> list[WorkflowFunction[Any, Any]]:
         """Return the functions of all types, for a worker."""
 
         async def run(ctx: Any, plan: Any) -> Any:

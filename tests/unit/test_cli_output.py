@@ -37,6 +37,7 @@ from timer_service.client import (
     WorkflowEffect,
     WorkflowEndedError,
 )
+from timer_service.client.names import OutcomeName
 from timer_service.client.workflow_models import WorkflowError
 
 RECORDED = Path(__file__).with_name("recorded_cli_output.txt")
@@ -289,7 +290,7 @@ async def test_strange_events(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["started", "unchanged"])
-async def test_end_of_a_workflow(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_end_of_a_workflow(name: OutcomeName, capsys: pytest.CaptureFixture[str]) -> None:
     """The error that `start --wait` prints, which the code of a tenant raised, does not act on the terminal."""
     started = Outcome(command_id="1", name=name, workflow=Workflow.read(OPEN))
     ended = WorkflowEndedError(Workflow.read(WORKFLOW), WorkflowError(type="E", message="\x1b[2J\n"))

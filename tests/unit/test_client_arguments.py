@@ -33,6 +33,7 @@ LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 LETTER = DeadLetter(
+    headers={},
     sequence=1,
     tenant="acme",
     message="schedule-timer",

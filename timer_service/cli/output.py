@@ -3,14 +3,15 @@
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from itertools import dropwhile
 from typing import Any
 
 import typer
-from pydantic import BaseModel
 from rich.cells import cell_len
 
+from timer_service.client.view import View
 from timer_service.visible import escape_hidden
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
@@ -69,7 +70,7 @@ def one_line(text: str) -> str:
 
 
 def fields_of(
-    value: BaseModel,
+    value: View,
     now: datetime,
     *,
     leave_out: Collection[str] = (),
@@ -77,7 +78,7 @@ def fields_of(
 ) -> dict[str, str]:
     """Return the fields of a value that are set, as text, by their names in words. Items of a list have numbers."""
     found: dict[str, str] = {}
-    for field in type(value).model_fields:
+    for field in (each.name for each in fields(value)):  # type: ignore[arg-type]  # each `View` is a dataclass
         if field in {"tenant", *leave_out}:
             continue
         each, label = getattr(value, field), field.replace("_", " ")
@@ -98,7 +99,7 @@ def _field_text(name: str, value: Any, now: datetime, time_text: Callable[[datet
             return f"{time_text(value)} ({format_distance(value, now)})"
         case timedelta():
             return format_duration(value)
-        case BaseModel():
+        case View():
             return ", ".join(" ".join(pair) for pair in fields_of(value, now, time_text=time_text).items())
         case str():
             return value
@@ -106,7 +107,7 @@ def _field_text(name: str, value: Any, now: datetime, time_text: Callable[[datet
 
 
 def print_value(
-    value: BaseModel,
+    value: View,
     title: str,
     texts: Mapping[str, str | None] = {},
     *,

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,8 +155,8 @@ def number(text: str, *names: str) -> Any:
     return Annotated[int | None, typer.Option(*names, min=1, metavar="N", help=text)]
 
 
-def choice(values: type[StrEnum], text: str, *names: str) -> Any:
-    """Return the type of an option that is one of the values of an enum."""
+def choice(values: Any, text: str, *names: str) -> Any:
+    """Return the type of an option that is one of the values of a `Literal`."""
     return Annotated[values | None, typer.Option(*names, case_sensitive=False, help=text)]
 
 

@@ -109,8 +109,8 @@ SCHEDULES = Resource(
     ),
 )
 _AFTER_PUT: Mapping[str | None, str] = {
-    ScheduleStatus.PAUSED: "it stays paused; `timer-service schedules resume` ends the pause",
-    ScheduleStatus.ENDED: "it has ended and does not fire; delete it first to start it again",
+    "paused": "it stays paused; `timer-service schedules resume` ends the pause",
+    "ended": "it has ended and does not fire; delete it first to start it again",
 }
 """What to know about a schedule with this status after a put."""
 _AFTER_PAUSE = {

@@ -18,7 +18,7 @@ from timer_service.cli.connection import broker_command
 from timer_service.cli.output import one_line
 from timer_service.cli.parameters import AsJson, Tenant, to_datetime
 from timer_service.cli.resources import explain_limit, rejection_text
-from timer_service.client import CommandError, NewTimer, NoAnswerError, Outcome, State, TimerClient
+from timer_service.client import CommandError, NewTimer, NoAnswerError, Outcome, TimerClient
 from timer_service.client.answers import read_cursor, read_rows
 from timer_service.client.commands import Ended
 from timer_service.core.values.codec import rejection_of
@@ -68,11 +68,11 @@ async def export(client: TimerClient, tenant: Tenant) -> None:
 
     Timers that are scheduled, cancelled or fired during the export may be in it or not.
     """
-    total = (await client.count(tenant)).by_state.get(State.SCHEDULED)
+    total = (await client.count(tenant)).by_state.get("Scheduled")
     after: dict[str, str] = {}
     with _progress("Exporting", total) as advance:
         while True:
-            page = await client.query(tenant, "list-timers", {"state": State.SCHEDULED, "limit": _PAGE_ROWS, **after})
+            page = await client.query(tenant, "list-timers", {"state": "Scheduled", "limit": _PAGE_ROWS, **after})
             views = read_rows(page, "timers")
             for view in views:
                 typer.echo(json.dumps({field: view[field] for field in _EXPORTED if field in view}))

@@ -7,7 +7,7 @@ import typer
 from timer_service.cli import parameters, timer_files
 from timer_service.cli.output import format_distance, format_time, print_value
 from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
-from timer_service.client import Outcome, State, Timer, TimerClient
+from timer_service.client import Outcome, Timer, TimerClient, TimerState
 
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 app.add_typer(timer_files.app)
@@ -96,7 +96,7 @@ TIMERS.list(
     LIST,
     "List timers in order of due time.",
     {
-        "state": parameters.choice(State, "Only timers in this state."),
+        "state": parameters.choice(TimerState, "Only timers in this state."),
         "dueBefore": parameters.instant("Only timers due before: ISO 8601 with an offset.", "--due-before"),
         "dueAfter": parameters.instant("Only timers due then or later: ISO 8601 with an offset.", "--due-after"),
     },

@@ -5,7 +5,7 @@ import sys
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from timer_service.worker import Worker, WorkflowFunction
 _SECOND_SIGNAL = "ended by a second signal; the workflows in progress continue when their leases end"
 
 
-def read_workflow(text: str) -> WorkflowFunction:
+def read_workflow(text: str) -> WorkflowFunction[Any, Any]:
     """Return the workflow that `module:name` names. Raises `BadParameter` if there is none."""
     module_name, _, name = text.partition(":")
     if not module_name or not name:
@@ -37,7 +37,7 @@ def read_workflow(text: str) -> WorkflowFunction:
 
 
 Workflows = Annotated[
-    list[WorkflowFunction],
+    list[Any],  # of `WorkflowFunction`, which typer cannot name
     typer.Argument(parser=read_workflow, metavar="MODULE:WORKFLOW...", help="The workflows to execute."),
 ]
 Queue = Annotated[str, typer.Option(metavar="QUEUE", help="The queue to take workflows from.")]

@@ -5,7 +5,6 @@ from timer_service.client.models import (
     Backfill,
     BuriedEvent,
     CatchUp,
-    CatchUpPolicy,
     Counts,
     DeadLetter,
     ExceededLimit,
@@ -15,15 +14,24 @@ from timer_service.client.models import (
     Run,
     RunGraph,
     RunJob,
-    RunStatus,
     Schedule,
     ScheduleStart,
-    ScheduleStatus,
     Signal,
-    SignalStatus,
-    State,
     Task,
     Timer,
+)
+from timer_service.client.names import (
+    CatchUpPolicy,
+    EffectStatus,
+    FiringStatus,
+    JobStatus,
+    OutcomeName,
+    ReportedStatus,
+    RunStatus,
+    ScheduleStatus,
+    SignalStatus,
+    TimerState,
+    WorkflowStatus,
 )
 from timer_service.client.timer_client import TimerClient
 from timer_service.client.workflow_models import (
@@ -32,9 +40,9 @@ from timer_service.client.workflow_models import (
     WorkflowCounts,
     WorkflowDetail,
     WorkflowEffect,
-    WorkflowStatus,
 )
 from timer_service.client.workflow_start import WorkflowStart
+from timer_service.client.workflow_type import WorkflowType
 
 __all__ = [
     "Backfill",
@@ -44,12 +52,17 @@ __all__ = [
     "CommandError",
     "Counts",
     "DeadLetter",
+    "EffectStatus",
     "ExceededLimit",
     "Firing",
+    "FiringStatus",
+    "JobStatus",
     "NewTimer",
     "NoAnswerError",
     "Outcome",
+    "OutcomeName",
     "QueryError",
+    "ReportedStatus",
     "Run",
     "RunGraph",
     "RunJob",
@@ -59,11 +72,11 @@ __all__ = [
     "ScheduleStatus",
     "Signal",
     "SignalStatus",
-    "State",
     "Task",
     "Timer",
     "TimerClient",
     "TimerServiceError",
+    "TimerState",
     "WorkerInfo",
     "Workflow",
     "WorkflowCounts",
@@ -72,4 +85,5 @@ __all__ = [
     "WorkflowEndedError",
     "WorkflowStart",
     "WorkflowStatus",
+    "WorkflowType",
 ]

@@ -1,14 +1,13 @@
 """Checks of arguments, made before the client sends anything. Each raises ValueError with the name of the argument."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from math import isnan
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
+from timer_service.client.convert import to_json
 from timer_service.core.values.duration import LONGEST, format_duration
 from timer_service.core.values.instant import parse_instant
 from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
@@ -80,9 +79,10 @@ def check_type(argument: str, value: Any, wanted: type[_T], must: str) -> _T:
     return found
 
 
-def check_choice(argument: str, value: object, choices: type[StrEnum]) -> str:
-    """Return `value` if it is one of `choices`."""
-    _require(value in list(choices), argument, f"one of {', '.join(choices)}")
+def check_choice(argument: str, value: object, choices: Any) -> str:
+    """Return `value` if it is one of `choices`, a `Literal`."""
+    names: tuple[str, ...] = get_args(choices)
+    _require(value in names, argument, f"one of {', '.join(names)}")
     return str(value)
 
 
@@ -130,7 +130,7 @@ def wire_distance(argument: str, duration: timedelta) -> str:
 def write_json(argument: str, body: Any) -> bytes:
     """Return a message body that contains the value of `argument`."""
     try:
-        return json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+        return to_json(body).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{argument} must be JSON: {error}") from error
 

@@ -4,6 +4,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -89,7 +90,7 @@ class DeadLetters:
             letter = _letter(str(message.subject), sequence, message.time, headers, len(data))
         if letter.tenant != tenant:
             return None
-        return letter.model_copy(update={"headers": headers, "body": data.decode(errors="backslashreplace")})
+        return replace(letter, headers=headers, body=data.decode(errors="backslashreplace"))
 
     async def resubmit(self, letter: DeadLetter, *, timeout_seconds: float = 10) -> Outcome:
         """Send the command of a dead letter again, as a new command, and return its outcome.
@@ -195,6 +196,7 @@ def _read(message: Msg) -> DeadLetter:
 
 def _letter(subject: str, sequence: int, stored_at: datetime | None, headers: dict[str, Any], size: int) -> DeadLetter:
     *_, tenant, message = subject.split(".")
+    assert stored_at is not None  # noqa: S101 - the server always sends it
     return DeadLetter(
         sequence=sequence,
         tenant=tenant,
@@ -204,6 +206,7 @@ def _letter(subject: str, sequence: int, stored_at: datetime | None, headers: di
         stored_at=stored_at,
         source_sequence=int(headers.get("Timer-Source-Sequence", 0)),
         size=size,
+        headers={},
     )
 
 

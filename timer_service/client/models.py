@@ -2,23 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import Field
-
-from timer_service.client.view import Duration, Instant, TenantId, View
+from timer_service.client.names import (
+    CatchUpPolicy,
+    EndReason,
+    FiringStatus,
+    JobStatus,
+    OutcomeName,
+    RunStatus,
+    ScheduleStatus,
+    SignalStatus,
+    SkipReason,
+    TimerState,
+)
+from timer_service.client.view import Open, View
 from timer_service.client.workflow_models import RetryPolicy, Workflow
-
-
-class State(StrEnum):
-    """The state of a timer."""
-
-    SCHEDULED = "Scheduled"
-    REACHED = "Reached"
-    EXPIRED = "Expired"
-    CANCELLED = "Cancelled"
-    FAILED = "Failed"
 
 
 class _Unset:
@@ -44,143 +43,106 @@ class NewTimer(NamedTuple):
     correlation_id: str | None = None
 
 
-class Timer(View):
+class Timer(View, wire={"call": "serviceCallId"}):
     """A timer."""
 
-    tenant: TenantId
-    call: Annotated[str, Field(alias="serviceCallId")]
-    state: str
-    """A `State`, or a state that a newer service has added."""
-    due_at: Instant
-    registered_at: Instant
+    tenant: str
+    call: str
+    state: Open[TimerState]
+    due_at: datetime
+    registered_at: datetime
     attempt: int
-    expires_at: Instant | None = None
-    reached_at: Instant | None = None
-    expired_at: Instant | None = None
+    expires_at: datetime | None = None
+    reached_at: datetime | None = None
+    expired_at: datetime | None = None
     last_error: str | None = None
     correlation_id: str | None = None
     data: Any = None
 
 
-class Counts(View):
+class Counts(View, wire={"by_state": "counts"}):
     """How many timers a tenant has."""
 
-    by_state: Annotated[Mapping[str, int], Field(alias="counts")]
+    by_state: Mapping[str, int]
     overdue: int
     """How many Scheduled timers are past their due time."""
     exact: bool
     """False if the service stopped counting at its limit. The numbers are lower bounds then."""
-    oldest_due: Instant | None = None
+    oldest_due: datetime | None = None
     """The earliest due time of the Scheduled timers."""
 
 
-class SignalStatus(StrEnum):
-    """The status of a work signal."""
-
-    ACTIVE = "active"
-    PAUSED = "paused"
-    FIRED = "fired"
-    RESOLVED = "resolved"
-    CANCELLED = "cancelled"
-
-
-class Signal(View):
+class Signal(View, wire={"name": "signalId", "item": "workItemId"}):
     """A work signal."""
 
-    tenant: TenantId
-    name: Annotated[str, Field(alias="signalId")]
-    status: str
-    """A `SignalStatus`, or a status that a newer service has added."""
+    tenant: str
+    name: str
+    status: Open[SignalStatus]
     trigger_kind: str
     trigger_spec: Mapping[str, Any]
-    created_at: Instant
+    created_at: datetime
     trigger_error: str | None = None
-    item: Annotated[str | None, Field(alias="workItemId")] = None
+    item: str | None = None
     note: str | None = None
-    last_fired_at: Instant | None = None
+    last_fired_at: datetime | None = None
     last_error: str | None = None
 
 
-class Firing(View):
+class Firing(View, wire={"signal": "signalId", "item": "workItemId"}):
     """A record that the trigger of a signal became true."""
 
-    tenant: TenantId
+    tenant: str
     firing_id: str
-    signal: Annotated[str, Field(alias="signalId")]
+    signal: str
     dedupe_key: str
     """It identifies the cause: one cause fires a signal once."""
-    status: str
-    """`queued`, `enqueued` (the signal has fired) or `failed`; or one that a newer service has added."""
-    due_at: Instant
-    created_at: Instant
+    status: Open[FiringStatus]
+    due_at: datetime
+    created_at: datetime
     attempt: int
-    item: Annotated[str | None, Field(alias="workItemId")] = None
+    item: str | None = None
     task_id: str | None = None
-    settled_at: Instant | None = None
+    settled_at: datetime | None = None
     last_error: str | None = None
 
 
-class Task(View):
+class Task(View, wire={"item": "workItemId", "signal": "signalId"}):
     """The follow-up task of a firing, for its work item."""
 
-    tenant: TenantId
+    tenant: str
     task_id: str
-    item: Annotated[str, Field(alias="workItemId")]
-    signal: Annotated[str, Field(alias="signalId")]
+    item: str
+    signal: str
     firing_id: str
-    created_at: Instant
+    created_at: datetime
 
 
-class RunStatus(StrEnum):
-    """The status of a run."""
-
-    RUNNING = "running"
-    SUCCESS = "success"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    REJECTED = "rejected"
-
-
-class ReportedStatus(StrEnum):
-    """A status of a job that a worker can report."""
-
-    DISPATCHED = "dispatched"
-    RUNNING = "running"
-    SUCCESS = "success"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    SKIPPED = "skipped"
-    TIMED_OUT_STALE = "timed_out_stale"
-    DRIFT_DROPPED = "drift_dropped"
-
-
-class Run(View):
+class Run(View, wire={"name": "runId"}):
     """A run, without its jobs."""
 
-    tenant: TenantId
-    name: Annotated[str, Field(alias="runId")]
-    status: str
-    """A `RunStatus`, or a status that a newer service has added."""
-    created_at: Instant
+    tenant: str
+    name: str
+    status: Open[RunStatus]
+    created_at: datetime
     open_jobs: int
     unresolved_groups: int
-    settled_at: Instant | None = None
+    settled_at: datetime | None = None
     code: str | None = None
     """Why the service rejected the graph."""
     path: Sequence[str] = ()
     """The jobs that the rejection is about."""
 
 
-class RunJob(View):
+class RunJob(View, wire={"group": "groupName"}):
     """A job of a run."""
 
     name: str
-    status: str
+    status: Open[JobStatus]
     needs: Sequence[Mapping[str, str]]
     """The needs in their wire form: `job` or `group`, and `ifFailed`."""
-    group: Annotated[str | None, Field(alias="groupName")] = None
-    ready_at: Instant | None = None
-    settled_at: Instant | None = None
+    group: str | None = None
+    ready_at: datetime | None = None
+    settled_at: datetime | None = None
     reason: str | None = None
     outputs: Mapping[str, Any] | None = None
 
@@ -200,28 +162,11 @@ class RunGraph(NamedTuple):
         return {**self.run.document(), "counts": self.counts, "groups": self.groups, "jobs": jobs}
 
 
-class ScheduleStatus(StrEnum):
-    """The status of a schedule."""
-
-    ACTIVE = "active"
-    PAUSED = "paused"
-    ENDED = "ended"
-
-
-class CatchUpPolicy(StrEnum):
-    """Which slots fire that are more than `late_by` late: only the newest if all are that late, none, or all."""
-
-    LAST = "last"
-    SKIP = "skip"
-    ALL = "all"
-
-
 class CatchUp(View):
     """Which slots of a schedule fire although they are late."""
 
-    policy: str
-    """A `CatchUpPolicy`, or a policy that a newer service has added."""
-    late_by: Duration
+    policy: Open[CatchUpPolicy]
+    late_by: timedelta
     """Slots that are at most this late fire."""
     limit: int
     """At most this many late slots fire, the newest ones."""
@@ -233,64 +178,63 @@ class ScheduleStart(View):
     type: str
     queue: str
     input: Any = None
-    deadline_in: Duration | None = None
+    deadline_in: timedelta | None = None
     retry: RetryPolicy | None = None
     concurrency_key: str | None = None
 
 
-class Backfill(View):
+class Backfill(View, wire={"from_at": "from", "to_at": "to"}):
     """A backfill of a schedule that has not ended."""
 
     command_id: str
-    from_at: Annotated[Instant, Field(alias="from")]
-    to_at: Annotated[Instant, Field(alias="to")]
+    from_at: datetime
+    to_at: datetime
     limit: int
     count: int
     """How many slots have fired."""
     skipped: int
     """How many slots started no workflow."""
-    last_slot_at: Instant | None = None
+    last_slot_at: datetime | None = None
     """The last slot that was handled. Each earlier slot of the range was handled, too."""
     last_error: str | None = None
     """Why its next slots did not fire. They are tried again."""
-    retry_at: Instant | None = None
+    retry_at: datetime | None = None
     """When they are tried again, if there is a `last_error`."""
 
 
-class Schedule(View):
+class Schedule(View, wire={"name": "scheduleId"}):
     """A schedule."""
 
-    tenant: TenantId
-    name: Annotated[str, Field(alias="scheduleId")]
-    status: str
-    """A `ScheduleStatus`, or a status that a newer service has added."""
+    tenant: str
+    name: str
+    status: Open[ScheduleStatus]
     cron: str | None = None
     zone: str | None = None
-    every: Duration | None = None
-    start_at: Instant | None = None
-    end_at: Instant | None = None
+    every: timedelta | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
     max_count: int | None = None
-    jitter: Duration
+    jitter: timedelta
     catch_up: CatchUp
-    created_at: Instant
-    next_slot_at: Instant | None = None
+    created_at: datetime
+    next_slot_at: datetime | None = None
     fired_count: int
     """How many slots fired since the schedule started, without triggers."""
-    missed_since: Instant | None = None
+    missed_since: datetime | None = None
     """The first slot that was skipped since the last firing."""
-    last_slot_at: Instant | None = None
+    last_slot_at: datetime | None = None
     """The last slot that fired."""
-    last_fired_at: Instant | None = None
+    last_fired_at: datetime | None = None
     """When the last slot fired."""
-    last_skipped_at: Instant | None = None
+    last_skipped_at: datetime | None = None
     """The last slot that started no workflow."""
-    last_skip_reason: str | None = None
-    """Why: `busy`, `exists`, `cancelled` or `over_quota`."""
+    last_skip_reason: Open[SkipReason] | None = None
+    """Why."""
     last_error: str | None = None
     """Why the next slot cannot fire. It is tried again every minute."""
-    ended_at: Instant | None = None
-    end_reason: str | None = None
-    upcoming: Sequence[Instant] | None = None
+    ended_at: datetime | None = None
+    end_reason: Open[EndReason] | None = None
+    upcoming: Sequence[datetime] | None = None
     """The next slots, if `Schedules.get` was asked for them."""
     backfills: Sequence[Backfill] | None = None
     """The oldest 10 backfills that have not ended, if there are any. Only `Schedules.get` has them."""
@@ -298,15 +242,15 @@ class Schedule(View):
     start: ScheduleStart | None = None
 
 
-class BuriedEvent(View):
+class BuriedEvent(View, wire={"type": "eventType"}):
     """An event that the service stopped trying to publish."""
 
-    tenant: TenantId
+    tenant: str
     event_id: str
-    type: Annotated[str, Field(alias="eventType")]
+    type: str
     about: Mapping[str, str]
     """The ids in its payload, for example the run and the job."""
-    added_at: Instant
+    added_at: datetime
     attempt: int
     last_error: str
 
@@ -316,18 +260,18 @@ class DeadLetter(View):
 
     sequence: int
     """Its position in the stream of dead letters."""
-    tenant: TenantId
+    tenant: str
     message: str
     """The last part of the command's subject, such as `schedule-timer`."""
     code: str
     """One of the codes in contracts/README.md."""
     reason: str
-    stored_at: Instant
+    stored_at: datetime
     source_sequence: int
     """The position of the command in the stream of commands."""
     size: int
     """The bytes of the command's body."""
-    headers: Mapping[str, str] = {}
+    headers: Mapping[str, str]
     body: str | None = None
     """None if it was not read."""
 
@@ -340,12 +284,11 @@ class ExceededLimit(View):
     """How much the tenant may have. The query `get-usage` tells what it has."""
 
 
-class Outcome(View):
+class Outcome(View, wire={"name": "outcome"}):
     """How a command ended. It also holds the timer, signal, schedule, run or workflow after it, if there is one."""
 
     command_id: str
-    name: Annotated[str, Field(alias="outcome")]
-    """One of the outcomes in contracts/README.md, or an outcome that a newer service has added."""
+    name: Open[OutcomeName]
     limit: ExceededLimit | None = None
     """The limit of an outcome `over_quota`."""
     timer: Timer | None = None

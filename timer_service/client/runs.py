@@ -1,11 +1,13 @@
 """The methods of the client for runs (job graphs)."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 from timer_service.client.answers import read_rows
 from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping, optional
-from timer_service.client.models import Outcome, ReportedStatus, Run, RunGraph, RunJob, RunStatus
+from timer_service.client.models import Outcome, Run, RunGraph, RunJob
+from timer_service.client.names import ReportedStatus, RunStatus
 from timer_service.client.resource import Resource
 from timer_service.client.view import View
 
@@ -13,8 +15,8 @@ from timer_service.client.view import View
 class _About(View):
     """What a reply to `get-run` has beside the run and its jobs."""
 
-    counts: Mapping[str, int] = {}
-    groups: Mapping[str, bool] = {}
+    counts: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, bool] = field(default_factory=dict)
 
 
 class Runs(Resource):
@@ -47,7 +49,7 @@ class Runs(Resource):
         tenant: str,
         run: str,
         job: str,
-        status: str,
+        status: ReportedStatus,
         *,
         outputs: Mapping[str, Any] | None = None,
         timeout_seconds: float = 10,
@@ -73,11 +75,11 @@ class Runs(Resource):
         for job in (RunJob.read(row) for page in pages for row in read_rows(page, "jobs")):
             known = jobs.get(job.name)  # the needs of one job can continue on the next page
             needs = job.needs if known is None else [*known.needs, *job.needs]
-            jobs[job.name] = job.model_copy(update={"needs": needs})
+            jobs[job.name] = replace(job, needs=needs)
         about = _About.read(pages[-1])
         return RunGraph(Run.read(pages[-1]), about.counts, about.groups, [*jobs.values()])
 
-    def list(self, tenant: str, *, status: str | None = None, timeout_seconds: float = 10) -> AsyncIterator[Run]:
+    def list(self, tenant: str, *, status: RunStatus | None = None, timeout_seconds: float = 10) -> AsyncIterator[Run]:
         """Iterate over the runs of a tenant, newest first. `status` filters them."""
         wanted = optional(check_choice, "status", status, RunStatus)
         return self._list("list-runs", "runs", Run, tenant, timeout_seconds, status=wanted)

@@ -16,9 +16,10 @@ from timer_service.client.checks import (
     wire_duration,
     wire_instant,
 )
-from timer_service.client.models import UNSET, CatchUpPolicy, Outcome, Schedule, ScheduleStatus
+from timer_service.client.models import UNSET, Outcome, Schedule
+from timer_service.client.names import CatchUpPolicy, ScheduleStatus
 from timer_service.client.resource import Resource
-from timer_service.client.view import Instant, View
+from timer_service.client.view import View
 from timer_service.client.workflow_start import WorkflowStart, wire_start
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
@@ -28,7 +29,7 @@ _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 class _Slots(View):
     """A reply to `preview-slots`."""
 
-    slots: Sequence[Instant]
+    slots: Sequence[datetime]
     complete: bool
 
 
@@ -49,11 +50,11 @@ class Schedules(Resource):
         end_at: datetime | None = None,
         max_count: int | None = None,
         jitter: timedelta | None = None,
-        catch_up: str | None = None,
+        catch_up: CatchUpPolicy | None = None,
         late_by: timedelta | None = None,
         catch_up_limit: int | None = None,
         data: Any = UNSET,
-        start: WorkflowStart | None = None,
+        start: WorkflowStart[Any] | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Create a schedule, or replace its whole definition. A paused schedule stays paused.
@@ -126,7 +127,9 @@ class Schedules(Resource):
         number = check_whole("upcoming", upcoming)
         return await self._find("get-schedule", Schedule, tenant, schedule, timeout_seconds, upcoming=number)
 
-    def list(self, tenant: str, *, status: str | None = None, timeout_seconds: float = 10) -> AsyncIterator[Schedule]:
+    def list(
+        self, tenant: str, *, status: ScheduleStatus | None = None, timeout_seconds: float = 10
+    ) -> AsyncIterator[Schedule]:
         """Iterate over the schedules of a tenant in order of their ids. `status` filters them."""
         wanted = optional(check_choice, "status", status, ScheduleStatus)
         return self._list("list-schedules", "schedules", Schedule, tenant, timeout_seconds, status=wanted)

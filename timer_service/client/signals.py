@@ -13,7 +13,8 @@ from timer_service.client.checks import (
     optional,
     wire_instant,
 )
-from timer_service.client.models import Firing, Outcome, Signal, SignalStatus, Task
+from timer_service.client.models import Firing, Outcome, Signal, Task
+from timer_service.client.names import SignalStatus
 from timer_service.client.resource import Resource
 
 
@@ -75,7 +76,7 @@ class Signals(Resource):
         return await self._find("get-signal", Signal, tenant, signal, timeout_seconds)
 
     def list(
-        self, tenant: str, *, status: str | None = None, item: str | None = None, timeout_seconds: float = 10
+        self, tenant: str, *, status: SignalStatus | None = None, item: str | None = None, timeout_seconds: float = 10
     ) -> AsyncIterator[Signal]:
         """Iterate over the signals of a tenant in order of their ids. `status` and `item` filter them."""
         filters = {

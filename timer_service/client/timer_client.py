@@ -22,7 +22,8 @@ from timer_service.client.checks import (
 from timer_service.client.commands import Command, Ended
 from timer_service.client.connection import Connection, open_connection
 from timer_service.client.dead_letters import DeadLetters, Events
-from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, State, Timer
+from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, Timer
+from timer_service.client.names import TimerState
 from timer_service.client.resource import Resource
 from timer_service.client.runs import Runs
 from timer_service.client.schedules import Schedules
@@ -153,18 +154,18 @@ class TimerClient(Resource):
         self,
         tenant: str,
         *,
-        state: str | None = None,
+        state: TimerState | None = None,
         due_before: datetime | None = None,
         due_after: datetime | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Timer]:
         """Iterate over the timers of a tenant in order of due time, page by page.
 
-        `state` is a `State`. `due_after` is inclusive, `due_before` exclusive. `timeout_seconds` applies to each page.
+        `due_after` is inclusive, `due_before` exclusive. `timeout_seconds` applies to each page.
         Raises `QueryError` if the service cannot answer.
         """
         filters = {
-            "state": optional(check_choice, "state", state, State),
+            "state": optional(check_choice, "state", state, TimerState),
             "dueBefore": optional(wire_instant, "due_before", due_before),
             "dueAfter": optional(wire_instant, "due_after", due_after),
         }

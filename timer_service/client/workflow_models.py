@@ -1,32 +1,20 @@
 """The values that the client returns about workflows, with timezone-aware datetimes."""
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Annotated, Any
+from datetime import datetime, timedelta
+from typing import Any
 
-from pydantic import Field
-
-from timer_service.client.view import Duration, Instant, TenantId, View
-
-
-class WorkflowStatus(StrEnum):
-    """The status of a workflow."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PARKED = "parked"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
+from timer_service.client.names import EffectKind, EffectStatus, WorkflowStatus
+from timer_service.client.view import Open, View
 
 
 class RetryPolicy(View):
     """When a failed step is tried again."""
 
     max_attempts: int
-    first: Duration
+    first: timedelta
     factor: float
-    cap: Duration
+    cap: timedelta
 
 
 class WorkflowError(View):
@@ -36,20 +24,19 @@ class WorkflowError(View):
     message: str = ""
 
 
-class Workflow(View):
+class Workflow(View, wire={"name": "workflowId"}):
     """A workflow, without its texts and effects."""
 
-    tenant: TenantId
-    name: Annotated[str, Field(alias="workflowId")]
+    tenant: str
+    name: str
     type: str
     queue: str
-    status: str
-    """A `WorkflowStatus`, or a status that a newer service has added."""
-    created_at: Instant
-    due_at: Instant | None = None
+    status: Open[WorkflowStatus]
+    created_at: datetime
+    due_at: datetime | None = None
     """When a worker may continue it at the earliest."""
-    deadline_at: Instant | None = None
-    ended_at: Instant | None = None
+    deadline_at: datetime | None = None
+    ended_at: datetime | None = None
     attempt: int
     """How many leases in a row ran out, and the current one."""
     retries: int
@@ -58,7 +45,7 @@ class Workflow(View):
     messages: int
     """How many messages it has not taken."""
     worker_id: str | None = None
-    claimed_at: Instant | None = None
+    claimed_at: datetime | None = None
     blocked_by: str | None = None
     """Why its function does not match its effects, if that happened three times in a row."""
     retry: RetryPolicy | None = None
@@ -75,12 +62,12 @@ class WorkflowEffect(View):
     """A step, a sleep or a wait for a message of a workflow."""
 
     key: str
-    kind: str
-    status: str
+    kind: Open[EffectKind]
+    status: Open[EffectStatus]
     seq: int | None = None
     """The function got its result as the seq-th."""
     failures: int = 0
-    due_at: Instant | None = None
+    due_at: datetime | None = None
     result: Any = None
     error: WorkflowError | None = None
 
@@ -98,10 +85,10 @@ class WorkflowDetail(View):
     effects: Sequence[WorkflowEffect] = ()
 
 
-class WorkflowCounts(View):
+class WorkflowCounts(View, wire={"by_status": "counts"}):
     """How many workflows a tenant has."""
 
-    by_status: Annotated[Mapping[str, int], Field(alias="counts")]
+    by_status: Mapping[str, int]
     exact: bool
     """False if the service stopped counting at its limit. The numbers are lower bounds then."""
 
@@ -114,7 +101,7 @@ class WorkerInfo(View):
     queue: str
     types: Sequence[str]
     slots: int
-    first_seen_at: Instant
-    seen_at: Instant
+    first_seen_at: datetime
+    seen_at: datetime
     online: bool
     """Whether the service heard of it in the last minute."""

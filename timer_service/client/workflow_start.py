@@ -3,23 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic
 
 from timer_service.client.checks import check_text, check_type, given, optional, wire_duration
 from timer_service.client.models import UNSET
 from timer_service.client.retry import Retry, wire_retry
+from timer_service.client.workflow_type import Input, WorkflowType, name_of_type
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkflowStart:
+class WorkflowStart(Generic[Input]):
     """The workflow that each slot of a schedule starts. Its id is `<schedule>/<slot>`.
 
     The fields are those of `Workflows.start`. `deadline_in` counts from the start. A slot that finds an open workflow
     with its `concurrency_key` is skipped.
     """
 
-    workflow_type: str
-    data: Any = UNSET
+    workflow_type: str | WorkflowType[Input, Any]
+    data: Input = UNSET
     queue: str | None = None
     deadline_in: timedelta | None = None
     retry: Retry | None = None
@@ -30,7 +31,7 @@ def wire_start(start: object) -> Mapping[str, Any]:
     """Return the wire form of a `WorkflowStart`. Raises `ValueError` if a field or its type is wrong."""
     start = check_type("start", start, WorkflowStart, "a WorkflowStart")
     fields = given(
-        type=check_text("workflow_type", start.workflow_type),
+        type=name_of_type(start.workflow_type),
         queue=optional(check_text, "queue", start.queue),
         deadlineIn=optional(wire_duration, "deadline_in", start.deadline_in),
         retry=None if start.retry is None else wire_retry(start.retry),

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, overload
 
 from timer_service.client.checks import (
     check_choice,
@@ -15,8 +16,10 @@ from timer_service.client.checks import (
     wire_duration,
     wire_instant,
 )
+from timer_service.client.convert import read_data, returned_type
 from timer_service.client.errors import NoAnswerError, QueryError, WorkflowEndedError
 from timer_service.client.models import UNSET, Outcome
+from timer_service.client.names import WorkflowStatus
 from timer_service.client.resource import Resource
 from timer_service.client.retry import Retry
 from timer_service.client.workflow_models import (
@@ -24,11 +27,10 @@ from timer_service.client.workflow_models import (
     Workflow,
     WorkflowCounts,
     WorkflowDetail,
-    WorkflowStatus,
 )
 from timer_service.client.workflow_start import WorkflowStart, wire_start
+from timer_service.client.workflow_type import Input, Result, WorkflowType, check_workflow_type, name_of_type
 
-_FAILED = frozenset([WorkflowStatus.FAILED, WorkflowStatus.CANCELLED])
 _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
 LOOK_AGAIN_SECONDS = 10
 """An event of the end can be missed while the connection is lost."""
@@ -47,8 +49,8 @@ class Workflows(Resource):
         self,
         tenant: str,
         workflow: str,
-        workflow_type: str,
-        data: Any = UNSET,
+        workflow_type: str | WorkflowType[Input, Any],
+        data: Input = UNSET,
         *,
         queue: str | None = None,
         start_at: datetime | None = None,
@@ -59,9 +61,10 @@ class Workflows(Resource):
         concurrency_key: str | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
-        """Start a workflow: a worker executes the function with the name `workflow_type`, with `data` as its input.
+        """Start a workflow: a worker executes the function `workflow_type`, with `data` as its input.
 
-        `data` is any JSON value of at most 64 KiB. The workflow begins at `start_at`, or `start_in` after the broker
+        `workflow_type` is the function with the decorator `@workflow`, or the name of its type. `data` has at most
+        64 KiB as JSON. The workflow begins at `start_at`, or `start_in` after the broker
         has stored the command. If it has not ended at its deadline, it fails. `retry` is the policy of its steps, if
         neither they nor the function have one. Of the workflows with one `concurrency_key`, at most one is open: the
         outcome is `skipped_busy` if there is one.
@@ -125,20 +128,20 @@ class Workflows(Resource):
         pages = await self._connection.find_pages(tenant, "get-workflow", self._key(workflow), timeout_seconds)
         details = [WorkflowDetail.read(page) for page in pages]
         effects = [effect for detail in details for effect in detail.effects]
-        return details[-1].model_copy(update={"effects": effects}) if details else None
+        return replace(details[-1], effects=effects) if details else None
 
     def list(
         self,
         tenant: str,
         *,
-        status: str | None = None,
-        workflow_type: str | None = None,
+        status: WorkflowStatus | None = None,
+        workflow_type: str | WorkflowType[Any, Any] | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Workflow]:
         """Iterate over the workflows of a tenant in order of creation. `status` and `workflow_type` filter them."""
         filters = {
             "status": optional(check_choice, "status", status, WorkflowStatus),
-            "type": optional(check_text, "workflow_type", workflow_type),
+            "type": None if workflow_type is None else name_of_type(workflow_type),
         }
         return self._list("list-workflows", "workflows", Workflow, tenant, timeout_seconds, **filters)
 
@@ -150,19 +153,42 @@ class Workflows(Resource):
         """Iterate over the workers of a tenant that the service has heard of lately, in order of their ids."""
         return self._list("list-workers", "workers", WorkerInfo, tenant, timeout_seconds)
 
-    async def result(self, tenant: str, workflow: str, *, timeout_seconds: float | None = None) -> Any:
-        """Wait until a workflow ends, and return the result of its function.
+    @overload
+    async def result(self, tenant: str, workflow: str, *, timeout_seconds: float | None = None) -> Any: ...
 
-        Raises `WorkflowEndedError` if it failed or was cancelled, LookupError if it does not exist, and TimeoutError
-        after `timeout_seconds`. While the connection is lost, or the service cannot answer, it goes on waiting.
+    @overload
+    async def result(
+        self,
+        tenant: str,
+        workflow: str,
+        workflow_type: WorkflowType[Any, Result],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> Result: ...
+
+    async def result(
+        self,
+        tenant: str,
+        workflow: str,
+        workflow_type: WorkflowType[Any, Any] | None = None,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> Any:
+        """Wait until a workflow ends, and return the result of its function, as the type that `workflow_type` declares.
+
+        Raises `WorkflowEndedError` if it failed or was cancelled, LookupError if it does not exist, ValueError if the
+        result has another type, and TimeoutError after `timeout_seconds`. While the connection is lost, or the service
+        cannot answer, it goes on waiting.
         """
         check_tenant(tenant)
         check_identifier("workflow", workflow)
         seconds = optional(check_seconds, "timeout_seconds", timeout_seconds)
+        kind = Any if workflow_type is None else returned_type(check_workflow_type(workflow_type).function)
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    return await self._result(tenant, workflow)
+                    result = await self._result(tenant, workflow)
+                    return read_data(kind, result, "the result")
                 except NoAnswerError:
                     await asyncio.sleep(_PAUSE_SECONDS)
                 except QueryError as error:
@@ -184,9 +210,9 @@ class Workflows(Resource):
                 detail = await self._find("get-workflow", WorkflowDetail, tenant, workflow, _QUERY_SECONDS, limit=1)
                 if detail is None:
                     raise LookupError(f"there is no workflow {tenant}/{workflow}")
-                if detail.workflow.status == WorkflowStatus.COMPLETED:
+                if detail.workflow.status == "completed":
                     return detail.result
-                if detail.workflow.status in _FAILED:
+                if detail.workflow.status in {"failed", "cancelled"}:
                     raise WorkflowEndedError(detail.workflow, detail.failure)
                 await asyncio.wait([following], timeout=LOOK_AGAIN_SECONDS)
                 if following.done():

@@ -1,18 +1,21 @@
 """The context of a workflow function: its effects."""
 
 import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
 from functools import cached_property
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
 
+from timer_service.client.convert import read_data, returned_type
 from timer_service.client.retry import Retry
 from timer_service.worker.errors import NotInWorkflowError
 from timer_service.worker.loop import ReplayFuture
 from timer_service.worker.names import Identity
 from timer_service.worker.values import Kind, StepCall, to_milliseconds
 
+_T = TypeVar("_T")
+_Arguments = TypeVarTuple("_Arguments")
 _current_step: contextvars.ContextVar[str] = contextvars.ContextVar("timer_service_step")
 
 
@@ -61,41 +64,70 @@ class Context:
         """Random numbers that are the same in each replay. Use them in the workflow function, not in its steps."""
         return Random(self._identity.derive("random"))  # noqa: S311 - repeatable on purpose
 
+    @overload
+    def step(
+        self,
+        name: str,
+        function: Callable[[*_Arguments], Awaitable[_T]],
+        *args: *_Arguments,
+        timeout: timedelta | None = None,
+        retry: Retry | None = None,
+    ) -> Coroutine[Any, Any, _T]: ...
+
+    @overload
+    def step(
+        self,
+        name: str,
+        function: Callable[[*_Arguments], _T],
+        *args: *_Arguments,
+        timeout: timedelta | None = None,
+        retry: Retry | None = None,
+    ) -> Coroutine[Any, Any, _T]: ...
+
     async def step(
         self,
         name: str,
-        function: Callable[..., Any],
-        *args: Any,
+        function: Callable[[*_Arguments], Any],
+        *args: *_Arguments,
         timeout: timedelta | None = None,  # noqa: ASYNC109 - the worker applies it, not this function
         retry: Retry | None = None,
     ) -> Any:
         """Call `function` with `args`, store its result and return it. A later replay returns the stored result.
 
-        The result is JSON of at most 64 KiB, and is returned as decoded: a tuple becomes a list. A function that is
-        not asynchronous runs in a thread. `timeout` limits each attempt, but cannot stop a thread. An attempt that
-        raises an exception is repeated as `retry` says. Raises `StepFailed` if no attempt is left.
+        The result is stored as JSON of at most 64 KiB, and returned as the type that the function declares; without a
+        declared type as it is decoded: a tuple becomes a list. A function that is not asynchronous runs in a thread.
+        `timeout` limits each attempt, but cannot stop a thread. An attempt that raises an exception is repeated as
+        `retry` says. Raises `StepFailed` if no attempt is left, and ValueError if the result has another type.
         """
+        kind = returned_type(function)
         seconds = None if timeout is None else to_milliseconds("timeout", timeout) / 1000
         policy: Mapping[str, Any] | None = self._retry if retry is None else retry.wire
         call = StepCall(function, args, seconds, policy, contextvars.copy_context())
-        return await self._effects.ask(Kind.STEP, name, call=call)
+        return read_data(kind, await self._effects.ask(Kind.STEP, name, call=call), f"the result of the step {name}")
 
     async def sleep(self, duration: timedelta) -> None:
         """Sleep. A sleeping workflow needs no process, and its end is an instant that the service has stored."""
         await self._effects.ask(Kind.SLEEP, "sleep", ms=to_milliseconds("duration", duration))
 
+    @overload
+    def wait_for(self, name: str, *, timeout: timedelta | None = None) -> Coroutine[Any, Any, Any]: ...
+
+    @overload
+    def wait_for(self, name: str, kind: type[_T], *, timeout: timedelta | None = None) -> Coroutine[Any, Any, _T]: ...
+
     async def wait_for(
         self,
         name: str,
+        kind: Any = Any,
         *,
         timeout: timedelta | None = None,  # noqa: ASYNC109 - the service applies it
     ) -> Any:
-        """Return the data of the next message with this name, also if it was sent before.
+        """Return the data of the next message with this name as the type `kind`, also if it was sent before.
 
-        Raises `TimeoutError` if there is none within `timeout`.
+        Raises `TimeoutError` if there is none within `timeout`, and ValueError if the data do not fit the type.
         """
         ms = None if timeout is None else to_milliseconds("timeout", timeout)
-        return await self._effects.ask(Kind.MESSAGE, name, ms=ms)
+        return read_data(kind, await self._effects.ask(Kind.MESSAGE, name, ms=ms), f"the message {name}")
 
 
 def current_step() -> str | None:

@@ -4,7 +4,7 @@ import inspect
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from timer_service.client.retry import Retry
 from timer_service.worker.names import check_name
@@ -12,27 +12,36 @@ from timer_service.worker.names import check_name
 if TYPE_CHECKING:  # the context is given to the function
     from timer_service.worker.context import Context
 
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
 
 @dataclass(frozen=True)
-class WorkflowFunction:
+class WorkflowFunction(Generic[_In, _Out]):
     """A workflow function, its type, and the default retry policy of its steps."""
 
     type: str
-    function: Callable[["Context", Any], Awaitable[Any]]
+    function: Callable[["Context", _In], Awaitable[_Out]]
     retry: Retry | None = None
 
 
-def workflow(
-    type_name: str, *, retry: Retry | None = None
-) -> Callable[[Callable[["Context", Any], Awaitable[Any]]], WorkflowFunction]:
+class Decorator(Protocol):
+    """Makes a workflow of a function."""
+
+    def __call__(self, function: Callable[["Context", _In], Awaitable[_Out]], /) -> WorkflowFunction[_In, _Out]:
+        """Return the workflow."""
+
+
+def workflow(type_name: str, *, retry: Retry | None = None) -> Decorator:
     """Return a decorator that makes a workflow of an asynchronous function of `ctx` and the input.
 
+    The input and the result are JSON, and are converted to the types that the function declares.
     `type_name` is the type that `client.workflows.start` names. `retry` is the retry policy of the steps that have no
     policy; without it, the policy of the start applies.
     """
     check_name("type_name", type_name)
 
-    def decorate(function: Callable[["Context", Any], Awaitable[Any]]) -> WorkflowFunction:
+    def decorate(function: Callable[["Context", _In], Awaitable[_Out]]) -> WorkflowFunction[_In, _Out]:
         if not inspect.iscoroutinefunction(function):
             raise ValueError(f"the workflow {type_name} must be an async function")
         return WorkflowFunction(type_name, function, retry)
@@ -45,7 +54,7 @@ class Settings:
     """What the parts of a worker have to know. Times are in seconds."""
 
     tenant: str
-    workflows: Mapping[str, WorkflowFunction]
+    workflows: Mapping[str, WorkflowFunction[Any, Any]]
     queue: str = "default"
     name: str | None = None
     slots: int = 100

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from timer_service.client.convert import read_data, second_type
 from timer_service.worker.context import Context
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.errors import Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
@@ -27,7 +28,7 @@ class Replay:
     """One execution of a workflow function, from the stored effects to its end or to an interruption."""
 
     def __init__(
-        self, workflow: WorkflowFunction, identity: Identity, data: Any, stored: Iterable[StoredEffect] = ()
+        self, workflow: WorkflowFunction[Any, Any], identity: Identity, data: Any, stored: Iterable[StoredEffect] = ()
     ) -> None:
         self.seq = 0
         """How many results the function has got."""
@@ -236,8 +237,8 @@ class Replay:
 
 
 async def _call(function: Callable[[Context, Any], Awaitable[Any]], context: Context, data: Any) -> Any:
-    """Call the function inside a task, so that an error of the call is an error of the workflow."""
-    return await function(context, data)
+    """Call the function inside a task, so that an error of the call, or of its input, is an error of the workflow."""
+    return await function(context, read_data(second_type(function), data, "the input"))
 
 
 async def _close(generator: AsyncGenerator[Any, Any]) -> None:

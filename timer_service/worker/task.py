@@ -44,7 +44,9 @@ class RunningTask:
     says whether there is another attempt. A dropped step is one that the function no longer waits for.
     """
 
-    def __init__(self, view: Mapping[str, Any], workflow: WorkflowFunction, tenant: str, lease_until: float) -> None:
+    def __init__(
+        self, view: Mapping[str, Any], workflow: WorkflowFunction[Any, Any], tenant: str, lease_until: float
+    ) -> None:
         self.workflow_id: str = view["workflowId"]
         self.token: str = view["token"]
         self.lease_until = lease_until

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from timer_service.core.values.data import MAX_DATA_BYTES, dump_data
+from timer_service.client.convert import to_json
+from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.duration import LONGEST_MS
 from timer_service.worker.errors import ErrorText, describe_error
 
@@ -120,7 +121,7 @@ class Decision(NamedTuple):
 def write_result(value: Any, what: str) -> str:
     """Return a result as JSON text. Raises ValueError, with `what` as the subject, if it cannot be stored."""
     try:
-        text = dump_data(value)
+        text = to_json(value)
         size = len(text.encode())
         if size <= MAX_DATA_BYTES:  # raises an error if the value is nested too deeply
             from_json("[" * _LEVELS_AROUND_A_RESULT + text + "]" * _LEVELS_AROUND_A_RESULT)

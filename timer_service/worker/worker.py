@@ -27,7 +27,7 @@ class Worker:
         url: str = "nats://localhost:4222",
         *,
         tenant: str,
-        workflows: Sequence[WorkflowFunction],
+        workflows: Sequence[WorkflowFunction[Any, Any]],
         queue: str = "default",
         slots: int = 100,
         name: str | None = None,

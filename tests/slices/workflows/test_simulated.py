@@ -48,7 +48,7 @@ class _Context:
         return f"{key} {self._calls[key]}"
 
 
-def function_of(seed: int) -> WorkflowFunction:
+def function_of(seed: int) -> WorkflowFunction[Any, Any]:
     """Return the random function of a seed. Each one counts the calls of its steps by itself."""
     program, calls = draw_program(Random(seed)), Counter[str]()
 

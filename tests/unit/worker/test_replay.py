@@ -20,7 +20,7 @@ SECOND = timedelta(seconds=1)
 Body = Callable[[Context], Awaitable[Any]]
 
 
-def work(*_: Any) -> None:
+def work(*_: Any) -> Any:
     """A step. A replay never calls it."""
 
 

@@ -17,8 +17,12 @@ from timer_service.worker.task import RunningTask
 VIEW = {"workflowId": "order-1", "token": "0" * 16, "startedAt": "2027-01-01T00:00:00Z"}
 
 
-async def work() -> None:
+async def work() -> Any:
     """Be the function of a step."""
+
+
+async def work_on(_: Any) -> Any:
+    """Be the function of a step with an argument."""
 
 
 @workflow("order", retry=Retry(first=timedelta(seconds=1)))
@@ -116,7 +120,7 @@ def test_a_message_while_the_task_parks() -> None:
 
     @workflow("parks")
     async def parks(ctx: Context, _: Any) -> Any:
-        return await ctx.step("pay", work, await ctx.wait_for("go"))
+        return await ctx.step("pay", work_on, await ctx.wait_for("go"))
 
     over = {"key": "go", "kind": "message", "status": "done", "result": 1}
     for outcome, started in (("parked", []), ("resumed", ["pay"])):

@@ -136,7 +136,7 @@ async def test_a_step_out_of_attempts() -> None:
     assert (rows[1].end["action"], rows[1].end["step"]) == ("fail", "pay")
 
 
-BAD_RESULTS = {"large": "x" * 70_000, "not JSON": {1, 2}, "nan": float("nan"), "surrogate": "\ud800"}
+BAD_RESULTS = {"large": "x" * 70_000, "not JSON": object(), "nan": float("nan"), "surrogate": "\ud800"}
 
 
 @pytest.mark.parametrize("name", BAD_RESULTS)

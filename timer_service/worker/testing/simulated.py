@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic_core import from_json
 
 from timer_service.client.checks import check_identifier, check_mapping, check_text, wire_duration, wire_instant
+from timer_service.client.convert import read_data, returned_type
 from timer_service.client.errors import WorkflowEndedError
+from timer_service.client.names import WorkflowStatus
 from timer_service.client.retry import Retry, wire_retry
-from timer_service.client.workflow_models import WorkflowDetail, WorkflowStatus
+from timer_service.client.workflow_models import WorkflowDetail
 from timer_service.core.values.instant import format_instant, parse_instant
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.errors import NonDeterministicError
@@ -24,6 +26,9 @@ from timer_service.worker.testing.stored import StoredWorkflow
 from timer_service.worker.values import StoredEffect, to_milliseconds, write_result
 from timer_service.workflows.messages import CancelWorkflow, SendToWorkflow, StartWorkflow, WorkflowPayload
 
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+_NO_DATA: Any = None
 _TENANT = "simulation"
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 _ENDS_OF_FUNCTIONS = (None, "STEP_FAILED", "WORKFLOW_ERROR")
@@ -32,7 +37,7 @@ _TINY_SECONDS = 1e-6
 """The clock of a task has seconds, as floats. An instant has come if less than this is missing."""
 
 
-class SimulatedWorkflow:
+class SimulatedWorkflow(Generic[_In, _Out]):
     """A workflow in memory, for tests: without a broker, a service and a database, and in simulated time.
 
     ```python
@@ -50,8 +55,8 @@ class SimulatedWorkflow:
 
     def __init__(
         self,
-        workflow: WorkflowFunction,
-        data: Any = None,
+        workflow: WorkflowFunction[_In, _Out],
+        data: _In = _NO_DATA,
         *,
         steps: Mapping[str, Any] = MappingProxyType({}),
         retry: Retry | None = None,
@@ -102,7 +107,7 @@ class SimulatedWorkflow:
     @property
     def status(self) -> WorkflowStatus:
         """The status of the workflow."""
-        return WorkflowStatus(self._stored.workflow.status)
+        return self.detail.workflow.status
 
     def send(self, name: str, data: Any = None, *, after: timedelta = timedelta(0)) -> None:
         """Send a message to the workflow, `after` from the simulated time of this call."""
@@ -132,7 +137,7 @@ class SimulatedWorkflow:
             self._now = until
         return self.status
 
-    async def result(self) -> Any:
+    async def result(self) -> _Out:
         """Run the workflow to its end, and return the result of its function.
 
         Raises `WorkflowEndedError` if it has failed or was cancelled, and RuntimeError if only a message can continue
@@ -143,9 +148,10 @@ class SimulatedWorkflow:
         if self._stored.workflow.is_open:
             waits = ", ".join(each.key for each in detail.effects if each.status == "open")
             raise RuntimeError(f"the workflow waits for a message that was not sent: {waits}")
-        if self.status is not WorkflowStatus.COMPLETED:
+        if self.status != "completed":
             raise WorkflowEndedError(detail.workflow, detail.failure)
-        return detail.result
+        found: _Out = read_data(returned_type(self._function.function), detail.result, "the result")
+        return found
 
     def _plan(self, command: WorkflowPayload, after: timedelta) -> None:
         """Store a command for later. Commands of one instant stay in the order of their calls."""
@@ -216,7 +222,7 @@ class SimulatedWorkflow:
     def _check_replay(self) -> None:
         """Replay the whole function once, and compare its end with the stored one, if the function itself has ended."""
         detail = self.detail
-        is_end_of_function = self.status is not WorkflowStatus.CANCELLED and detail.workflow.code in _ENDS_OF_FUNCTIONS
+        is_end_of_function = self.status != "cancelled" and detail.workflow.code in _ENDS_OF_FUNCTIONS
         if self._is_checked or not is_end_of_function:
             return
         self._is_checked = True
@@ -229,7 +235,7 @@ class SimulatedWorkflow:
         finally:
             replay.close()
         end = {} if finished is None else from_json(end_of_function(finished))
-        if self.status is WorkflowStatus.COMPLETED:
+        if self.status == "completed":
             is_same, expected = end.get("result") == detail.result, f"the result {detail.result!r}"
         else:
             is_same, expected = "error" in end, "an error"

@@ -1,0 +1,89 @@
+"""Converts users' data: what a program gives becomes JSON, and JSON becomes the type that a function declares.
+
+Beside plain JSON values, these can be used: dataclasses, pydantic models, NamedTuple, Enum, datetime, timedelta, UUID,
+Decimal.
+pydantic is imported when the first of them is used: it takes longer to import than the rest of the client.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from inspect import signature, unwrap
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+_MOST_FAULTS = 3
+
+
+def to_json(value: Any) -> str:
+    """Return a value as compact JSON text. Raises ValueError or TypeError if JSON cannot hold it."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+def read_data(kind: Any, data: Any, what: str) -> Any:
+    """Return JSON data as the type `kind`, such as a dataclass or `list[UUID]`; `Any` returns the data as they are.
+
+    Raises ValueError, with `what` as the subject, that names the fields that do not fit, without their values.
+    """
+    if kind is Any:
+        return data
+    from pydantic import ValidationError  # noqa: PLC0415 - see the module docstring
+
+    try:
+        return _adapter(kind).validate_json(json.dumps(data))
+    except ValidationError as error:
+        reason = f"{what} is no {getattr(kind, '__name__', kind)}: {describe(error)}"
+        raise ValueError(reason) from None  # the error of pydantic has the data, which may be secret
+
+
+def returned_type(function: Callable[..., Any]) -> Any:
+    """Return the declared type of a function's result, or `Any`. Raises ValueError if its name is not defined."""
+    return _declared(function, "return")
+
+
+def second_type(function: Callable[..., Any]) -> Any:
+    """Return the declared type of a function's second parameter, or `Any`. Raises ValueError as `returned_type`."""
+    names = list(signature(function).parameters)
+    return _declared(function, names[1]) if len(names) > 1 else Any
+
+
+def describe(error: "ValidationError") -> str:
+    """Return the first wrong fields in one line, without their values."""
+    faults = error.errors(include_url=False, include_input=False, include_context=False)[:_MOST_FAULTS]
+    return "; ".join(": ".join([*filter(None, [".".join(map(str, each["loc"]))]), each["msg"]]) for each in faults)
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON data for a value that `json` does not know. Bytes have no form in JSON that is obvious."""
+    if isinstance(value, bytes | bytearray):
+        raise TypeError("bytes are not JSON: decode them first")
+    from pydantic_core import to_jsonable_python  # noqa: PLC0415 - see the module docstring
+
+    return to_jsonable_python(value, by_alias=True)
+
+
+def _declared(function: Callable[..., Any], name: str) -> Any:
+    while isinstance(function, partial):
+        function = function.func
+    function = unwrap(function)
+    if not hasattr(function, "__annotations__"):  # an object with __call__
+        function = type(function).__call__
+    kind = getattr(function, "__annotations__", {}).get(name, Any)
+    if not isinstance(kind, str):
+        return type(None) if kind is None else kind
+    variables = getattr(function, "__globals__", None) or vars(sys.modules[function.__module__])
+    holder = type("holder", (), {"__annotations__": {name: kind}})  # the other annotations may not be defined
+    try:
+        return get_type_hints(holder, variables, include_extras=True)[name]
+    except NameError as error:
+        raise ValueError(f"the annotation {kind!r} of {function.__qualname__} is not defined: {error}") from error
+
+
+@cache
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter  # noqa: PLC0415 - see the module docstring
+
+    return TypeAdapter(kind)
