@@ -63,7 +63,9 @@ async def test_no_event_counts_less_than_it_takes(
     limits = TenantLimits(default=Limits(published_events=10**6))
     allowances = EventAllowances(limits)
     parts = make_parts(sqlite, broker, ManualClock(), RecordingMetrics(), allowances=allowances)
-    more: dict[str, Any] = {"correlation_id": LONG_ID, "causation_id": LONG_ID, "trace": TRACE} if longest else {}
+    more: dict[str, Any] = (
+        {"correlation_id": LONG_ID, "causation_id": LONG_ID, "trace": TRACE, "topic": "t" * 64} if longest else {}
+    )
     async with sqlite.transaction() as tx:
         if table is TIMERS:
             fields: dict[str, Any] = {"data": '"é"', "expires_at": NOW + 10**6}

@@ -78,6 +78,7 @@ VALID: dict[str, Any] = {
     "letter": LETTER,
     "correlation_id": "order-7",
     "reason": "not paid",
+    "topic": "unpaid",
     **dict.fromkeys(
         (
             "due_at",
@@ -233,9 +234,10 @@ async def test_each_argument_is_sent() -> None:
     ],
 )
 async def test_a_watch_of_all_events(slice_: Slice, watch: tuple[str, str]) -> None:
-    """It asks for each type of event that the slice publishes."""
+    """It asks for each type of event that the slice publishes, with a topic or without one."""
     names, _ = await sent(*watch, {})
-    assert set(names) == {"*", *(kebab(each.type) for each in slice_.events)}
+    with_topic = {f"{kebab(each.type)}.*" for each in slice_.events if each.has_topic}
+    assert set(names) == {"*", *(kebab(each.type) for each in slice_.events), *with_topic}
 
 
 def raise_first(results: Any) -> None:

@@ -42,6 +42,7 @@ class NewTimer(NamedTuple):
     expires_at: datetime | None = None
     late_by: timedelta | None = None
     correlation_id: str | None = None
+    topic: str | None = None
 
 
 class Timer(View):
@@ -58,6 +59,7 @@ class Timer(View):
     reached_at: Instant | None = None
     expired_at: Instant | None = None
     last_error: str | None = None
+    topic: str | None = None
     correlation_id: str | None = None
     data: Any = None
 
@@ -288,6 +290,7 @@ class Schedule(View):
     """Why: `busy`, `exists`, `cancelled` or `over_quota`."""
     last_error: str | None = None
     """Why the next slot cannot fire. It is tried again every minute."""
+    topic: str | None = None
     ended_at: Instant | None = None
     end_reason: str | None = None
     upcoming: Sequence[Instant] | None = None
