@@ -43,6 +43,12 @@ _HEADERS = {
         "Nats-Msg-Id": "The body's id.",
         "traceparent": "The trace context of the command.",
         "tracestate": "The trace context of the command.",
+        "ce-specversion": "With TIMER_CLOUDEVENTS: 1.0, the version of CloudEvents.",
+        "ce-id": "With TIMER_CLOUDEVENTS: the body's id, percent-encoded.",
+        "ce-type": "With TIMER_CLOUDEVENTS: the body's type.",
+        "ce-source": "With TIMER_CLOUDEVENTS: timer-service/ and the tenant.",
+        "ce-time": "With TIMER_CLOUDEVENTS: the body's timestampMs, as ISO 8601.",
+        "ce-datacontenttype": "With TIMER_CLOUDEVENTS: application/json.",
     },
     Kind.DEAD_LETTER: {
         "Timer-Error-Code": "The error code.",
