@@ -23,6 +23,8 @@ _STREAMS = {
     Kind.DEAD_LETTER: {"stream": "TIMER_DLQ", "max_age": "30d", "allow_atomic": True},
 }
 _ALL_STREAMS = {"retention": "limits", "storage": "file", "discard": "new", "duplicate_window": "2m"}
+_ANY_MESSAGE = {Kind.EVENT: ">"}
+"""The end of the subjects of a stream. Events can have a topic behind the message."""
 _CONSUMER = {
     "stream": "TIMER_CMD",
     "durable_name": "timer-service",
@@ -41,6 +43,12 @@ _HEADERS = {
         "Nats-Msg-Id": "The body's id.",
         "traceparent": "The trace context of the command.",
         "tracestate": "The trace context of the command.",
+        "ce-specversion": "With TIMER_CLOUDEVENTS: 1.0, the version of CloudEvents.",
+        "ce-id": "With TIMER_CLOUDEVENTS: the body's id, percent-encoded.",
+        "ce-type": "With TIMER_CLOUDEVENTS: the body's type.",
+        "ce-source": "With TIMER_CLOUDEVENTS: timer-service/ and the tenant.",
+        "ce-time": "With TIMER_CLOUDEVENTS: the body's timestampMs, as ISO 8601.",
+        "ce-datacontenttype": "With TIMER_CLOUDEVENTS: application/json.",
     },
     Kind.DEAD_LETTER: {
         "Timer-Error-Code": "The error code.",
@@ -84,13 +92,19 @@ def document(
         },
         "x-jetstream": {
             "streams": [
-                {**own, **_ALL_STREAMS, "subjects": [f"timer.{kind}.v1.*.*"]} for kind, own in _STREAMS.items()
+                {**own, **_ALL_STREAMS, "subjects": [f"timer.{kind}.v1.*.{_ANY_MESSAGE.get(kind, '*')}"]}
+                for kind, own in _STREAMS.items()
             ],
             "consumer": _CONSUMER,
         },
         "channels": {
             **{f"command-{kebab(each.type)}": _channel(Kind.COMMAND, each.type) for each in commands},
             **{f"event-{kebab(each.type)}": _channel(Kind.EVENT, each.type) for each in events},
+            **{
+                f"event-{kebab(each.type)}-topic": _channel(Kind.EVENT, each.type, f"{kebab(each.type)}.{{topic}}")
+                for each in events
+                if each.has_topic
+            },
             **{f"query-{each.name}": _channel(Kind.QUERY, each.request.__name__, each.name) for each in queries},
             **{f"request-{each.name}": _channel(Kind.REQUEST, each.request.__name__, each.name) for each in requests},
             **{f"answer-{each.name}": _inbox(f"{each.request.__name__}Answer") for each in (*queries, *requests)},
@@ -100,6 +114,11 @@ def document(
         "operations": {
             **{f"handle-{kebab(each.type)}": _handle(each.type) for each in commands},
             **{f"publish-{kebab(each.type)}": _send(f"event-{kebab(each.type)}") for each in events},
+            **{
+                f"publish-{kebab(each.type)}-topic": _send(f"event-{kebab(each.type)}-topic")
+                for each in events
+                if each.has_topic
+            },
             **{f"answer-{each.name}": _answer("query", each.name) for each in queries},
             **{f"answer-{each.name}": _answer("request", each.name) for each in requests},
             "publish-dead-letter": _send("dead-letter"),
@@ -108,6 +127,10 @@ def document(
             "parameters": {
                 "tenant": {"description": "The tenantId of the body: 1 to 64 letters, digits, dashes or underscores."},
                 "message": {"description": "The last token of the rejected command's subject."},
+                "topic": {
+                    "description": "The topic of the timer or schedule: 1 to 64 lower-case letters, digits, dashes or "
+                    "underscores. The first one is a letter or digit."
+                },
             },
             "messages": {
                 **{each.type: _message(Kind.COMMAND, each.type, kebab(each.type), each) for each in commands},
@@ -149,7 +172,7 @@ def _ref(*path: str) -> dict[str, str]:
 
 
 def _channel(kind: Kind, message: str, last: str = "") -> dict[str, Any]:
-    parameters = ["tenant", "message"] if last == "{message}" else ["tenant"]
+    parameters = ["tenant", *(name for name in ("message", "topic") if f"{{{name}}}" in last)]
     kept = {"x-jetstream": {"stream": _STREAMS[kind]["stream"]}} if kind in _STREAMS else {}
     return {
         "address": f"timer.{kind}.v1.{{tenant}}.{last or kebab(message)}",

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, create_model
 from timer_service.app.slices import QUERIES, SLICES
 from timer_service.core.intake.rejection import CommandRejected, FieldFault
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Envelope, Identifier, Payload, kebab
+from timer_service.core.values.message import Envelope, Identifier, Payload, Topic, kebab
 
 CONTRACTS = Path(__file__).parent
 SCHEMAS = CONTRACTS / "schemas"
@@ -106,7 +106,8 @@ def _tenant_optional(document: dict[str, Any], payload: type[Payload]) -> dict[s
 
 
 def _event(payload: type[Payload]) -> dict[str, Any]:
-    return {**_command(payload), "id": (Identifier, ...), "timestamp_ms": (int, ...)}
+    about: dict[str, Any] = {"topic": (Topic | None, None)} if payload.has_topic else {}
+    return {**_command(payload), "id": (Identifier, ...), "timestamp_ms": (int, ...), **about}
 
 
 def _message(payload: type[Payload], fields: dict[str, Any]) -> dict[str, Any]:

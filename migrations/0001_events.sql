@@ -8,6 +8,7 @@ CREATE TABLE outbox (
     tenant_id TEXT COLLATE BINARY NOT NULL,
     event_id TEXT COLLATE BINARY NOT NULL,
     message TEXT NOT NULL,
+    topic TEXT,
     body TEXT,  -- NULL: it is in long_texts
     large_body INTEGER CHECK (large_body > 1000),  -- how many characters it has there
     traceparent TEXT,

@@ -2,10 +2,11 @@
 CREATE TABLE timer_schedules (
     tenant_id TEXT COLLATE BINARY NOT NULL,
     service_call_id TEXT COLLATE BINARY NOT NULL,
-    state TEXT NOT NULL,
+    state TEXT COLLATE BINARY NOT NULL,
     due_at BIGINT NOT NULL,
     data TEXT,  -- NULL, too, if it is in long_texts
     large_data INTEGER CHECK (large_data > 1000),  -- how many characters it has there
+    topic TEXT COLLATE BINARY,
     correlation_id TEXT,
     causation_id TEXT,
     traceparent TEXT,
@@ -59,6 +60,9 @@ CREATE INDEX timer_schedules_reached ON timer_schedules (tenant_id, due_at, serv
 CREATE INDEX timer_schedules_expired ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Expired';
 CREATE INDEX timer_schedules_cancelled ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Cancelled';
 CREATE INDEX timer_schedules_failed ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Failed';
+
+-- Used by `page` for the timers with a topic.
+CREATE INDEX timer_schedules_topic ON timer_schedules (tenant_id, topic, state, due_at, service_call_id) WHERE topic IS NOT NULL;
 
 -- Used by `delete_settled`.
 CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(reached_at, cancelled_at, expired_at))

@@ -15,6 +15,7 @@ CREATE TABLE schedules (
     late_by_ms BIGINT CHECK (late_by_ms > 0),
     catch_up_limit INTEGER CHECK (catch_up_limit > 0),
     start TEXT CHECK (start IS NULL OR status <> 'deleted'),  -- JSON: the workflow that each slot starts, without the input: `data`
+    topic TEXT COLLATE BINARY CHECK (topic IS NULL OR start IS NULL),
     data TEXT,
     data_size INTEGER NOT NULL,  -- the number of characters of `data`, which a pass does not read
     after_at BIGINT NOT NULL,  -- the cursor: each slot up to this instant has been fired or skipped
@@ -53,7 +54,7 @@ CREATE TABLE schedules (
     CHECK ((status = 'ended') = (end_reason IS NOT NULL)),
     -- A schedule has one recurrence, and a tombstone has none.
     CHECK (CASE status
-        WHEN 'deleted' THEN cron IS NULL AND every_ms IS NULL AND data IS NULL
+        WHEN 'deleted' THEN cron IS NULL AND every_ms IS NULL AND data IS NULL AND topic IS NULL
         ELSE (cron IS NULL) <> (every_ms IS NULL) AND zone IS NOT NULL AND jitter_ms IS NOT NULL
             AND catch_up IS NOT NULL AND late_by_ms IS NOT NULL AND catch_up_limit IS NOT NULL
     END),
@@ -76,6 +77,9 @@ CREATE INDEX schedules_due ON schedules (tenant_id, available_at, schedule_id) W
 
 -- Used by `page` and `count_live`.
 CREATE INDEX schedules_by_status ON schedules (tenant_id, status, schedule_id);
+
+-- Used by `page` for the schedules with a topic.
+CREATE INDEX schedules_by_topic ON schedules (tenant_id, topic, status, schedule_id) WHERE topic IS NOT NULL;
 
 -- Used by the gauge that counts schedules whose next slot cannot be computed.
 CREATE INDEX schedules_failing ON schedules (tenant_id, schedule_id) WHERE last_error IS NOT NULL;
@@ -103,6 +107,7 @@ CREATE TABLE schedule_backfills (
     end_at BIGINT,
     jitter_ms BIGINT NOT NULL CHECK (jitter_ms >= 0),
     start TEXT,  -- as in `schedules`
+    topic TEXT CHECK (topic IS NULL OR start IS NULL),
     data TEXT,
     data_size INTEGER NOT NULL,  -- the number of characters of `data`, which a pass reads only if slots fire
     available_at BIGINT NOT NULL,

@@ -19,7 +19,7 @@ _NODES = 3
 _DAY_SECONDS = 86_400
 _STREAMS: Mapping[str, str] = {
     "TIMER_CMD": "timer.cmd.v1.*.*",
-    "TIMER_EVT": "timer.evt.v1.*.*",
+    "TIMER_EVT": "timer.evt.v1.*.>",
     "TIMER_DLQ": "timer.dlq.v1.*.*",
 }
 """The subjects of each stream of the service."""

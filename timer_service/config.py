@@ -95,6 +95,7 @@ class Config(BaseSettings):
     manage_streams: bool = True
     commands_from: Annotated[Literal["start", "now"], InLowerCase] = "start"
     commands_overlap: Milliseconds = timedelta(milliseconds=60000)
+    cloudevents: bool = False
     signals_enabled: bool = True
     runs_enabled: bool = True
     schedules_enabled: bool = True

@@ -167,15 +167,22 @@ async def test_watch(client: TimerClient) -> None:
     first, any_first = asyncio.ensure_future(anext(mine)), asyncio.ensure_future(anext(all_of_them))
     await client.count("acme")  # the subscriptions were sent before it on this connection
     await client.schedule("other", "call-1", PAST)
-    await client.schedule("acme", "call-1", PAST, data=7)
+    await client.schedule("acme", "call-1", PAST, data=7, topic="unpaid")
     async with asyncio.timeout(5):
         assert (await any_first)["tenantId"] == "other"
         events = [await first]
         await client.schedule("acme", "call-2", PAST, late_by=timedelta(seconds=1))
         events.append(await anext(mine))
+        await client.schedule("acme", "call-3", PAST, late_by=timedelta(seconds=1), topic="late")
+        events.append(await anext(mine))
         await client.cancel_prefix("acme", "call")
         events.append(await anext(mine))
-    assert [each["type"] for each in events] == ["DueTimeReached", "TimerExpired", "TimersCancelled"]
+    assert [(each["type"], each.get("topic")) for each in events] == [
+        ("DueTimeReached", "unpaid"),
+        ("TimerExpired", None),
+        ("TimerExpired", "late"),
+        ("TimersCancelled", None),
+    ]
     assert events[0]["payload"]["data"] == 7
 
 

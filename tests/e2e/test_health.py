@@ -40,7 +40,7 @@ async def test_missing_event_stream_is_created(user: User, service: Service) -> 
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not lines(service, "a stream was created again; messages that only the old one had are lost"):
             await asyncio.sleep(0.02)
-    assert (await user.js.stream_info("TIMER_EVT")).config.subjects == ["timer.evt.v1.*.*"]
+    assert (await user.js.stream_info("TIMER_EVT")).config.subjects == ["timer.evt.v1.*.>"]
     await service.until_page("/readyz", 200)
 
 

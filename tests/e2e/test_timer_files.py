@@ -28,13 +28,20 @@ def timer(number: int, **fields: Any) -> dict[str, Any]:
 
 @ON_SQLITE
 async def test_export_and_import(cli: Cli, service: Service, broker: NatsServer) -> None:
-    """An import of what another tenant exported makes the same timers: data, expiry and correlation id too."""
+    """An import of what another tenant exported makes the same timers: data, expiry, topic and correlation id too."""
     async with TimerClient.connect(broker.url) as client:
         await client.schedule_many(
             [
                 NewTimer("acme", "plain", LATER),
                 NewTimer("acme", "null", LATER + timedelta(milliseconds=1), data=None),
-                NewTimer("acme", "full", LATER + timedelta(days=1), {"a": [1, 2.5, "ü"]}, correlation_id="order-7"),
+                NewTimer(
+                    "acme",
+                    "full",
+                    LATER + timedelta(days=1),
+                    {"a": [1, 2.5, "ü"]},
+                    topic="unpaid",
+                    correlation_id="order-7",
+                ),
                 NewTimer("acme", "late", LATER + timedelta(days=2), late_by=timedelta(hours=1)),
                 *(NewTimer("acme", f"bulk-{number:04}", LATER + timedelta(days=3)) for number in range(1_100)),
             ]
@@ -48,6 +55,7 @@ async def test_export_and_import(cli: Cli, service: Service, broker: NatsServer)
         {
             "serviceCallId": "full",
             "dueAt": "2100-01-02T09:30:00.000Z",
+            "topic": "unpaid",
             "data": {"a": [1, 2.5, "ü"]},
             "correlationId": "order-7",
         },
@@ -69,7 +77,7 @@ async def test_nothing_is_sent_if_a_line_is_wrong(cli: Cli, user: User, service:
         timer(2, dueAt="tomorrow"),
         {"dueAt": "2100-01-01T09:30:00Z", "colour": "red"},
         timer(4, dueIn="PT1H"),
-        timer(5, expiresAt="2020-01-01T00:00:00Z", correlationId=""),
+        timer(5, expiresAt="2020-01-01T00:00:00Z", correlationId="", topic="Unpaid"),
         [1],
         timer(7, data="x" * 70_000),
         timer(8, tenantId="globex"),
@@ -86,6 +94,7 @@ async def test_nothing_is_sent_if_a_line_is_wrong(cli: Cli, user: User, service:
         "timers.jsonl:4: dueIn cannot be used here: a second import would move the timer. Give dueAt",
         "timers.jsonl:5: expiresAt must be after dueAt",
         "timers.jsonl:5: correlationId must be 1 to 200 characters without control characters",
+        "timers.jsonl:5: topic must be 1 to 64 lower-case letters",
         "timers.jsonl:6: (line) must be an object, such as {",
         "timers.jsonl:7: data ",
         "timers.jsonl:8: tenantId must be 'acme'",

@@ -65,7 +65,7 @@ async def test_hints_between_roles(user: User, broker: NatsServer, fleet: Fleet)
         polling = asyncio.create_task(RawWorker(user.connection, slots=1).poll(wait_ms=10_000))
         await fleet.instances[0].until_metric("timer_polls_held", at_least=1)
         async with TimerClient.connect(broker.url) as client:
-            start = WorkflowStart(workflow_type="order")
+            start: WorkflowStart[Any] = WorkflowStart(workflow_type="order")
             await client.schedules.put("acme", "daily", every=timedelta(seconds=1), max_count=1, start=start)
         began = time.monotonic()
         assert len(await polling) == 1

@@ -84,12 +84,14 @@ class Peer:
         except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
             return None
 
-    async def schedule(self, tenant: str, call: str, due_at: str = LONG_AGO) -> Any:
+    async def schedule(self, tenant: str, call: str, due_at: str = LONG_AGO, **fields: str) -> Any:
         """Schedule a timer and return the outcome that arrives in an inbox of this peer."""
         inbox = self.connection.new_inbox()
         (replies,) = await self.subscribe(inbox)
         await self.connection.jetstream().publish(
-            f"timer.cmd.v1.{tenant}.schedule-timer", command(tenant, call, due_at), headers={"Timer-Reply-To": inbox}
+            f"timer.cmd.v1.{tenant}.schedule-timer",
+            command(tenant, call, due_at, **fields),
+            headers={"Timer-Reply-To": inbox},
         )
         outcome = json.loads((await replies.next_msg(PATIENCE_SECONDS)).data)
         await replies.unsubscribe()
@@ -124,8 +126,8 @@ class Operator(Peer):
         return info.num_ack_pending or 0
 
 
-def command(tenant: str, call: str, due_at: str = LONG_AGO) -> bytes:
-    return body("ScheduleTimer", tenant, {"tenantId": tenant, "serviceCallId": call, "dueAt": due_at})
+def command(tenant: str, call: str, due_at: str = LONG_AGO, **fields: str) -> bytes:
+    return body("ScheduleTimer", tenant, {"tenantId": tenant, "serviceCallId": call, "dueAt": due_at, **fields})
 
 
 def password_of(user: str) -> str:

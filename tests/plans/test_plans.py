@@ -58,14 +58,20 @@ STATES = {"scheduled": "available_at IS NOT NULL"} | {
 }
 ENDED = "status = 'completed' AND ended_at IS NOT NULL AND type IS NOT NULL"
 VARIANTS = {
-    "timers/store page": {name: {"where": where} for name, where in STATES.items()},
+    "timers/store page": {
+        **{name: {"where": where} for name, where in STATES.items()},
+        "of a topic": {"where": "topic = :topic AND state = 'Scheduled'"},
+    },
     "timers/store count": {name: {"where": where} for name, where in STATES.items()},
     "signals/store page": {
         "all": {"where": "TRUE"},
         "of a status": {"where": "trigger_kind <> '' AND status = 'active'"},
         "of an item": {"where": "work_item_id = :work_item_id AND status = 'active'"},
     },
-    "schedules/store page": {"active": {"status": "active"}},
+    "schedules/store page": {
+        "active": {"where": "status = 'active'"},
+        "of a topic": {"where": "topic = :topic AND status = 'active'"},
+    },
     "runs/loader find_jobs": {
         "one": {"each": "/* each of many */", "which": "AND job_name = :job_name"},
         "all": {"each": "", "which": "ORDER BY job_name"},

@@ -5,7 +5,7 @@ import pytest
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
-from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core.due.lease import Lease
 from timer_service.core.due.row_counts import RowCounts, overdue_sql
 from timer_service.core.events import outbox
@@ -63,6 +63,20 @@ async def test_event_is_published_and_its_row_deleted(
         "payload": {"é": [1, None]},
     }
     assert (metrics.settled_in, metrics.lateness) == ({("outbox", "fired"): 1}, [0.25])
+
+
+async def test_topic_of_an_event(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay
+) -> None:
+    """The topic of an event is in its address and in its body, also if it was refused before."""
+    await add(store, make_event(1)._replace(topic="report"), make_event(2))
+    memory_broker.refuses = lambda message: message.id == "event-1"
+    await relay.tick(clock.now())
+    memory_broker.refuses = never
+    clock.advance(minutes=5)
+    await relay.tick(clock.now())
+    published = [(each.id, each.address.topic, json.loads(each.body).get("topic")) for each in memory_broker.events]
+    assert published == [("event-2", None, None), ("event-1", "report", "report")]
 
 
 async def test_event_is_added_once(store: Database) -> None:

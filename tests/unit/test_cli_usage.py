@@ -43,6 +43,8 @@ USAGE = {
     "schedules put acme daily --every 1d --zone UTC": "--zone needs --cron: --every is elapsed time",
     "schedules put acme daily --every 1d --input 1": "--input, --queue, --deadline-in and --concurrency-key need",
     "schedules put acme daily --every 1d --start order --data 1": "--data cannot be combined with --start: use --input",
+    "schedules put acme daily --every 1d --start order --topic a": "--topic cannot be combined with --start",
+    "timers schedule acme call-1 --in 5s --topic A": "Invalid value for '--topic': 'A' must be 1 to 64 lower-case",
     "schedules put acme daily --every P1M": "Invalid value for '--every': 'P1M' must be a duration, such as 500ms",
     "schedules put acme daily --every 1.0005s": "Invalid value for '--every': '1.0005s' must be whole milliseconds",
     "schedules put acme daily --every 1h1h": "Invalid value for '--every': '1h1h' must be a duration, such as 500ms",

@@ -79,6 +79,7 @@ VALID: dict[str, Any] = {
     "letter": LETTER,
     "correlation_id": "order-7",
     "reason": "not paid",
+    "topic": "unpaid",
     **dict.fromkeys(
         (
             "due_at",
@@ -234,9 +235,10 @@ async def test_each_argument_is_sent() -> None:
     ],
 )
 async def test_a_watch_of_all_events(slice_: Slice, watch: tuple[str, str]) -> None:
-    """It asks for each type of event that the slice publishes."""
+    """It asks for each type of event that the slice publishes, with a topic or without one."""
     names, _ = await sent(*watch, {})
-    assert set(names) == {"*", *(kebab(each.type) for each in slice_.events)}
+    with_topic = {f"{kebab(each.type)}.*" for each in slice_.events if each.has_topic}
+    assert set(names) == {"*", *(kebab(each.type) for each in slice_.events), *with_topic}
 
 
 def raise_first(results: Any) -> None:
@@ -275,6 +277,9 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "due_at or due_in must be given, and not both": (("", "schedule"), {"due_at": None}),
     "due_at or due_in must": (("", "schedule"), {"due_in": HOUR}),
     "late_by must lie between 0 and 366 days": (("", "schedule"), {"late_by": timedelta(367)}),
+    "topic must be 1 to 64": (("", "schedule"), {"topic": "Unpaid"}),
+    "topic must be 1 to 64 ": (("", "schedule"), {"topic": "unpaid\n"}),
+    "topic must be 1 to 64 lower-case": (("schedules", "list"), {"topic": "a.b"}),
     "late_by must lie": (("", "schedule"), {"late_by": -HOUR}),
     "timeout_seconds must be a number": (("", "get"), {"timeout_seconds": float("nan")}),
     "timeout_seconds must be a number ": (("", "get"), {"timeout_seconds": True}),

@@ -143,9 +143,11 @@ def test_exposed_connection() -> None:
 
 def test_permissions() -> None:
     """Subjects that are not permitted are named. A denial wins. A login with all rights is a warning."""
-    wanted = (["timer.evt.v1.*.*", "$JS.ACK.TIMER_CMD.timer-service.>"], ["timer.qry.v1.*.*"])
+    wanted = (["timer.evt.v1.*.>", "$JS.ACK.TIMER_CMD.timer-service.>"], ["timer.qry.v1.*.*"])
     assert [each.status for each in check_permissions(None, *wanted)] == [NOTE]
     assert [each.status for each in check_permissions({"data": {}}, *wanted)] == [OK]
+    old = {"publish": {"allow": ["timer.evt.v1.*.*", "$JS.>"]}, "subscribe": {}}
+    assert "publish timer.evt.v1.*.>" in next(iter(check_permissions({"data": {"permissions": old}}, *wanted))).message
     rules = {"publish": {"allow": ["timer.evt.>"]}, "subscribe": {"allow": [">"], "deny": ["timer.qry.v1.*.*"]}}
     publish, subscribe = check_permissions({"data": {"permissions": rules}}, *wanted)
     assert (publish.status, publish.message) == (FAIL, "may not publish $JS.ACK.TIMER_CMD.timer-service.>")

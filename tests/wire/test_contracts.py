@@ -46,6 +46,7 @@ from timer_service.core.values.message import (
     Payload,
     Position,
     TenantPayload,
+    Topic,
     kebab,
 )
 from timer_service.core.values.raw_command import Headers, RawCommand
@@ -98,6 +99,8 @@ def read(model: type[Payload], body: bytes) -> None:
         return
     if envelope.type != model.type or envelope.id is None or envelope.timestamp_ms is None:
         raise Rejection(Code.INVALID_ENVELOPE, "not the envelope of this event")
+    if model.has_topic:
+        TypeAdapter(Topic).validate_python(json.loads(body).get("topic", "none"))
     model.model_validate(envelope.payload, by_alias=True, by_name=False)
 
 
@@ -139,6 +142,10 @@ def test_the_asyncapi_document_stands_alone() -> None:
     served = {
         *(f"timer.cmd.v1.{{tenant}}.{each}" for each in commands),
         *(f"timer.evt.v1.{{tenant}}.{each}" for each in MESSAGES if each not in commands),
+        *(
+            f"timer.evt.v1.{{tenant}}.{each}.{{topic}}"
+            for each in ("due-time-reached", "timer-expired", "schedule-fired")
+        ),
         *(f"timer.qry.v1.{{tenant}}.{route.name}" for route in QUERIES),
         *(f"timer.wrk.v1.{{tenant}}.{route.name}" for route in GENERATED["REQUESTS"]),
         "timer.dlq.v1.{tenant}.{message}",

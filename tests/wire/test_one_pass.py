@@ -25,13 +25,14 @@ ODD = (
     *('{"a":1,"a":2}', "[" * 250 + "]" * 250),
 )
 TEXTS = (
+    *("a-_0", "a" * 64, "a" * 65, "-a", "a\n", "a.b", "é"),
     *("acme", "other", "", "call-1", "ScheduleTimer", "CancelTimer", "PT5M", "P1M", "2026-11-21T10:00:00+01:00"),
     *("2026-11-21T10:00:00Z", "2026-11-21T10:00:00.123Z", "2026-11-21T10:00:00.1234Z", "2026-02-30T10:00:00Z"),
     *("0000-01-01T00:00:00Z", "1969-12-31T23:59:59.999Z", "9999-12-31T23:59:59.999Z", "2026-11-21 10:00:00Z"),
 )
 VALUES = st.sampled_from((*NUMBERS, *ODD, *map(json.dumps, TEXTS)))
 FIELDS = (
-    *("tenantId", "serviceCallId", "dueAt", "dueIn", "expiresAt", "lateBy", "data"),
+    *("tenantId", "serviceCallId", "dueAt", "dueIn", "expiresAt", "lateBy", "topic", "data"),
     *("service_call_id", "prefix", "x"),
 )
 ENVELOPE = ("id", "correlationId", "causationId", "timestampMs", "tenant_id", "x")
@@ -50,7 +51,7 @@ def plain(payload: CommandPayload) -> PlainTimer:
     assert isinstance(payload, ScheduleTimer)
     assert payload.expires_at is payload.late_by is None
     data = dump_data(payload.data) if "data" in payload.model_fields_set else None
-    return PlainTimer(payload.tenant_id, payload.service_call_id, payload.due_at, payload.due_in, data)
+    return PlainTimer(payload.tenant_id, payload.service_call_id, payload.due_at, payload.due_in, data, payload.topic)
 
 
 def write(fields: list[tuple[str, str]]) -> str:

@@ -88,6 +88,7 @@ class App:
             audit=audit,
             offer=self._offer,
             publish=None if tracing is None else tracing.trace_events(broker.publish),
+            cloudevents=config.cloudevents,
             on_done=None if tracing is None else tracing.trace_commands,
             on_rejected=self._rejections.add,
         )

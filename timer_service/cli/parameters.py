@@ -12,7 +12,7 @@ import typer
 
 from timer_service.core.values.duration import LONGEST, parse_duration
 from timer_service.core.values.instant import parse_instant
-from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
+from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN, TOPIC_PATTERN
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
@@ -37,6 +37,14 @@ def read_identifier(text: str) -> str:
     """Return an identifier of a timer, signal, work item, schedule, run, job, group or event."""
     if not re.fullmatch(IDENTIFIER_PATTERN, text):
         raise typer.BadParameter(f"{text!r} must be 1 to 200 characters without control characters.")
+    return text
+
+
+def read_topic(text: str) -> str:
+    """Return a topic of a timer or schedule."""
+    if not re.fullmatch(TOPIC_PATTERN, text):
+        must = "1 to 64 lower-case letters, digits, dashes or underscores, and begin with a letter or digit"
+        raise typer.BadParameter(f"{text!r} must be {must}.")
     return text
 
 
@@ -133,6 +141,11 @@ def option(metavar: str, text: str, *names: str, parser: Callable[[str], Any] | 
 def identifier_option(metavar: str, text: str, *names: str) -> Any:
     """Return the type of an option that is an identifier."""
     return option(metavar, text, *names, parser=read_identifier)
+
+
+def topic(text: str) -> Any:
+    """Return the type of an option that is a topic."""
+    return option("TOPIC", text, parser=read_topic)
 
 
 def instant(text: str, *names: str, wanted: Any = str | None) -> Any:

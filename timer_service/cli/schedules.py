@@ -135,6 +135,8 @@ def _check_put(**given: Any) -> None:
     _check_recurrence(**given)
     if given["workflow_type"] is not None and given["data"] is not None:
         raise typer.BadParameter("--data cannot be combined with --start: use --input.")
+    if given["workflow_type"] is not None and given["topic"] is not None:
+        raise typer.BadParameter("--topic cannot be combined with --start: a slot that starts a workflow has no event.")
     if given["workflow_type"] is None and any(given[name] is not None for name in START):
         raise typer.BadParameter("--input, --queue, --deadline-in and --concurrency-key need --start.")
 
@@ -174,6 +176,7 @@ SCHEDULES.command(
         ),
         "late_by": parameters.duration("Slots that are at most so late fire. Default: 1m."),
         "catch_up_limit": parameters.number("Fire at most the newest N late slots. Default: 100."),
+        "topic": parameters.topic("The last token of the events' subject. Default: no topic."),
         "data": parameters.json_option("JSON that the events return. Default: no data."),
         **START,
     },
@@ -219,7 +222,10 @@ SCHEDULES.get(
 SCHEDULES.list(
     LIST,
     "List schedules in order of their names.",
-    {"status": parameters.choice(ScheduleStatus, "Only schedules in this status.")},
+    {
+        "status": parameters.choice(ScheduleStatus, "Only schedules in this status."),
+        "topic": parameters.topic("Only schedules with this topic."),
+    },
 )
 add_command(
     app,

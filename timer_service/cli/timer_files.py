@@ -37,7 +37,7 @@ _TIMEOUT_SECONDS = 120
 """For a batch. A busy broker that syncs each command stores a few hundred per second."""
 _STORED = {"scheduled", "rescheduled", "updated", "unchanged", "ignored_reached"}
 """The outcomes after which a line needs nothing more. The timer of `ignored_reached` has fired already."""
-_EXPORTED = ("serviceCallId", "dueAt", "expiresAt", "data", "correlationId")
+_EXPORTED = ("serviceCallId", "dueAt", "expiresAt", "topic", "data", "correlationId")
 _EXAMPLE = '{"serviceCallId": "call-1", "dueAt": "2030-01-01T08:00:00Z"}'
 
 
@@ -178,6 +178,7 @@ def _read_line(tenant: str, line: bytes) -> NewTimer:
         expires_at=None if read.expires_at is None else to_datetime(read.expires_at),
         late_by=None if read.late_by is None else timedelta(milliseconds=read.late_by),
         correlation_id=read.correlation_id,
+        topic=read.topic,
         **({"data": fields["data"]} if "data" in fields else {}),
     )
 

@@ -69,13 +69,14 @@ async def _cancel(client: TimerClient, **given: Any) -> Outcome:
 
 TIMERS.command(
     "schedule",
-    "Schedule a timer, or change its due time and data.",
+    "Schedule a timer, or change its due time, topic and data.",
     {
         "call": CALL,
         "due_at": parameters.instant("Due time: ISO 8601 with an offset.", "--at"),
         "due_in": parameters.duration(f"Due after: {parameters.DURATION_FORMS}.", "--in"),
         "expires_at": parameters.instant("If it fires then or later, it expires (needs --at)."),
         "late_by": parameters.duration("If it fires that long after it is due, it expires."),
+        "topic": parameters.topic("The last token of the event's subject. Default: no topic."),
         "data": parameters.json_option("JSON that the event returns. Default: no data."),
     },
     check=_check_times,
@@ -97,6 +98,7 @@ TIMERS.list(
     "List timers in order of due time.",
     {
         "state": parameters.choice(TimerState, "Only timers in this state."),
+        "topic": parameters.topic("Only timers with this topic."),
         "dueBefore": parameters.instant("Only timers due before: ISO 8601 with an offset.", "--due-before"),
         "dueAfter": parameters.instant("Only timers due then or later: ISO 8601 with an offset.", "--due-after"),
     },

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from timer_service.client.convert import to_json
 from timer_service.core.values.duration import LONGEST, format_duration
 from timer_service.core.values.instant import parse_instant
-from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
+from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN, TOPIC_PATTERN
 
 _T = TypeVar("_T")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -35,6 +35,12 @@ def check_identifier(argument: str, name: object) -> str:
     """Return a valid id of a timer, signal, work item, schedule, run or job."""
     must = "1 to 200 characters, without control characters and surrogates"
     return _match(argument, name, IDENTIFIER_PATTERN, must)
+
+
+def check_topic(argument: str, topic: object) -> str:
+    """Return a valid topic of a timer or schedule."""
+    must = "1 to 64 lower-case letters, digits, dashes or underscores, and begin with a letter or digit"
+    return _match(argument, topic, TOPIC_PATTERN, must)
 
 
 def check_status(argument: str, status: object) -> str:

@@ -181,7 +181,8 @@ class Connection:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Iterate over the events that the service publishes from now on. `tenant` is a tenant or `*` for all.
 
-        `messages` are the types of the events in kebab case. `about` has the fields that their payloads must have.
+        `messages` are the types of the events in kebab case, or those of `with_topics` if they can have a topic.
+        `about` has the fields that their payloads must have.
 
         Raises `NoAnswerError` when the connection is lost, or when they are read too slowly, because events may be
         missing after that.
@@ -250,6 +251,11 @@ async def open_connection(
     finally:
         await connection.end_calls()
         await client.close()
+
+
+def with_topics(*messages: str) -> Sequence[str]:
+    """Return types of events in kebab case, for events without a topic and with one: no wildcard matches both."""
+    return [form for message in messages for form in (message, f"{message}.*")]
 
 
 def _read_event(body: bytes) -> dict[str, Any] | None:

@@ -41,6 +41,7 @@ class NewTimer(NamedTuple):
     expires_at: datetime | None = None
     late_by: timedelta | None = None
     correlation_id: str | None = None
+    topic: str | None = None
 
 
 class Timer(View, wire={"call": "serviceCallId"}):
@@ -56,6 +57,7 @@ class Timer(View, wire={"call": "serviceCallId"}):
     reached_at: datetime | None = None
     expired_at: datetime | None = None
     last_error: str | None = None
+    topic: str | None = None
     correlation_id: str | None = None
     data: Any = None
 
@@ -232,6 +234,7 @@ class Schedule(View, wire={"name": "scheduleId"}):
     """Why."""
     last_error: str | None = None
     """Why the next slot cannot fire. It is tried again every minute."""
+    topic: str | None = None
     ended_at: datetime | None = None
     end_reason: Open[EndReason] | None = None
     upcoming: Sequence[datetime] | None = None

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 from timer_service.client.checks import (
     check_choice,
     check_text,
+    check_topic,
     check_whole,
     check_zone,
     given,
@@ -16,6 +17,7 @@ from timer_service.client.checks import (
     wire_duration,
     wire_instant,
 )
+from timer_service.client.connection import with_topics
 from timer_service.client.models import UNSET, Outcome, Schedule
 from timer_service.client.names import CatchUpPolicy, ScheduleStatus
 from timer_service.client.resource import Resource
@@ -53,6 +55,7 @@ class Schedules(Resource):
         catch_up: CatchUpPolicy | None = None,
         late_by: timedelta | None = None,
         catch_up_limit: int | None = None,
+        topic: str | None = None,
         data: Any = UNSET,
         start: WorkflowStart[Any] | None = None,
         timeout_seconds: float = 10,
@@ -61,8 +64,8 @@ class Schedules(Resource):
 
         Its slots are those of `cron` in `zone` (default: UTC), or are `every` apart (whole milliseconds), from
         `start_at` (inclusive) to `end_at` (exclusive). It ends after `max_count` slots. `catch_up` is a
-        `CatchUpPolicy`, and docs/schedules.md has the defaults. The events carry `data`, any JSON value. With `start`,
-        each slot starts a workflow instead.
+        `CatchUpPolicy`, and docs/schedules.md has the defaults. The events carry `data`, any JSON value. `topic` is the
+        last token of their subject. With `start`, each slot starts a workflow instead.
         """
         late = given(
             policy=optional(check_choice, "catch_up", catch_up, CatchUpPolicy),
@@ -74,6 +77,7 @@ class Schedules(Resource):
             "maxCount": optional(check_whole, "max_count", max_count),
             "jitter": optional(wire_duration, "jitter", jitter),
             "catchUp": late or None,
+            "topic": optional(check_topic, "topic", topic),
             "start": None if start is None else wire_start(start),
         }
         return await self._send("PutSchedule", tenant, schedule, timeout_seconds, data, **fields)
@@ -128,11 +132,19 @@ class Schedules(Resource):
         return await self._find("get-schedule", Schedule, tenant, schedule, timeout_seconds, upcoming=number)
 
     def list(
-        self, tenant: str, *, status: ScheduleStatus | None = None, timeout_seconds: float = 10
+        self,
+        tenant: str,
+        *,
+        status: ScheduleStatus | None = None,
+        topic: str | None = None,
+        timeout_seconds: float = 10,
     ) -> AsyncIterator[Schedule]:
-        """Iterate over the schedules of a tenant in order of their ids. `status` filters them."""
-        wanted = optional(check_choice, "status", status, ScheduleStatus)
-        return self._list("list-schedules", "schedules", Schedule, tenant, timeout_seconds, status=wanted)
+        """Iterate over the schedules of a tenant in order of their ids. `status` and `topic` filter them."""
+        filters = {
+            "status": optional(check_choice, "status", status, ScheduleStatus),
+            "topic": optional(check_topic, "topic", topic),
+        }
+        return self._list("list-schedules", "schedules", Schedule, tenant, timeout_seconds, **filters)
 
     async def preview(
         self,
@@ -173,7 +185,7 @@ class Schedules(Resource):
         With `schedule`, only events of the schedules with this id. See `TimerClient.watch`.
         """
         about = {} if schedule is None else self._key(schedule)
-        names = ("schedule-fired", "schedule-skipped", "schedule-ended", "schedule-backfilled")
+        names = (*with_topics("schedule-fired"), "schedule-skipped", "schedule-ended", "schedule-backfilled")
         return self._connection.events(tenant, *names, about=about)
 
 

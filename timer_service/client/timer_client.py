@@ -13,6 +13,7 @@ from timer_service.client.checks import (
     check_query,
     check_seconds,
     check_text,
+    check_topic,
     check_type,
     given,
     optional,
@@ -20,7 +21,7 @@ from timer_service.client.checks import (
     wire_instant,
 )
 from timer_service.client.commands import Command, Ended
-from timer_service.client.connection import Connection, open_connection
+from timer_service.client.connection import Connection, open_connection, with_topics
 from timer_service.client.dead_letters import DeadLetters, Events
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, Timer
 from timer_service.client.names import TimerState
@@ -89,20 +90,21 @@ class TimerClient(Resource):
         due_in: timedelta | None = None,
         expires_at: datetime | None = None,
         late_by: timedelta | None = None,
+        topic: str | None = None,
         data: Any = UNSET,
         correlation_id: str | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
-        """Schedule a timer, or change its due time and data.
+        """Schedule a timer, or change its due time, topic and data.
 
         Give either `due_at`, which must have a timezone, or `due_in`, which counts from when the broker has stored the
         command. If the timer fires at `expires_at` or later, or `late_by` after its due time or later, it expires: its
-        event is `TimerExpired`. The event returns `data`, which is any JSON value, and `correlation_id`. A call without
-        one of them, or without an expiry, removes that of an earlier call. Raises `CommandError` if the service rejects
-        the command.
+        event is `TimerExpired`. The event returns `data`, which is any JSON value, and `correlation_id`. `topic` is the
+        last token of its subject, by which consumers choose events. A call without one of these, or without an expiry,
+        removes that of an earlier call. Raises `CommandError` if the service rejects the command.
         """
         check_seconds("timeout_seconds", timeout_seconds)
-        timer = NewTimer(tenant, call, due_at, data, due_in, expires_at, late_by, correlation_id)
+        timer = NewTimer(tenant, call, due_at, data, due_in, expires_at, late_by, correlation_id, topic)
         return await self._connection.send_command(self._schedule_command(timer), timeout_seconds)
 
     async def schedule_many(
@@ -155,17 +157,19 @@ class TimerClient(Resource):
         tenant: str,
         *,
         state: TimerState | None = None,
+        topic: str | None = None,
         due_before: datetime | None = None,
         due_after: datetime | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Timer]:
         """Iterate over the timers of a tenant in order of due time, page by page.
 
-        `due_after` is inclusive, `due_before` exclusive. `timeout_seconds` applies to each page.
-        Raises `QueryError` if the service cannot answer.
+        `topic`: only timers with it. `due_after` is inclusive, `due_before` exclusive. `timeout_seconds` applies to
+        each page. Raises `QueryError` if the service cannot answer.
         """
         filters = {
             "state": optional(check_choice, "state", state, TimerState),
+            "topic": optional(check_topic, "topic", topic),
             "dueBefore": optional(wire_instant, "due_before", due_before),
             "dueAfter": optional(wire_instant, "due_after", due_after),
         }
@@ -187,7 +191,7 @@ class TimerClient(Resource):
         Raises `NoAnswerError` when the connection is lost, or when more than 128 MiB of events wait to be read, because
         events may be missing after that. To miss no event, read the stream TIMER_EVT with a JetStream consumer instead.
         """
-        return self._connection.events(tenant, "due-time-reached", "timer-expired", "timers-cancelled")
+        return self._connection.events(tenant, *with_topics("due-time-reached", "timer-expired"), "timers-cancelled")
 
     def _schedule_command(self, timer: NewTimer) -> Command:
         if (timer.due_at is None) == (timer.due_in is None):
@@ -198,6 +202,7 @@ class TimerClient(Resource):
             expiresAt=optional(wire_instant, "expires_at", timer.expires_at),
             dueIn=optional(wire_duration, "due_in", timer.due_in),
             lateBy=optional(wire_duration, "late_by", timer.late_by),
+            topic=optional(check_topic, "topic", timer.topic),
         )
         correlation_id = optional(check_identifier, "correlation_id", timer.correlation_id)
         if timer.data is not UNSET:

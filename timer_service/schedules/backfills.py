@@ -53,6 +53,8 @@ class Backfill(NamedTuple):
     skipped_count: int = 0
     """How many slots started no workflow."""
     last_error: str | None = None
+    topic: str | None = None
+    """Of the events."""
     data: str | None = None
     """JSON: what the events carry, or the input of the workflows. None also if it was not read."""
     data_size: int = 0
@@ -108,6 +110,7 @@ def new_backfill(schedule: Schedule, command: Command, now: int) -> Backfill:
         slot_limit=payload.limit,
         after_at=payload.from_ - 1,
         available_at=now,
+        topic=definition.topic,
         data=definition.data,
         data_size=len(definition.data or ""),
     )

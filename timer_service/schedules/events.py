@@ -40,12 +40,19 @@ def ended_event(schedule: Schedule, now: int) -> Event:
 
 
 def event_of(
-    message_type: str, key: Key, about: tuple[object, ...], payload: RawJson, *, origin: Cause, at: int
+    message_type: str,
+    key: Key,
+    about: tuple[object, ...],
+    payload: RawJson,
+    *,
+    origin: Cause,
+    at: int,
+    topic: str | None = None,
 ) -> Event:
     """Return an event of a schedule. Its id follows from the key and from `about`."""
     event_id = hashlib.blake2b("\0".join((*key, *map(str, about))).encode(), digest_size=16).hexdigest()
     command_id, correlation_id, trace = origin
-    return Event(event_id, message_type, key.tenant_id, payload, at, correlation_id, command_id, trace)
+    return Event(event_id, message_type, key.tenant_id, payload, at, correlation_id, command_id, trace, topic)
 
 
 def names(key: Key) -> dict[str, str]:

@@ -40,6 +40,8 @@ class Firing(NamedTuple):
     origin: Cause
     start: WorkflowSpec | None
     """The workflow that each slot starts."""
+    topic: str | None
+    """Of the events."""
     data: str | None
     """JSON: what the events carry, or the input of the workflows."""
     missed_since: int | None = None
@@ -85,7 +87,14 @@ def _fired_events(firing: Firing, now: int) -> list[Event]:
         # A slot that a backfill fires has the id that it always has.
         about = ("trigger", *firing.position) if firing.cause is FiringCause.TRIGGER else ("slot", slot)
         written = write_object(payload, {"data": data})
-        events.append(event_of(ScheduleFired.type, firing.schedule, about, written, origin=firing.origin, at=now))
+        events.append(
+            event_of(
+                *(ScheduleFired.type, firing.schedule, about, written),
+                origin=firing.origin,
+                at=now,
+                topic=firing.topic,
+            )
+        )
     return events
 
 

@@ -104,6 +104,7 @@ def _trigger(schedule: Schedule, command: Command, data: str | None) -> Firing:
         position=command.position,
         origin=cause_of(command),
         start=schedule.definition.start,
+        topic=schedule.definition.topic,
         data=data,
     )
 

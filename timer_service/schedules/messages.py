@@ -11,7 +11,7 @@ from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName,
 from timer_service.core.values.data import check_fits
 from timer_service.core.values.duration import DAY, SECOND, WRITE_DURATION, Duration, parse_between, schema_between
 from timer_service.core.values.instant import Instant
-from timer_service.core.values.message import Identifier, Payload, TenantPayload
+from timer_service.core.values.message import Identifier, Payload, TenantPayload, Topic
 from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.recurrence import Recurrence, parse_recurrence
 
@@ -188,14 +188,20 @@ class PutSchedule(SchedulePayload, RecurrenceFields):
         description="Each slot fires later by a part of this, which depends only on the slot. Default: PT0S.",
     )
     catch_up: CatchUp | None = None
+    topic: Topic | None = Field(
+        default=None, description="The last token of the subject of each ScheduleFired, and in the event."
+    )
     data: ScheduleData = None
     start: Start | None = Field(default=None, description="Each slot starts a workflow, and has no ScheduleFired.")
 
     @model_validator(mode="after")
     def _check_start(self) -> Self:
-        """Refuse `data` beside `start`, and an id that would be too long for the ids of workflows."""
+        """Refuse `data` and `topic` beside `start`, and an id that would be too long for the ids of workflows."""
         if self.start is None:
             return self
+        if self.topic is not None:
+            text = "cannot be combined with start: a slot that starts a workflow has no ScheduleFired"
+            _refuse(RecurrenceError("INVALID_PAYLOAD", "topic", text))
         if "data" in self.model_fields_set:
             _refuse(RecurrenceError("INVALID_PAYLOAD", "data", "cannot be combined with start: write start.input"))
         if len(self.schedule_id) > MAX_ID_WITH_START:
@@ -262,6 +268,7 @@ class ScheduleFired(SchedulePayload):
     """A slot of the schedule fired, or a trigger. If the event is sent more than once, the envelope id is the same."""
 
     type: ClassVar[str] = "ScheduleFired"
+    has_topic: ClassVar[bool] = True
 
     slot_at: Instant
     fired_at: Instant

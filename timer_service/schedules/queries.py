@@ -65,6 +65,7 @@ def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
         lastSkippedAt=format_optional(schedule.last_skipped_at),
         lastSkipReason=schedule.last_skip_reason,
         lastError=schedule.last_error,
+        topic=definition.topic,
         endedAt=format_optional(schedule.ended_at),
         endReason=schedule.end_reason,
         **more,
@@ -140,7 +141,7 @@ async def _list(reader: Reader, tenant: str, request: ListSchedules, _now: int) 
     statuses = list(ShownStatus) if request.status is None else [request.status]
 
     async def read(after: tuple[str], limit: int) -> list[Schedule]:
-        return await store.page(reader, tenant, statuses, after=after[0], limit=limit)
+        return await store.page(reader, tenant, statuses, topic=request.topic, after=after[0], limit=limit)
 
     (after,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
     return await read_page(

@@ -144,6 +144,7 @@ def _definition(payload: PutSchedule) -> Definition:
         limit=catch_up.limit,
         data=_data(payload),
         start=None if payload.start is None else payload.start.spec,
+        topic=payload.topic,
     )
 
 

@@ -35,6 +35,8 @@ class Definition(NamedTuple):
     """JSON: what the events carry, or the input of the workflows."""
     start: WorkflowSpec | None = None
     """The workflow that each slot starts."""
+    topic: str | None = None
+    """Of the events. Without them, there is none."""
 
 
 class Schedule(NamedTuple):

@@ -27,7 +27,7 @@ _ADVANCES = (
 """The columns that a pass can change."""
 _DEFINITION = (
     *("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
-    *("catch_up", "late_by_ms", "catch_up_limit", "start", "data_size"),
+    *("catch_up", "late_by_ms", "catch_up_limit", "start", "topic", "data_size"),
 )
 _OTHERS = (
     *("is_paused", "created_at", "confirmed_at"),
@@ -121,13 +121,24 @@ async def load_data(tx: Transaction, keys: Collection[Key]) -> dict[Key, str]:
 
 
 async def page(
-    reader: Reader, tenant_id: str, statuses: Sequence[ShownStatus], *, after: str, limit: int
+    reader: Reader,
+    tenant_id: str,
+    statuses: Sequence[ShownStatus],
+    *,
+    topic: str | None = None,
+    after: str,
+    limit: int,
 ) -> list[Schedule]:
-    """Return up to `limit` schedules of a tenant with these statuses after an id, in order of their ids."""
+    """Return up to `limit` schedules of a tenant with these statuses after an id, in order of their ids.
+
+    `topic`: only schedules with it.
+    """
     # Each status has a statement, because the index has the status before the id.
-    pages = (f"SELECT * FROM ({_SQL['page'].format(status=status)}) AS page" for status in statuses)  # noqa: S608 - no user input
-    parameters = {"tenant_id": tenant_id, "after": after, "limit": limit}
-    rows = await reader.fetch("\nUNION ALL\n".join(pages), parameters)
+    where = "status = '{}'" if topic is None else "topic = :topic AND status = '{}'"
+    pages = (_SQL["page"].format(where=where.format(status)) for status in statuses)
+    sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in pages)  # noqa: S608 - no user input
+    parameters = {"tenant_id": tenant_id, "topic": topic, "after": after, "limit": limit}
+    rows = await reader.fetch(sql, parameters)
     return [read_schedule(row, row["data"]) for row in sorted(rows, key=key_of)[:limit]]
 
 
@@ -180,6 +191,7 @@ def _definition(row: Row, data: str | None) -> Definition:
         limit=row["catch_up_limit"],
         data=data,
         start=read_spec(row["start"]),
+        topic=row["topic"],
     )
 
 
@@ -225,6 +237,7 @@ def _definition_parameters(definition: Definition | None) -> Mapping[str, Any]:
         "late_by_ms": definition.late_by_ms,
         "catch_up_limit": definition.limit,
         "start": dump_spec(definition.start),
+        "topic": definition.topic,
         "data": definition.data,
         "data_size": len(definition.data or ""),
     }

@@ -23,10 +23,10 @@ FROM /* each of many */ schedules
 WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
 
 -- name: page
--- Returns the next schedules of a tenant in one status after a cursor, in order of their ids.
+-- Returns the next schedules of a tenant in one status, and with a topic if wanted, after a cursor, in order of their ids.
 SELECT {columns}
 FROM schedules
-WHERE tenant_id = :tenant_id AND status = '{status}' AND schedule_id > :after
+WHERE tenant_id = :tenant_id AND {where} AND schedule_id > :after
 ORDER BY schedule_id
 LIMIT :limit
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from timer_service.core.service.workflow_start import EffectName, RetryPolicy
 from timer_service.core.values.instant import Instant
-from timer_service.core.values.message import Identifier, Payload, Tenant
+from timer_service.core.values.message import Identifier, Payload, Tenant, Topic
 from timer_service.core.values.paging import PageCursor, PageLimit
 from timer_service.schedules.messages import CatchUp, EndReason, RecurrenceFields, ShownStatus, SkipReason
 
@@ -27,6 +27,7 @@ class ListSchedules(Payload):
     """Ask for one page of schedules in order of their ids."""
 
     status: ShownStatus | None = None
+    topic: Topic | None = None
     limit: PageLimit = 100
     cursor: PageCursor | None = None
 
@@ -92,6 +93,7 @@ class ScheduleView(Payload):
     last_error: str | None = Field(
         default=None, description="Why the next slot cannot fire. It is tried again within a minute."
     )
+    topic: Topic | None = None
     ended_at: Instant | None = None
     end_reason: EndReason | None = None
     upcoming: list[Instant] | None = Field(

@@ -43,4 +43,5 @@ def _event(row: Row, at: int, message_type: str, event_id: str, instant: str) ->
         row["causation_id"],
         row["traceparent"],
         row["tracestate"],
+        row["topic"],
     )

@@ -15,11 +15,13 @@ from timer_service.core.values.duration import LONGEST_MS, Duration, parse_durat
 from timer_service.core.values.instant import LATEST, Instant, out_of_range, parse_instant
 from timer_service.core.values.message import (
     TENANT_PATTERN,
+    TOPIC_PATTERN,
     Identifier,
     Payload,
     PlainCommand,
     Tenant,
     TenantPayload,
+    Topic,
 )
 from timer_service.core.values.paging import PageCursor, PageLimit
 
@@ -104,6 +106,7 @@ class ScheduleTimer(TimerPayload):
     late_by: Annotated[Duration | None, AfterValidator(_check_late_by)] = Field(
         default=None, description="The time from the due time to the expiry, at most 366 days. It replaces expiresAt."
     )
+    topic: Topic | None = Field(default=None, description="The last token of the event's subject, and in the event.")
     data: Data = None
 
     @classmethod
@@ -121,6 +124,7 @@ class PlainTimer(NamedTuple):
     due_in: int | None
     data: str | None
     """As it is stored."""
+    topic: str | None = None
 
     @property
     def type(self) -> str:
@@ -161,7 +165,7 @@ def decode_plain_timer(body: bytes) -> PlainCommand | None:
             return None
     if payload.get("tenantId", tenant) != tenant or not _is_tenant(tenant):
         return None
-    return command_id, correlation_id, PlainTimer(tenant, call, due_at, due_in, data)
+    return command_id, correlation_id, PlainTimer(tenant, call, due_at, due_in, data, payload.get("topic"))
 
 
 @lru_cache(maxsize=1024)
@@ -179,7 +183,10 @@ _TEXT = core_schema.str_schema(strict=True)
 _ID = core_schema.str_schema(strict=True, min_length=1, max_length=_LONGEST_ID)
 _OPTIONAL_ID = core_schema.nullable_schema(_ID)
 _ANY = core_schema.any_schema()
-_PAYLOAD = _object({"serviceCallId": _ID}, {"tenantId": _TEXT, "dueAt": _TEXT, "dueIn": _ANY, "data": _ANY})
+_TOPIC = core_schema.nullable_schema(core_schema.str_schema(strict=True, pattern=TOPIC_PATTERN))
+_PAYLOAD = _object(
+    {"serviceCallId": _ID}, {"tenantId": _TEXT, "dueAt": _TEXT, "dueIn": _ANY, "topic": _TOPIC, "data": _ANY}
+)
 _validate = SchemaValidator(
     _object(
         {"type": core_schema.literal_schema(["ScheduleTimer"]), "tenantId": _TEXT, "payload": _PAYLOAD},
@@ -218,6 +225,7 @@ class DueTimeReached(TenantPayload):
     """The due time of a timer was reached. If the event is sent more than once, the envelope id is the same."""
 
     type: ClassVar[str] = "DueTimeReached"
+    has_topic: ClassVar[bool] = True
 
     service_call_id: Identifier
     due_at: Instant
@@ -229,6 +237,7 @@ class TimerExpired(TenantPayload):
     """A timer fired at or after its expiry. If the event is sent more than once, the envelope id is the same."""
 
     type: ClassVar[str] = "TimerExpired"
+    has_topic: ClassVar[bool] = True
 
     service_call_id: Identifier
     due_at: Instant
@@ -256,6 +265,7 @@ class ListTimers(Payload):
     """Ask for one page of the timers that are due in [dueAfter, dueBefore), in order of due time."""
 
     state: State | None = None
+    topic: Topic | None = None
     due_before: Instant | None = None
     due_after: Instant | None = None
     limit: PageLimit = 100
@@ -279,6 +289,7 @@ class TimerView(Payload):
     reached_at: Instant | None = None
     expired_at: Instant | None = None
     last_error: str | None = None
+    topic: Topic | None = None
     correlation_id: Identifier | None = None
     data: Any = None
 

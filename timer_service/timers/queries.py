@@ -33,6 +33,7 @@ def timer_view(timer: Timer) -> RawJson:
         reachedAt=format_optional(timer.reached_at),
         expiredAt=format_optional(timer.expired_at),
         lastError=timer.last_error,
+        topic=schedule.topic,
         correlationId=schedule.correlation_id,
     )
     return write_view(fields, {"data": schedule.data})
@@ -52,7 +53,9 @@ async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> 
     states = list(State) if request.state is None else [request.state]
     return await read_page(
         "timers",
-        lambda after, limit: store.page(reader, tenant, states, due_before, after=after, limit=limit),
+        lambda after, limit: store.page(
+            reader, tenant, states, due_before, topic=request.topic, after=after, limit=limit
+        ),
         after=_start(request),
         limit=request.limit,
         view=timer_view,

@@ -35,8 +35,8 @@ class Key(NamedTuple):
     service_call_id: str
 
 
-Requested = tuple[int, str, str | None, int | None]
-"""The due time, the event id, the data and the expiry of a ScheduleTimer."""
+Requested = tuple[int, str, str | None, int | None, str | None]
+"""The due time, the event id, the data, the expiry and the topic of a ScheduleTimer."""
 
 
 class Schedule(NamedTuple):
@@ -47,6 +47,7 @@ class Schedule(NamedTuple):
     data: str | None = None
     expires_at: int | None = None
     """If the timer fires at this instant or later, it expires."""
+    topic: str | None = None
     correlation_id: str | None = None
     causation_id: str | None = None
     trace: Trace = Trace()
@@ -121,12 +122,12 @@ def requested(key: Key, command: Command, now: int) -> Requested:
     payload = command.payload
     if isinstance(payload, PlainTimer):
         due_at = due_time(command, payload, now)
-        return due_at, event_id(key, due_at, command.position), payload.data, None
+        return due_at, event_id(key, due_at, command.position), payload.data, None, payload.topic
     assert isinstance(payload, ScheduleTimer)  # noqa: S101 - the caller passes no other command
     due_at = due_time(command, payload, now)
     data = dump_data(payload.data) if "data" in payload.model_fields_set else None
     expires_at = payload.expires_at if payload.late_by is None else due_at + payload.late_by
-    return due_at, event_id(key, due_at, command.position), data, expires_at
+    return due_at, event_id(key, due_at, command.position), data, expires_at, payload.topic
 
 
 def event_id(key: Key, due_at: int, position: Position) -> str:
@@ -161,7 +162,7 @@ def _schedule(timer: Timer | None, new: Timer) -> Applied:
 
 def _content(schedule: Schedule) -> tuple[object, ...]:
     """Return the values that make a ScheduleTimer with the same due time an update if they differ."""
-    return schedule.data, schedule.correlation_id, schedule.expires_at
+    return schedule.data, schedule.topic, schedule.correlation_id, schedule.expires_at
 
 
 def _cancel(timer: Timer | None, position: Position, now: int) -> Applied:

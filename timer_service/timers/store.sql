@@ -23,7 +23,7 @@ SET position_epoch = :position_epoch, position_sequence = :position_sequence
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: page
--- Returns the next timers of a tenant in one state after a cursor, in order of due time.
+-- Returns the next timers of a tenant in one state, and with a topic if wanted, after a cursor, in order of due time.
 SELECT {columns}
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before

@@ -130,6 +130,8 @@ async def test_tenant_cannot_publish_for_another_tenant(a: Peer, operator: Opera
         "timer.cmd.v1.*.schedule-timer",
         "timer.evt.v1.tenant-a.due-time-reached",
         "timer.evt.v1.tenant-b.due-time-reached",
+        "timer.evt.v1.tenant-a.due-time-reached.unpaid",
+        "timer.evt.v1.tenant-b.due-time-reached.unpaid",
         "timer.dlq.v1.tenant-b.schedule-timer",
     ):
         await a.publish(subject, command("tenant-b", "call-1"))
@@ -147,6 +149,34 @@ async def test_tenant_receives_nothing_of_another_tenant(a: Peer, b: Peer) -> No
     assert (await events[0].next_msg(PATIENCE_SECONDS)).data
     assert sum((await b.request("timer.qry.v1.tenant-b.count-timers"))["counts"].values()) == 1
     assert await a.received(*listening) == []
+
+
+async def test_tenant_receives_its_topics_and_no_others(a: Peer, b: Peer, operator: Operator, service: Service) -> None:
+    """Events with a topic reach their tenant alone: its subscriptions, its client and its stream."""
+    wide = (
+        "timer.evt.v1.*.*",
+        "timer.evt.v1.*.*.*",
+        "timer.evt.v1.*.>",
+        "timer.evt.v1.tenant-b.*.unpaid",
+        "*.*.*.*.*.*",
+    )
+    listening = await a.subscribe(*wide, "timer.evt.v1.tenant-b.due-time-reached.*", "timer.evt.v1.tenant-b.>")
+    with_topic, without, any_event = await b.subscribe(
+        "timer.evt.v1.tenant-b.due-time-reached.unpaid", "timer.evt.v1.tenant-b.*", "timer.evt.v1.tenant-b.>"
+    )
+    pulling = await b.connection.jetstream().pull_subscribe_bind("tenant-b", stream="TIMER_EVT_tenant-b")
+    for call, fields in (("call-1", {"topic": "unpaid"}), ("call-2", {}), ("call-3", {"topic": "other"})):
+        assert (await b.schedule("tenant-b", call, **fields))["outcome"] == "scheduled"
+        assert (await any_event.next_msg(PATIENCE_SECONDS)).data
+    pulled = [(await pulling.fetch(1, timeout=PATIENCE_SECONDS))[0] for _ in range(3)]
+    for message in pulled:
+        await message.ack_sync()
+    fired = "timer.evt.v1.tenant-b.due-time-reached"
+    assert [each.subject for each in pulled] == [f"{fired}.unpaid", fired, f"{fired}.other"]
+    assert await b.received(with_topic, without) == [(each.subject, each.data) for each in pulled[:2]]
+    assert await a.received(*listening) == []
+    assert await operator.unacknowledged("tenant-b") == 0
+    assert "violation" not in service.log.read_text().lower()
 
 
 async def test_tenant_cannot_query_another_tenant(a: Peer, b: Peer) -> None:

@@ -37,11 +37,19 @@ def random_command(rng: random.Random, sequence: int) -> Command:
     trace = Trace("00-trace", "a=b") if rng.randrange(4) == 0 else None
     if kind < 3:
         data = rng.choice((None, '"x"', f'"{"x" * 1000}"'))
-        payload = PlainTimer("acme", call, NOW + rng.choice((1, 2)), None, data)
+        payload = PlainTimer("acme", call, NOW + rng.choice((1, 2)), None, data, rng.choice((None, "a", "b")))
         return Command(f"c{sequence}", payload, Position(1, sequence), None, trace or Trace(), None)
     if kind < 6:
         more = {"data": rng.choice((None, {"n": 1}, "x" * 2000))} if rng.randrange(2) else {}
-        return schedule(call, sequence, trace, due_in=rng.choice((1, 2)), late_by=rng.choice((None, 5)), **more)
+        return schedule(
+            call,
+            sequence,
+            trace,
+            due_in=rng.choice((1, 2)),
+            late_by=rng.choice((None, 5)),
+            topic=rng.choice((None, "a", "b")),
+            **more,
+        )
     if kind < 8:
         return command(CancelTimer(tenant_id="acme", service_call_id=call), sequence)
     if kind < 9:

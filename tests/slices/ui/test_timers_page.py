@@ -74,7 +74,7 @@ async def test_due_range(page: Page) -> None:
 async def test_timer(page: Page) -> None:
     """The page of a timer shows its history, its facts, its data and what an operator can do."""
     timer = scheduled("call-1", NOW, correlation_id="order-1", data='{"note":"<b>"}', causation_id="cmd-1")
-    timer = timer._replace(schedule=timer.schedule._replace(expires_at=NOW + 60_000))
+    timer = timer._replace(schedule=timer.schedule._replace(expires_at=NOW + 60_000, topic="unpaid"))
     await put(page, in_state(State.FAILED, timer)._replace(last_error="the stream is full"))
     text = (await page.get("/ui/timer?tenant=acme&id=call-1")).text
     assert timer.schedule is not None
@@ -82,6 +82,7 @@ async def test_timer(page: Page) -> None:
         *(
             'expires</dt><dd class="num"><time datetime="2026-11-21T09:01:00.000Z',
             'causation id</dt><dd class="mono">cmd-1',
+            'topic</dt><dd class="mono">unpaid',
         ),
         *("Given up", "3 attempts so far", "the stream is full", "order-1", timer.schedule.event_id),
         *("&#34;note&#34;: &#34;&lt;b&gt;&#34;", "timer-service timers retry acme call-1"),

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from nats.aio.client import Client
@@ -14,6 +15,7 @@ from timer_service.core.values.raw_command import Headers
 _VERSION = b"NATS/1.0"
 _END = b"\r\n"
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_is_name = lru_cache(maxsize=256)(_NAME.fullmatch)
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
 
@@ -49,7 +51,8 @@ def write_headers(headers: Mapping[str, str]) -> bytes:
     """Return a block of headers, as the driver writes it. Raises `BadHeaderError` for a name that cannot be sent."""
     lines = ["NATS/1.0"]
     for name, value in headers.items():
-        if not _NAME.fullmatch(name):
+        if not _is_name(name):
             raise BadHeaderError(name)
-        lines.append(f"{name}: {value.strip().translate(_LINE_ENDS)}")
+        text = value.strip()
+        lines.append(f"{name}: {text if text.isprintable() else text.translate(_LINE_ENDS)}")
     return "\r\n".join([*lines, "\r\n"]).encode()

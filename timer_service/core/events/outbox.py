@@ -34,8 +34,8 @@ OUTBOX = LeasedTable(
     name="outbox",
     key=("tenant_id", "event_id"),
     claimed=(
-        *("tenant_id", "event_id", "message", "body", "large_body", "traceparent", "tracestate", "added_at"),
-        "ordinal",
+        *("tenant_id", "event_id", "message", "topic", "body", "large_body", "traceparent", "tracestate"),
+        *("added_at", "ordinal"),
     ),
     oldest_first="added_at",
     ordinal="ordinal",
@@ -82,7 +82,7 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     for event in events:
         message, trace = encode(event), event.trace
         body = texts.place((event.tenant, event.id), message.body.decode())
-        values = (message.address.message, *body, trace.traceparent, trace.tracestate)
+        values = (*message.address[2:], *body, trace.traceparent, trace.tracestate)
         rows.append((event.tenant, event.id, *values, now, next(_ORDINALS), now))
     inserted = await tx.insert(_SQL["add"], sorted(rows, key=_KEY))  # in the order in which transactions lock rows
     await texts.add(tx, OUTBOX, inserted)
@@ -144,7 +144,8 @@ async def read_buried_page(reader: Reader, tenant_id: str, after: Sequence[str |
 def stored_message(row: Row, _at: int) -> Message:
     """Return the message of a claimed event. It is the same, byte for byte, each time it is published."""
     trace = {name: row[name] for name in ("traceparent", "tracestate") if row[name] is not None}
-    return Message(Address(Kind.EVENT, row["tenant_id"], row["message"]), row["event_id"], row["body"].encode(), trace)
+    address = Address(Kind.EVENT, row["tenant_id"], row["message"], row["topic"])
+    return Message(address, row["event_id"], row["body"].encode(), trace)
 
 
 def stored_dead_letter(row: Row, _at: int) -> Message:

@@ -13,6 +13,7 @@ from timer_service.core.due.due_rows import DueTable
 from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.due.loop import Worker
 from timer_service.core.due.row_counts import CountedRows
+from timer_service.core.events.cloud_events import describe
 from timer_service.core.events.relay import Encode, Relay
 from timer_service.core.intake.apply import Handlers
 from timer_service.core.intake.commit import Commits, OnDone, OnRejected
@@ -64,6 +65,8 @@ class Parts:
     """Whether dead letters can be published."""
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""
+    cloudevents: bool = False
+    """Whether events have the attributes of CloudEvents in their headers."""
     on_done: OnDone | None = None
     """Called after each transaction of commands with what it has done."""
     on_rejected: OnRejected | None = None
@@ -113,7 +116,7 @@ class Parts:
             database=self.database,
             broker=self.broker,
             lease=Lease(table, self.visibility_timeout),
-            encode=encode,
+            encode=(lambda row, at: describe(encode(row, at))) if self.cloudevents else encode,
             clock=self.clock,
             metrics=self.metrics,
             batch_size=self.batch_size,

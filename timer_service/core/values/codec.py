@@ -14,6 +14,7 @@ from timer_service.core.values.errors import Code, Fault, Rejection
 from timer_service.core.values.message import (
     MAX_MESSAGE_BYTES,
     TENANT_PATTERN,
+    TOPIC_PATTERN,
     Address,
     Command,
     CommandPayload,
@@ -42,6 +43,9 @@ _PHRASES = {
     "Unexpected keyword argument": "is not a known field",
     "Field required": "is missing",
     f"String should match pattern '{TENANT_PATTERN}'": "must be 1 to 64 letters, digits, dashes or underscores",
+    f"String should match pattern '{TOPIC_PATTERN}'": (
+        "must be 1 to 64 lower-case letters, digits, dashes or underscores, and begin with a letter or digit"
+    ),
     r"String should match pattern '^[^\x00]*$'": "must not contain the character U+0000",
 }
 _REWORDED = (
@@ -186,6 +190,7 @@ def encode(event: Event) -> Message:
         event.correlation_id,
         event.causation_id,
         *event.trace,
+        event.topic,
     )
 
 
@@ -199,12 +204,14 @@ def encode_event(  # noqa: PLR0917 - a relay calls this for each row, and buildi
     causation_id: str | None,
     traceparent: str | None,
     tracestate: str | None,
+    topic: str | None,
 ) -> Message:
     """Return the message of an event whose payload is JSON text."""
+    about = "" if topic is None else f',"topic":"{topic}"'
     correlation = "" if correlation_id is None else f',"correlationId":{quote(correlation_id)}'
     causation = "" if causation_id is None else f',"causationId":{quote(causation_id)}'
     body = (
-        f'{{"id":{quote(event_id)},"type":"{message_type}","tenantId":{quote(tenant)}{correlation}{causation},'
+        f'{{"id":{quote(event_id)},"type":"{message_type}","tenantId":{quote(tenant)}{about}{correlation}{causation},'
         f'"timestampMs":{timestamp_ms},"payload":{payload}}}'
     )
     headers = {}
@@ -212,12 +219,12 @@ def encode_event(  # noqa: PLR0917 - a relay calls this for each row, and buildi
         headers["traceparent"] = traceparent
     if tracestate is not None:
         headers["tracestate"] = tracestate
-    return Message(_event_address(tenant, message_type), event_id, body.encode(), headers)
+    return Message(_event_address(tenant, message_type, topic), event_id, body.encode(), headers)
 
 
 @lru_cache(maxsize=1024)
-def _event_address(tenant: str, message_type: str) -> Address:
-    return Address(Kind.EVENT, tenant, kebab(message_type))
+def _event_address(tenant: str, message_type: str, topic: str | None) -> Address:
+    return Address(Kind.EVENT, tenant, kebab(message_type), topic)
 
 
 def _check_address(address: Address, envelope: Envelope) -> None:

@@ -18,6 +18,8 @@ TENANT_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Tenant = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
 IDENTIFIER_PATTERN = r"^[^\x00-\x1f\x7f-\x9f]{1,200}$"
 Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN)]
+TOPIC_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+Topic = Annotated[str, StringConstraints(pattern=TOPIC_PATTERN)]
 
 
 class Kind(StrEnum):
@@ -37,6 +39,8 @@ class Address(NamedTuple):
     kind: Kind
     tenant: str
     message: str
+    topic: str | None = None
+    """The part by which consumers choose among the events of a type. Only events have one."""
 
 
 @cache
@@ -68,6 +72,8 @@ class Payload(BaseModel):
     model_config = ConfigDict(**STRICT_CAMEL_CASE, frozen=True)
 
     type: ClassVar[str]
+    has_topic: ClassVar[bool] = False
+    """Whether an event of this type can have a topic."""
 
 
 class TenantPayload(Payload):
@@ -163,6 +169,7 @@ class Event(NamedTuple):
     correlation_id: str | None = None
     causation_id: str | None = None
     trace: Trace = Trace()
+    topic: str | None = None
 
 
 class Message(NamedTuple):

@@ -21,7 +21,7 @@ TABLE = "schedule_backfills"
 _KEY = BackfillKey._fields
 _PLAIN = (
     *("schedule_id", "jitter_ms", "from_at", "to_at", "slot_limit", "after_at", "available_at"),
-    *("fired_count", "skipped_count", "last_error", "data_size"),
+    *("fired_count", "skipped_count", "last_error", "topic", "data_size"),
 )
 _WITHOUT_DATA = (
     *_KEY,

@@ -108,5 +108,6 @@ def _firing(portion: Portion, data: str | None) -> Firing:
         position=backfill.key.position,
         origin=backfill.cause,
         start=backfill.start,
+        topic=backfill.topic,
         data=data,
     )

@@ -139,6 +139,7 @@ def _firing(schedule: Schedule, decision: Decision, data: str | None) -> Firing:
         position=schedule.defined_by,
         origin=schedule.cause,
         start=schedule.definition.start,
+        topic=schedule.definition.topic,
         data=data,
         missed_since=decision.missed_since,
     )
