@@ -200,7 +200,7 @@ def executemany(connection: sqlite3.Connection, sql: str, many: Sequence[Paramet
 
 
 def insert(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
-    """Run an INSERT for each of `rows`; return those that were inserted. See `core.ports.database.Transaction.insert`."""
+    """Insert each of `rows`; return those that were inserted. See `core.ports.database.Transaction.insert`."""
     inserted = inserted_by(sql)
     if inserted is None:
         _insert_plain(connection, sql, rows)
