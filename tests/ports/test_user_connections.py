@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,16 +12,8 @@ import pytest
 import sqlalchemy
 
 from tests.harness.cases import case
-from tests.harness.databases import Databases
-from tests.harness.user_connections import (
-    ON_POSTGRES,
-    ON_SQLITE,
-    Kind,
-    UserDatabase,
-    postgres_database,
-    settle,
-    sqlite_database,
-)
+from tests.harness.user_connections import ON_POSTGRES, ON_SQLITE, Kind, settle
+from tests.harness.user_databases import UserDatabase
 from timer_service.client import NewTimer
 from timer_service.client.outbox import Outbox, run_sync
 from timer_service.client.receive.stored_seen import PostgresSeen, SqliteSeen
@@ -30,36 +22,24 @@ DUE = datetime(2100, 1, 1, tzinfo=UTC)
 OUTBOX = Outbox()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[UserDatabase]:
-    """Yield a database of each engine in turn."""
-    if request.param == "sqlite":
-        async with sqlite_database(tmp_path) as found:
-            yield found
-        return
-    databases: Databases = request.getfixturevalue("databases")
-    async with postgres_database(databases) as found:
-        yield found
-
-
-def kinds(database: UserDatabase) -> Iterator[tuple[str, Kind]]:
+def kinds(user_database: UserDatabase) -> Iterator[tuple[str, Kind]]:
     """Yield each kind of connection to a database, as a case."""
-    for name, kind in (ON_POSTGRES if database.is_postgres else ON_SQLITE).items():
+    for name, kind in (ON_POSTGRES if user_database.is_postgres else ON_SQLITE).items():
         with case(name):
             yield name, kind
 
 
-async def calls(database: UserDatabase) -> list[str]:
+async def calls(user_database: UserDatabase) -> list[str]:
     """Return the ids of the timers in the outbox, and empty it."""
-    bodies = await database.query("SELECT body FROM timer_outbox ORDER BY id")
-    await database.query("DELETE FROM timer_outbox")
+    bodies = await user_database.query("SELECT body FROM timer_outbox ORDER BY id")
+    await user_database.query("DELETE FROM timer_outbox")
     return [json.loads(body)["payload"]["serviceCallId"] for (body,) in bodies]
 
 
-async def test_commands_are_part_of_the_transaction(database: UserDatabase) -> None:
+async def test_commands_are_part_of_the_transaction(user_database: UserDatabase) -> None:
     """After a commit the outbox has the commands in their order, and after a rollback none of them."""
-    for _, kind in kinds(database):
-        async with kind(database) as (connection, commit, rollback):
+    for _, kind in kinds(user_database):
+        async with kind(user_database) as (connection, commit, rollback):
             for _ in range(2):  # the second time it exists
                 await OUTBOX.create_table(connection)
                 await settle(commit())
@@ -70,19 +50,19 @@ async def test_commands_are_part_of_the_transaction(database: UserDatabase) -> N
             many = [NewTimer("acme", f"many-{number}", DUE) for number in range(3)]
             assert [each.command_id for each in await client.schedule_many(many)]  # type: ignore[union-attr]
             await settle(commit())
-        assert await calls(database) == ["first", "many-0", "many-1", "many-2"]
+        assert await calls(user_database) == ["first", "many-0", "many-1", "many-2"]
 
 
-async def test_a_connection_without_transaction_is_refused(database: UserDatabase) -> None:
+async def test_a_connection_without_transaction_is_refused(user_database: UserDatabase) -> None:
     """If each statement commits by itself, nothing is stored: the command could be sent without the user's rows."""
-    async with next(kinds(database))[1](database) as (connection, commit, _):
+    async with next(kinds(user_database))[1](user_database) as (connection, commit, _):
         await OUTBOX.create_table(connection)
         await settle(commit())
-    for _, kind in kinds(database):
-        async with kind(database, commits_each=True) as (connection, *_):
+    for _, kind in kinds(user_database):
+        async with kind(user_database, commits_each=True) as (connection, *_):
             with pytest.raises(ValueError, match=r"^connection must be in a transaction"):
                 await OUTBOX.on(connection).schedule("acme", "order-1", DUE)
-        assert await calls(database) == []
+        assert await calls(user_database) == []
 
 
 async def test_a_transaction_begun_by_hand(tmp_path: Path) -> None:
@@ -95,13 +75,13 @@ async def test_a_transaction_begun_by_hand(tmp_path: Path) -> None:
     assert await calls(UserDatabase(str(tmp_path / "user.db"))) == ["order-1"]
 
 
-async def test_marks_are_part_of_the_transaction(database: UserDatabase) -> None:
+async def test_marks_are_part_of_the_transaction(user_database: UserDatabase) -> None:
     """An event is marked once: a second mark says so, and a rollback undoes the mark."""
-    seen = PostgresSeen(database.place) if database.is_postgres else SqliteSeen(database.place)
+    seen = PostgresSeen(user_database.place) if user_database.is_postgres else SqliteSeen(user_database.place)
     await seen.open()
     try:
-        for name, kind in kinds(database):
-            async with kind(database) as (connection, commit, rollback):
+        for name, kind in kinds(user_database):
+            async with kind(user_database) as (connection, commit, rollback):
                 assert await seen.add_in(connection, name, "event-1")
                 await settle(rollback())
                 assert not await seen.has(name, "event-1")
@@ -111,7 +91,7 @@ async def test_marks_are_part_of_the_transaction(database: UserDatabase) -> None
                 assert not await seen.add_in(connection, name, "event-1")
                 await settle(rollback())
             assert await seen.has(name, "event-1")
-            async with kind(database, commits_each=True) as (connection, *_):
+            async with kind(user_database, commits_each=True) as (connection, *_):
                 with pytest.raises(ValueError, match=r"^connection must be in a transaction"):
                     await seen.add_in(connection, name, "event-2")
             assert not await seen.has(name, "event-2")

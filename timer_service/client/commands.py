@@ -52,12 +52,12 @@ class Command(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a stream has stored of a list of commands."""
+    """What a stream has stored of some commands."""
 
-    refusals: Sequence[str | None]
-    """For each of the first commands, None if it was stored, or why it can never be stored."""
+    endings: Mapping[str, str | None]
+    """By the id of a command: None if it was stored, or why it can never be stored."""
     error: str | None
-    """Why the commands after them were not stored, or may not have been. None if there are none."""
+    """Why the other commands were not stored, or may not have been. None if there are none."""
 
 
 async def send_commands(
@@ -114,15 +114,6 @@ class _Publisher:
         if self._subscription is not None and not self._connection.is_closed:
             await self._subscription.unsubscribe()
 
-    async def publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
-        """Publish an atomic batch and return its acknowledgement, which follows the last message."""
-        *first_ones, last = commands
-        batch_id = secrets.token_hex(8)
-        for sequence, command in enumerate(first_ones, 1):
-            await self._publish(command, batch_headers(batch_id, sequence, last=False))
-        acknowledged = await self.publish(last, batch_headers(batch_id, len(commands), last=True))
-        return await acknowledged
-
     async def publish(
         self, command: Command, headers: Mapping[str, str] = MappingProxyType({})
     ) -> asyncio.Future[Mapping[str, Any]]:
@@ -145,7 +136,7 @@ class _Publisher:
         if waiting is None or waiting.done():
             return
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            waiting.set_result({"error": {"code": int(_NO_RESPONDERS), "description": _NO_STREAM}})
+            waiting.set_result({"error": {"description": _NO_STREAM}})
         else:
             waiting.set_result(read_object(message.data))
 
@@ -176,7 +167,7 @@ class _Exchange(_Publisher):
         await self.open()
         for chunk in split(self._commands, lambda command: len(command.body)):
             if len(chunk) > 1 and batches.taken:
-                acknowledged = await self.publish_batch(chunk)
+                acknowledged = await self._publish_batch(chunk)
                 if "batch" in acknowledged:
                     continue
                 batches.taken = _may_take_batches(acknowledged)
@@ -195,6 +186,15 @@ class _Exchange(_Publisher):
         if self._progress_error is not None:
             raise self._progress_error
         return [self._ends[command.id].result() for command in self._commands]
+
+    async def _publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
+        """Publish an atomic batch and return its acknowledgement, which follows the last message."""
+        *first_ones, last = commands
+        batch_id = secrets.token_hex(8)
+        for sequence, command in enumerate(first_ones, 1):
+            await self._publish(command, batch_headers(batch_id, sequence, last=False))
+        acknowledged = await self.publish(last, batch_headers(batch_id, len(commands), last=True))
+        return await acknowledged
 
     async def _publish_each(self, commands: Sequence[Command]) -> None:
         """Publish single messages. A command that the stream refuses ends with `NoAnswerError`."""
@@ -232,70 +232,54 @@ class _Exchange(_Publisher):
 
 
 async def store_commands(
-    connection: Client, calls: Calls, batches: Batches, commands: Sequence[Command], *, timeout_seconds: float
+    connection: Client, calls: Calls, commands: Sequence[Command], *, timeout_seconds: float
 ) -> Stored:
-    """Publish commands in order and wait until the stream has stored them, not for their outcomes.
+    """Publish commands side by side, and wait until the stream has stored them, not for their outcomes.
 
-    A command that can never be stored does not stop the next ones. After any other error nothing more is published.
-    Raises `NoAnswerError` if the connection is lost.
+    If the stream does not store one of them, it may have stored others that were published later. Raises
+    `NoAnswerError` if there is no connection at the beginning.
     """
     if not connection.is_connected:
         raise NoAnswerError("not connected to the broker")
     publisher = _Publisher(connection)
-    refusals: list[str | None] = []
-    reason = f"no acknowledgement within {timeout_seconds} s"
+    endings: dict[str, str | None] = {}
+    errors: list[str] = []
     try:
         async with asyncio.timeout(timeout_seconds):
-            await calls.run(_store_in_order(publisher, connection.max_payload, batches, commands, refusals))
-    except _StreamError as error:
-        reason = str(error)
+            await calls.run(_store_each(publisher, connection.max_payload, commands, endings, errors))
     except TimeoutError:
-        pass
-    except nats.errors.Error as error:
-        raise NoAnswerError(str(error) or type(error).__name__) from error
+        errors.append(f"no acknowledgement within {timeout_seconds:.0f} s")
+    except (nats.errors.Error, NoAnswerError) as error:
+        errors.append(str(error) or type(error).__name__)
     finally:
         await publisher.close()
-    return Stored(refusals, None if len(refusals) == len(commands) else reason)
+    return Stored(endings, errors[0] if errors else None)
 
 
-async def _store_in_order(
-    publisher: _Publisher, max_payload: int, batches: Batches, commands: Sequence[Command], refusals: list[str | None]
+async def _store_each(
+    publisher: _Publisher,
+    max_payload: int,
+    commands: Sequence[Command],
+    endings: dict[str, str | None],
+    errors: list[str],
 ) -> None:
-    """Append why each command was refused, or None if it was stored. Raises `_StreamError` if the next one was not.
-
-    Outside of atomic batches they are published one by one. Of two on the way, only the second could be stored.
-    """
+    """Add how each command ended to `endings`, and why others did not end to `errors`."""
     await publisher.open()
-    for chunk in split(commands, lambda command: len(command.body)):
-        if len(chunk) > 1 and batches.taken and all(_fits(command, max_payload) for command in chunk):
-            acknowledged = await publisher.publish_batch(chunk)
-            if "batch" in acknowledged:
-                refusals += [None] * len(chunk)
-                continue
-            batches.taken = _may_take_batches(acknowledged)
-        for command in chunk:
-            refusals.append(await _store(publisher, max_payload, command))
-
-
-async def _store(publisher: _Publisher, max_payload: int, command: Command) -> str | None:
-    """Return why a command can never be stored, or None if it was stored. Raises `_StreamError` after other errors."""
-    if not _fits(command, max_payload):
-        return f"the command has {len(command.body)} bytes, more than the broker accepts"
-    answer = await (await publisher.publish(command))
-    if (error := answer.get("error")) is None:
-        return None
-    if isinstance(error, Mapping) and error.get("err_code") in _NEVER_STORED:
-        return _why(error)
-    raise _StreamError(_why(error))
-
-
-def _fits(command: Command, max_payload: int) -> bool:
-    """Return whether a command can be published. The server ends the connection if a message is too large."""
-    return len(command.body) + HEADER_BYTES <= max_payload
-
-
-class _StreamError(Exception):
-    """The stream did not store a command. It may store it later."""
+    published = []
+    for command in commands:
+        # The server ends the connection if a message is too large.
+        if len(command.body) + HEADER_BYTES > max_payload:
+            endings[command.id] = f"the command has {len(command.body)} bytes, more than the broker accepts"
+        else:
+            published.append((command.id, await publisher.publish(command)))
+    for command_id, acknowledged in published:
+        error = (await acknowledged).get("error")
+        if error is None:
+            endings[command_id] = None
+        elif isinstance(error, Mapping) and error.get("err_code") in _NEVER_STORED:
+            endings[command_id] = _why(error)
+        else:
+            errors.append(_why(error))
 
 
 def _why(error: object) -> str:
@@ -309,7 +293,4 @@ def _why(error: object) -> str:
 def _may_take_batches(refusal: Mapping[str, Any]) -> bool:
     """Return False if the stream or the server takes no batches. Other errors are about one batch."""
     error = refusal.get("error")
-    if not isinstance(error, Mapping):
-        return False
-    has_stream = error.get("code") != int(_NO_RESPONDERS)
-    return not has_stream or error.get("err_code", _ATOMIC_DISABLED) != _ATOMIC_DISABLED
+    return isinstance(error, Mapping) and error.get("err_code", _ATOMIC_DISABLED) != _ATOMIC_DISABLED

@@ -106,8 +106,8 @@ class Connection:
         )
 
     async def store_many(self, commands: Sequence[Command], timeout_seconds: float) -> Stored:
-        """Publish commands in order, without waiting for their outcomes. See `store_commands`."""
-        return await store_commands(self._client, self._calls, self._batches, commands, timeout_seconds=timeout_seconds)
+        """Publish commands without waiting for their outcomes. See `store_commands`."""
+        return await store_commands(self._client, self._calls, commands, timeout_seconds=timeout_seconds)
 
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""

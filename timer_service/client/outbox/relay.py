@@ -4,13 +4,13 @@
                            ^                           |
                            +--- a crash here: sent again, under the same ids
 
-The commands of a tenant are sent in the order of their rows.
+The commands about one thing, for example a timer, are sent in the order of their rows.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
 from timer_service.client.checks import check_text, check_type
@@ -20,6 +20,7 @@ from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.outbox.outbox import Outbox
 from timer_service.client.outbox.pauses import Pauses
 from timer_service.client.outbox.store import OutboxRow, OutboxStore, RefusedCommand
+from timer_service.client.outbox.windows import windows
 from timer_service.client.own_database import database_errors, is_postgres, open_session
 from timer_service.core.ports.transactions import run_to_completion
 from timer_service.core.values.error_text import error_text
@@ -107,12 +108,34 @@ class OutboxRelay:
             self._woken.clear()
             waiting = pauses.waiting(_now())
             rows = await store.read(waiting) if len(waiting) < _MOST_PAUSED else []
-            for tenant in dict.fromkeys(row.tenant for row in rows):
-                error = await _send(store, broker, [row for row in rows if row.tenant == tenant])
-                pauses = pauses.after(tenant, _now(), failed=error is not None)
-                self._report("" if error is None else f"of the tenant {tenant}: {error}")
             if not rows:
                 await self._wait()
+                continue
+            for tenant, error in (await self._send(store, broker, rows)).items():
+                pauses = pauses.after(tenant, _now(), failed=error is not None)
+
+    async def _send(
+        self, store: OutboxStore, broker: Connection, rows: Sequence[OutboxRow]
+    ) -> Mapping[str, str | None]:
+        """Send rows and settle them. Returns for each tenant why not all of its commands were stored, or None.
+
+        Raises `NoAnswerError` if there is no connection.
+        """
+        errors: dict[str, str | None] = {row.tenant: None for row in rows}
+        for window in windows(rows):
+            sent = [row for row in window if errors[row.tenant] is None]
+            stored = await broker.store_many([_command(broker, row) for row in sent], _seconds(sent))
+            await run_to_completion(store.settle(sent, stored.endings))
+            for row in sent:
+                if row.command_id not in stored.endings:
+                    errors[row.tenant] = stored.error
+                elif (refusal := stored.endings[row.command_id]) is not None:
+                    log.error(
+                        "the broker refuses the command %s of the tenant %s: %s", row.command_id, row.tenant, refusal
+                    )
+        problems = [f"of the tenant {tenant}: {error}" for tenant, error in errors.items() if error is not None]
+        self._report(problems[0] if problems else "")
+        return errors
 
     async def _until_locked(self, store: OutboxStore) -> None:
         """Wait until no other relay sends the commands of the table."""
@@ -139,19 +162,14 @@ class OutboxRelay:
         self._problem = problem
 
 
-async def _send(store: OutboxStore, broker: Connection, rows: Sequence[OutboxRow]) -> str | None:
-    """Send rows of a tenant and settle them. Returns why the rest of them was not sent, or None."""
-    commands = [
-        Command(row.command_id, broker.subject(Kind.COMMAND, row.tenant, row.message), row.body.encode())
-        for row in rows
-    ]
-    size = sum(len(command.body) for command in commands)
-    stored = await broker.store_many(commands, _LEAST_SECONDS + size / _BYTES_PER_SECOND)
-    await run_to_completion(store.settle(rows, stored.refusals))
-    for row, refusal in zip(rows, stored.refusals, strict=False):
-        if refusal is not None:
-            log.error("the broker refused the command %s of the tenant %s: %s", row.command_id, row.tenant, refusal)
-    return stored.error
+def _command(broker: Connection, row: OutboxRow) -> Command:
+    """Return the command of a row."""
+    return Command(row.command_id, broker.subject(Kind.COMMAND, row.tenant, row.message), row.body.encode())
+
+
+def _seconds(rows: Sequence[OutboxRow]) -> float:
+    """Return how long the broker may take to store rows."""
+    return _LEAST_SECONDS + sum(len(row.body) for row in rows) / _BYTES_PER_SECOND
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -1,6 +1,6 @@
 """The table of an outbox, as its relay sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.client.own_database import OwnDatabase
@@ -65,14 +65,14 @@ class OutboxStore:
         rows = f"SELECT id, tenant, message, command_id, body FROM {self._table} WHERE id IN ({page}) ORDER BY id"  # noqa: S608
         return [OutboxRow(*row) for row in await self._database.fetch(rows, tenants)]
 
-    async def settle(self, rows: Sequence[OutboxRow], refusals: Sequence[str | None]) -> None:
-        """Delete the rows that were stored by the broker, and mark those that it refused for ever.
+    async def settle(self, rows: Sequence[OutboxRow], endings: Mapping[str, str | None]) -> None:
+        """Delete the rows that the broker has stored, and mark those that it can never store, by their command ids.
 
         Only these rows: a row with a smaller id may have been committed after them.
         """
-        ended = list(zip(rows, refusals, strict=False))
-        sent = [{"id": row.row_id} for row, refusal in ended if refusal is None]
-        refused = [{"id": row.row_id, "error": refusal} for row, refusal in ended if refusal is not None]
+        ended = [(row.row_id, endings[row.command_id]) for row in rows if row.command_id in endings]
+        sent = [{"id": row_id} for row_id, error in ended if error is None]
+        refused = [{"id": row_id, "error": error} for row_id, error in ended if error is not None]
         if sent:
             await self._database.run(f"DELETE FROM {self._table} WHERE id = :id", sent)  # noqa: S608
         if refused:
