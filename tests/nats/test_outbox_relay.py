@@ -6,7 +6,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 
 from tests.harness.databases import Databases
 from tests.harness.nats_client import read_stream
+from tests.harness.outbox import COUNT, running, until_sent
 from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer
 from tests.harness.user_databases import UserDatabase, postgres_database
@@ -28,7 +29,6 @@ from timer_service.client.outbox import relay as relay_module
 
 DUE = datetime(2100, 1, 1, tzinfo=UTC)
 OUTBOX = Outbox()
-COUNT = "SELECT COUNT(*) FROM timer_outbox WHERE error IS NULL"
 
 
 _REFUSE = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'kept'; END $$"
@@ -55,26 +55,6 @@ async def transaction(database: UserDatabase) -> AsyncIterator[TimerClient]:
             await OUTBOX.create_table(file)
             yield OUTBOX.on(file)
             await file.commit()
-
-
-@asynccontextmanager
-async def running(relay: OutboxRelay) -> AsyncIterator[None]:
-    """Run a relay during the block."""
-    task = asyncio.create_task(relay.run())
-    try:
-        yield
-        assert not task.done()
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-async def until_sent(database: UserDatabase, waiting: int = 0) -> None:
-    """Wait until only so many commands wait."""
-    async with asyncio.timeout(30):
-        while (await database.query(COUNT))[0][0] > waiting:
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture
