@@ -1,4 +1,4 @@
-"""The outbox with the real service: programs of users that are killed, and the recipes of docs/outbox.md."""
+"""The outbox with the real service: programs of users that are killed, and docs/outbox.md."""
 
 import random
 import signal
@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE
+from tests.e2e.test_examples import DEFAULT_URL, block, run
 from tests.harness import outbox_user
+from tests.harness.databases import Databases
 from tests.harness.outbox import running, until_sent
 from tests.harness.processes import NatsServer, Process, Service
 from tests.harness.user_databases import UserDatabase
 from timer_service.client import TimerClient
-from timer_service.client.outbox import OutboxRelay
+from timer_service.client.outbox import Outbox, OutboxRelay
+from timer_service.client.outbox.table import definition
+from timer_service.client.receive import stored_seen
 
 KILLS = [2, pytest.param(60, marks=[pytest.mark.full])]
+
+
+PAGE = "docs/outbox.md"
 
 
 @pytest.mark.parametrize("kills", KILLS)
@@ -51,3 +58,37 @@ async def test_killed_programs(
     assert len(orders) > kills
     applied = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
     assert await service.metric(applied) == len(orders)
+
+
+@pytest.mark.slow
+@ON_SQLITE
+async def test_recipes_of_the_page(tmp_path: Path, broker: NatsServer, service: Service, databases: Databases) -> None:
+    """Each script of the page stores an order and its timer."""
+    async with databases.database() as url:
+        place = url.removeprefix("postgresql:")
+        for part in ("asyncpg.Connection", "AsyncSession"):
+            script = block(PAGE, "python", part).replace("//localhost/shop", place).replace(DEFAULT_URL, broker.url)
+            (tmp_path / "recipe.py").write_text(script, "utf-8")
+            assert await run(broker, sys.executable, "recipe.py", folder=tmp_path) == []
+        assert await UserDatabase(url).query("SELECT name FROM orders ORDER BY name") == [("order-1",), ("order-2",)]
+        async with running(OutboxRelay(Outbox(), url, broker.url)):
+            await until_sent(UserDatabase(url))
+    (tmp_path / "recipe.py").write_text(block(PAGE, "python", "sqlite3"), "utf-8")
+    assert await run(broker, sys.executable, "recipe.py", folder=tmp_path) == []
+    async with running(OutboxRelay(Outbox(), tmp_path / "shop.db", broker.url)):
+        await until_sent(UserDatabase(str(tmp_path / "shop.db")))
+    async with TimerClient.connect(broker.url) as client:
+        await client.cancel("acme", "nothing")  # the commands before it are applied
+        timers = [timer.call async for timer in client.list("acme")]
+    assert timers == ["order-1", "order-2", "order-3"]
+
+
+def test_tables_of_the_page() -> None:
+    """The statements of the page are those of the code."""
+    outbox = definition("timer_outbox")
+    for part, statements in (
+        ("AS IDENTITY", outbox["postgresql"]),
+        ("INTEGER PRIMARY KEY", outbox["sqlite"]),
+        ("timer_seen (", stored_seen.DEFINITION),
+    ):
+        assert block(PAGE, "sql", part) == "".join(f"{statement};\n" for statement in statements)

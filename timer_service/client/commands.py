@@ -248,7 +248,9 @@ async def store_commands(
         async with asyncio.timeout(timeout_seconds):
             await calls.run(_store_each(publisher, connection.max_payload, commands, endings, errors))
     except TimeoutError:
-        errors.append(f"no acknowledgement within {timeout_seconds:.0f} s")
+        errors.append(
+            f"no acknowledgement within {timeout_seconds:.0f} s; may this login publish commands of the tenant?"
+        )
     except (nats.errors.Error, NoAnswerError) as error:
         errors.append(str(error) or type(error).__name__)
     finally:
