@@ -21,6 +21,7 @@ from tests.harness.postgres import SETTINGS, PostgresServer, find_programs
 from tests.harness.postgres import postgres_server as new_postgres_server
 from tests.harness.stores import STORES, open_postgres, open_sqlite
 from tests.harness.timeouts import Timeouts
+from tests.harness.user_databases import UserDatabase, postgres_database, sqlite_database
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -148,6 +149,17 @@ async def postgres(databases: Databases) -> AsyncIterator[PostgresDatabase]:
     """Yield a PostgreSQL database, for tests of its own features."""
     async with open_postgres(databases) as database:
         yield database
+
+
+@pytest.fixture(params=STORES)
+async def user_database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[UserDatabase]:
+    """Yield a database of a user of each engine in turn. It is empty."""
+    if request.param == "sqlite":
+        async with sqlite_database(tmp_path) as found:
+            yield found
+    else:
+        async with postgres_database(request.getfixturevalue("databases")) as found:
+            yield found
 
 
 @pytest.fixture(params=HARNESSES)

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import nats.errors
@@ -26,6 +27,10 @@ _NO_STREAM = (
 )
 
 _ATOMIC_DISABLED = 10174
+_NEVER_STORED = {10054, 10097}
+"""The errors of the stream about a message that is larger than it allows, or has larger headers."""
+HEADER_BYTES = 1024
+"""More than the headers of a command have."""
 
 Ended = Outcome | CommandError | NoAnswerError
 
@@ -44,6 +49,15 @@ class Command(NamedTuple):
     id: str
     subject: str
     body: bytes
+
+
+class Stored(NamedTuple):
+    """What a stream has stored of some commands."""
+
+    endings: Mapping[str, str | None]
+    """By the id of a command: None if it was stored, or why it can never be stored."""
+    error: str | None
+    """Why the other commands were not stored, or may not have been. None if there are none."""
 
 
 async def send_commands(
@@ -76,38 +90,81 @@ async def send_commands(
     return exchange.endings(reason)
 
 
-class _Exchange:
+class _Publisher:
+    """Publishes commands, and takes the acknowledgements of the stream in an inbox."""
+
+    def __init__(self, connection: Client) -> None:
+        self._connection = connection
+        self._inbox = connection.new_inbox()
+        self._subscription: Any = None
+        self._acknowledged: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+        """The acknowledgements of the stream that are still to come, by the id of the command."""
+        self._headers: dict[str, str] = {}
+        """The headers of every command."""
+
+    async def open(self) -> None:
+        """Subscribe to the inbox."""
+        # Without limits on pending messages, because the driver drops messages above them.
+        self._subscription = await self._connection.subscribe(
+            f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+    async def close(self) -> None:
+        """Unsubscribe from the inbox."""
+        if self._subscription is not None and not self._connection.is_closed:
+            await self._subscription.unsubscribe()
+
+    async def publish(
+        self, command: Command, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> asyncio.Future[Mapping[str, Any]]:
+        """Publish a command. Return the future of its acknowledgement: the stream's answer as JSON."""
+        acknowledged = self._acknowledged[command.id] = asyncio.get_running_loop().create_future()
+        await self._publish(command, headers, reply=f"{self._inbox}.{command.id}")
+        return acknowledged
+
+    async def _publish(self, command: Command, headers: Mapping[str, str], reply: str = "") -> None:
+        headers = {"Nats-Msg-Id": command.id, **self._headers, **headers}
+        await self._connection.publish(command.subject, command.body, reply=reply, headers=headers)
+
+    async def _receive(self, message: Msg) -> None:
+        """Take an acknowledgement. The last token of its subject is the id of the command."""
+        self._acknowledge(message.subject.rpartition(".")[2], message)
+
+    def _acknowledge(self, command_id: str, message: Msg) -> None:
+        """Take an acknowledgement. That no stream has the subject counts as an error of the stream."""
+        waiting = self._acknowledged.pop(command_id, None)
+        if waiting is None or waiting.done():
+            return
+        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            waiting.set_result({"error": {"description": _NO_STREAM}})
+        else:
+            waiting.set_result(read_object(message.data))
+
+
+class _Exchange(_Publisher):
     """Published commands that wait for their acknowledgements and outcomes."""
 
     def __init__(
         self, connection: Client, commands: Sequence[Command], progress: Callable[[int], object] | None
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._commands = commands
         self._progress = progress
         self._ended = 0
         """How many commands have ended."""
         self._progress_error: Exception | None = None
-        self._inbox = connection.new_inbox()
-        self._subscription: Any = None
         loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Ended]] = {each.id: loop.create_future() for each in commands}
         """How each command ends, by its id."""
-        self._acknowledged: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
-        """The acknowledgements of the stream that are still to come, by the id of the command."""
-        self._trace: dict[str, str] = {}
-        """The headers with the trace context of the caller; none if it has no span."""
-        TraceContextTextMapPropagator().inject(self._trace)
+        TraceContextTextMapPropagator().inject(self._headers)  # nothing if the caller has no span
+        self._headers["Timer-Reply-To"] = f"{self._inbox}.{_OUTCOME}"
 
     async def run(self, batches: Batches) -> None:
         """Publish the commands, in atomic batches if the stream takes them, and wait until every command has ended.
 
         A batch is published to find this out: the client may not be allowed to read the configuration of the stream.
         """
-        # Without limits on pending messages, because the driver drops messages above them.
-        self._subscription = await self._connection.subscribe(
-            f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        await self.open()
         for chunk in split(self._commands, lambda command: len(command.body)):
             if len(chunk) > 1 and batches.taken:
                 acknowledged = await self._publish_batch(chunk)
@@ -118,27 +175,6 @@ class _Exchange:
                 await self._publish_each(chunk[start : start + _WINDOW])
         if self._ends:
             await asyncio.wait(self._ends.values())
-
-    async def close(self) -> None:
-        """Unsubscribe from the inbox."""
-        if self._subscription is not None and not self._connection.is_closed:
-            await self._subscription.unsubscribe()
-
-    async def _publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
-        """Publish an atomic batch and return its acknowledgement, which follows the last message."""
-        *first_ones, last = commands
-        batch_id = secrets.token_hex(8)
-        for sequence, command in enumerate(first_ones, 1):
-            await self._publish(command, batch_headers(batch_id, sequence, last=False))
-        acknowledged = await self._publish_acknowledged(last, batch_headers(batch_id, len(commands), last=True))
-        return await acknowledged
-
-    async def _publish_each(self, commands: Sequence[Command]) -> None:
-        """Publish single messages. A command that the stream refuses ends with `NoAnswerError`."""
-        window = [(command, await self._publish_acknowledged(command, {})) for command in commands]
-        for command, acknowledged in window:
-            if "error" in (answer := await acknowledged):
-                self._end(command.id, NoAnswerError(_why(answer["error"])))
 
     def endings(self, otherwise: str) -> list[Ended]:
         """Return how each command ended, or raise the error of `progress`.
@@ -151,17 +187,21 @@ class _Exchange:
             raise self._progress_error
         return [self._ends[command.id].result() for command in self._commands]
 
-    async def _publish_acknowledged(
-        self, command: Command, headers: dict[str, str]
-    ) -> asyncio.Future[Mapping[str, Any]]:
-        """Publish a command. Return the future of its acknowledgement: the stream's answer as JSON."""
-        acknowledged = self._acknowledged[command.id] = asyncio.get_running_loop().create_future()
-        await self._publish(command, headers, reply=f"{self._inbox}.{command.id}")
-        return acknowledged
+    async def _publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
+        """Publish an atomic batch and return its acknowledgement, which follows the last message."""
+        *first_ones, last = commands
+        batch_id = secrets.token_hex(8)
+        for sequence, command in enumerate(first_ones, 1):
+            await self._publish(command, batch_headers(batch_id, sequence, last=False))
+        acknowledged = await self.publish(last, batch_headers(batch_id, len(commands), last=True))
+        return await acknowledged
 
-    async def _publish(self, command: Command, headers: dict[str, str], reply: str = "") -> None:
-        headers = {"Nats-Msg-Id": command.id, "Timer-Reply-To": f"{self._inbox}.{_OUTCOME}", **self._trace, **headers}
-        await self._connection.publish(command.subject, command.body, reply=reply, headers=headers)
+    async def _publish_each(self, commands: Sequence[Command]) -> None:
+        """Publish single messages. A command that the stream refuses ends with `NoAnswerError`."""
+        window = [(command, await self.publish(command)) for command in commands]
+        for command, acknowledged in window:
+            if "error" in (answer := await acknowledged):
+                self._end(command.id, NoAnswerError(_why(answer["error"])))
 
     async def _receive(self, message: Msg) -> None:
         """Take an acknowledgement of the stream or an outcome from the service. The subject tells them apart."""
@@ -173,16 +213,6 @@ class _Exchange:
         error = reply.get("error")
         ended = Outcome.read(reply) if error is None else CommandError.read(error)
         self._end(str(reply.get("commandId")), ended)
-
-    def _acknowledge(self, command_id: str, message: Msg) -> None:
-        """Take an acknowledgement. That no stream has the subject counts as an error of the stream."""
-        waiting = self._acknowledged.pop(command_id, None)
-        if waiting is None or waiting.done():
-            return
-        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            waiting.set_result({"error": {"description": _NO_STREAM}})
-        else:
-            waiting.set_result(read_object(message.data))
 
     def _end(self, command_id: str, ended: Ended) -> None:
         """End a command that has not ended. Its first end counts."""
@@ -199,6 +229,59 @@ class _Exchange:
             self._progress(self._ended)
         except Exception as error:  # noqa: BLE001 - raised by `endings`: here it would end in the driver
             self._progress_error = error
+
+
+async def store_commands(
+    connection: Client, calls: Calls, commands: Sequence[Command], *, timeout_seconds: float
+) -> Stored:
+    """Publish commands side by side, and wait until the stream has stored them, not for their outcomes.
+
+    If the stream does not store one of them, it may have stored others that were published later. Raises
+    `NoAnswerError` if there is no connection at the beginning.
+    """
+    if not connection.is_connected:
+        raise NoAnswerError("not connected to the broker")
+    publisher = _Publisher(connection)
+    endings: dict[str, str | None] = {}
+    errors: list[str] = []
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await calls.run(_store_each(publisher, connection.max_payload, commands, endings, errors))
+    except TimeoutError:
+        errors.append(
+            f"no acknowledgement within {timeout_seconds:.0f} s; may this login publish commands of the tenant?"
+        )
+    except (nats.errors.Error, NoAnswerError) as error:
+        errors.append(str(error) or type(error).__name__)
+    finally:
+        await publisher.close()
+    return Stored(endings, errors[0] if errors else None)
+
+
+async def _store_each(
+    publisher: _Publisher,
+    max_payload: int,
+    commands: Sequence[Command],
+    endings: dict[str, str | None],
+    errors: list[str],
+) -> None:
+    """Add how each command ended to `endings`, and why others did not end to `errors`."""
+    await publisher.open()
+    published = []
+    for command in commands:
+        # The server ends the connection if a message is too large.
+        if len(command.body) + HEADER_BYTES > max_payload:
+            endings[command.id] = f"the command has {len(command.body)} bytes, more than the broker accepts"
+        else:
+            published.append((command.id, await publisher.publish(command)))
+    for command_id, acknowledged in published:
+        error = (await acknowledged).get("error")
+        if error is None:
+            endings[command_id] = None
+        elif isinstance(error, Mapping) and error.get("err_code") in _NEVER_STORED:
+            endings[command_id] = _why(error)
+        else:
+            errors.append(_why(error))
 
 
 def _why(error: object) -> str:

@@ -16,7 +16,15 @@ from timer_service.cancellation import keep_cancellation
 from timer_service.client.answers import read_cursor, read_object, read_rows
 from timer_service.client.calls import Calls
 from timer_service.client.checks import check_seconds, check_tenant, write_json
-from timer_service.client.commands import Batches, Command, Ended, send_commands
+from timer_service.client.commands import (
+    HEADER_BYTES,
+    Batches,
+    Command,
+    Ended,
+    Stored,
+    send_commands,
+    store_commands,
+)
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
@@ -24,7 +32,6 @@ from timer_service.core.values.message import Kind, kebab
 from timer_service.nats_client import LastingClient
 
 _NOT_FOUND = "NOT_FOUND"
-_HEADER_BYTES = 1024
 _VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outputs", "CreateWorkSignal": "note"}
 """The arguments that a message type takes over unchecked. All others have only `data`."""
 
@@ -68,7 +75,7 @@ class Connection:
         if correlation_id is not None:
             envelope["correlationId"] = correlation_id
         body = write_json(argument, envelope)
-        if len(body) + _HEADER_BYTES > self._client.max_payload:
+        if len(body) + HEADER_BYTES > self._client.max_payload:
             reason = f"the command has {len(body)} bytes, more than the broker accepts"
             raise ValueError(f"{argument} must be smaller: {reason}")
         return Command(command_id, self.subject(Kind.COMMAND, tenant, kebab(message_type)), body)
@@ -97,6 +104,10 @@ class Connection:
             timeout_seconds=timeout_seconds,
             progress=progress,
         )
+
+    async def store_many(self, commands: Sequence[Command], timeout_seconds: float) -> Stored:
+        """Publish commands without waiting for their outcomes. See `store_commands`."""
+        return await store_commands(self._client, self._calls, commands, timeout_seconds=timeout_seconds)
 
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""

@@ -1,0 +1,180 @@
+"""Sends the commands of an outbox.
+
+    user's transaction -> row -> read a page -> broker stores it -> delete the rows
+                           ^                           |
+                           +--- a crash here: sent again, under the same ids
+
+The commands about one thing, for example a timer, are sent in the order of their rows.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Never
+
+from timer_service.client.checks import check_text, check_type
+from timer_service.client.commands import Command
+from timer_service.client.connection import Connection, open_connection
+from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.client.outbox.outbox import Outbox
+from timer_service.client.outbox.pauses import Pauses
+from timer_service.client.outbox.store import OutboxRow, OutboxStore, RefusedCommand
+from timer_service.client.outbox.windows import windows
+from timer_service.client.own_database import database_errors, is_postgres, open_session
+from timer_service.core.ports.transactions import run_to_completion
+from timer_service.core.values.error_text import error_text
+from timer_service.core.values.message import Kind
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1
+"""How long a row waits at most if nobody calls `wake`."""
+_AGAIN_SECONDS = 1
+_MOST_PAUSED = 100
+"""If so many tenants wait, the others wait too: each one is a parameter of a statement."""
+_LEAST_SECONDS = 10
+_BYTES_PER_SECOND = 100_000
+"""The slowest connection to a broker with which a page can be sent."""
+
+
+class OutboxRelay:
+    """Sends the commands of an outbox in the order of its rows, at least once each. Run one in each program.
+
+    With PostgreSQL, one relay of a table sends at a time, and the others wait to take over.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        database: str | os.PathLike[str],
+        url: str = "nats://localhost:4222",
+        *,
+        subject_prefix: str = "timer",
+        inbox_prefix: str = "_INBOX",
+        **options: Any,
+    ) -> None:
+        """Take the database of the outbox, and the broker.
+
+        `database` is the path of a SQLite file, or a URL that begins with `postgresql://`. The other arguments are
+        those of `TimerClient.connect`. Raises ValueError with the name of a wrong argument.
+        """
+        is_postgres(database)
+        self._table = check_type("outbox", outbox, Outbox, "an Outbox").table
+        self._database = database
+        self._url = check_text("url", url)
+        self._prefix = check_text("subject_prefix", subject_prefix)
+        self._options = {**options, "inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
+        self._woken = asyncio.Event()
+        self._problem = ""
+        """Why nothing could be sent lately."""
+
+    def wake(self) -> None:
+        """Send what was committed now, not at the next look, which comes within a second. Only for the event loop."""
+        self._woken.set()
+
+    async def run(self) -> Never:
+        """Send commands until cancelled.
+
+        Goes on by itself after errors of the database and the broker, and logs them. Raises `TimerServiceError` if the
+        database has no such table.
+        """
+        while True:
+            try:
+                async with (
+                    open_session(self._database) as database,
+                    open_connection(self._url, "timer-outbox", self._prefix, self._options) as broker,
+                ):
+                    await self._send_rows(OutboxStore(database, self._table), broker)
+            except _errors() as error:
+                self._report(str(error) if isinstance(error, NoAnswerError) else error_text(error))
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def refused(self) -> list[RefusedCommand]:
+        """Return the oldest 1,000 commands that the broker can never store, for example because they are too large.
+
+        They stay in the table: delete their rows, or set `error` to NULL to send them again.
+        """
+        async with open_session(self._database) as database:
+            return await OutboxStore(database, self._table).refused()
+
+    async def _send_rows(self, store: OutboxStore, broker: Connection) -> Never:
+        """Send pages of rows, and wait while there are none. Raises an error of the database or a lost connection."""
+        if not await store.exists():
+            raise TimerServiceError(f"the database has no table {self._table}: create it with Outbox.create_table")
+        pauses = Pauses()
+        await self._until_locked(store)
+        while True:
+            self._woken.clear()
+            waiting = pauses.waiting(_now())
+            rows = await store.read(waiting) if len(waiting) < _MOST_PAUSED else []
+            if not rows:
+                await self._wait()
+                continue
+            for tenant, error in (await self._send(store, broker, rows)).items():
+                pauses = pauses.after(tenant, _now(), failed=error is not None)
+
+    async def _send(
+        self, store: OutboxStore, broker: Connection, rows: Sequence[OutboxRow]
+    ) -> Mapping[str, str | None]:
+        """Send rows and settle them. Returns for each tenant why not all of its commands were stored, or None.
+
+        Raises `NoAnswerError` if there is no connection.
+        """
+        errors: dict[str, str | None] = {row.tenant: None for row in rows}
+        for window in windows(rows):
+            sent = [row for row in window if errors[row.tenant] is None]
+            stored = await broker.store_many([_command(broker, row) for row in sent], _seconds(sent))
+            await run_to_completion(store.settle(sent, stored.endings))
+            for row in sent:
+                if row.command_id not in stored.endings:
+                    errors[row.tenant] = stored.error
+                elif (refusal := stored.endings[row.command_id]) is not None:
+                    log.error(
+                        "the broker refuses the command %s of the tenant %s: %s", row.command_id, row.tenant, refusal
+                    )
+        problems = [f"of the tenant {tenant}: {error}" for tenant, error in errors.items() if error is not None]
+        self._report(problems[0] if problems else "")
+        return errors
+
+    async def _until_locked(self, store: OutboxStore) -> None:
+        """Wait until no other relay sends the commands of the table."""
+        if await store.lock():
+            return
+        log.info("another relay sends the commands in the table %s", self._table)
+        while True:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            if await store.lock():
+                return
+
+    async def _wait(self) -> None:
+        """Wait until the next look, or until woken."""
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+
+    def _report(self, problem: str) -> None:
+        """Log why commands wait, once for each reason."""
+        if problem and problem != self._problem:
+            log.warning("commands wait in the table %s: %s", self._table, problem)
+        self._problem = problem
+
+
+def _command(broker: Connection, row: OutboxRow) -> Command:
+    """Return the command of a row."""
+    return Command(row.command_id, broker.subject(Kind.COMMAND, row.tenant, row.message), row.body.encode())
+
+
+def _seconds(rows: Sequence[OutboxRow]) -> float:
+    """Return how long the broker may take to store rows."""
+    return _LEAST_SECONDS + sum(len(row.body) for row in rows) / _BYTES_PER_SECOND
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    return (NoAnswerError, *database_errors())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
