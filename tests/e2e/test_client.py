@@ -17,6 +17,7 @@ from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import (
     CommandError,
+    DueTimeReached,
     NewTimer,
     NoAnswerError,
     Outcome,
@@ -24,6 +25,8 @@ from timer_service.client import (
     State,
     Timer,
     TimerClient,
+    TimerExpired,
+    TimersCancelled,
     TimerServiceError,
 )
 
@@ -169,14 +172,17 @@ async def test_watch(client: TimerClient) -> None:
     await client.schedule("other", "call-1", PAST)
     await client.schedule("acme", "call-1", PAST, data=7)
     async with asyncio.timeout(5):
-        assert (await any_first)["tenantId"] == "other"
+        assert (await any_first).tenant == "other"
         events = [await first]
         await client.schedule("acme", "call-2", PAST, late_by=timedelta(seconds=1))
         events.append(await anext(mine))
         await client.cancel_prefix("acme", "call")
         events.append(await anext(mine))
-    assert [each["type"] for each in events] == ["DueTimeReached", "TimerExpired", "TimersCancelled"]
-    assert events[0]["payload"]["data"] == 7
+    fired, expired, cancelled = events
+    assert isinstance(fired, DueTimeReached)
+    assert (fired.timer_id, fired.data, fired.raw["payload"]["data"]) == ("call-1", 7, 7)
+    assert isinstance(expired, TimerExpired)
+    assert isinstance(cancelled, TimersCancelled)
 
 
 @ON_SQLITE
@@ -258,6 +264,15 @@ async def test_calls_in_flight_end_when_the_connection_is_lost(broker: NatsServe
     assert ended[-1] == 5_000
 
 
+FIRED = json.dumps(
+    {
+        "id": "event-1",
+        "type": "DueTimeReached",
+        "tenantId": "acme",
+        "timestampMs": 1,
+        "payload": {"serviceCallId": "call-1", "dueAt": "2026-11-21T09:00:00Z", "reachedAt": "2026-11-21T09:00:00Z"},
+    }
+).encode()
 UNREADABLE = [b"{", b"\xff\xfe", b"null", b"1", b"[]", b'"x"', b"{}", b'{"error": {}}', b'{"error": 1}', b"[" * 60_000]
 
 
@@ -277,10 +292,10 @@ async def test_unreadable_answers(broker: NatsServer) -> None:
         watching = asyncio.ensure_future(anext(client.watch("acme")))
         with pytest.raises(NoAnswerError):  # a round trip after the subscription of `watch`
             await client.count("other")
-        for body in (*UNREADABLE, b'{"payload": {"serviceCallId": "call-1"}}'):
+        for body in (*UNREADABLE, b'{"payload": {"serviceCallId": "call-0"}}', FIRED):
             await connection.publish("timer.evt.v1.acme.due-time-reached", body)
         async with asyncio.timeout(5):
-            assert (await watching)["payload"] == {"serviceCallId": "call-1"}
+            assert (await watching).raw == json.loads(FIRED)
         await connection.close()
 
 

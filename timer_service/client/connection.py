@@ -18,6 +18,7 @@ from timer_service.client.calls import Calls
 from timer_service.client.checks import check_seconds, check_tenant, write_json
 from timer_service.client.commands import Batches, Command, Ended, send_commands
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
+from timer_service.client.events import EVENTS, Event, message_of, read_event
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
 from timer_service.core.values.message import Kind, kebab
@@ -178,10 +179,11 @@ class Connection:
 
     def events(
         self, tenant: str, *messages: str, about: Mapping[str, str] = MappingProxyType({})
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[Any, None]:
         """Iterate over the events that the service publishes from now on. `tenant` is a tenant or `*` for all.
 
-        `messages` are the types of the events in kebab case. `about` has the fields that their payloads must have.
+        `messages` are the types of the events in kebab case. `about` has the fields that their payloads must have. A
+        message that is no event of these types is left out: the service did not publish it.
 
         Raises `NoAnswerError` when the connection is lost, or when they are read too slowly, because events may be
         missing after that.
@@ -192,16 +194,17 @@ class Connection:
 
     async def _events(
         self, tenant: str, messages: Sequence[str], about: Mapping[str, str]
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[Event, None]:
         """Join the watches when the iteration begins, and leave them when it ends."""
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
+        kinds = tuple(each for each in EVENTS if message_of(each) in messages)
         watch = Watch([self.subject(Kind.EVENT, tenant, message) for message in messages])
         try:
             await self._watches.join(watch)
             while True:
                 event = _read_event(await watch.next())
-                if event is not None and all(event["payload"].get(name) == value for name, value in about.items()):
+                if isinstance(event, kinds) and all(event.raw["payload"].get(each) == about[each] for each in about):
                     yield event
         except nats.errors.Error as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
@@ -252,13 +255,12 @@ async def open_connection(
         await client.close()
 
 
-def _read_event(body: bytes) -> dict[str, Any] | None:
-    """Return an event, or None for a message that cannot be one: the service did not publish it."""
+def _read_event(body: bytes) -> Event | None:
+    """Return an event, or None for a message that is none."""
     try:
-        event = read_object(body)
+        return read_event(body)
     except TimerServiceError:
         return None
-    return event if isinstance(event.get("payload"), dict) else None
 
 
 def url_without_login(urls: str) -> str:

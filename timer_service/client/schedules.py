@@ -16,6 +16,7 @@ from timer_service.client.checks import (
     wire_duration,
     wire_instant,
 )
+from timer_service.client.events import ScheduleBackfilled, ScheduleEnded, ScheduleFired, ScheduleSkipped
 from timer_service.client.models import UNSET, CatchUpPolicy, Outcome, Schedule, ScheduleStatus
 from timer_service.client.resource import Resource
 from timer_service.client.view import Instant, View
@@ -161,7 +162,9 @@ class Schedules(Resource):
             next_at = wire_instant("from_at", slots[-1] + timedelta(milliseconds=1))
             question |= {"from": next_at, "count": count - len(slots)}
 
-    def watch(self, tenant: str = "*", *, schedule: str | None = None) -> AsyncIterator[dict[str, Any]]:
+    def watch(
+        self, tenant: str = "*", *, schedule: str | None = None
+    ) -> AsyncIterator[ScheduleFired | ScheduleSkipped | ScheduleEnded | ScheduleBackfilled]:
         """Iterate over the events of the schedules of a tenant, or of all tenants.
 
         These are `ScheduleFired`, `ScheduleSkipped`, `ScheduleEnded` and `ScheduleBackfilled`. It begins with the

@@ -22,6 +22,7 @@ from timer_service.client.checks import (
 from timer_service.client.commands import Command, Ended
 from timer_service.client.connection import Connection, open_connection
 from timer_service.client.dead_letters import DeadLetters, Events
+from timer_service.client.events import DueTimeReached, TimerExpired, TimersCancelled
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, State, Timer
 from timer_service.client.resource import Resource
 from timer_service.client.runs import Runs
@@ -179,10 +180,10 @@ class TimerClient(Resource):
         question = check_mapping("request", request)
         return await self._connection.ask(tenant, check_query("name", name), question, timeout_seconds)
 
-    def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+    def watch(self, tenant: str = "*") -> AsyncIterator[DueTimeReached | TimerExpired | TimersCancelled]:
         """Iterate over the `DueTimeReached`, `TimerExpired` and `TimersCancelled` events of a tenant, or of all.
 
-        Starts with the events published after the iteration has begun. Each event has the form of contracts/README.md.
+        Starts with the events published after the iteration has begun. `event.raw` has the form of contracts/README.md.
         Raises `NoAnswerError` when the connection is lost, or when more than 128 MiB of events wait to be read, because
         events may be missing after that. To miss no event, read the stream TIMER_EVT with a JetStream consumer instead.
         """
