@@ -1,6 +1,15 @@
 """The Python client of timers, signals, schedules, runs and workflows (see docs/client.md)."""
 
-from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError, WorkflowEndedError
+from timer_service.client.errors import (
+    AlreadyHandled,
+    CommandError,
+    NoAnswerError,
+    PermanentError,
+    QueryError,
+    RetryLater,
+    TimerServiceError,
+    WorkflowEndedError,
+)
 from timer_service.client.events import (
     CommandRejected,
     DueTimeReached,
@@ -47,6 +56,10 @@ from timer_service.client.models import (
     Task,
     Timer,
 )
+from timer_service.client.receive.app import TimerApp
+from timer_service.client.receive.delivery import Delivery
+from timer_service.client.receive.filters import Filter
+from timer_service.client.receive.seen import MemorySeen, SeenStore
 from timer_service.client.timer_client import TimerClient
 from timer_service.client.workflow_models import (
     WorkerInfo,
@@ -59,6 +72,7 @@ from timer_service.client.workflow_models import (
 from timer_service.client.workflow_start import WorkflowStart
 
 __all__ = [
+    "AlreadyHandled",
     "Backfill",
     "BuriedEvent",
     "CatchUp",
@@ -67,16 +81,21 @@ __all__ = [
     "CommandRejected",
     "Counts",
     "DeadLetter",
+    "Delivery",
     "DueTimeReached",
     "Event",
     "ExceededLimit",
+    "Filter",
     "Firing",
     "JobReady",
     "JobSkipped",
+    "MemorySeen",
     "NewTimer",
     "NoAnswerError",
     "Outcome",
+    "PermanentError",
     "QueryError",
+    "RetryLater",
     "Run",
     "RunCompleted",
     "RunGraph",
@@ -91,11 +110,13 @@ __all__ = [
     "ScheduleSkipped",
     "ScheduleStart",
     "ScheduleStatus",
+    "SeenStore",
     "Signal",
     "SignalStatus",
     "State",
     "Task",
     "Timer",
+    "TimerApp",
     "TimerClient",
     "TimerExpired",
     "TimerServiceError",

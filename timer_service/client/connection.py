@@ -3,10 +3,10 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -24,6 +24,7 @@ from timer_service.client.watches import Watch, Watches
 from timer_service.core.values.message import Kind, kebab
 from timer_service.nats_client import LastingClient
 
+_T = TypeVar("_T")
 _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
 _VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outputs", "CreateWorkSignal": "note"}
@@ -39,11 +40,28 @@ class Connection:
         self._calls = Calls()
         self._batches = Batches()
         self._watches = Watches(client, self._calls)
+        self.on_lost: list[Callable[[], None]] = []
+        """What to call when the connection is lost."""
+
+    @property
+    def client(self) -> Client:
+        """The connection of the driver."""
+        return self._client
+
+    async def lose(self) -> None:
+        """End every call and every iteration over events, because the connection is lost."""
+        await self.end_calls()
+        for call in self.on_lost:
+            call()
 
     async def end_calls(self) -> None:
         """End every call and every iteration over events."""
         self._calls.end()
         self._watches.end()
+
+    async def run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a call to the broker. Raises `NoAnswerError` if the connection is lost first."""
+        return await self._calls.run(call)
 
     def jetstream(self) -> JetStreamContext:
         """Return the API of the streams, which may need another login. Raises `NoAnswerError` without a connection."""
@@ -237,7 +255,7 @@ async def open_connection(
                 max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
                 reconnect_time_wait=1,
                 error_cb=note,
-                disconnected_cb=connection.end_calls,
+                disconnected_cb=connection.lose,
                 **options,
             )
     except asyncio.CancelledError:
