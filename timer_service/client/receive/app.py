@@ -32,6 +32,8 @@ from timer_service.threads import Threads
 log = logging.getLogger(__name__)
 
 _MOST_CONCURRENCY = 1000
+_READ_AHEAD = 2
+"""How many deliveries wait for each handler that can run, at most. At a stop they are given back."""
 _SECOND_SIGNAL = "ended by a second signal; the events in progress come again"
 
 _OnDue = TypeVar("_OnDue", bound=Callable[[DueTimeReached[Any]], object])
@@ -150,7 +152,7 @@ class TimerApp:
         await self._seen.open()
         try:
             async with open_connection(self._url, "timer-app", self._prefix, self._options) as connection:
-                source = Subscription(connection, consumer, self._rules.concurrency)
+                source = Subscription(connection, consumer, _READ_AHEAD * self._rules.concurrency)
                 await source.open()
                 self._client = TimerClient(connection)
                 self._attempts = Attempts(

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 MOST_REASON = 1000
 _MOST_REMEMBERED = 20_000
-_STORE_PAUSE = timedelta(seconds=1)
+STORE_PAUSE = timedelta(seconds=1)
 """How long an event waits while the seen store cannot be used."""
 
 
@@ -94,7 +94,7 @@ class Attempts:
                 return Done()
         except Exception as error:  # noqa: BLE001 - the store is the user's
             log.warning("the seen store cannot be read: %s; %s waits", describe(error), _name(event))
-            return Hold(_STORE_PAUSE)
+            return Hold(STORE_PAUSE)
         try:
             converted = handler.convert(event)
         except ValueError as error:

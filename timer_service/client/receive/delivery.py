@@ -9,7 +9,8 @@ from timer_service.client.events import Event
 
 LONGEST_DELAY = timedelta(minutes=10)
 """The longest delay before an event is tried again."""
-_FIRST_DELAY = timedelta(seconds=1)
+FIRST_DELAY = timedelta(seconds=1)
+"""The delay after the first failure. Each further failure doubles it."""
 _JITTER = 0.2
 """A delay is shorter by at most this part, so that events that failed together are not tried again together."""
 DEATHS = 5
@@ -84,5 +85,5 @@ def judge(delivery: Delivery, attempts: int, *, failed_here: bool) -> Arrival:
 def retry_delay(attempt: int, rng: random.Random) -> timedelta:
     """Return the delay after `attempt` (1, 2, ...) failed: 1 s, 2 s, 4 s and so on, at most 10 min, less the jitter."""
     doublings = min(attempt - 1, 30)  # more would overflow
-    longest: timedelta = min(LONGEST_DELAY, _FIRST_DELAY * 2**doublings)
+    longest: timedelta = min(LONGEST_DELAY, FIRST_DELAY * 2**doublings)
     return longest * (1 - _JITTER * rng.random())

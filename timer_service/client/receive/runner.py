@@ -157,7 +157,10 @@ class Runner:
         """Try a delivery until it is settled."""
         attempt = delivery.attempt
         while True:
-            async with self._interruptible(delivery):
+            if self._slots.locked():
+                async with self._interruptible(delivery):
+                    await self._slots.acquire()
+            else:  # this does not wait
                 await self._slots.acquire()
             try:
                 result = await self._try(delivery, attempt)

@@ -29,9 +29,9 @@ UNREADABLE = "unreadable"
 _PULL_BYTES = 8 * 1024 * 1024
 """The most of one pull. Two can be open: a server of several tenants closes a connection for which 32 MB wait."""
 _PULL_SECONDS = 30
-_HEARTBEAT_SECONDS = 5
+HEARTBEAT_SECONDS = 5.0
 """While a pull waits for events, the server says so often that it still knows the pull."""
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 _PLACE_SECONDS = 10.0
 """How often the place of the consumer is read."""
 _REQUEST_SECONDS = 5.0
@@ -134,7 +134,8 @@ class Subscription:
         while (delivery := self.next_waiting()) is None:
             self._arrived.clear()
             await self._arrived.wait()
-        await self._pull()
+        if self._room() * 2 >= self._ahead:
+            await self._pull()
         return delivery
 
     def next_waiting(self) -> Delivery | None:
@@ -205,7 +206,8 @@ class Subscription:
             self._add(message)
         else:
             self._note(message.headers or {})
-        await self._pull()
+        if self._room() * 2 >= self._ahead:
+            await self._pull()
 
     def _add(self, message: Msg) -> None:
         """Let a delivery wait for `next`. One of an event that is in progress here only gives it a valid receipt."""
@@ -236,14 +238,17 @@ class Subscription:
             log.warning("%s: %s", self.durable, reason)
             self._broken.set()
 
+    def _room(self) -> int:
+        """Return how many more deliveries can wait here. Half of it is worth a pull."""
+        return self._ahead - len(self._waiting) - self._expected
+
     async def _pull(self) -> None:
-        """Ask for more deliveries if half of the room is free."""
-        room = self._ahead - len(self._waiting) - self._expected
-        if self._interest is None or self._broken.is_set() or room * 2 < self._ahead:
+        """Ask for as many deliveries as there is room for."""
+        if self._interest is None or self._broken.is_set():
             return
-        heartbeat = _HEARTBEAT_SECONDS * _SECOND
+        heartbeat = int(HEARTBEAT_SECONDS * _SECOND)
         limits = {"max_bytes": _PULL_BYTES, "expires": _PULL_SECONDS * _SECOND, "idle_heartbeat": heartbeat}
-        await self._request({"batch": room, **limits})
+        await self._request({"batch": self._room(), **limits})
 
     async def _request(self, pull: Mapping[str, Any]) -> None:
         if not self._expected:
@@ -269,7 +274,7 @@ class Subscription:
                 if is_connected:
                     log.warning("%s; trying again", error)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE if is_connected else _LOOK_SECONDS)
+                pause = min(2 * pause, _LONGEST_PAUSE if is_connected else LOOK_SECONDS)
             else:
                 log.info("%s: receiving again", self.durable)
                 pause = _FIRST_PAUSE
@@ -284,9 +289,9 @@ class Subscription:
         """Notice a server that has forgotten the pulls, and remember the place of the consumer. Never ends."""
         looked_at = time.monotonic()
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
-            if self._expected and now - self._heard_at > 2.5 * _HEARTBEAT_SECONDS and not self._broken.is_set():
+            if self._expected and now - self._heard_at > 2.5 * HEARTBEAT_SECONDS and not self._broken.is_set():
                 log.warning("%s: no answer to a pull", self.durable)
                 self._broken.set()
             elif now - looked_at > _PLACE_SECONDS:
