@@ -124,9 +124,9 @@ class TimerApp:
         """Return a decorator for the handler of `JobReady` of the jobs with a name; None: of all jobs."""
         return self._adder(JobReady, None, name)
 
-    def on(self, event: type[Event]) -> Callable[[_On], _On]:
+    def on(self, event: type[Event], topic: str | None = None) -> Callable[[_On], _On]:
         """Return a decorator for the handler of a class of events; `Event`: of all that have no other handler."""
-        return self._adder(event)
+        return self._adder(event, topic)
 
     def run(self) -> None:
         """Call handlers until SIGTERM, SIGINT or `stop`, then finish the handlers in progress. Blocks.

@@ -199,6 +199,7 @@ class Runner:
 
     async def _drain(self) -> None:
         """Give back what has not begun, and wait for the handlers in progress."""
+        log.info("stopping; %d handlers are in progress", len(self._tasks - self._waiting))
         await self._source.stop()
         for suspect in self._suspects:
             self._drop(suspect)

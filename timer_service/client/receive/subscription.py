@@ -227,7 +227,7 @@ class Subscription:
         """Note the status of a pull: it goes on, it has ended, or there is no consumer."""
         code, text = headers.get("Status", ""), headers.get("Description", "")
         left = headers.get("Nats-Pending-Messages", "")
-        if code == "100":  # a heartbeat
+        if code == "100" or text == "Batch Completed":  # a heartbeat; or the pull has brought all that it asked for
             return
         if left.isdigit():
             self._expected = max(0, self._expected - int(left))
