@@ -17,11 +17,12 @@ from tests.harness.spawn import TIMER_SERVICE
 from timer_service.client.receive.delivery import DEATHS
 
 PROGRAM = """
-import os, sys, time
+import os, random, sys, time
 from datetime import timedelta
 from timer_service.client import DueTimeReached, TimerApp
 
 second = timedelta(seconds=1)
+random.seed(open("log").read().count("deadly"))
 app = TimerApp(sys.argv[1], tenant="acme", name="orders", attempts=2, from_start=True, ack_wait=second)
 
 def note(text):
@@ -113,8 +114,8 @@ async def test_kills_at_random_moments(program: Program, events: Publisher) -> N
     while len({*program.lines()}) < len(names):
         program.launch()
         await program.until_waiting(kills + 1)
-        handled = len(program.lines()) + rng.randrange(60)
-        await until(lambda handled=handled: len(program.lines()) >= min(handled, len(names)))  # type: ignore[misc]
+        wanted = min(len({*program.lines()}) + 1 + rng.randrange(60), len(names))
+        await until(lambda wanted=wanted: len({*program.lines()}) >= wanted)  # type: ignore[misc]
         await program.kill()
         kills += 1
     await published

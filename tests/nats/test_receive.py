@@ -32,9 +32,12 @@ from timer_service.client import (
     TimerExpired,
     WorkSignalFired,
 )
+from timer_service.client.connection import open_connection
 from timer_service.client.receive import attempt as attempts_module
 from timer_service.client.receive import delivery as delivery_module
 from timer_service.client.receive import subscription
+from timer_service.client.receive.filters import check_consumer
+from timer_service.client.receive.subscription import Subscription
 
 SECOND = timedelta(seconds=1)
 
@@ -516,6 +519,24 @@ async def test_a_server_that_hangs(
         server.signal(signal.SIGCONT)
         await events.fire("a")
         await until(lambda: handled == ["a"])
+
+
+async def test_deliveries_that_are_taken_without_waiting(server: NatsServer, events: Publisher) -> None:
+    """A reader that has taken all that had arrived gets what comes later."""
+    for number in range(10):
+        await events.fire(str(number))
+    wanted = check_consumer("acme", "orders", (), stream=None, from_start=True, ack_wait=30 * SECOND)
+    async with open_connection(server.url, "user", "timer", {}) as connection:
+        source = Subscription(connection, wanted, 4)
+        await source.open()
+        taken = [await source.next()]
+        async with asyncio.timeout(10):
+            while len(taken) < 4:
+                taken += [each for each in [source.next_waiting()] if each is not None]
+                await asyncio.sleep(0)
+            taken += [await source.next() for _ in range(6)]
+        await source.close()
+    assert [each.event.about for each in taken] == [f"timer {number}" for number in range(10)]
 
 
 async def test_consume(server: NatsServer, events: Publisher) -> None:

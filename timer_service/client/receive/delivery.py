@@ -13,8 +13,11 @@ FIRST_DELAY = timedelta(seconds=1)
 """The delay after the first failure. Each further failure doubles it."""
 _JITTER = 0.2
 """A delay is shorter by at most this part, so that events that failed together are not tried again together."""
-DEATHS = 5
-"""So many deliveries more than `attempts` may end without a result before an event is parked without a try."""
+DEATHS = 10
+"""So many deliveries more than `attempts` may end without a result before an event is parked without a try.
+
+Each time, half of the harmless events that were delivered with a harmful one are handled before it ends the process.
+"""
 
 
 class Receipt(Protocol):

@@ -131,12 +131,15 @@ class Subscription:
 
     async def next(self) -> Delivery:
         """Wait for the next delivery."""
-        while (delivery := self.next_waiting()) is None:
+        while True:
+            if self._room() * 2 >= self._ahead:
+                await self._pull()
+            if (
+                delivery := self.next_waiting()
+            ) is not None:  # nothing is awaited after it: it would be lost at a cancel
+                return delivery
             self._arrived.clear()
             await self._arrived.wait()
-        if self._room() * 2 >= self._ahead:
-            await self._pull()
-        return delivery
 
     def next_waiting(self) -> Delivery | None:
         """Return the next delivery that waits here, or None."""
