@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -55,27 +54,6 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts_module, "LONGEST_DELAY", timedelta(milliseconds=50))
 
 
-@asynccontextmanager
-async def serving(app: TimerApp) -> AsyncIterator[None]:
-    """Run an app, from when its consumer exists until the end of the block."""
-    task = asyncio.create_task(app.serve())
-    async with asyncio.timeout(10):
-        while not task.done():
-            try:
-                _ = app.client
-            except RuntimeError:
-                await asyncio.sleep(0.01)
-            else:
-                break
-    try:
-        if not task.done():
-            yield
-    finally:
-        app.stop()
-        async with asyncio.timeout(30):
-            await task
-
-
 def collecting(url: str, *, name: str = "orders", **options: Any) -> tuple[TimerApp, list[str]]:
     """Return an app that handles every DueTimeReached, and the ids of the timers that it has handled."""
     app, handled = TimerApp(url, tenant="acme", name=name, **options), list[str]()
@@ -116,7 +94,7 @@ async def test_each_kind_of_event_reaches_its_handler(server: NatsServer, events
     async def run(event: RunCompleted) -> None:
         handled["run"] = event
 
-    async with serving(app):
+    async with app.running():
         await events.fire("a", topic="paid")
         await events.fire("b")
         await events.publish("JobReady", runId="r", jobName="test", name="c")
@@ -149,14 +127,14 @@ async def test_a_new_consumer_begins_now(server: NatsServer, events: Publisher) 
     """It gets the events from its creation on, also those that are published while no app runs; or all if wanted."""
     await events.fire("before")
     app, handled = collecting(server.url)
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await until(lambda: handled == ["a"])
     await events.fire("b")
-    async with serving(app):
+    async with app.running():
         await until(lambda: handled == ["a", "b"])
     everything, all_handled = collecting(server.url, name="audit", from_start=True)
-    async with serving(everything):
+    async with everything.running():
         await until(lambda: sorted(all_handled) == ["a", "b", "before"])
 
 
@@ -170,7 +148,7 @@ async def test_consumers_of_tenants_do_not_collide(server: NatsServer, events: P
         async def handle(event: DueTimeReached) -> None:
             names.append(event.tenant)
 
-        async with serving(app):
+        async with app.running():
             await events.fire("x", tenant=tenant)
             await until(lambda tenant=tenant: names[-1:] == [tenant])  # type: ignore[misc]
     assert names == ["a", "a_b"]
@@ -188,7 +166,7 @@ async def test_failures_are_tried_again_and_parked(
         tried.append(time.monotonic())
         raise RuntimeError(f"attempt {len(tried)}")
 
-    async with serving(app):
+    async with app.running():
         await events.fire("a", {"total": 7})
         await until(lambda: bool(events.parked))
         await events.until_acknowledged()
@@ -205,7 +183,7 @@ async def test_failures_are_tried_again_and_parked(
 async def test_what_cannot_be_read_is_parked_at_once(server: NatsServer, events: Publisher) -> None:
     """The event as it is, or the text if it is no JSON object with an id, a type and a payload."""
     app, handled = collecting(server.url)
-    async with serving(app):
+    async with app.running():
         await events.send("acme.due-time-reached", b"\xff garbage")
         await events.publish("DueTimeReached", serviceCallId=7, name="b")
         await events.fire("c")
@@ -230,7 +208,7 @@ async def test_parking_waits_for_the_service(server: NatsServer, events: Publish
         raise RuntimeError
 
     events.outcome = "over_quota"
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await until(lambda: len(events.parked) >= 10)
         assert await events.unacknowledged() == (1, 0)
@@ -247,7 +225,7 @@ async def test_a_large_event_is_parked_without_its_payload(server: NatsServer, e
     async def handle(event: DueTimeReached) -> None:
         raise RuntimeError
 
-    async with serving(app):
+    async with app.running():
         await events.fire("a", "x" * (1024 * 1024 - 500))
         await until(lambda: bool(events.parked))
         await events.until_acknowledged()
@@ -267,7 +245,7 @@ async def test_long_handlers_are_renewed(server: NatsServer, events: Publisher) 
         await asyncio.to_thread(until_time, began + 3)
         handled.append(event.timer_id)
 
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await events.fire("b")
         await until(lambda: len(handled) == 2)
@@ -292,7 +270,7 @@ async def test_handlers_that_are_not_async_run_at_the_same_time(server: NatsServ
         barrier.wait(10)
         handled.append(event.timer_id)
 
-    async with serving(app):
+    async with app.running():
         for name in "abc":
             await events.fire(name)
         await until(lambda: sorted(handled) == ["a", "b", "c"])
@@ -311,13 +289,13 @@ async def test_a_stop_gives_back_what_has_not_begun(server: NatsServer, events: 
         await end.wait()
         handled.append(event.timer_id)
 
-    async with serving(app):
+    async with app.running():
         for name in "abc":
             await events.fire(name)
         await begun.wait()
         app.stop()
         other, others = collecting(server.url)
-        async with serving(other):
+        async with other.running():
             await until(lambda: sorted(others) == ["b", "c"], seconds=10)
         end.set()
     assert handled == ["a"]
@@ -335,11 +313,11 @@ async def test_an_event_of_a_hung_handler_comes_again(server: NatsServer, events
         begun.set()
         await asyncio.sleep(600)
 
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await begun.wait()
     other, others = collecting(server.url, ack_wait=SECOND)
-    async with serving(other):
+    async with other.running():
         await until(lambda: others == ["a"])
 
 
@@ -347,7 +325,7 @@ async def test_two_processes_share_the_work(server: NatsServer, events: Publishe
     """Each event is handled by one of them."""
     first, one = collecting(server.url)
     second, two = collecting(server.url)
-    async with serving(first), serving(second):
+    async with first.running(), second.running():
         await asyncio.gather(*(events.fire(str(number)) for number in range(400)))
         await events.until_acknowledged()
     assert sorted(one + two, key=int) == [str(number) for number in range(400)]
@@ -357,7 +335,7 @@ async def test_two_processes_share_the_work(server: NatsServer, events: Publishe
 async def test_a_repeat_is_not_handled_again(server: NatsServer, events: Publisher) -> None:
     """An event that the stream has twice is handled once."""
     app, handled = collecting(server.url)
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await events.fire("a")
         await events.fire("b")
@@ -383,7 +361,7 @@ async def test_a_resubmitted_event_reaches_one_consumer(server: NatsServer, even
     async def note(event: Event) -> None:
         others.append(event.id)
 
-    async with serving(app), serving(other):
+    async with app.running(), other.running():
         await events.fire("a")
         await until(lambda: bool(events.parked) and bool(others))
         mended = True
@@ -408,7 +386,7 @@ async def test_restarts_of_the_server(server: NatsServer, events: Publisher, how
             await end.wait()
         handled.append(event.timer_id)
 
-    async with serving(app):
+    async with app.running():
         await events.fire("long")
         await events.fire("a")
         await until(lambda: handled == ["a"])
@@ -427,7 +405,7 @@ async def test_a_deleted_consumer_is_created_again(
 ) -> None:
     """It goes on where the deleted one was: events that are published in between are not lost."""
     app, handled = collecting(server.url)
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await until(lambda: handled == ["a"])
         await events.js.delete_consumer("TIMER_EVT", "acme~orders")
@@ -440,7 +418,7 @@ async def test_a_deleted_consumer_is_created_again(
 async def test_a_stream_that_was_replaced(server: NatsServer, events: Publisher) -> None:
     """In a new stream, the consumer begins with the first event."""
     app, handled = collecting(server.url)
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await until(lambda: handled == ["a"])
         config = (await events.js.stream_info("TIMER_EVT")).config
@@ -464,13 +442,13 @@ async def test_new_handlers_change_the_consumer(server: NatsServer, events: Publ
         return {each.removeprefix("timer.evt.v1.acme.") for each in info.config.filter_subjects or []}
 
     due = {"due-time-reached", "due-time-reached.*"}
-    async with serving(old), serving(new):
+    async with old.running(), new.running():
         assert await subjects() == {*due, "run-completed", "resubmitted.orders"}
         await events.publish("RunCompleted", runId="r", name="r")
         await events.fire("a")
         await until(lambda: (new_handled, old_handled) == (["r"], ["a"]))
         await events.until_acknowledged()
-    async with serving(new):
+    async with new.running():
         assert await subjects() == {"run-completed", "resubmitted.orders"}
 
 
@@ -479,7 +457,7 @@ async def test_an_event_without_a_handler_waits_for_a_newer_version(
 ) -> None:
     """A program that has no handler for an event of its consumer gives it back, and at last parks it."""
     app, handled = collecting(server.url, attempts=3)
-    async with serving(app):
+    async with app.running():
         info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
         info.config.filter_subjects = [*(info.config.filter_subjects or []), "timer.evt.v1.acme.run-completed"]
         await events.js.add_consumer("TIMER_EVT", info.config)
@@ -513,7 +491,7 @@ async def test_a_server_that_hangs(
     monkeypatch.setattr(subscription, "HEARTBEAT_SECONDS", 0.2)
     monkeypatch.setattr(subscription, "LOOK_SECONDS", 0.05)
     app, handled = collecting(server.url)
-    async with serving(app):
+    async with app.running():
         server.signal(signal.SIGSTOP)
         await until(lambda: "no answer to a pull" in caplog.text)
         server.signal(signal.SIGCONT)
@@ -591,7 +569,7 @@ async def test_the_mark_in_the_transaction_of_a_handler(
             failures += 1
             raise RuntimeError
 
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await events.fire("b")
         await events.until_acknowledged()
@@ -608,6 +586,6 @@ async def test_handlers_use_the_client_of_the_app(server: NatsServer, events: Pu
     async def handle(event: DueTimeReached) -> None:
         found.append(app.client.schedule)
 
-    async with serving(app):
+    async with app.running():
         await events.fire("a")
         await until(lambda: len(found) == 1)

@@ -93,7 +93,7 @@ class TimerApp:
         self._prefix = check_text("subject_prefix", subject_prefix)
         self._options = {**options, "inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
         self._handlers = Handlers()
-        self._stop = asyncio.Event()
+        self._begun, self._stop = asyncio.Event(), asyncio.Event()
         self._attempts: Attempts | None = None
         self._client: TimerClient | None = None
 
@@ -166,14 +166,34 @@ class TimerApp:
                 )
                 waits_for, where = ", ".join(source.durable.subjects), url_without_login(self._url)
                 log.info("waiting for %s at %s (%s)", waits_for, where, source.durable)
+                self._begun.set()
                 try:
                     await Runner(source, self._attempts, self._rules).run(self._stop)
                 finally:
                     await source.close()
         finally:
             self._client = None
+            self._begun.clear()
             self._stop.clear()
             await self._seen.close()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Call handlers during the block, such as the lifespan of a web application. At its end, stop as `serve` does.
+
+        The block begins when the app receives. Raises `NoAnswerError` as `run`.
+        """
+        serving, begun = asyncio.create_task(self.serve()), asyncio.create_task(self._begun.wait())
+        try:
+            await asyncio.wait([serving, begun], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # raises why it has not begun
+            yield
+        finally:
+            begun.cancel()
+            if not serving.done():
+                self.stop()
+            await serving
 
     def stop(self) -> None:
         """Stop: take no new event, give back those that have not begun, and let handlers in progress finish."""
