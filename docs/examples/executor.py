@@ -8,16 +8,13 @@ command again. A report that is sent twice counts once.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import time
+from datetime import timedelta
 from typing import Any
 
-import nats
-from nats.aio.msg import Msg
-from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig
+from timer_service.client import JobReady, NoAnswerError, RetryLater, TimerApp
 
 MAX_JOBS = 2
 """How many jobs run at the same time."""
@@ -25,54 +22,35 @@ MAX_OUTPUT = 2000
 """How many characters of the output of a command are reported."""
 
 
-async def main(url: str, tenant: str, ack_wait: float) -> None:
-    """Run jobs until killed."""
-    async with await nats.connect(url) as connection:
-        stream = connection.jetstream()
-        ready = await stream.pull_subscribe(
-            f"timer.evt.v1.{tenant}.job-ready",
-            durable="executor",
-            stream="TIMER_EVT",
-            config=ConsumerConfig(ack_wait=ack_wait, max_ack_pending=MAX_JOBS),
-        )
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                try:
-                    for message in await ready.fetch(1, timeout=5):
-                        tasks.create_task(execute(stream, tenant, message, ack_wait))
-                except TimeoutError:
-                    continue
+def create_app(url: str, tenant: str, ack_wait: timedelta) -> TimerApp:
+    """Return the app that executes the jobs of a tenant, also those that became ready before its first start."""
+    app = TimerApp(url, tenant=tenant, name="executor", concurrency=MAX_JOBS, from_start=True, ack_wait=ack_wait)
+
+    @app.on_job()
+    async def execute(event: JobReady) -> None:
+        """Run one job and report its end. While the service is away, the job waits."""
+        try:
+            await run_job(app, event)
+        except NoAnswerError as error:
+            raise RetryLater(timedelta(seconds=5), str(error)) from error
+
+    return app
 
 
-async def execute(stream: JetStreamContext, tenant: str, message: Msg, ack_wait: float) -> None:
-    """Run one job, report its end, and then acknowledge its JobReady."""
-    event = json.loads(message.data)
-    job = event["payload"]
-    names = {"tenantId": tenant, "runId": job["runId"], "jobName": job["jobName"]}
-    extending = asyncio.create_task(extend_ack_wait(message, ack_wait / 3))
-    try:
-        await send(stream, "ReportJobStatus", {**names, "status": "running"}, f"{event['id']}-running")
-        started = time.monotonic()
-        payload = job.get("payload") or {}
-        code, output = await run_command(payload)
-        if "resolves" in payload:
-            code, jobs = read_jobs(code, output)
-            group = {"tenantId": tenant, "runId": job["runId"], "groupName": payload["resolves"], "jobs": jobs}
-            await send(stream, "ResolveGroup", group, f"{event['id']}-resolved")
-        outputs = {"exitCode": code, "seconds": round(time.monotonic() - started, 1), "output": output[-MAX_OUTPUT:]}
-        end = {**names, "status": "failed" if code else "success", "outputs": outputs}
-        await send(stream, "ReportJobStatus", end, f"{event['id']}-ended")
-        await message.ack()
-        print(f"{job['jobName']}: {end['status']} after {outputs['seconds']} s", flush=True)
-    finally:
-        extending.cancel()
-
-
-async def extend_ack_wait(message: Msg, interval: float) -> None:
-    """Tell the broker at intervals that the job is still running, so that it does not deliver the event again."""
-    while True:
-        await asyncio.sleep(interval)
-        await message.in_progress()
+async def run_job(app: TimerApp, event: JobReady) -> None:
+    """Run the command of a job. If it lists the jobs of a group, resolve the group."""
+    runs = app.client.runs
+    await runs.report(event.tenant, event.run_id, event.job_name, "running")
+    started = time.monotonic()
+    payload = event.payload or {}
+    code, output = await run_command(payload)
+    if "resolves" in payload:
+        code, jobs = read_jobs(code, output)
+        await runs.resolve_group(event.tenant, event.run_id, payload["resolves"], jobs)
+    status = "failed" if code else "success"
+    outputs = {"exitCode": code, "seconds": round(time.monotonic() - started, 1), "output": output[-MAX_OUTPUT:]}
+    await runs.report(event.tenant, event.run_id, event.job_name, status, outputs=outputs)
+    print(f"{event.job_name}: {status} after {outputs['seconds']} s", flush=True)
 
 
 async def run_command(payload: dict[str, Any]) -> tuple[int, str]:
@@ -99,15 +77,6 @@ def read_jobs(code: int, output: str) -> tuple[int, list[Any]]:
         return 1, []
 
 
-async def send(stream: JetStreamContext, message_type: str, payload: dict[str, Any], message_id: str) -> None:
-    """Publish a command. The broker drops a second command with the same id."""
-    tenant = payload["tenantId"]
-    body = {"id": message_id, "type": message_type, "tenantId": tenant, "payload": payload}
-    subject = {"ReportJobStatus": "report-job-status", "ResolveGroup": "resolve-group"}[message_type]
-    headers = {"Nats-Msg-Id": message_id}
-    await stream.publish(f"timer.cmd.v1.{tenant}.{subject}", json.dumps(body).encode(), headers=headers)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tenant")
@@ -119,5 +88,4 @@ if __name__ == "__main__":
     )
     arguments = parser.parse_args()
     url = os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222")
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(url, arguments.tenant, arguments.ack_wait))
+    create_app(url, arguments.tenant, timedelta(seconds=arguments.ack_wait)).run()

@@ -17,12 +17,15 @@ from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import (
     CommandError,
+    DueTimeReached,
     NewTimer,
     NoAnswerError,
     Outcome,
     QueryError,
     Timer,
     TimerClient,
+    TimerExpired,
+    TimersCancelled,
     TimerServiceError,
     TimerState,
 )
@@ -169,7 +172,7 @@ async def test_watch(client: TimerClient) -> None:
     await client.schedule("other", "call-1", PAST)
     await client.schedule("acme", "call-1", PAST, data=7, topic="unpaid")
     async with asyncio.timeout(5):
-        assert (await any_first)["tenantId"] == "other"
+        assert (await any_first).tenant == "other"
         events = [await first]
         await client.schedule("acme", "call-2", PAST, late_by=timedelta(seconds=1))
         events.append(await anext(mine))
@@ -177,13 +180,13 @@ async def test_watch(client: TimerClient) -> None:
         events.append(await anext(mine))
         await client.cancel_prefix("acme", "call")
         events.append(await anext(mine))
-    assert [(each["type"], each.get("topic")) for each in events] == [
-        ("DueTimeReached", "unpaid"),
-        ("TimerExpired", None),
-        ("TimerExpired", "late"),
-        ("TimersCancelled", None),
-    ]
-    assert events[0]["payload"]["data"] == 7
+    fired, expired, late, cancelled = events
+    assert isinstance(fired, DueTimeReached)
+    assert (fired.timer_id, fired.topic, fired.data, fired.raw["payload"]["data"]) == ("call-1", "unpaid", 7, 7)
+    assert isinstance(expired, TimerExpired)
+    assert isinstance(late, TimerExpired)
+    assert (expired.topic, late.topic) == (None, "late")
+    assert isinstance(cancelled, TimersCancelled)
 
 
 @ON_SQLITE
@@ -265,6 +268,15 @@ async def test_calls_in_flight_end_when_the_connection_is_lost(broker: NatsServe
     assert ended[-1] == 5_000
 
 
+FIRED = json.dumps(
+    {
+        "id": "event-1",
+        "type": "DueTimeReached",
+        "tenantId": "acme",
+        "timestampMs": 1,
+        "payload": {"serviceCallId": "call-1", "dueAt": "2026-11-21T09:00:00Z", "reachedAt": "2026-11-21T09:00:00Z"},
+    }
+).encode()
 UNREADABLE = [b"{", b"\xff\xfe", b"null", b"1", b"[]", b'"x"', b"{}", b'{"error": {}}', b'{"error": 1}', b"[" * 60_000]
 
 
@@ -284,10 +296,10 @@ async def test_unreadable_answers(broker: NatsServer) -> None:
         watching = asyncio.ensure_future(anext(client.watch("acme")))
         with pytest.raises(NoAnswerError):  # a round trip after the subscription of `watch`
             await client.count("other")
-        for body in (*UNREADABLE, b'{"payload": {"serviceCallId": "call-1"}}'):
+        for body in (*UNREADABLE, b'{"payload": {"serviceCallId": "call-0"}}', FIRED):
             await connection.publish("timer.evt.v1.acme.due-time-reached", body)
         async with asyncio.timeout(5):
-            assert (await watching)["payload"] == {"serviceCallId": "call-1"}
+            assert (await watching).raw == json.loads(FIRED)
         await connection.close()
 
 

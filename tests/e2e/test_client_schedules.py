@@ -13,6 +13,8 @@ from tests.harness.processes import NatsServer, Service
 from timer_service.client import (
     CatchUp,
     Schedule,
+    ScheduleEnded,
+    ScheduleFired,
     TimerClient,
 )
 
@@ -101,11 +103,11 @@ async def test_watch_schedules(client: TimerClient) -> None:
     await client.schedules.put("acme", "tock", every=timedelta(seconds=1))
     async with asyncio.timeout(20):
         seen = [await first, *[await anext(events) for _ in range(3)]]
-    fired = {each["payload"]["cause"]: each["payload"] for each in seen if each["type"] == "ScheduleFired"}
-    assert (fired["slot"]["data"], fired["trigger"]["data"]) == ("own", None)
-    assert {each["payload"]["scheduleId"] for each in seen} == {"tick"}
-    assert sorted(each["type"] for each in seen) == ["ScheduleEnded", *["ScheduleFired"] * 3]
-    assert [each["payload"]["reason"] for each in seen if each["type"] == "ScheduleEnded"] == ["max_count"]
+    fired = {each.cause: each.data for each in seen if isinstance(each, ScheduleFired)}
+    assert (fired["slot"], fired["trigger"]) == ("own", None)
+    assert {each.schedule_id for each in seen} == {"tick"}
+    assert sorted(each.type for each in seen) == ["ScheduleEnded", *["ScheduleFired"] * 3]
+    assert [each.reason for each in seen if isinstance(each, ScheduleEnded)] == ["max_count"]
 
 
 @ON_SQLITE

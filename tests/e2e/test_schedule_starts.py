@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from tests.harness.processes import NatsServer, Service
-from timer_service.client import TimerClient, WorkflowStart
+from timer_service.client import ScheduleSkipped, TimerClient, WorkflowStart
 from timer_service.worker import Context, Worker, workflow
 
 SECOND = timedelta(seconds=1)
@@ -47,9 +47,9 @@ async def test_slots_and_a_trigger_start_workflows(broker: NatsServer, service: 
         busy = WorkflowStart(workflow_type="report", data=1, concurrency_key="one")
         await client.schedules.put("acme", "busy", every=SECOND, start=busy)
         async for event in events:
-            if event["type"] == "ScheduleSkipped":
+            if isinstance(event, ScheduleSkipped):
+                assert (event.schedule_id, event.reason) == ("busy", "busy")
                 break
-        assert (event["payload"]["scheduleId"], event["payload"]["reason"]) == ("busy", "busy")
         assert (await client.schedules.trigger("acme", "busy")).name == "skipped_busy"
         worker.stop()
         await running

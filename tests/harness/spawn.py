@@ -22,7 +22,7 @@ TIMER_SERVICE = str(BIN / "timer-service")
 
 _IMPORTED = [
     *(f"timer_service.cli.{each}" for each in ("serve", "doctor", "backup", "migrate", "config")),
-    *(f"timer_service.cli.{each}" for each in ("timers", "signals", "schedules", "runs", "events")),
+    *(f"timer_service.cli.{each}" for each in ("timers", "signals", "schedules", "runs", "events", "listen")),
     "timer_service.adapters.sqlite",
     "timer_service.adapters.postgres",
     *("uvicorn.lifespan.off", "uvloop", "encodings.idna"),  # imported by the first use

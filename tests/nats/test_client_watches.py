@@ -12,7 +12,9 @@ from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.client import watches, workflows
 from timer_service.client.connection import Connection, open_connection
 from timer_service.client.errors import NoAnswerError, WorkflowEndedError
+from timer_service.client.events import DueTimeReached
 from timer_service.client.workflows import Workflows
+from timer_service.core.values.message import kebab
 
 FIRED = "timer.evt.v1.acme.due-time-reached"
 ENDS = [f"timer.evt.v1.acme.workflow-{end}" for end in ("completed", "failed", "cancelled")]
@@ -39,20 +41,34 @@ def watched(peer: ScriptedPeer) -> list[str]:
     return sorted(each for each in peer.open.values() if ".evt." in each)
 
 
-async def fire(peer: ScriptedPeer, subject: str = FIRED, **payload: Any) -> None:
-    """Publish an event."""
-    await peer.deliver(subject, subject.encode(), json.dumps({"payload": payload}).encode())
+ENVELOPE = {"id": "event-1", "tenantId": "acme", "timestampMs": 1_795_000_000_000}
+AT = "2026-11-21T09:00:00.000Z"
 
 
-async def next_number(events: AsyncIterator[dict[str, Any]]) -> Any:
+async def fire(peer: ScriptedPeer, number: int, data: str = "") -> None:
+    """Publish the event of a timer."""
+    payload = {"serviceCallId": data, "dueAt": AT, "reachedAt": AT, "data": number}
+    body = {**ENVELOPE, "type": "DueTimeReached", "payload": payload}
+    await peer.deliver(FIRED, FIRED.encode(), json.dumps(body).encode())
+
+
+async def end(peer: ScriptedPeer, subject: str, workflow: str) -> None:
+    """Publish the event of the end of a workflow."""
+    ended = {"WorkflowCompleted": {}, "WorkflowFailed": {"code": "STEP_FAILED"}}
+    (name,) = (name for name in ended if kebab(name) in subject)
+    payload = {"workflowId": workflow, "type": "order", "startedAt": AT, "endedAt": AT, **ended[name]}
+    await peer.deliver(subject, subject.encode(), json.dumps({**ENVELOPE, "type": name, "payload": payload}).encode())
+
+
+async def next_number(events: AsyncIterator[DueTimeReached]) -> Any:
     async with asyncio.timeout(10):
-        return (await anext(events))["payload"]["number"]
+        return (await anext(events)).data
 
 
-async def collect_numbers(events: AsyncIterator[dict[str, Any]], numbers: list[int]) -> None:
+async def collect_numbers(events: AsyncIterator[DueTimeReached], numbers: list[int]) -> None:
     async for event in events:
-        payload = event["payload"]
-        numbers.append(payload["number"])
+        number = event.data
+        numbers.append(number)
 
 
 async def until_begun(peer: ScriptedPeer, *begins: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
@@ -80,7 +96,7 @@ async def test_twenty_waiting_calls_use_three_subscriptions() -> None:
         assert watched(peer) == sorted(ENDS)
         for number in range(20):
             ended.add(f"order-{number}")
-            await fire(peer, ENDS[0], workflowId=f"order-{number}")
+            await end(peer, ENDS[0], f"order-{number}")
             async with asyncio.timeout(5):
                 assert await tasks[number] == f"order-{number}"
         await peer.until(lambda: not watched(peer))
@@ -119,7 +135,7 @@ async def test_a_failed_result_leaves_nothing() -> None:
     answer = {"workflow": view, "hasWorkers": True, "failure": {"type": "no", "message": "no"}, "effects": []}
     async with connected({}) as (peer, connection):
         (waiting,) = await until_begun(peer, Workflows(connection).result("acme", "order-1"))
-        await fire(peer, ENDS[1], workflowId="order-1")  # while the call asks for the workflow
+        await end(peer, ENDS[1], "order-1")  # while the call asks for the workflow
         await peer.until(lambda: bool(peer.published))
         await peer.reply(json.dumps(answer).encode())
         await asyncio.wait([waiting], timeout=10)
@@ -133,9 +149,9 @@ async def test_a_slow_watch_ends_alone() -> None:
     async with connected({}) as (peer, connection):
         slow, fast = connection.events("acme", "due-time-reached"), connection.events("acme", "due-time-reached")
         begun = await until_begun(peer, next_number(slow), next_number(fast))
-        data = b"x" * 1024 * 1024
+        data = "x" * 1024 * 1024
         for number in range(140):
-            await peer.deliver(FIRED, FIRED.encode(), b'{"payload": {"number": %d, "data": "%b"}}' % (number, data))
+            await fire(peer, number, data)
             assert await (begun[1] if number == 0 else next_number(fast)) == number
         numbers = [await begun[0]]
         with pytest.raises(NoAnswerError, match="read too slowly; events may be missing from here on"):
@@ -144,7 +160,7 @@ async def test_a_slow_watch_ends_alone() -> None:
         assert 120 < len(numbers) < 130
         assert watched(peer) == [FIRED]
         begun = await until_begun(peer, next_number(connection.events("acme", "due-time-reached")))
-        await fire(peer, number=140)
+        await fire(peer, 140)
         assert await asyncio.gather(next_number(fast), *begun) == [140, 140]
 
 
@@ -168,7 +184,7 @@ async def test_a_watch_leaves_while_another_joins(options: Mapping[str, Any]) ->
                 await asyncio.sleep(0)
             (joining,) = await until_begun(peer, next_number(connection.events("acme", "due-time-reached")))
             assert watched(peer) == [FIRED]
-            await fire(peer, number=turns)
+            await fire(peer, turns)
             assert await joining == turns
             await peer.until(lambda: not watched(peer))
         assert peer.most == 1
@@ -187,7 +203,7 @@ async def test_a_watch_is_cancelled_while_it_subscribes(options: Mapping[str, An
             await asyncio.wait([cancelled])
             assert cancelled.cancelled()
             await peer.until(lambda: watched(peer) == [FIRED])
-            await fire(peer, number=turns)
+            await fire(peer, turns)
             async with asyncio.timeout(5):
                 assert await joining == turns
             await peer.until(lambda: not watched(peer))
@@ -204,7 +220,7 @@ async def test_watches_after_a_lost_connection() -> None:
     async with connected({"reconnected_cb": note}) as (peer, connection):
         old = [connection.events("acme", "due-time-reached") for _ in range(3)]
         begun = await until_begun(peer, *(next_number(watch) for watch in old))
-        await fire(peer, number=0)
+        await fire(peer, 0)
         assert await asyncio.gather(*begun) == [0, 0, 0]
         waiting = [asyncio.ensure_future(anext(watch)) for watch in old[1:]]
         peer.disconnect()
@@ -216,11 +232,11 @@ async def test_watches_after_a_lost_connection() -> None:
         new = [connection.events("acme", "due-time-reached") for _ in range(3)]
         begun = await until_begun(peer, *(next_number(watch) for watch in new))
         assert watched(peer) == [FIRED]
-        await fire(peer, number=1)
+        await fire(peer, 1)
         assert await asyncio.gather(*begun) == [1, 1, 1]
         with pytest.raises(NoAnswerError, match="connection to the broker has ended"):
             await anext(old[0])
-        await fire(peer, number=2)
+        await fire(peer, 2)
         assert await asyncio.gather(*map(next_number, new)) == [2, 2, 2]
         for watch in new:
             await watch.aclose()

@@ -36,7 +36,7 @@ def values(literal: Any) -> set[str]:
 def test_names(schema: str, enum: str, literal: Any) -> None:
     """Each type has exactly the names that a message can have. A worker cannot report `pending`."""
     definitions = json.loads((SCHEMAS / f"{schema}.v1.json").read_text())["$defs"]
-    assert values(literal) == set(definitions[enum]["enum"])
+    assert values(literal) - {"stored"} == set(definitions[enum]["enum"])  # `stored` comes from an outbox
 
 
 def test_names_of_a_newer_service() -> None:

@@ -14,7 +14,7 @@ from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.values.codec import plain_words
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
-COMMANDS = ("serve", "dev", "worker", "doctor", "healthcheck", "backup", "restore")
+COMMANDS = ("serve", "dev", "worker", "listen", "doctor", "healthcheck", "backup", "restore")
 """The commands that are not in a group."""
 GROUPS = (
     "config",

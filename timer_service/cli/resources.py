@@ -18,9 +18,9 @@ from timer_service.cli.output import format_time, one_line, print_table
 from timer_service.cli.parameters import All, AsJson, Cursor, Json, Limit, Tenant, TenantOrAll
 from timer_service.client import CommandError, Counts, Outcome, QueryError, TimerClient, WorkflowCounts
 from timer_service.client.answers import read_cursor, read_rows
+from timer_service.client.events import Event
 from timer_service.client.view import View
 from timer_service.core.values.codec import plain_words
-from timer_service.core.values.instant import format_instant
 
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
@@ -189,21 +189,16 @@ class Resource(NamedTuple):
         add_command(self.app, name, text, run, {"tenant": Tenant, **parameters, "as_json": AsJson}, check=check)
 
 
-async def print_events(events: AsyncIterator[Mapping[str, Any]], *, as_json: bool) -> None:
+async def print_events(events: AsyncIterator[Event], *, as_json: bool) -> None:
     """Print events as lines."""
     async for event in events:
-        try:
-            line = json.dumps(event) if as_json else event_line(event)
-        except Exception:  # noqa: BLE001 - on a broker without accounts, others can publish what is no event
-            typer.echo(one_line(f"Cannot be read as an event: {json.dumps(event)}"), err=True)
-        else:
-            typer.echo(line)
+        typer.echo(json.dumps(event.raw) if as_json else event_line(event))
 
 
-def event_line(event: Mapping[str, Any]) -> str:
+def event_line(event: Event) -> str:
     """Return an event as a line: when it happened, its type, its tenant, and the fields of its payload."""
-    payload = {**event["payload"]}
-    head = [format_instant(event["timestampMs"]), event["type"], payload.pop("tenantId")]
+    payload = {name: each for name, each in event.raw["payload"].items() if name != "tenantId"}
+    head = [format_time(event.created_at, milliseconds=True), event.type, event.tenant]
     fields = (f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in payload.items())
     return one_line("  ".join([*head, *fields]))
 

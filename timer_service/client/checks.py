@@ -31,6 +31,11 @@ def check_tenant(tenant: object) -> str:
     return _match("tenant", tenant, TENANT_PATTERN, "1 to 64 letters, digits, dashes or underscores")
 
 
+def check_name(argument: str, name: object, most: int = 64) -> str:
+    """Return the name of a consumer or a stream."""
+    return _match(argument, name, rf"[A-Za-z0-9_-]{{1,{most}}}", f"1 to {most} letters, digits, dashes or underscores")
+
+
 def check_identifier(argument: str, name: object) -> str:
     """Return a valid id of a timer, signal, work item, schedule, run or job."""
     must = "1 to 200 characters, without control characters and surrogates"

@@ -3,10 +3,10 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -26,11 +26,13 @@ from timer_service.client.commands import (
     store_commands,
 )
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
+from timer_service.client.events import EVENTS, Event, message_of, read_event
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
 from timer_service.core.values.message import Kind, kebab
 from timer_service.nats_client import LastingClient
 
+_T = TypeVar("_T")
 _NOT_FOUND = "NOT_FOUND"
 _VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outputs", "CreateWorkSignal": "note"}
 """The arguments that a message type takes over unchecked. All others have only `data`."""
@@ -45,11 +47,28 @@ class Connection:
         self._calls = Calls()
         self._batches = Batches()
         self._watches = Watches(client, self._calls)
+        self.on_lost: list[Callable[[], None]] = []
+        """What to call when the connection is lost."""
+
+    @property
+    def client(self) -> Client:
+        """The connection of the driver."""
+        return self._client
+
+    async def lose(self) -> None:
+        """End every call and every iteration over events, because the connection is lost."""
+        await self.end_calls()
+        for call in self.on_lost:
+            call()
 
     async def end_calls(self) -> None:
         """End every call and every iteration over events."""
         self._calls.end()
         self._watches.end()
+
+    async def run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a call to the broker. Raises `NoAnswerError` if the connection is lost first."""
+        return await self._calls.run(call)
 
     def jetstream(self) -> JetStreamContext:
         """Return the API of the streams, which may need another login. Raises `NoAnswerError` without a connection."""
@@ -189,11 +208,12 @@ class Connection:
 
     def events(
         self, tenant: str, *messages: str, about: Mapping[str, str] = MappingProxyType({})
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[Any, None]:
         """Iterate over the events that the service publishes from now on. `tenant` is a tenant or `*` for all.
 
         `messages` are the types of the events in kebab case, or those of `with_topics` if they can have a topic.
-        `about` has the fields that their payloads must have.
+        `about` has the fields that their payloads must have. A message that is no event of these types is left out: the
+        service did not publish it.
 
         Raises `NoAnswerError` when the connection is lost, or when they are read too slowly, because events may be
         missing after that.
@@ -204,16 +224,17 @@ class Connection:
 
     async def _events(
         self, tenant: str, messages: Sequence[str], about: Mapping[str, str]
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[Event, None]:
         """Join the watches when the iteration begins, and leave them when it ends."""
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
+        kinds = tuple(each for each in EVENTS if message_of(each) in messages)
         watch = Watch([self.subject(Kind.EVENT, tenant, message) for message in messages])
         try:
             await self._watches.join(watch)
             while True:
                 event = _read_event(await watch.next())
-                if event is not None and all(event["payload"].get(name) == value for name, value in about.items()):
+                if isinstance(event, kinds) and all(event.raw["payload"].get(each) == about[each] for each in about):
                     yield event
         except nats.errors.Error as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
@@ -246,7 +267,7 @@ async def open_connection(
                 max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
                 reconnect_time_wait=1,
                 error_cb=note,
-                disconnected_cb=connection.end_calls,
+                disconnected_cb=connection.lose,
                 **options,
             )
     except asyncio.CancelledError:
@@ -269,13 +290,12 @@ def with_topics(*messages: str) -> Sequence[str]:
     return [form for message in messages for form in (message, f"{message}.*")]
 
 
-def _read_event(body: bytes) -> dict[str, Any] | None:
-    """Return an event, or None for a message that cannot be one: the service did not publish it."""
+def _read_event(body: bytes) -> Event | None:
+    """Return an event, or None for a message that is none."""
     try:
-        event = read_object(body)
+        return read_event(body)
     except TimerServiceError:
         return None
-    return event if isinstance(event.get("payload"), dict) else None
 
 
 def url_without_login(urls: str) -> str:

@@ -1,6 +1,7 @@
 """The exceptions of the client. A wrong argument raises ValueError instead."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # the models raise these errors
@@ -53,3 +54,25 @@ class WorkflowEndedError(TimerServiceError):
         super().__init__(f"{name} is {workflow.status}" + (f": {why}" if why else ""))
         self.workflow = workflow
         self.error = error
+
+
+class PermanentError(Exception):
+    """Raise it in a step or a handler that must not be tried again."""
+
+
+class RetryLater(Exception):  # noqa: N818 - a request for a retry
+    """Raise it in a handler when something that it needs is away, such as a database.
+
+    The handler is called again after `delay` (at most 10 minutes). This attempt does not count. The event stays in this
+    process until then, and counts as one of those in progress.
+    """
+
+    def __init__(self, delay: timedelta, message: str = "") -> None:
+        if not timedelta(0) <= delay <= timedelta(minutes=10):
+            raise ValueError("delay must lie between 0 and 10 minutes")
+        super().__init__(message)
+        self.delay = delay
+
+
+class AlreadyHandled(Exception):  # noqa: N818 - the event needs nothing more
+    """The event was handled before: `TimerApp.once` found its mark. It ends the handler with success."""

@@ -85,5 +85,6 @@ OutcomeName = Literal[
     "not_kept",
     "unknown_job",
     "ignored_not_ready",
+    "stored",
 ]
-"""How a command ended. The page of each kind of resource explains its outcomes."""
+"""How a command ended. The page of each kind of resource explains its outcomes. `stored`: it waits in an outbox."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from timer_service.client.answers import read_rows
 from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping, optional
+from timer_service.client.events import JobReady, JobSkipped, RunCompleted, RunRejected, RunStuck
 from timer_service.client.models import Outcome, Run, RunGraph, RunJob
 from timer_service.client.names import ReportedStatus, RunStatus
 from timer_service.client.resource import Resource
@@ -84,14 +85,16 @@ class Runs(Resource):
         wanted = optional(check_choice, "status", status, RunStatus)
         return self._list("list-runs", "runs", Run, tenant, timeout_seconds, status=wanted)
 
-    def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+    def watch(self, tenant: str = "*") -> AsyncIterator[JobReady]:
         """Iterate over `JobReady` events from now on, of a tenant or of all. See `TimerClient.watch`.
 
         An executor must not miss an event: it reads the stream instead (see docs/examples/executor.py).
         """
         return self._connection.events(tenant, "job-ready")
 
-    def watch_all(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+    def watch_all(
+        self, tenant: str = "*"
+    ) -> AsyncIterator[JobReady | JobSkipped | RunCompleted | RunRejected | RunStuck]:
         """Iterate over all events of runs from now on, of a tenant or of all. See `TimerClient.watch`.
 
         These are `JobReady`, `JobSkipped`, `RunCompleted`, `RunRejected` and `RunStuck`.

@@ -18,6 +18,7 @@ from timer_service.client.checks import (
     wire_instant,
 )
 from timer_service.client.connection import with_topics
+from timer_service.client.events import ScheduleBackfilled, ScheduleEnded, ScheduleFired, ScheduleSkipped
 from timer_service.client.models import UNSET, Outcome, Schedule
 from timer_service.client.names import CatchUpPolicy, ScheduleStatus
 from timer_service.client.resource import Resource
@@ -176,7 +177,9 @@ class Schedules(Resource):
             next_at = wire_instant("from_at", slots[-1] + timedelta(milliseconds=1))
             question |= {"from": next_at, "count": count - len(slots)}
 
-    def watch(self, tenant: str = "*", *, schedule: str | None = None) -> AsyncIterator[dict[str, Any]]:
+    def watch(
+        self, tenant: str = "*", *, schedule: str | None = None
+    ) -> AsyncIterator[ScheduleFired | ScheduleSkipped | ScheduleEnded | ScheduleBackfilled]:
         """Iterate over the events of the schedules of a tenant, or of all tenants.
 
         These are `ScheduleFired`, `ScheduleSkipped`, `ScheduleEnded` and `ScheduleBackfilled`. It begins with the

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Any
 
 from timer_service.client.checks import (
     check_choice,
@@ -13,6 +12,7 @@ from timer_service.client.checks import (
     optional,
     wire_instant,
 )
+from timer_service.client.events import WorkSignalFailed, WorkSignalFired
 from timer_service.client.models import Firing, Outcome, Signal, Task
 from timer_service.client.names import SignalStatus
 from timer_service.client.resource import Resource
@@ -94,7 +94,7 @@ class Signals(Resource):
         item = check_identifier("item", item)
         return self._list("list-tasks", "tasks", Task, tenant, timeout_seconds, workItemId=item)
 
-    def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+    def watch(self, tenant: str = "*") -> AsyncIterator[WorkSignalFired | WorkSignalFailed]:
         """Iterate over `work.signal.fired` and `work.signal.failed` events from now on, of a tenant or of all.
 
         See `TimerClient.watch`.

@@ -1,6 +1,6 @@
 """The client: connecting, and the methods for timers."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,13 +23,20 @@ from timer_service.client.checks import (
 from timer_service.client.commands import Command, Ended
 from timer_service.client.connection import Connection, open_connection, with_topics
 from timer_service.client.dead_letters import DeadLetters, Events
+from timer_service.client.events import DueTimeReached, Event, TimerExpired, TimersCancelled
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, Timer
 from timer_service.client.names import TimerState
+from timer_service.client.receive.delivery import Delivery
+from timer_service.client.receive.filters import Filter, check_consumer
+from timer_service.client.receive.subscription import Subscription
 from timer_service.client.resource import Resource
 from timer_service.client.runs import Runs
 from timer_service.client.schedules import Schedules
 from timer_service.client.signals import Signals
 from timer_service.client.workflows import Workflows
+
+_READ_AHEAD = 10
+"""How many deliveries `consume` keeps for a program that has not taken them."""
 
 
 class TimerClient(Resource):
@@ -184,14 +191,44 @@ class TimerClient(Resource):
         question = check_mapping("request", request)
         return await self._connection.ask(tenant, check_query("name", name), question, timeout_seconds)
 
-    def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+    def watch(self, tenant: str = "*") -> AsyncIterator[DueTimeReached | TimerExpired | TimersCancelled]:
         """Iterate over the `DueTimeReached`, `TimerExpired` and `TimersCancelled` events of a tenant, or of all.
 
-        Starts with the events published after the iteration has begun. Each event has the form of contracts/README.md.
+        Starts with the events published after the iteration has begun. `event.raw` has the form of contracts/README.md.
         Raises `NoAnswerError` when the connection is lost, or when more than 128 MiB of events wait to be read, because
-        events may be missing after that. To miss no event, read the stream TIMER_EVT with a JetStream consumer instead.
+        events may be missing after that. To miss no event, use `consume` or `TimerApp` instead.
         """
         return self._connection.events(tenant, *with_topics("due-time-reached", "timer-expired"), "timers-cancelled")
+
+    def consume(
+        self,
+        tenant: str,
+        name: str,
+        *events: type[Event] | Filter,
+        stream: str | None = None,
+        from_start: bool = False,
+        ack_wait: timedelta = timedelta(seconds=30),
+    ) -> AsyncGenerator[Delivery, None]:
+        """Iterate over the deliveries of a durable consumer: every event, at least once. `TimerApp` is built on it.
+
+        `name` is the consumer: it remembers its place while no program reads, and programs with the same name share its
+        events. Acknowledge each delivery with `ack`, or give it back with `retry`; otherwise it comes again after
+        `ack_wait`. `events` are classes, or a `Filter` for a topic; without them, every event. A new consumer begins
+        with the events from now on, or with `from_start` with all that are stored. `stream` is the stream that an
+        operator has made for the tenant; it has the events that the operator chose.
+
+        Goes on after a lost connection. Raises `NoAnswerError` at the start if the stream or a permission is missing.
+        """
+        consumer = check_consumer(tenant, name, events, stream=stream, from_start=from_start, ack_wait=ack_wait)
+        return self._consume(Subscription(self._connection, consumer, _READ_AHEAD))
+
+    async def _consume(self, subscription: Subscription) -> AsyncGenerator[Delivery, None]:
+        await subscription.open()
+        try:
+            while True:
+                yield await subscription.next()
+        finally:
+            await subscription.close()
 
     def _schedule_command(self, timer: NewTimer) -> Command:
         if (timer.due_at is None) == (timer.due_in is None):

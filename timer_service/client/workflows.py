@@ -18,6 +18,7 @@ from timer_service.client.checks import (
 )
 from timer_service.client.convert import read_data, returned_type
 from timer_service.client.errors import NoAnswerError, QueryError, WorkflowEndedError
+from timer_service.client.events import WorkflowCancelled, WorkflowCompleted, WorkflowFailed
 from timer_service.client.models import UNSET, Outcome
 from timer_service.client.names import WorkflowStatus
 from timer_service.client.resource import Resource
@@ -196,7 +197,7 @@ class Workflows(Resource):
                         raise
                     await asyncio.sleep(_PAUSE_SECONDS)
 
-    def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+    def watch(self, tenant: str = "*") -> AsyncIterator[WorkflowCompleted | WorkflowFailed | WorkflowCancelled]:
         """Iterate over the events about ends of workflows from now on. See `TimerClient.watch`."""
         return self._connection.events(tenant, *_EVENTS)
 

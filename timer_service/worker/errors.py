@@ -6,6 +6,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
+from timer_service.client.errors import PermanentError as PermanentError  # noqa: PLC0414 - part of this module's API
 from timer_service.worker.names import name_of
 
 MAX_TEXT_BYTES = 4096
@@ -79,10 +80,6 @@ class StepFailed(Exception):  # noqa: N818 - the name that the documentation use
         self.name = name_of(key)
         self.type = error.type
         self.text = error.message
-
-
-class PermanentError(Exception):
-    """Raise it in a step that must not be tried again."""
 
 
 class RetryAfter(Exception):  # noqa: N818 - a request for a retry

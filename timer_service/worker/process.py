@@ -4,13 +4,13 @@ import asyncio
 import logging
 from typing import Any
 
+from timer_service.threads import Threads
 from timer_service.worker.definition import Settings
 from timer_service.worker.leases import Leases
 from timer_service.worker.poller import Poller
 from timer_service.worker.reporter import Reporter
 from timer_service.worker.service import Send
 from timer_service.worker.tasks import Tasks
-from timer_service.worker.threads import Threads
 from timer_service.worker.watchdog import watch_loop
 
 log = logging.getLogger(__name__)

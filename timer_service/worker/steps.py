@@ -7,9 +7,9 @@ import logging
 from functools import partial
 from typing import NamedTuple
 
+from timer_service.threads import Ended, Threads
 from timer_service.worker.context import current_step
 from timer_service.worker.errors import ErrorText, PermanentError, RetryAfter, describe_error, trace_of
-from timer_service.worker.threads import Ended, Threads
 from timer_service.worker.values import StepCall, to_milliseconds, write_result
 
 log = logging.getLogger(__name__)

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 
+from timer_service.threads import Threads
 from timer_service.worker.context import variables_of_step
 from timer_service.worker.steps import Attempt, end_of, run_attempt
 from timer_service.worker.task import RunningTask
-from timer_service.worker.threads import Threads
 from timer_service.worker.values import Effect
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ import pytest
 
 from tests.harness.random_workflows import draw_program, run_program
 from tests.harness.workflows import Workflows, reports
+from timer_service.threads import Threads
 from timer_service.worker import Context, Retry, RetryAfter, WorkflowFunction
 from timer_service.worker.context import current_step, variables_of_step
 from timer_service.worker.steps import run_attempt
 from timer_service.worker.task import RunningTask
 from timer_service.worker.testing import SimulatedWorkflow
-from timer_service.worker.threads import Threads
 
 SEEDS = 20
 _MOST_INSTANTS = 40

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from timer_service.threads import Threads
 from timer_service.worker.context import current_step, variables_of_step
 from timer_service.worker.errors import NotInWorkflowError
 from timer_service.worker.names import name_of
 from timer_service.worker.steps import Attempt, end_of, run_attempt, timed_out
-from timer_service.worker.threads import Threads
 from timer_service.worker.values import Effect, StepCall
 
 _MOST_THREADS = 100

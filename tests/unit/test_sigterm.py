@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from timer_service.worker.sigterm import at_sigterm
+from timer_service.sigterm import at_sigterm
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

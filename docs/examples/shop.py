@@ -1,0 +1,44 @@
+"""A shop: an order that is not paid in time is cancelled (docs/receive.md).
+
+    python docs/examples/shop.py nats://localhost:4222
+
+It takes an order, schedules a timer for it, and cancels the order when the timer fires. Ctrl-C ends it.
+"""
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+
+from timer_service.client import DueTimeReached, TimerApp, TimerClient
+
+URL = sys.argv[1] if len(sys.argv) > 1 else "nats://localhost:4222"
+
+
+@dataclass
+class Order:
+    """An order of the shop."""
+
+    id: str
+    total: float
+
+
+app = TimerApp(URL, tenant="shop", name="orders", from_start=True)
+
+
+@app.on_due()
+async def cancel_unpaid(event: DueTimeReached[Order]) -> None:
+    """Cancel an order. The data of the event are an `Order`, because the annotation says so."""
+    print(f"cancelled {event.data.id}: {event.data.total:.2f} were not paid in time", flush=True)
+
+
+async def take_order(order: Order) -> None:
+    """Schedule the timer of an order."""
+    async with TimerClient.connect(URL) as client:
+        data = {"id": order.id, "total": order.total}
+        await client.schedule("shop", f"unpaid/{order.id}", due_in=timedelta(seconds=1), data=data)
+
+
+if __name__ == "__main__":
+    asyncio.run(take_order(Order("order-7", 12.5)))
+    app.run()

@@ -1,0 +1,206 @@
+"""Programs that receive events, as processes: signals, kills, deadly handlers, and `timer-service listen`."""
+
+import asyncio
+import json
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from tests.harness.processes import NatsServer, Process
+from tests.harness.receiving import Publisher, publisher, until
+from tests.harness.spawn import TIMER_SERVICE
+from timer_service.client.receive.delivery import DEATHS
+
+PROGRAM = """
+import os, random, sys, time
+from datetime import timedelta
+from timer_service.client import DueTimeReached, TimerApp
+
+second = timedelta(seconds=1)
+random.seed(open("log").read().count("deadly"))
+app = TimerApp(sys.argv[1], tenant="acme", name="orders", attempts=2, from_start=True, ack_wait=second)
+
+def note(text):
+    with open("log", "a") as file:
+        file.write(text + "\\n")
+
+@app.on_due()
+def handle(event: DueTimeReached) -> None:
+    note(f"begin {event.timer_id}")
+    if event.timer_id == "deadly":
+        os._exit(9)
+    while event.timer_id == "held" and not os.path.exists("go"):
+        time.sleep(0.01)
+    time.sleep(0.001)
+    note(f"end {event.timer_id}")
+
+app.run()
+"""
+
+
+@pytest.fixture
+async def events(broker: NatsServer) -> AsyncIterator[Publisher]:
+    async with publisher(broker.url) as found:
+        yield found
+
+
+class Program(Process):
+    """A program of a user. Its output is in `log`, its errors in `errors`."""
+
+    def __init__(self, folder: Path, broker: NatsServer) -> None:
+        (folder / "program.py").write_text(f"import os\nos.chdir({str(folder)!r})\n{PROGRAM}", "utf-8")
+        super().__init__([sys.executable, str(folder / "program.py"), broker.url], folder / "errors", {})
+        self.folder = folder
+        (folder / "log").touch()
+
+    def lines(self, what: str = "end") -> list[str]:
+        """Return the timers whose handlers have begun or ended, in order."""
+        found = (line.split() for line in (self.folder / "log").read_text().splitlines())
+        return [timer for how, timer in found if how == what]
+
+    async def until_waiting(self, times: int = 1) -> None:
+        """Wait until it has begun to receive for the nth time."""
+        await self._until(lambda: self.log.exists() and self.log.read_text().count("INFO waiting for") >= times)
+
+
+@pytest.fixture
+async def program(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Program]:
+    async with Program(tmp_path, broker) as found:
+        yield found
+
+
+async def test_a_signal_lets_the_handler_finish(program: Program, events: Publisher) -> None:
+    """At SIGTERM the handler in progress ends and is acknowledged, and the program ends with 0."""
+    program.launch()
+    await program.until_waiting()
+    address = f"nats://127.0.0.1:{program.command[-1].rpartition(':')[2]}"
+    wanted = "timer.evt.v1.acme.due-time-reached, timer.evt.v1.acme.due-time-reached.*"
+    assert f"waiting for {wanted}, timer.evt.v1.acme.resubmitted.orders at {address}" in program.log.read_text()
+    await events.fire("held")
+    await until(lambda: program.lines("begin") == ["held"])
+    program.signal(signal.SIGTERM)
+    await events.fire("later")
+    (program.folder / "go").touch()
+    assert await program.wait() == 0
+    assert program.lines() == ["held"]
+    assert sum(await events.unacknowledged()) == 1
+
+
+async def test_a_second_signal_ends_at_once(program: Program, events: Publisher) -> None:
+    """The program ends with 1, and says that the event comes again."""
+    program.launch()
+    await program.until_waiting()
+    await events.fire("held")
+    await until(lambda: program.lines("begin") == ["held"])
+    program.signal(signal.SIGINT)
+    await until(lambda: "stopping; 1 handlers are in progress" in program.log.read_text())
+    program.signal(signal.SIGINT)
+    assert await program.wait() == 1
+    assert "ended by a second signal; the events in progress come again" in program.log.read_text()
+
+
+@pytest.mark.slow
+async def test_kills_at_random_moments(program: Program, events: Publisher) -> None:
+    """However often the program is killed, each event is handled at least once, and none is parked."""
+    rng = random.Random(7)
+    names = [str(number) for number in range(400)]
+    published = asyncio.ensure_future(fire_all(events, names))
+    kills = 0
+    while len({*program.lines()}) < len(names):
+        program.launch()
+        await program.until_waiting(kills + 1)
+        wanted = min(len({*program.lines()}) + 1 + rng.randrange(60), len(names))
+        await until(lambda wanted=wanted: len({*program.lines()}) >= wanted)  # type: ignore[misc]
+        await program.kill()
+        kills += 1
+    await published
+    program.launch()
+    await events.until_acknowledged()
+    assert {*program.lines()} == {*names}
+    assert kills >= 5
+    assert events.parked == []
+    repeats = len(program.lines()) - len(names)
+    assert repeats <= kills * 30, "at most what was in progress at a kill, and what waited in the program"
+
+
+async def fire_all(events: Publisher, names: list[str]) -> None:
+    for start in range(0, len(names), 50):
+        await asyncio.gather(*map(events.fire, names[start : start + 50]))
+
+
+@pytest.mark.slow
+async def test_a_handler_that_ends_the_process(program: Program, events: Publisher) -> None:
+    """Its event is parked after some deaths. The events that are delivered with it are handled."""
+    program.launch()
+    await program.until_waiting()
+    names = [str(number) for number in range(10)]
+    await fire_all(events, [*names[:5], "deadly", *names[5:]])
+    deaths = 0
+    async with asyncio.timeout(60):
+        while not events.parked:
+            if program.running.poll() is not None:
+                assert await program.wait() == 9
+                deaths += 1
+                program.launch()
+            await asyncio.sleep(0.02)
+        await events.until_acknowledged()
+    assert {*program.lines()} == {*names}
+    ((name, attempts),) = [(each["event"]["payload"]["serviceCallId"], each["attempts"]) for each in events.parked]
+    assert (name, attempts) == ("deadly", 3 + DEATHS)
+    assert deaths == 2 + DEATHS
+
+
+class Listener(Process):
+    """`timer-service listen`."""
+
+    def __init__(self, folder: Path, broker: NatsServer, program: str, *options: str) -> None:
+        script = folder / "program.sh"
+        script.write_text(f"cd {folder}\n{program}\n", "utf-8")
+        command = [TIMER_SERVICE, "listen", "acme", "--exec", f"sh {script}", *options]
+        super().__init__(command, folder / "output", {"TIMER_BROKER_URL": broker.url, "TIMER_LOG_FORMAT": "console"})
+
+    async def __aenter__(self) -> Self:
+        self.log.touch()
+        self.launch()
+        await self._until(lambda: "waiting for timer.evt.v1.acme" in self.log.read_text())
+        return self
+
+
+async def test_a_program_for_each_event(tmp_path: Path, broker: NatsServer, events: Publisher) -> None:
+    """The program gets the event on stdin. Exit code 0 acknowledges it, and after another one it comes again."""
+    read = read_lines(tmp_path / "events")
+    async with Listener(tmp_path, broker, "cat >> events; test $(wc -l < events) = 2", "--topic", "unpaid") as listener:
+        await events.fire("other")
+        await events.fire("a", 7, topic="unpaid")
+        await until(lambda: len(read()) == 2)
+        await events.until_acknowledged("acme~listen")
+        first, second, *others = map(json.loads, read())
+        assert first == second == {**first, "id": "event-a", "topic": "unpaid"}
+        assert others == []
+        assert await listener.terminate() == 0
+    text = (tmp_path / "output").read_text()
+    begin = "Waiting for due-time-reached with the topic unpaid of tenant acme as consumer listen at nats://127.0.0.1"
+    assert text.startswith(begin)
+    assert "ProgramError: sh ended with 1" in text
+
+
+async def test_a_signal_lets_the_program_finish(tmp_path: Path, broker: NatsServer, events: Publisher) -> None:
+    """At SIGTERM the program that runs finishes its event, which is acknowledged."""
+    run = "cat > /dev/null; touch begun; while ! test -e go; do sleep 0.05; done; touch ended"
+    async with Listener(tmp_path, broker, run) as listener:
+        await events.fire("a")
+        await until((tmp_path / "begun").exists)
+        listener.signal(signal.SIGTERM)
+        (tmp_path / "go").touch()
+        assert await listener.wait() == 0
+    assert (tmp_path / "ended").exists()
+    assert await events.unacknowledged("acme~listen") == (0, 0)
+
+
+def read_lines(path: Path) -> Callable[[], list[str]]:
+    return lambda: path.read_text().splitlines() if path.exists() else []

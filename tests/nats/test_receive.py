@@ -1,0 +1,591 @@
+"""`TimerApp` and `consume` with a real nats-server: acknowledged, tried again, parked, renewed, shared, and resumed.
+
+A stand-in parks events; tests/e2e/test_receive.py has the service.
+"""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.processes import NatsServer
+from tests.harness.receiving import Publisher, publisher, until
+from timer_service.client import (
+    DueTimeReached,
+    Event,
+    Filter,
+    JobReady,
+    MemorySeen,
+    NoAnswerError,
+    RunCompleted,
+    ScheduleFired,
+    TimerApp,
+    TimerClient,
+    TimerExpired,
+    WorkSignalFired,
+)
+from timer_service.client.connection import open_connection
+from timer_service.client.receive import attempt as attempts_module
+from timer_service.client.receive import delivery as delivery_module
+from timer_service.client.receive import subscription
+from timer_service.client.receive.filters import check_consumer
+from timer_service.client.receive.subscription import Subscription
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+async def events(server: NatsServer) -> AsyncIterator[Publisher]:
+    async with publisher(server.url) as found:
+        yield found
+
+
+@pytest.fixture
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make failed events come again soon."""
+    monkeypatch.setattr(delivery_module, "FIRST_DELAY", timedelta(milliseconds=20))
+    monkeypatch.setattr(attempts_module, "LONGEST_DELAY", timedelta(milliseconds=50))
+
+
+def collecting(url: str, *, name: str = "orders", **options: Any) -> tuple[TimerApp, list[str]]:
+    """Return an app that handles every DueTimeReached, and the ids of the timers that it has handled."""
+    app, handled = TimerApp(url, tenant="acme", name=name, **options), list[str]()
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        handled.append(event.timer_id)
+
+    return app, handled
+
+
+async def test_each_kind_of_event_reaches_its_handler(server: NatsServer, events: Publisher) -> None:
+    """Each event is handled once, as its class, and acknowledged. The consumer gets no event of another topic."""
+    app = TimerApp(server.url, tenant="acme", name="orders")
+    handled: dict[str, Event] = {}
+
+    @app.on_due("unpaid")
+    async def due(event: DueTimeReached) -> None:
+        handled["due"] = event
+
+    @app.on_expired()
+    def expired(event: TimerExpired) -> None:
+        handled["expired"] = event
+
+    @app.on_slot("morning-report")
+    async def slot(event: ScheduleFired) -> None:
+        handled["slot"] = event
+
+    @app.on_signal()
+    async def fired(event: WorkSignalFired) -> None:
+        handled["signal"] = event
+
+    @app.on_job("build")
+    async def job(event: JobReady) -> None:
+        handled["job"] = event
+
+    @app.on(RunCompleted)
+    async def run(event: RunCompleted) -> None:
+        handled["run"] = event
+
+    async with app.running():
+        await events.fire("a", topic="paid")
+        await events.fire("b")
+        await events.publish("JobReady", runId="r", jobName="test", name="c")
+        await events.publish("ScheduleFired", scheduleId="other", name="d")
+        await events.fire("e", topic="unpaid", tenant="other")
+        assert handled == {}
+        await events.fire("f", 7, topic="unpaid")
+        await events.publish("TimerExpired", "any", serviceCallId="g", name="g")
+        await events.publish("ScheduleFired", scheduleId="morning-report", name="h")
+        await events.publish("work.signal.fired", name="i")
+        await events.publish("JobReady", runId="r", jobName="build", name="j")
+        await events.publish("RunCompleted", runId="r", name="k")
+        await until(lambda: len(handled) == 6)
+        await events.until_acknowledged()
+        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
+        assert info.delivered is not None
+        assert info.delivered.consumer_seq == 8
+    found = {name: event.id for name, event in handled.items()}
+    assert found == {
+        "due": "event-f",
+        "expired": "event-g",
+        "slot": "event-h",
+        "signal": "event-i",
+        "job": "event-j",
+        "run": "event-k",
+    }
+
+
+async def test_a_new_consumer_begins_now(server: NatsServer, events: Publisher) -> None:
+    """It gets the events from its creation on, also those that are published while no app runs; or all if wanted."""
+    await events.fire("before")
+    app, handled = collecting(server.url)
+    async with app.running():
+        await events.fire("a")
+        await until(lambda: handled == ["a"])
+    await events.fire("b")
+    async with app.running():
+        await until(lambda: handled == ["a", "b"])
+    everything, all_handled = collecting(server.url, name="audit", from_start=True)
+    async with everything.running():
+        await until(lambda: sorted(all_handled) == ["a", "b", "before"])
+
+
+async def test_consumers_of_tenants_do_not_collide(server: NatsServer, events: Publisher) -> None:
+    """The consumer b_c of the tenant a is another one than c of the tenant a_b."""
+    names: list[str] = []
+    for tenant, name in [("a", "b_c"), ("a_b", "c")]:
+        app = TimerApp(server.url, tenant=tenant, name=name)
+
+        @app.on_due()
+        async def handle(event: DueTimeReached) -> None:
+            names.append(event.tenant)
+
+        async with app.running():
+            await events.fire("x", tenant=tenant)
+            await until(lambda tenant=tenant: names[-1:] == [tenant])  # type: ignore[misc]
+    assert names == ["a", "a_b"]
+
+
+async def test_failures_are_tried_again_and_parked(
+    server: NatsServer, events: Publisher, short_delays: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The delays grow. After `attempts` tries the event is parked with the last error, then acknowledged."""
+    app = TimerApp(server.url, tenant="acme", name="orders", attempts=4)
+    tried: list[float] = []
+
+    @app.on_due()
+    def handle(event: DueTimeReached) -> None:
+        tried.append(time.monotonic())
+        raise RuntimeError(f"attempt {len(tried)}")
+
+    async with app.running():
+        await events.fire("a", {"total": 7})
+        await until(lambda: bool(events.parked))
+        await events.until_acknowledged()
+    first, second, third = (after - before for before, after in pairwise(tried))
+    assert first >= 0.016
+    assert second >= 0.032
+    assert third >= 0.064
+    (parked,) = events.parked
+    assert (parked["consumer"], parked["reason"], parked["attempts"]) == ("orders", "RuntimeError: attempt 4", 4)
+    assert parked["event"]["payload"]["data"] == {"total": 7}
+    assert "the DueTimeReached event-a of timer a failed, attempt 1 of 4" in caplog.text
+
+
+async def test_what_cannot_be_read_is_parked_at_once(server: NatsServer, events: Publisher) -> None:
+    """The event as it is, or the text if it is no JSON object with an id, a type and a payload."""
+    app, handled = collecting(server.url)
+    async with app.running():
+        await events.send("acme.due-time-reached", b"\xff garbage")
+        await events.publish("DueTimeReached", serviceCallId=7, name="b")
+        await events.fire("c")
+        await until(lambda: (handled, len(events.parked)) == (["c"], 2))
+        await events.until_acknowledged()
+    garbage, wrong = sorted(events.parked, key=lambda each: str(each["event"]["type"]), reverse=True)
+    assert (garbage["event"]["type"], garbage["event"]["payload"]) == ("unreadable", {"text": "\ufffd garbage"})
+    assert garbage["reason"].startswith("this is no event: it is not JSON")
+    assert (wrong["event"]["id"], wrong["event"]["payload"]["serviceCallId"]) == ("event-b", 7)
+    assert wrong["reason"] == "this is no event: serviceCallId is missing or wrong"
+
+
+async def test_parking_waits_for_the_service(server: NatsServer, events: Publisher, short_delays: None) -> None:
+    """An event that cannot be parked is not acknowledged. It is tried again until the service has stored it."""
+    app = TimerApp(server.url, tenant="acme", name="orders", attempts=1)
+    tries = 0
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        nonlocal tries
+        tries += 1
+        raise RuntimeError
+
+    events.outcome = "over_quota"
+    async with app.running():
+        await events.fire("a")
+        await until(lambda: len(events.parked) >= 10)
+        assert await events.unacknowledged() == (1, 0)
+        events.outcome = "unchanged"
+        await events.until_acknowledged()
+    assert tries == len(events.parked)
+
+
+async def test_a_large_event_is_parked_without_its_payload(server: NatsServer, events: Publisher) -> None:
+    """An event that does not fit into a command is parked with its id, its type and its size."""
+    app = TimerApp(server.url, tenant="acme", name="orders", attempts=1)
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        raise RuntimeError
+
+    async with app.running():
+        await events.fire("a", "x" * (1024 * 1024 - 500))
+        await until(lambda: bool(events.parked))
+        await events.until_acknowledged()
+    (parked,) = events.parked
+    assert (parked["event"]["id"], list(parked["event"]["payload"])) == ("event-a", ["omitted"])
+
+
+@pytest.mark.slow
+async def test_long_handlers_are_renewed(server: NatsServer, events: Publisher) -> None:
+    """A handler and the events behind it may take longer than `ack_wait`. Nothing is delivered again."""
+    app = TimerApp(server.url, tenant="acme", name="orders", concurrency=1, ack_wait=SECOND)
+    handled: list[str] = []
+    began = time.monotonic()
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        await asyncio.to_thread(until_time, began + 3)
+        handled.append(event.timer_id)
+
+    async with app.running():
+        await events.fire("a")
+        await events.fire("b")
+        await until(lambda: len(handled) == 2)
+        await events.until_acknowledged()
+        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
+    assert info.delivered is not None
+    assert (handled, info.delivered.consumer_seq) == (["a", "b"], 2)
+
+
+def until_time(at: float) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))
+
+
+async def test_handlers_that_are_not_async_run_at_the_same_time(server: NatsServer, events: Publisher) -> None:
+    """Each has a thread, with the context of the app's task."""
+    app = TimerApp(server.url, tenant="acme", name="orders", concurrency=3)
+    barrier = threading.Barrier(3)
+    handled: list[str] = []
+
+    @app.on_due()
+    def handle(event: DueTimeReached) -> None:
+        barrier.wait(10)
+        handled.append(event.timer_id)
+
+    async with app.running():
+        for name in "abc":
+            await events.fire(name)
+        await until(lambda: sorted(handled) == ["a", "b", "c"])
+        await events.until_acknowledged()
+
+
+async def test_a_stop_gives_back_what_has_not_begun(server: NatsServer, events: Publisher) -> None:
+    """The handler in progress ends, and is acknowledged. Another process gets the others at once."""
+    app = TimerApp(server.url, tenant="acme", name="orders", concurrency=1)
+    begun, end = asyncio.Event(), asyncio.Event()
+    handled: list[str] = []
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        begun.set()
+        await end.wait()
+        handled.append(event.timer_id)
+
+    async with app.running():
+        for name in "abc":
+            await events.fire(name)
+        await begun.wait()
+        app.stop()
+        other, others = collecting(server.url)
+        async with other.running():
+            await until(lambda: sorted(others) == ["b", "c"], seconds=10)
+        end.set()
+    assert handled == ["a"]
+    await events.until_acknowledged()
+
+
+@pytest.mark.slow
+async def test_an_event_of_a_hung_handler_comes_again(server: NatsServer, events: Publisher) -> None:
+    """The stop does not wait for a hung handler. Its event comes again after `ack_wait`."""
+    app = TimerApp(server.url, tenant="acme", name="orders", ack_wait=SECOND, shutdown_timeout=timedelta(0))
+    begun = asyncio.Event()
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        begun.set()
+        await asyncio.sleep(600)
+
+    async with app.running():
+        await events.fire("a")
+        await begun.wait()
+    other, others = collecting(server.url, ack_wait=SECOND)
+    async with other.running():
+        await until(lambda: others == ["a"])
+
+
+async def test_two_processes_share_the_work(server: NatsServer, events: Publisher) -> None:
+    """Each event is handled by one of them."""
+    first, one = collecting(server.url)
+    second, two = collecting(server.url)
+    async with first.running(), second.running():
+        await asyncio.gather(*(events.fire(str(number)) for number in range(400)))
+        await events.until_acknowledged()
+    assert sorted(one + two, key=int) == [str(number) for number in range(400)]
+    assert min(len(one), len(two)) > 50
+
+
+async def test_a_repeat_is_not_handled_again(server: NatsServer, events: Publisher) -> None:
+    """An event that the stream has twice is handled once."""
+    app, handled = collecting(server.url)
+    async with app.running():
+        await events.fire("a")
+        await events.fire("a")
+        await events.fire("b")
+        await events.until_acknowledged()
+    assert sorted(handled) == ["a", "b"]
+
+
+async def test_a_resubmitted_event_reaches_one_consumer(server: NatsServer, events: Publisher) -> None:
+    """An event that is sent again to one consumer does not reach the others of the tenant, also if they take all."""
+    app = TimerApp(server.url, tenant="acme", name="orders", attempts=1)
+    mended = False
+    handled: list[str] = []
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        if not mended:
+            raise RuntimeError
+        handled.append(event.timer_id)
+
+    other, others = TimerApp(server.url, tenant="acme", name="audit"), list[str]()
+
+    @other.on(Event)
+    async def note(event: Event) -> None:
+        others.append(event.id)
+
+    async with app.running(), other.running():
+        await events.fire("a")
+        await until(lambda: bool(events.parked) and bool(others))
+        mended = True
+        await events.resubmit("orders", "a")
+        await until(lambda: handled == ["a"])
+        await events.until_acknowledged()
+        await events.until_acknowledged("acme~audit")
+    assert others == ["event-a"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["terminate", "kill"])
+async def test_restarts_of_the_server(server: NatsServer, events: Publisher, how: str) -> None:
+    """After a restart the app goes on by itself. Every event is handled, also one that was in progress meanwhile."""
+    app = TimerApp(server.url, tenant="acme", name="orders", ack_wait=SECOND)
+    handled: list[str] = []
+    end = asyncio.Event()
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        if event.timer_id == "long":
+            await end.wait()
+        handled.append(event.timer_id)
+
+    async with app.running():
+        await events.fire("long")
+        await events.fire("a")
+        await until(lambda: handled == ["a"])
+        await getattr(server, how)()
+        await server.start()
+        await until(lambda: events.connection.is_connected)
+        await events.fire("b")
+        await until(lambda: "b" in handled)
+        end.set()
+        await events.until_acknowledged()
+    assert sorted(handled) == ["a", "b", "long"]
+
+
+async def test_a_deleted_consumer_is_created_again(
+    server: NatsServer, events: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on where the deleted one was: events that are published in between are not lost."""
+    app, handled = collecting(server.url)
+    async with app.running():
+        await events.fire("a")
+        await until(lambda: handled == ["a"])
+        await events.js.delete_consumer("TIMER_EVT", "acme~orders")
+        await events.fire("b")
+        await until(lambda: handled == ["a", "b"])
+        await events.until_acknowledged()
+    assert "the consumer acme~orders of the stream TIMER_EVT was deleted; it is created again" in caplog.text
+
+
+async def test_a_stream_that_was_replaced(server: NatsServer, events: Publisher) -> None:
+    """In a new stream, the consumer begins with the first event."""
+    app, handled = collecting(server.url)
+    async with app.running():
+        await events.fire("a")
+        await until(lambda: handled == ["a"])
+        config = (await events.js.stream_info("TIMER_EVT")).config
+        await events.js.delete_stream("TIMER_EVT")
+        await events.js.add_stream(config)
+        await events.fire("b")
+        await until(lambda: handled == ["a", "b"])
+
+
+async def test_new_handlers_change_the_consumer(server: NatsServer, events: Publisher, short_delays: None) -> None:
+    """A version with other handlers changes the filters; while an older one runs, it only adds some."""
+    old, old_handled = collecting(server.url)
+    new, new_handled = TimerApp(server.url, tenant="acme", name="orders"), list[str]()
+
+    @new.on(RunCompleted)
+    async def handle(event: RunCompleted) -> None:
+        new_handled.append(event.run_id)
+
+    async def subjects() -> set[str]:
+        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
+        return {each.removeprefix("timer.evt.v1.acme.") for each in info.config.filter_subjects or []}
+
+    due = {"due-time-reached", "due-time-reached.*"}
+    async with old.running(), new.running():
+        assert await subjects() == {*due, "run-completed", "resubmitted.orders"}
+        await events.publish("RunCompleted", runId="r", name="r")
+        await events.fire("a")
+        await until(lambda: (new_handled, old_handled) == (["r"], ["a"]))
+        await events.until_acknowledged()
+    async with new.running():
+        assert await subjects() == {"run-completed", "resubmitted.orders"}
+
+
+async def test_an_event_without_a_handler_waits_for_a_newer_version(
+    server: NatsServer, events: Publisher, short_delays: None
+) -> None:
+    """A program that has no handler for an event of its consumer gives it back, and at last parks it."""
+    app, handled = collecting(server.url, attempts=3)
+    async with app.running():
+        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
+        info.config.filter_subjects = [*(info.config.filter_subjects or []), "timer.evt.v1.acme.run-completed"]
+        await events.js.add_consumer("TIMER_EVT", info.config)
+        await events.publish("RunCompleted", runId="r", name="r")
+        await until(lambda: bool(events.parked))
+    (parked,) = events.parked
+    assert (parked["reason"], parked["attempts"]) == ("this program has no handler for RunCompleted", 3)
+    assert handled == []
+
+
+@pytest.mark.parametrize("missing", ["stream", "JetStream", "consumer"])
+async def test_what_is_missing_at_the_start(tmp_path: Path, missing: str) -> None:
+    """The start raises `NoAnswerError` that says what is missing, and what to do."""
+    options: Mapping[str, Any] = {"stream": "TIMER_EVT_acme"} if missing == "consumer" else {}
+    errors = {
+        "stream": "the broker has no stream TIMER_EVT: start timer-service",
+        "JetStream": "no JetStream for this login; .* tenants events acme`, and give stream='TIMER_EVT_acme'",
+        "consumer": "the consumer acme of the stream TIMER_EVT_acme does not answer; the operator makes it",
+    }
+    config = "port: 4222" if missing == "JetStream" else None
+    async with NatsServer(tmp_path / "nats", config=config) as server:
+        app, _ = collecting(server.url, **options)
+        with pytest.raises(NoAnswerError, match=errors[missing]):
+            await app.serve()
+
+
+async def test_a_server_that_hangs(
+    server: NatsServer, events: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If neither events nor heartbeats come, the app begins again."""
+    monkeypatch.setattr(subscription, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(subscription, "LOOK_SECONDS", 0.05)
+    app, handled = collecting(server.url)
+    async with app.running():
+        server.signal(signal.SIGSTOP)
+        await until(lambda: "no answer to a pull" in caplog.text)
+        server.signal(signal.SIGCONT)
+        await events.fire("a")
+        await until(lambda: handled == ["a"])
+
+
+async def test_deliveries_that_are_taken_without_waiting(server: NatsServer, events: Publisher) -> None:
+    """A reader that has taken all that had arrived gets what comes later."""
+    for number in range(10):
+        await events.fire(str(number))
+    wanted = check_consumer("acme", "orders", (), stream=None, from_start=True, ack_wait=30 * SECOND)
+    async with open_connection(server.url, "user", "timer", {}) as connection:
+        source = Subscription(connection, wanted, 4)
+        await source.open()
+        taken = [await source.next()]
+        async with asyncio.timeout(10):
+            while len(taken) < 4:
+                taken += [each for each in [source.next_waiting()] if each is not None]
+                await asyncio.sleep(0)
+            taken += [await source.next() for _ in range(6)]
+        await source.close()
+    assert [each.event.about for each in taken] == [f"timer {number}" for number in range(10)]
+
+
+async def test_consume(server: NatsServer, events: Publisher) -> None:
+    """`consume` yields deliveries. What is not acknowledged, or given back, comes again, also to another program."""
+    async with TimerClient.connect(server.url) as client:
+        deliveries = client.consume("acme", "mine", Filter(DueTimeReached, "a"), from_start=True)
+        await events.fire("x")
+        await events.fire("y", topic="a")
+        async with asyncio.timeout(10):
+            delivery = await anext(deliveries)
+            assert (delivery.event.about, delivery.attempt) == ("timer y", 1)
+            await delivery.retry()
+            delivery = await anext(deliveries)
+            assert (delivery.event.about, delivery.attempt) == ("timer y", 2)
+            await delivery.renew()
+            await delivery.ack()
+            await delivery.ack()
+            await events.until_acknowledged("acme~mine")
+            await deliveries.aclose()
+            with pytest.raises(ValueError, match="name must be"):
+                client.consume("acme", "a.b")
+
+
+class TransactionSeen(MemorySeen):
+    """A store whose marks are in a transaction, which is a set here."""
+
+    async def add_in(self, connection: Any, consumer: str, event_id: str) -> bool:
+        if (consumer, event_id) in connection:
+            return False
+        connection.add((consumer, event_id))
+        return True
+
+    async def add(self, *_: str) -> None:
+        raise AssertionError("the handler has marked the event itself")
+
+
+async def test_the_mark_in_the_transaction_of_a_handler(
+    server: NatsServer, events: Publisher, short_delays: None
+) -> None:
+    """A handler with `once` has its effect once, although it failed after it, and its event came again."""
+    app = TimerApp(server.url, tenant="acme", name="orders", seen=TransactionSeen())
+    committed: set[Any] = set()
+    effects: list[str] = []
+    failures = 0
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        nonlocal failures
+        async with app.once(event, committed):
+            effects.append(event.timer_id)
+        if event.timer_id == "a" and not failures:
+            failures += 1
+            raise RuntimeError
+
+    async with app.running():
+        await events.fire("a")
+        await events.fire("b")
+        await events.until_acknowledged()
+    assert (sorted(effects), failures) == (["a", "b"], 1)
+    assert committed == {("acme~orders", "event-a"), ("acme~orders", "event-b")}
+
+
+async def test_handlers_use_the_client_of_the_app(server: NatsServer, events: Publisher) -> None:
+    """`app.client` has the connection of the app."""
+    app = TimerApp(server.url, tenant="acme", name="orders")
+    found: list[Callable[..., Any]] = []
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        found.append(app.client.schedule)
+
+    async with app.running():
+        await events.fire("a")
+        await until(lambda: len(found) == 1)

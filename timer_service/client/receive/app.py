@@ -1,0 +1,231 @@
+"""An app: handlers of events, called by a durable consumer."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from timer_service.client.checks import check_text, check_whole
+from timer_service.client.connection import open_connection, url_without_login
+from timer_service.client.errors import AlreadyHandled
+from timer_service.client.events import (
+    DueTimeReached,
+    Event,
+    JobReady,
+    ScheduleFired,
+    TimerExpired,
+    WorkSignalFired,
+)
+from timer_service.client.receive.attempt import Attempts
+from timer_service.client.receive.filters import check_consumer
+from timer_service.client.receive.handlers import Handlers
+from timer_service.client.receive.park import Parking
+from timer_service.client.receive.runner import Rules, Runner
+from timer_service.client.receive.seen import MemorySeen, SeenStore
+from timer_service.client.receive.subscription import Subscription
+from timer_service.client.timer_client import TimerClient
+from timer_service.sigterm import at_sigterm
+from timer_service.threads import Threads
+
+log = logging.getLogger(__name__)
+
+_MOST_CONCURRENCY = 1000
+_READ_AHEAD = 2
+"""How many deliveries wait for each handler that can run, at most. At a stop they are given back."""
+_SECOND_SIGNAL = "ended by a second signal; the events in progress come again"
+
+_OnDue = TypeVar("_OnDue", bound=Callable[[DueTimeReached[Any]], object])
+_OnExpired = TypeVar("_OnExpired", bound=Callable[[TimerExpired[Any]], object])
+_OnSlot = TypeVar("_OnSlot", bound=Callable[[ScheduleFired[Any]], object])
+_OnSignal = TypeVar("_OnSignal", bound=Callable[[WorkSignalFired], object])
+_OnJob = TypeVar("_OnJob", bound=Callable[[JobReady[Any]], object])
+_On = TypeVar("_On", bound=Callable[[Any], object])
+
+
+class TimerApp:
+    """Calls a handler for each event of a tenant, at least once. Several processes can share the work.
+
+    A handler is a function with one parameter, the event. If it returns, the event is acknowledged. If it raises an
+    error, the event is tried again after 1 s, 2 s, 4 s and so on, at most 10 min, and after `attempts` tries it is
+    parked. A function that is not async runs in a thread. See docs/receive.md.
+    """
+
+    def __init__(
+        self,
+        url: str = "nats://localhost:4222",
+        *,
+        tenant: str,
+        name: str,
+        seen: SeenStore | None = None,
+        concurrency: int = 10,
+        attempts: int = 10,
+        in_order: bool = False,
+        stream: str | None = None,
+        from_start: bool = False,
+        ack_wait: timedelta = timedelta(seconds=30),
+        shutdown_timeout: timedelta = timedelta(seconds=20),
+        subject_prefix: str = "timer",
+        inbox_prefix: str = "_INBOX",
+        **options: Any,
+    ) -> None:
+        """Check the settings. Raises ValueError with the name of a wrong argument.
+
+        `name` is the durable consumer: processes with the same name share the events, and it remembers its place while
+        none runs. A new one begins with the events from now on, or with `from_start` with all that are stored. `seen`
+        has the marks of handled events; default: in memory. At most `concurrency` handlers run at a time. With
+        `in_order`, events about the same timer, schedule, run, workflow or work item run one after the other. `stream`
+        is the stream that an operator has made for the tenant. If a process dies, its events come again after
+        `ack_wait`. At a stop, handlers in progress have `shutdown_timeout` to finish. `url` and `options` are those of
+        `TimerClient.connect`.
+        """
+        if not 1 <= check_whole("concurrency", concurrency) <= _MOST_CONCURRENCY:
+            raise ValueError(f"concurrency must lie between 1 and {_MOST_CONCURRENCY}")
+        if not check_whole("attempts", attempts) >= 1:
+            raise ValueError("attempts must be at least 1")
+        if not timedelta(0) <= shutdown_timeout:
+            raise ValueError("shutdown_timeout must not be negative")
+        self._consumer = check_consumer(tenant, name, (), stream=stream, from_start=from_start, ack_wait=ack_wait)
+        self._rules = Rules(concurrency, attempts, in_order, ack_wait, shutdown_timeout)
+        self._seen = MemorySeen() if seen is None else seen
+        self._url = check_text("url", url)
+        self._prefix = check_text("subject_prefix", subject_prefix)
+        self._options = {**options, "inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
+        self._handlers = Handlers()
+        self._begun, self._stop = asyncio.Event(), asyncio.Event()
+        self._attempts: Attempts | None = None
+        self._client: TimerClient | None = None
+
+    @property
+    def client(self) -> TimerClient:
+        """A client on the connection of the app, for handlers. Raises RuntimeError while the app does not run."""
+        if self._client is None:
+            raise RuntimeError("the app does not run; its client exists from `serve` or `run` on")
+        return self._client
+
+    def on_due(self, topic: str | None = None) -> Callable[[_OnDue], _OnDue]:
+        """Return a decorator for the handler of `DueTimeReached` with a topic; None: with each topic and without."""
+        return self._adder(DueTimeReached, topic)
+
+    def on_expired(self, topic: str | None = None) -> Callable[[_OnExpired], _OnExpired]:
+        """Return a decorator for the handler of `TimerExpired`, as `on_due`."""
+        return self._adder(TimerExpired, topic)
+
+    def on_slot(self, schedule: str | None = None, *, topic: str | None = None) -> Callable[[_OnSlot], _OnSlot]:
+        """Return a decorator for the handler of `ScheduleFired` of a schedule, or of all with a topic, or of all."""
+        return self._adder(ScheduleFired, topic, schedule)
+
+    def on_signal(self) -> Callable[[_OnSignal], _OnSignal]:
+        """Return a decorator for the handler of `WorkSignalFired`."""
+        return self._adder(WorkSignalFired)
+
+    def on_job(self, name: str | None = None) -> Callable[[_OnJob], _OnJob]:
+        """Return a decorator for the handler of `JobReady` of the jobs with a name; None: of all jobs."""
+        return self._adder(JobReady, None, name)
+
+    def on(self, event: type[Event], topic: str | None = None) -> Callable[[_On], _On]:
+        """Return a decorator for the handler of a class of events; `Event`: of all that have no other handler."""
+        return self._adder(event, topic)
+
+    def run(self) -> None:
+        """Call handlers until SIGTERM, SIGINT or `stop`, then finish the handlers in progress. Blocks.
+
+        A second signal ends the program at once. Logs to stderr, unless the program has set up logging. Raises
+        `NoAnswerError` if the broker, the stream or a permission is missing at the start.
+        """
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        try:
+            asyncio.run(self._run())
+        except asyncio.CancelledError:
+            raise SystemExit(_SECOND_SIGNAL) from None
+
+    async def serve(self) -> None:
+        """Call handlers until `stop` or the task is cancelled, inside a program that handles signals itself.
+
+        Raises `NoAnswerError` as `run`.
+        """
+        if not len(self._handlers):
+            raise ValueError("the app must have a handler: see `on_due` and the others")
+        consumer = self._consumer._replace(filters=self._handlers.filters())
+        threads = Threads(self._rules.concurrency)
+        await self._seen.open()
+        try:
+            async with open_connection(self._url, "timer-app", self._prefix, self._options) as connection:
+                source = Subscription(connection, consumer, _READ_AHEAD * self._rules.concurrency)
+                await source.open()
+                self._client = TimerClient(connection)
+                self._attempts = Attempts(
+                    self._handlers,
+                    self._seen,
+                    consumer.key,
+                    Parking(connection, consumer.tenant, consumer.name),
+                    attempts=self._rules.attempts,
+                    threads=threads,
+                    takes_all=consumer.stream is not None,
+                )
+                waits_for, where = ", ".join(source.durable.subjects), url_without_login(self._url)
+                log.info("waiting for %s at %s (%s)", waits_for, where, source.durable)
+                self._begun.set()
+                try:
+                    await Runner(source, self._attempts, self._rules).run(self._stop)
+                finally:
+                    await source.close()
+        finally:
+            self._client = None
+            self._begun.clear()
+            self._stop.clear()
+            await self._seen.close()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Call handlers during the block, such as the lifespan of a web application. At its end, stop as `serve` does.
+
+        The block begins when the app receives. Raises `NoAnswerError` as `run`.
+        """
+        serving, begun = asyncio.create_task(self.serve()), asyncio.create_task(self._begun.wait())
+        try:
+            await asyncio.wait([serving, begun], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # raises why it has not begun
+            yield
+        finally:
+            begun.cancel()
+            if not serving.done():
+                self.stop()
+            await serving
+
+    def stop(self) -> None:
+        """Stop: take no new event, give back those that have not begun, and let handlers in progress finish."""
+        self._stop.set()
+
+    @asynccontextmanager
+    async def once(self, event: Event, connection: Any) -> AsyncIterator[None]:
+        """Mark the event in the open transaction of your connection, so that its effects happen once.
+
+        Use it inside a handler, around what writes with the same connection. If the event was marked before, this
+        raises `AlreadyHandled`, which ends the handler with success. `seen` must be a store in the same database.
+        """
+        if not await self._seen.add_in(connection, self._consumer.key, event.id):
+            raise AlreadyHandled
+        yield
+        if self._attempts is not None:
+            self._attempts.marked.add(event.id)
+
+    def _adder(self, kind: type[Event], topic: str | None = None, name: str | None = None) -> Callable[[Any], Any]:
+        def add(function: Any) -> Any:
+            self._handlers.add(function, kind, topic, name)
+            return function
+
+        return add
+
+    async def _run(self) -> None:
+        task = asyncio.current_task()
+
+        def stop_at_signal() -> None:
+            if self._stop.is_set() and task is not None:
+                task.cancel()
+            self.stop()
+
+        with at_sigterm(stop_at_signal):
+            await self.serve()

@@ -1,0 +1,175 @@
+"""One attempt at an event: what its handler's result leads to."""
+
+import asyncio
+import logging
+import random
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+from timer_service.client.errors import AlreadyHandled, PermanentError, RetryLater
+from timer_service.client.events import Event
+from timer_service.client.receive.delivery import LONGEST_DELAY, Delivery, retry_delay
+from timer_service.client.receive.handlers import Handler, Handlers
+from timer_service.client.receive.seen import SeenStore
+from timer_service.threads import Threads
+
+log = logging.getLogger(__name__)
+
+MOST_REASON = 1000
+_MOST_REMEMBERED = 20_000
+STORE_PAUSE = timedelta(seconds=1)
+"""How long an event waits while the seen store cannot be used."""
+
+
+class Done(NamedTuple):
+    """The event is settled: it was handled, or parked, or there is nothing to do."""
+
+
+class Hold(NamedTuple):
+    """Try the event again here after a delay, in the same delivery. The attempt did not count."""
+
+    delay: timedelta
+
+
+class Failed(NamedTuple):
+    """The attempt has failed. Try the event again after a delay."""
+
+    delay: timedelta
+
+
+Result = Done | Hold | Failed
+
+
+class Park(Protocol):
+    """Stores an event that is given up."""
+
+    async def __call__(self, delivery: Delivery, reason: str, attempts: int) -> bool:
+        """Return whether the event is stored."""
+
+
+class Attempts:
+    """Tries events. Knows which ones have failed in this process, and which ones a handler has marked itself."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        seen: SeenStore,
+        consumer: str,
+        park: Park,
+        *,
+        attempts: int,
+        threads: Threads,
+        takes_all: bool,
+    ) -> None:
+        """`takes_all`: the consumer gets events without a handler, because another program reads nothing here."""
+        self._handlers = handlers
+        self._seen = seen
+        self._consumer = consumer
+        self._park = park
+        self._attempts = attempts
+        self._threads = threads
+        self._takes_all = takes_all
+        self._random = random.Random()  # noqa: S311 - for jitter
+        self._failed: dict[str, None] = {}
+        self.marked: set[str] = set()
+        """The events that their handlers have marked in a transaction of their own."""
+
+    def has_failed(self, event: Event) -> bool:
+        """Return whether a handler has raised an error for the event in this process."""
+        return event.id in self._failed
+
+    async def run(self, delivery: Delivery, attempt: int) -> Result:
+        """Try an event. `attempt` is the number of this attempt."""
+        event = delivery.event
+        if delivery.problem is not None:
+            return await self._give_up(delivery, delivery.problem, attempt)
+        handler = self._handlers.find(event)
+        if handler is None:
+            if self._takes_all or self._handlers.expect(event):
+                return Done()
+            return await self._fail(delivery, f"this program has no handler for {event.type}", attempt)
+        try:
+            if await self._seen.has(self._consumer, event.id):
+                log.info("%s was handled before", _name(event))
+                return Done()
+        except Exception as error:  # noqa: BLE001 - the store is the user's
+            log.warning("the seen store cannot be read: %s; %s waits", describe(error), _name(event))
+            return Hold(STORE_PAUSE)
+        try:
+            converted = handler.convert(event)
+        except ValueError as error:
+            return await self._give_up(delivery, describe(error), attempt)
+        return await self._call(handler, converted, delivery, attempt)
+
+    async def _call(self, handler: Handler, event: Event, delivery: Delivery, attempt: int) -> Result:
+        """Call a handler, and return what its result leads to."""
+        self.marked.discard(event.id)
+        try:
+            await handler.call(event, self._threads)
+        except AlreadyHandled:
+            log.info("%s was handled before", _name(event))
+            return Done()
+        except RetryLater as later:
+            log.info("%s waits for %s: %s", _name(event), later.delay, later)
+            return Hold(later.delay)
+        except PermanentError as error:
+            log.exception("%s failed for good", _name(event))
+            return await self._give_up(delivery, describe(error), attempt)
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            log.exception("%s failed, attempt %d of %d", _name(event), attempt, self._attempts)
+            return await self._fail(delivery, describe(error), attempt)
+        await self._mark(event)
+        return Done()
+
+    async def park(self, delivery: Delivery, reason: str) -> Result:
+        """Park an event without a try."""
+        return await self._give_up(delivery, reason, delivery.attempt)
+
+    async def _mark(self, event: Event) -> None:
+        """Mark an event whose handler has returned, unless the handler has marked it itself."""
+        self._failed.pop(event.id, None)
+        if event.id in self.marked:
+            self.marked.discard(event.id)
+            return
+        try:
+            await self._seen.add(self._consumer, event.id)
+        except Exception as error:  # noqa: BLE001 - the store is the user's
+            text = "%s was handled, but the seen store could not be written: %s; a repeat would be handled again"
+            log.warning(text, _name(event), describe(error))
+
+    async def _fail(self, delivery: Delivery, reason: str, attempt: int) -> Result:
+        """Return when to try again, or park the event after its last attempt."""
+        self._remember(delivery.event)
+        if attempt >= self._attempts:
+            return await self._give_up(delivery, reason, attempt)
+        return Failed(retry_delay(attempt, self._random))
+
+    async def _give_up(self, delivery: Delivery, reason: str, attempt: int) -> Result:
+        """Park an event. If it cannot be parked now, try again after the longest delay."""
+        if await self._park(delivery, reason[:MOST_REASON] or "no reason", attempt):
+            log.warning("%s is parked after %d attempts: %s", _name(delivery.event), attempt, reason)
+            self._failed.pop(delivery.event.id, None)
+            return Done()
+        self._remember(delivery.event)
+        return Failed(LONGEST_DELAY)
+
+    def _remember(self, event: Event) -> None:
+        self._failed[event.id] = None
+        if len(self._failed) > _MOST_REMEMBERED:
+            del self._failed[next(iter(self._failed))]
+
+
+def describe(error: BaseException) -> str:
+    """Return the type and the text of an error. Raises nothing, whatever the error of a user does."""
+    try:
+        text = str(error).encode(errors="replace").decode()[:MOST_REASON]
+    except Exception:  # noqa: BLE001 - code of the user
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _name(event: Event) -> str:
+    return f"the {event.type} {event.id} of {event.about}"

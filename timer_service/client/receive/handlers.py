@@ -1,0 +1,117 @@
+"""The handlers of an app: which function gets an event, and its data as the type that the function declares."""
+
+import inspect
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from timer_service.client.checks import check_identifier, check_topic, optional
+from timer_service.client.convert import read_data
+from timer_service.client.events import EVENTS, WITH_TOPIC, Event, JobReady, ScheduleFired
+from timer_service.client.receive.filters import Filter
+from timer_service.threads import Threads
+
+_NAMES: dict[type[Event], str] = {JobReady: "job_name", ScheduleFired: "schedule_id"}
+"""The field that a handler can choose by its value."""
+
+
+class Handler(NamedTuple):
+    """A function and the events that it gets. None means all of them."""
+
+    kind: type[Event]
+    topic: str | None
+    name: str | None
+    """The name of the job, or the id of the schedule."""
+    function: Callable[[Any], Any]
+    data_type: Any
+    """The type of the data that the function declares; None if it declares none."""
+    is_async: bool
+
+    def takes(self, event: Event) -> bool:
+        """Return whether the event has the class, topic and name of this handler."""
+        if not isinstance(event, self.kind) or self.topic not in {None, event.topic}:
+            return False
+        return self.name is None or getattr(event, _NAMES[self.kind]) == self.name
+
+    def convert(self, event: Event) -> Event:
+        """Return the event with its data as the declared type. Raises ValueError if the data do not fit."""
+        field = event.data_field
+        if self.data_type is None or field is None:
+            return event
+        return replace(event, **{field: read_data(self.data_type, getattr(event, field), f"the {field} of the event")})
+
+    async def call(self, event: Event, threads: Threads) -> None:
+        """Call the function; in a thread if it is not async. Raises its error."""
+        if self.is_async:
+            await self.function(event)
+            return
+        variables = copy_context()
+        value, error = await threads.run(lambda: variables.run(self.function, event), lambda: None)
+        if error is not None:
+            raise error if isinstance(error, Exception) else RuntimeError(f"the handler raised {type(error).__name__}")
+        if inspect.isawaitable(value):  # a function that returns a coroutine, such as a partial of an async one
+            await value
+
+
+class Handlers:
+    """The handlers of an app. The most specific one gets an event."""
+
+    def __init__(self) -> None:
+        self._handlers: list[Handler] = []
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def add(
+        self, function: Callable[[Any], Any], kind: type[Event], topic: str | None = None, name: str | None = None
+    ) -> None:
+        """Add a function. Raises ValueError with the name of a wrong argument."""
+        if kind is not Event and kind not in EVENTS:
+            raise ValueError("event must be a class of events, such as RunCompleted")
+        if optional(check_topic, "topic", topic) is not None and kind not in WITH_TOPIC:
+            raise ValueError(f"topic must be left out for {kind.__name__}, which has no topic")
+        optional(check_identifier, _NAMES.get(kind, "name"), name)
+        if any(each[:3] == (kind, topic, name) for each in self._handlers):
+            raise ValueError(f"{kind.__name__} must have one handler for the same topic and name")
+        if not callable(function):
+            raise ValueError("a handler must be a function")  # noqa: TRY004 - like every wrong argument
+        self._handlers.append(Handler(kind, topic, name, function, *_inspect(function, kind)))
+        self._handlers.sort(key=_generality)
+
+    def filters(self) -> list[Filter]:
+        """Return the events that the handlers take. Names are compared here, not at the broker."""
+        return [Filter(each.kind, each.topic) for each in self._handlers]
+
+    def find(self, event: Event) -> Handler | None:
+        """Return the handler of an event, or None."""
+        return next((each for each in self._handlers if each.takes(event)), None)
+
+    def expect(self, event: Event) -> bool:
+        """Return whether such events come because of a handler, which may be for another name."""
+        return any(isinstance(event, each.kind) and each.topic in {None, event.topic} for each in self._handlers)
+
+
+def _generality(handler: Handler) -> tuple[bool, bool, bool]:
+    return handler.kind is Event, handler.name is None, handler.topic is None
+
+
+def _inspect(function: Callable[[Any], Any], kind: type[Event]) -> tuple[Any, bool]:
+    """Return the type of the data that a function declares, or None, and whether the function is async."""
+    target = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(target)
+    try:
+        hints = get_type_hints(inspect.unwrap(target))
+        declared = [hints[each] for each in inspect.signature(function).parameters if each in hints]
+    except (NameError, TypeError, ValueError) as error:
+        raise ValueError(f"the annotations of {function!r} must be names of its module: {error}") from error
+    return next(map(partial(_data_type, kind), declared), None), is_async
+
+
+def _data_type(kind: type[Event], declared: Any) -> Any:
+    """Return `Order` for `DueTimeReached[Order]`, also in a union; None if the data have no type."""
+    for member in (declared, *get_args(declared)):
+        if get_origin(member) is kind and (wanted := get_args(member)[0]) is not Any:
+            return wanted
+    return None

@@ -1,0 +1,334 @@
+"""The deliveries of a durable consumer of JetStream, over one connection after the other."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as Interest
+
+from timer_service.client.connection import Connection
+from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.client.events import Event, read_event
+from timer_service.client.receive.delivery import Delivery
+from timer_service.client.receive.durable import DurableConsumer
+from timer_service.client.receive.filters import Consumer
+
+log = logging.getLogger(__name__)
+
+UNREADABLE = "unreadable"
+"""The type of what is parked in place of a message that is not even a JSON object with an id, a type and a payload."""
+_PULL_BYTES = 8 * 1024 * 1024
+"""The most of one pull. Two can be open: a server of several tenants closes a connection for which 32 MB wait."""
+_PULL_SECONDS = 30
+HEARTBEAT_SECONDS = 5.0
+"""While a pull waits for events, the server says so often that it still knows the pull."""
+LOOK_SECONDS = 1.0
+_PLACE_SECONDS = 10.0
+"""How often the place of the consumer is read."""
+_REQUEST_SECONDS = 5.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
+_SECOND = 1_000_000_000
+
+
+class _Place(NamedTuple):
+    """A message in the stream, from the reply subject of its delivery."""
+
+    sequence: int
+    delivered: int
+    stored_at: int
+    """In Unix nanoseconds."""
+
+
+def read_reply(reply: str) -> _Place:
+    """Return where a delivered message is. A reply subject with a domain has two parts more before the stream."""
+    parts = reply.split(".")
+    first = 2 if len(parts) == 9 else 4  # noqa: PLR2004 - $JS.ACK and seven parts
+    _stream, _consumer, delivered, sequence, _number, stored_at, *_ = parts[first:]
+    return _Place(int(sequence), int(delivered), int(stored_at))
+
+
+class _Receipt:
+    """The delivery of a message over one connection. A later delivery of the same message can replace it."""
+
+    __slots__ = ("event_id", "reply", "sequence", "session", "subscription")
+
+    def __init__(self, subscription: "Subscription", sequence: int, event_id: str, *, session: int, reply: str) -> None:
+        self.subscription = subscription
+        self.sequence = sequence
+        self.event_id = event_id
+        self.session = session
+        self.reply = reply
+
+    async def ack(self) -> None:
+        await self.subscription.settle(self, b"+ACK")
+
+    async def retry(self, delay: timedelta) -> None:
+        nanoseconds = delay // timedelta(microseconds=1) * 1000
+        await self.subscription.settle(self, b'-NAK {"delay": %d}' % nanoseconds if nanoseconds else b"-NAK")
+
+    async def renew(self) -> None:
+        await self.subscription.send(self, b"+WPI")
+
+
+class Subscription:
+    """The deliveries of a consumer. It survives lost connections, restarts of the server and a deleted consumer.
+
+    `ahead` is how many deliveries wait here at most until `next` takes them.
+    """
+
+    def __init__(self, connection: Connection, consumer: Consumer, ahead: int) -> None:
+        self._connection = connection
+        self._consumer = consumer
+        self._ahead = ahead
+        self.durable = DurableConsumer(connection, consumer)
+        self._waiting: deque[tuple[_Receipt, Delivery]] = deque()
+        self._arrived = asyncio.Event()
+        self._held: dict[int, _Receipt] = {}
+        """The messages that are not settled, by their sequence."""
+        self._interest: Interest | None = None
+        self._inbox = ""
+        self._expected = 0
+        """How many messages the open pulls may still bring."""
+        self._heard = asyncio.Event()
+        self._heard_at = 0.0
+        self._session = 0
+        """The number of the connection to the consumer. A delivery can be settled only in its session."""
+        self._broken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Find or create the consumer, and begin to receive. Raises `NoAnswerError` that says what to do."""
+        await self._begin()
+        self._connection.on_lost.append(self._lose)
+        self._tasks = [asyncio.create_task(each) for each in (self._repair(), self._look(), self._renew())]
+
+    async def stop(self) -> None:
+        """Stop to receive, and give back the deliveries that wait here. Others can still be settled."""
+        for task in self._tasks:
+            task.cancel()
+        await self._leave()
+        while (delivery := self.next_waiting()) is not None:
+            await delivery.retry()
+
+    async def close(self) -> None:
+        """Stop, and send what was not sent. After it no delivery can be settled."""
+        await self.stop()
+        with suppress(NoAnswerError, nats.errors.Error):
+            await self._connection.run(self._connection.client.flush())
+        if self._lose in self._connection.on_lost:
+            self._connection.on_lost.remove(self._lose)
+        self._broken.set()
+
+    async def next(self) -> Delivery:
+        """Wait for the next delivery."""
+        while True:
+            if self._room() * 2 >= self._ahead:
+                await self._pull()
+            if (
+                delivery := self.next_waiting()
+            ) is not None:  # nothing is awaited after it: it would be lost at a cancel
+                return delivery
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def next_waiting(self) -> Delivery | None:
+        """Return the next delivery that waits here, or None."""
+        return self._waiting.popleft()[1] if self._waiting else None
+
+    async def settle(self, receipt: _Receipt, answer: bytes) -> None:
+        """Send the last answer to a delivery. A second one, and one after a lost connection, has no effect."""
+        if self._held.get(receipt.sequence) is receipt:
+            del self._held[receipt.sequence]
+            await self.send(receipt, answer)
+
+    async def send(self, receipt: _Receipt, answer: bytes) -> None:
+        """Send an answer to a delivery, if it belongs to this session.
+
+        Later the same reply subject could mean another message: the server can come back with another stream.
+        """
+        client = self._connection.client
+        if receipt.session == self._session and client.is_connected and not self._broken.is_set():
+            with suppress(nats.errors.Error):  # the message is delivered again
+                await client.publish(receipt.reply, answer)
+
+    def _lose(self) -> None:
+        self._broken.set()
+
+    async def _begin(self) -> None:
+        """Find or create the consumer, subscribe to a new inbox, and pull."""
+        await self._leave()
+        self._session += 1
+        self._broken.clear()
+        client = self._connection.client
+        if not client.is_connected:
+            raise NoAnswerError("not connected to the broker")
+        await self.durable.ensure()
+        self._inbox = client.new_inbox()
+        self._expected = 0
+        # Without limits of the driver: it would drop messages, and no more arrive than were asked for.
+        self._interest = await client.subscribe(
+            self._inbox, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+        if not self.durable.is_managed and self._session == 1:
+            await self._try()
+        await self._pull()
+
+    async def _leave(self) -> None:
+        """Unsubscribe from the inbox."""
+        if self._interest is not None:
+            with suppress(nats.errors.Error):
+                await self._interest.unsubscribe()
+            self._interest = None
+
+    async def _try(self) -> None:
+        """Pull without waiting: the only way to ask a consumer of the operator. Raises `NoAnswerError`."""
+        await self._request({"batch": 1, "no_wait": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                await self._heard.wait()
+        if not self._heard.is_set() or self._broken.is_set():
+            await self._leave()
+            raise self.durable.unanswered()
+
+    async def _receive(self, message: Msg) -> None:
+        """Take a message of a pull: an event, or the status of a pull."""
+        self._heard_at = time.monotonic()
+        self._heard.set()
+        if message.reply:
+            self._expected = max(0, self._expected - 1)
+            self._add(message)
+        else:
+            self._note(message.headers or {})
+        if self._room() * 2 >= self._ahead:
+            await self._pull()
+
+    def _add(self, message: Msg) -> None:
+        """Let a delivery wait for `next`. One of an event that is in progress here only gives it a valid receipt."""
+        sequence, delivered, stored_at = read_reply(message.reply)
+        event, problem = _read(message, stored_at, self._consumer.tenant)
+        held = self._held.get(sequence)
+        if held is not None and held.event_id == event.id:
+            held.session, held.reply = self._session, message.reply
+            return
+        receipt = _Receipt(self, sequence, event.id, session=self._session, reply=message.reply)
+        self._held[sequence] = receipt
+        delivery = Delivery(event, delivered, receipt, size=len(message.data), problem=problem)
+        self._waiting.append((receipt, delivery))
+        self._arrived.set()
+
+    def _note(self, headers: Mapping[str, str]) -> None:
+        """Note the status of a pull: it goes on, it has ended, or there is no consumer."""
+        code, text = headers.get("Status", ""), headers.get("Description", "")
+        left = headers.get("Nats-Pending-Messages", "")
+        if code == "100" or text == "Batch Completed":  # a heartbeat; or the pull has brought all that it asked for
+            return
+        if left.isdigit():
+            self._expected = max(0, self._expected - int(left))
+        elif code == "404":  # the pull of `_try` found no event
+            self._expected = max(0, self._expected - 1)
+        else:
+            reason = "the consumer does not exist" if code == "503" else f"{code} {text}"
+            log.warning("%s: %s", self.durable, reason)
+            self._broken.set()
+
+    def _room(self) -> int:
+        """Return how many more deliveries can wait here. Half of it is worth a pull."""
+        return self._ahead - len(self._waiting) - self._expected
+
+    async def _pull(self) -> None:
+        """Ask for as many deliveries as there is room for."""
+        if self._interest is None or self._broken.is_set():
+            return
+        heartbeat = int(HEARTBEAT_SECONDS * _SECOND)
+        limits = {"max_bytes": _PULL_BYTES, "expires": _PULL_SECONDS * _SECOND, "idle_heartbeat": heartbeat}
+        await self._request({"batch": self._room(), **limits})
+
+    async def _request(self, pull: Mapping[str, Any]) -> None:
+        if not self._expected:
+            self._heard_at = time.monotonic()
+        self._expected += pull["batch"]
+        body = json.dumps(pull).encode()
+        try:
+            await self._connection.client.publish(self.durable.pull_subject, body, reply=self._inbox)
+        except nats.errors.Error:
+            self._broken.set()
+
+    async def _repair(self) -> None:
+        """Begin again whenever the session is broken. Never ends."""
+        pause = _FIRST_PAUSE
+        while True:
+            await self._broken.wait()
+            self._forget_waiting()
+            try:
+                await self._begin()
+            except NoAnswerError as error:
+                self._broken.set()
+                is_connected = self._connection.client.is_connected
+                if is_connected:
+                    log.warning("%s; trying again", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE if is_connected else LOOK_SECONDS)
+            else:
+                log.info("%s: receiving again", self.durable)
+                pause = _FIRST_PAUSE
+
+    def _forget_waiting(self) -> None:
+        """Forget the deliveries that nobody has taken. They come again."""
+        for receipt, _ in self._waiting:
+            del self._held[receipt.sequence]
+        self._waiting.clear()
+
+    async def _look(self) -> None:
+        """Notice a server that has forgotten the pulls, and remember the place of the consumer. Never ends."""
+        looked_at = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            if self._expected and now - self._heard_at > 2.5 * HEARTBEAT_SECONDS and not self._broken.is_set():
+                log.warning("%s: no answer to a pull", self.durable)
+                self._broken.set()
+            elif now - looked_at > _PLACE_SECONDS:
+                looked_at = now
+                await self.durable.remember_place()
+
+    async def _renew(self) -> None:
+        """Renew the deliveries that wait here. Never ends."""
+        while True:
+            await asyncio.sleep(self._consumer.ack_wait.total_seconds() / 3)
+            for receipt, _ in list(self._waiting):
+                await receipt.renew()
+
+
+def _read(message: Msg, stored_at: int, tenant: str) -> tuple[Event, str | None]:
+    """Return the event in a message, and why it cannot be read. Then the event is one with the raw message."""
+    try:
+        return read_event(message.data), None
+    except TimerServiceError as error:
+        raw = _read_loosely(message, tenant)
+        at = datetime.fromtimestamp(stored_at / _SECOND, UTC)
+        return Event(id=raw["id"], tenant=tenant, created_at=at, raw=raw), str(error)
+
+
+def _read_loosely(message: Msg, tenant: str) -> Mapping[str, Any]:
+    """Return a JSON object with an id, a type and a payload, which has the message as text if it is no such object."""
+    try:
+        found = json.loads(message.data)
+    except (ValueError, RecursionError):
+        found = None
+    wanted = {"id": str, "type": str, "payload": dict}
+    if isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in wanted.items()):
+        return found
+    content = hashlib.blake2b(message.data, digest_size=16).hexdigest()
+    event_id = (message.headers or {}).get("Nats-Msg-Id") or content
+    payload = {"text": message.data.decode(errors="replace")}
+    return {"id": event_id, "type": UNREADABLE, "tenantId": tenant, "payload": payload}
