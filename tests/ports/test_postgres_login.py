@@ -81,16 +81,21 @@ async def test_refused_login(databases: Databases, user: str, path: str) -> None
 
 
 async def test_oldest_version(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of the oldest supported version is used, and an older one is refused."""
+    """A server of the oldest supported version is used. An older one is refused, and no connection stays open."""
+    sessions = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
     async with databases.database() as url:
         server = await asyncpg.connect(url)
         version = server.get_server_version().major
-        await server.close()
+        before = await server.fetchval(sessions)
         monkeypatch.setattr(database_module, "OLDEST_VERSION", version)
         await (await PostgresDatabase.open(url)).close()
         monkeypatch.setattr(database_module, "OLDEST_VERSION", version + 1)
         with pytest.raises(StartError, match="too old"):
             await PostgresDatabase.open(url)
+        async with asyncio.timeout(10):
+            while await server.fetchval(sessions) > before:
+                pass
+        await server.close()
 
 
 @pytest.fixture

@@ -159,6 +159,7 @@ async def test_waiting_commands(site: Site) -> None:
         await waiting_rows.postpone(tx, row, now + 1, 1, "locked")
         await waiting_rows.add(tx, rows_of([second]))  # it is behind the first one
     found = [await backlog.is_read(), await backlog.is_applied(now), await backlog.is_applied(now + 1)]
+    assert not await backlog.is_applied(now - 65_000)  # it was postponed while the clock was ahead
     assert not await site.is_open(after_ms=1)
     async with site.database.transaction() as tx:
         for _ in range(2):

@@ -57,6 +57,12 @@ def test_a_tenant_that_is_postponed(waiting: Waiting) -> None:
     assert [*found, waiting.next_tenants(NOW, MANY, MANY)] == [["b", "c"], ["a", "b", "c"], ["a", "c"]]
 
 
+def test_a_clock_that_was_set_back(waiting: Waiting) -> None:
+    """A tenant that was postponed while the clock was ahead has its turn: no delay is longer than a minute."""
+    for now, tenants in ((2 * NOW - 65_000, []), (2 * NOW - 65_001, ["b"])):
+        assert (waiting.next_tenants(now, MANY, MANY), waiting.has_ready(now)) == (tenants, bool(tenants))
+
+
 def test_retry_all(waiting: Waiting) -> None:
     """When what made commands fail is over, all tenants have their turn at once."""
     waiting.retry_all()

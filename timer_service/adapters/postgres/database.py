@@ -215,7 +215,11 @@ class PostgresDatabase:
             )
 
         work_pool, query_pool = await create_pool(_WORK_CONNECTIONS), await create_pool(_QUERY_CONNECTIONS)
-        await _connect(work_pool)
+        try:
+            await _connect(work_pool)
+        except BaseException:
+            work_pool.terminate()  # `query_pool` has no connections yet
+            raise
         return cls(work_pool, query_pool)
 
     @asynccontextmanager

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from datetime import timedelta
 
-from timer_service.core.due.blame import Blame, Evidence, blame
+from timer_service.core.due.blame import Blame, Evidence
 from timer_service.core.intake.route import Route
 from timer_service.core.ports.health import Health, OutageLog, RecentFailure
 from timer_service.core.values.delays import Delays
@@ -44,10 +44,12 @@ class Trouble:
         return Health.down(reasons[0]) if reasons else self._failure.health
 
     def record_outage(self, error: Exception) -> None:
-        """Record that nothing can be applied now. What an operator must repair is in the health for some seconds."""
+        """Record that nothing can be applied now. The reason stays in the health for some seconds.
+
+        The health of the database is not enough: a small write may succeed while those of the reader fail.
+        """
         self._outages.record_failure(str(error), part="commands")
-        if blame(error) is Blame.SETUP:
-            self._failure.record(f"commands cannot be handled: {error}")
+        self._failure.record(f"commands cannot be handled: {error}")
 
     def record_applied(self, routes: Iterable[Route]) -> bool:
         """Record the handlers of a transaction. Return whether one works again that failed for every command."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.intake.decoder import LARGE_BYTES
-from timer_service.core.intake.waiting_rows import ROW_COMMANDS, TenantWaits, waiting_name
+from timer_service.core.intake.waiting_rows import ROW_COMMANDS, TenantWaits, may_begin, waiting_name
 from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.core.values.raw_command import RawCommand
 
@@ -91,7 +91,7 @@ class Waiting:
 
     def has_ready(self, now: int) -> bool:
         """Return whether a command may be applied now."""
-        return any(each.available_at <= now for each in self._tenants.values())
+        return any(may_begin(each.available_at, now) for each in self._tenants.values())
 
     def next_at(self) -> int | None:
         """Return when the next commands may be applied; None if none wait."""
@@ -105,7 +105,7 @@ class Waiting:
         chosen: list[str] = []
         number = size = 0
         for tenant, each in self._tenants.items():
-            if each.available_at <= now:
+            if may_begin(each.available_at, now):
                 chosen.append(tenant)
                 number += min(each.number, ROW_COMMANDS)
                 size += min(each.size, MAX_MESSAGE_BYTES)

@@ -3,6 +3,7 @@
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.dead_letter import UNREADABLE
+from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import TENANT_PATTERN, Address, Kind, Position
 from timer_service.core.values.raw_command import Headers, RawCommand
 
@@ -21,12 +23,19 @@ ROW_BYTES = 256 * 1024
 """The most bytes of the commands of one row, without bodies that were left in the log. A single command may have more.
 """
 _NUMBERS = struct.Struct("<QQQQIIIII")
+_LATEST_MS = (LONGEST + timedelta(seconds=5)) // timedelta(milliseconds=1)
+"""No command waits longer, also if the clock was read a moment earlier."""
 
 
 @lru_cache(maxsize=4096)
 def waiting_name(tenant: str) -> str:
     """Return the name under which the commands of a tenant wait: its own, or one for all texts that name no tenant."""
     return tenant if re.fullmatch(TENANT_PATTERN, tenant) else UNREADABLE
+
+
+def may_begin(available_at: int, now: int) -> bool:
+    """Return whether commands may be applied now. They may if their wait is too long: then the clock was set back."""
+    return not now < available_at <= now + _LATEST_MS
 
 
 class NewRow(NamedTuple):
@@ -213,7 +222,8 @@ async def find_tenants(reader: Reader, tenants: Iterable[str]) -> set[str]:
 
 async def is_ready(reader: Reader, until: Position, now: int) -> bool:
     """Return whether a command up to a position waits that may be applied now."""
-    return bool(await reader.fetch(_SQL["ready_before"], {**until._asdict(), "now": now}))
+    times = {"now": now, "latest": now + _LATEST_MS}
+    return bool(await reader.fetch(_SQL["ready_before"], until._asdict() | times))
 
 
 class TenantWaits(NamedTuple):

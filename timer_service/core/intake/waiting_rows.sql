@@ -45,6 +45,7 @@ SELECT tenant_id FROM waiting_commands WHERE tenant_id = :tenant_id LIMIT 1
 SELECT 1 AS one FROM waiting_commands
 WHERE (epoch, first_sequence) <= (:epoch, :sequence) AND NOT EXISTS (
     SELECT 1 FROM waiting_commands AS older
-    WHERE older.tenant_id = waiting_commands.tenant_id AND older.available_at > 0 AND older.available_at > :now
+    WHERE older.tenant_id = waiting_commands.tenant_id AND older.available_at > 0
+        AND older.available_at > :now AND older.available_at <= :latest
 )
 LIMIT 1
