@@ -71,6 +71,7 @@ tenant        the owner of a row; the first part of every key and a token of eve
 task          a claimed workflow as it is sent to a worker of the user; of a signal: the follow-up of a firing
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
 tombstone     a row for a schedule that does not exist; it keeps the cursor of a deleted one, or a pause for a later one
+topic         of a timer or schedule: the last part of the address of its events, by which consumers choose among them
 transition    the change of a work item's status
 waiting       of a command: read from the log, stored, and applied later in turns between the tenants
 wake          tell a loop that it has work at an instant

@@ -28,6 +28,7 @@ class ExpectedEvent(NamedTuple):
 
     type: str
     payload: Mapping[str, Any]
+    topic: str | None = None
 
 
 class SchedulesChecker:
@@ -75,7 +76,7 @@ class SchedulesChecker:
             return "not_found"
         data = json.dumps(sent.fields["data"]) if "data" in sent.fields else definition.data
         payload = _fired(name, "trigger", sent_at, now, data)
-        self._expect(_event_id(name, "trigger", *position), "ScheduleFired", payload)
+        self._expect(_event_id(name, "trigger", *position), "ScheduleFired", payload, definition.topic)
         return "triggered"
 
     def _backfill(self, name: ScheduleName, sent: SentCommand, command: Command, sent_at: int) -> str:
@@ -91,8 +92,8 @@ class SchedulesChecker:
         )
         return "backfilling"
 
-    def _expect(self, event_id: str, message_type: str, payload: Mapping[str, Any]) -> None:
-        self._expected.setdefault(event_id, []).append(ExpectedEvent(message_type, payload))
+    def _expect(self, event_id: str, message_type: str, payload: Mapping[str, Any], topic: str | None = None) -> None:
+        self._expected.setdefault(event_id, []).append(ExpectedEvent(message_type, payload, topic))
 
     def portions_committed(self, began_at: int) -> None:
         """Apply the portions of backfills of a pass that began at an instant."""
@@ -129,7 +130,8 @@ class SchedulesChecker:
         assert not slots or not self._is_held_back(now), f"{slots} fired before older commands were handled"
         for slot in slots:
             payload = _fired(backfill.name, "backfill", slot, now, backfill.definition.data)
-            self._expect(_event_id(backfill.name, "slot", slot), "ScheduleFired", payload)
+            event_id = _event_id(backfill.name, "slot", slot)
+            self._expect(event_id, "ScheduleFired", payload, backfill.definition.topic)
 
     def pass_committed(self, began_at: int) -> None:
         """Apply a pass that began at an instant. Assert that the policy fires what it fired."""
@@ -160,7 +162,7 @@ class SchedulesChecker:
             payload = _fired(schedule.name, "slot", slot, now, schedule.facts.definition.data)
             if missed_since is not None:
                 payload["missedSince"] = iso(missed_since)
-            self._expect(event_id, "ScheduleFired", payload)
+            self._expect(event_id, "ScheduleFired", payload, schedule.facts.definition.topic)
             missed_since = None
 
     # The backlog
@@ -216,7 +218,7 @@ class SchedulesChecker:
         assert not self._backfills, "backfills did not end"
         types = {"ScheduleFired", "ScheduleEnded", "ScheduleBackfilled"}
         events = [each for each in self._service.events() if each["type"] in types]
-        found = {event["id"]: ExpectedEvent(event["type"], event["payload"]) for event in events}
+        found = {event["id"]: ExpectedEvent(event["type"], event["payload"], event.get("topic")) for event in events}
         assert len(found) == len(events)
         missing = self._expected.keys() - found.keys()
         assert not missing, f"not published: {[self._expected[each] for each in missing]}"
@@ -241,15 +243,16 @@ class SchedulesChecker:
 
 
 def _check_facts(facts: Facts, row: Row) -> None:
-    wanted: Sequence[Any] = (None,) * 11
+    wanted: Sequence[Any] = (None,) * 12
     if (definition := facts.definition) is not None:
-        recurrence, max_count, jitter, policy, late_by, limit, data = definition
+        recurrence, max_count, jitter, policy, late_by, limit, data, topic = definition
         data = None if data is None else json.loads(data)
-        wanted = (*recurrence, max_count, jitter, policy, late_by, limit, data)
+        wanted = (*recurrence, max_count, jitter, policy, late_by, limit, data, topic)
     found = [
         *(row[name] for name in ("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms")),
         *(row[name] for name in ("catch_up", "late_by_ms", "catch_up_limit")),
         None if row["data"] is None else json.loads(row["data"]),
+        row["topic"],
     ]
     assert found == list(wanted), f"the definition is {found}, not {wanted}"
     assert bool(row["is_paused"]) == facts.is_paused, f"is_paused is {row['is_paused']}: {facts}"

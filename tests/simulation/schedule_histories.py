@@ -64,6 +64,7 @@ _others = st.fixed_dictionaries(
             },
         ),
         "data": st.sampled_from([1, {"n": 2}, None]),
+        "topic": st.sampled_from(["a", "b"]),
     },
 )
 

@@ -38,6 +38,7 @@ class Definition(NamedTuple):
     late_by: int
     limit: int
     data: str | None
+    topic: str | None
 
     @property
     def slots(self) -> Any:
@@ -104,6 +105,7 @@ def read_definition(payload: Mapping[str, Any]) -> Definition:
         late_by=read_duration(catch_up.get("lateBy", _MINUTE_MS)),
         limit=catch_up.get("limit", 100),
         data=json.dumps(payload["data"]) if "data" in payload else None,
+        topic=payload.get("topic"),
     )
 
 

@@ -195,6 +195,25 @@ def backfill_after_a_delete(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backfill_store, "find_created", find_created)
 
 
+def backfill_without_the_topic(patch: pytest.MonkeyPatch) -> None:
+    """A backfill loses the topic that the schedule had when the command was accepted."""
+    make = backfills.new_backfill
+    patch.setattr(handler, "new_backfill", lambda *found: make(*found)._replace(topic=None))
+
+
+def topic_of_an_update_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A PutSchedule for a known schedule keeps the topic."""
+    apply = rules.apply
+
+    def apply_without_topic(before: Any, command: Any, now: int) -> Any:
+        if isinstance(command.payload, PutSchedule) and before.definition is not None:
+            kept = command.payload.model_copy(update={"topic": before.definition.topic})
+            command = command._replace(payload=kept)
+        return apply(before, command, now)
+
+    patch.setattr(rules, "apply", apply_without_topic)
+
+
 def backfill_into_the_future(patch: pytest.MonkeyPatch) -> None:
     """A backfill fires slots that are not due yet."""
     slots = backfills.Backfill.slots
@@ -231,6 +250,8 @@ SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     slots_fire_before_the_backlog: [schedules_with_faults],
     backfill_cursor_one_slot_behind: _ALL,
     backfill_after_a_delete: _ALL,
+    backfill_without_the_topic: _ALL,
+    topic_of_an_update_is_ignored: _ALL,
     backfill_into_the_future: _ALL,
     backfill_before_the_backlog: [schedules_with_faults],
 }

@@ -464,8 +464,10 @@ class Service(BrokerObserver):
         return {table: _sorted(map(_without_times, self.rows(table))) for table in self._tables}
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the published events."""
-        return [json.loads(message.body) for message in self.broker.events]
+        """Return the published events. Each has the topic of its address."""
+        found = [(json.loads(message.body), message.address.topic) for message in self.broker.events]
+        assert [body.get("topic") for body, _ in found] == [topic for _, topic in found]
+        return [body for body, _ in found]
 
     def delete_settled(self) -> None:
         """Run the retention of every slice until it has deleted all settled rows."""

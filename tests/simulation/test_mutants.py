@@ -76,6 +76,32 @@ def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "apply", apply_due_times)
 
 
+def event_without_the_topic(patch: pytest.MonkeyPatch) -> None:
+    """The event of a timer that was claimed before loses its topic."""
+    encode = events.timer_event
+    patch.setattr(
+        timers, "timer_event", lambda row, at: encode({**row, "topic": None} if row["attempt"] > 1 else row, at)
+    )
+
+
+def topic_is_no_content(patch: pytest.MonkeyPatch) -> None:
+    """A ScheduleTimer that changes nothing but the topic is ignored, so the event has the old one."""
+    patch.setattr(rules, "_content", lambda each: (each.data, each.correlation_id, each.expires_at))
+
+
+def topic_of_the_first_schedule(patch: pytest.MonkeyPatch) -> None:
+    """A timer that is scheduled again keeps its topic."""
+    apply = rules.apply
+
+    def keep_topic(timer: rules.Timer | None, *rest: Any) -> Applied:
+        after, outcome = apply(timer, *rest)
+        if timer is None or after is None or timer.schedule.topic is None:
+            return Applied(after, outcome)
+        return Applied(after._replace(schedule=after.schedule._replace(topic=timer.schedule.topic)), outcome)
+
+    patch.setattr(rules, "apply", keep_topic)
+
+
 def due_in_counts_from_the_handling(patch: pytest.MonkeyPatch) -> None:
     """A relative due time counts from when the command is handled, not from when it was stored."""
     due_at = rules.due_time
@@ -213,6 +239,9 @@ MUTANTS = [
     update_keeps_its_id,
     update_keeps_its_claim,
     update_is_ignored,
+    event_without_the_topic,
+    topic_is_no_content,
+    topic_of_the_first_schedule,
     due_in_counts_from_the_handling,
     state_by_the_settlement,
     expiry_is_exclusive,

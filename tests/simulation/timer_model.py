@@ -28,6 +28,7 @@ class TimerCommand(NamedTuple):
     data: str | None = None
     """The data of the timer as JSON text."""
     expires_at: int | None = None
+    topic: str | None = None
 
 
 class Row(NamedTuple):
@@ -42,6 +43,7 @@ class Row(NamedTuple):
     lease_token: str | None
     attempt: int
     expires_at: int | None
+    topic: str | None
     settled_at: int | None
 
 
@@ -54,6 +56,7 @@ class Fire(NamedTuple):
     name: TimerName
     due_at: int
     data: str | None
+    topic: str | None
 
 
 class Scheduled(NamedTuple):
@@ -72,6 +75,7 @@ class Timer:
     due_at: int | None
     data: str | None = None
     expires_at: int | None = None
+    topic: str | None = None
     claims: int = 0
     """The number of claims since the last accepted schedule or retry."""
 
@@ -129,13 +133,13 @@ class TimersModel:
 
     def _schedule(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
-        wanted = SCHEDULED, sent.due_at, sent.data, sent.expires_at
+        wanted = SCHEDULED, sent.due_at, sent.data, sent.expires_at, sent.topic
         if timer is not None:
-            found = timer.state, timer.due_at, timer.data, timer.expires_at
+            found = timer.state, timer.due_at, timer.data, timer.expires_at, timer.topic
             if found == wanted:
                 timer.position = position
                 return "unchanged"
-        self.timers[sent.name] = Timer(SCHEDULED, position, sent.due_at, sent.data, sent.expires_at)
+        self.timers[sent.name] = Timer(SCHEDULED, position, sent.due_at, sent.data, sent.expires_at, sent.topic)
         self.accepted.add(sent.name)
         if timer is None or timer.state != SCHEDULED:
             return "scheduled"
@@ -178,15 +182,18 @@ class TimersModel:
     def _accept(self, name: TimerName, row: Row) -> None:
         assert row.event_id is not None, f"{name} has no event id: {row}"
         assert row.event_id not in self.fires, f"{self.fires[row.event_id]} and {name} have the same event id: {row}"
-        self.fires[row.event_id] = Scheduled(Fire(name, row.due_at or 0, row.data), row.expires_at)
+        self.fires[row.event_id] = Scheduled(Fire(name, row.due_at or 0, row.data, row.topic), row.expires_at)
 
     def check_rows(self, rows: Rows) -> None:
         """Assert that the rows equal the model."""
         wanted = {
-            name: (timer.state, timer.position, timer.due_at, timer.data, timer.expires_at)
+            name: (timer.state, timer.position, timer.due_at, timer.data, timer.expires_at, timer.topic)
             for name, timer in self.timers.items()
         }
-        found = {name: (row.state, row.position, row.due_at, row.data, row.expires_at) for name, row in rows.items()}
+        found = {
+            name: (row.state, row.position, row.due_at, row.data, row.expires_at, row.topic)
+            for name, row in rows.items()
+        }
         assert found == wanted, f"the database has {found}, not {wanted}"
 
     # Relays

@@ -56,6 +56,7 @@ _NAMES = [TimerName(*name.split("/")) for name in ("acme/xa", "acme/xb", "globex
 names = st.sampled_from(_NAMES)
 broker_modes = st.sampled_from([BrokerMode.NORMAL, BrokerMode.NORMAL, *BrokerMode])
 contents = st.sampled_from([None, None, "1", "2", json.dumps("x" * LONGEST_IN_ROW)])
+topics = st.sampled_from([None, None, "a", "b"])
 replacements = st.sampled_from([True, True, False])
 expiries = st.builds(
     Expiry, relative=st.sampled_from([False, False, True]), late_by=st.sampled_from([None, None, None, 250, 10_000])
@@ -98,7 +99,15 @@ class TimerStateMachine(RuleBasedStateMachine):
         for name, each in zip(_NAMES, due, strict=False):
             self.schedule(name, each, None, at_once=True, replace=False, expiry=Expiry())
 
-    @rule(name=names, due=due_offsets, data=contents, at_once=st.booleans(), replace=replacements, expiry=expiries)
+    @rule(
+        name=names,
+        due=due_offsets,
+        data=contents,
+        at_once=st.booleans(),
+        replace=replacements,
+        expiry=expiries,
+        topic=topics,
+    )
     def schedule(
         self,
         name: TimerName,
@@ -108,8 +117,9 @@ class TimerStateMachine(RuleBasedStateMachine):
         at_once: bool,
         replace: bool,
         expiry: Expiry,
+        topic: str | None = None,
     ) -> None:
-        """Schedule a timer at a multiple of ten seconds near now. Due times and data are few, so that many are equal.
+        """Schedule a timer at a multiple of ten seconds near now. The values are few, so that many are equal.
 
         A reached timer never changes again. If `replace` is set, its name then stands for a new call. If `expiry` says
         so, the due time is a duration from now on, and the timer expires.
@@ -124,6 +134,8 @@ class TimerStateMachine(RuleBasedStateMachine):
         if expiry.late_by is not None:
             fields["lateBy"] = format_duration(expiry.late_by)
         expires_at = None if expiry.late_by is None else due_at + expiry.late_by
+        if topic is not None:
+            fields["topic"] = topic
         self._send("ScheduleTimer", name, fields, due_at=due_at, data=data, expires_at=expires_at)
         self._handle(at_once=at_once)
 
@@ -173,7 +185,7 @@ class TimerStateMachine(RuleBasedStateMachine):
         target = "prefix" if message == "CancelTimers" else "serviceCallId"
         payload = {target: name.call, **fields, **({} if data is None else {"data": json.loads(data)})}
         body = json.dumps({"type": message, "tenantId": name.tenant, "payload": payload}).encode()
-        sent = TimerCommand(message, name, body, due_at, data, expires_at)
+        sent = TimerCommand(message, name, body, due_at, data, expires_at, fields.get("topic"))
         self.system.send(sent, kebab(message), name.tenant, fails=fails)
 
     # The broker

@@ -64,7 +64,7 @@ INSTANCES = 2
 
 _ROWS = """
 SELECT timers.tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, COALESCE(data, text),
-    event_id, available_at, lease_token, attempt, expires_at, COALESCE(reached_at, expired_at)
+    event_id, available_at, lease_token, attempt, expires_at, topic, COALESCE(reached_at, expired_at)
 FROM timer_schedules AS timers LEFT JOIN long_texts ON owner = 'timer_schedules' AND text_id = event_id
 """
 _MOST_WAITING_BYTES = 800
@@ -353,7 +353,7 @@ class TimerSystem(BrokerObserver):
                 self.counts["fired" if state == REACHED else "expired"] += 1
                 assert body["id"] == message.id
                 at = parse_instant(body["payload"][instant])
-                self.model.record_event(message.id, _read_fire(body), state, at, self.clock.now())
+                self.model.record_event(message.id, _read_fire(message, body), state, at, self.clock.now())
 
     def commands_committed(self, instance: Instance, tx: Transaction) -> None:
         decided = instance.decided if instance.decided_in is tx else ()
@@ -493,11 +493,12 @@ _REFUSES: dict[BrokerMode, Predicate] = {
 }
 
 
-def _read_fire(body: Any) -> Fire:
-    payload = body["payload"]
+def _read_fire(message: Message, body: Any) -> Fire:
+    payload, topic = body["payload"], message.address.topic
+    assert body.get("topic") == topic
     assert payload["tenantId"] == body["tenantId"]
     data = json.dumps(payload["data"]) if "data" in payload else None
-    return Fire(TimerName(payload["tenantId"], payload["serviceCallId"]), parse_instant(payload["dueAt"]), data)
+    return Fire(TimerName(payload["tenantId"], payload["serviceCallId"]), parse_instant(payload["dueAt"]), data, topic)
 
 
 @cache
