@@ -23,7 +23,7 @@ from benchmarks.sender import frame, send_frames
 from benchmarks.stores import Store
 from benchmarks.timers import Fired, fired, now
 from timer_service.adapters.embedded import free_port
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 ROOT = Path(__file__).parents[1]
 SYNC_INTERVALS = {"always": "always", "default": "2m"}

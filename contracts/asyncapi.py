@@ -12,7 +12,8 @@ from typing import Any
 
 from timer_service.core.requests.query import QueryRoute
 from timer_service.core.requests.requests import RequestRoute
-from timer_service.core.values.message import Kind, Payload, kebab
+from timer_service.core.values.address import Kind, kebab
+from timer_service.core.values.message import Payload
 
 _PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$ ./()-]*")
 _YAML_KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}

@@ -11,8 +11,9 @@ from pydantic import TypeAdapter, create_model
 
 from timer_service.app.slices import QUERIES, SLICES
 from timer_service.core.intake.rejection import CommandRejected, FieldFault
+from timer_service.core.values.address import kebab
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Envelope, Identifier, Payload, Topic, kebab
+from timer_service.core.values.message import Envelope, Identifier, Payload, Topic
 
 CONTRACTS = Path(__file__).parent
 SCHEMAS = CONTRACTS / "schemas"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tests.harness.hostile import fuzz
 from tests.harness.raw_nats import RawMessage, header_block
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 TENANT = "tenant-a"
 LONG_AFTER = "2100-01-01T00:00:00Z"

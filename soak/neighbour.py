@@ -18,8 +18,8 @@ from nats.js.errors import Error as JetStreamError
 
 from soak.mistakes import LONG_AFTER
 from tests.harness.processes import body
+from timer_service.core.values.address import kebab
 from timer_service.core.values.instant import format_instant
-from timer_service.core.values.message import kebab
 
 TENANT = "tenant-b"
 _REFUSED = (nats.errors.Error, JetStreamError, TimeoutError)

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import ON_SQLITE, User, check_fired, iso
 from tests.harness.cli import Cli
 from tests.harness.processes import Service, body
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 ROUNDS, SIZE, SPAN_MS = 10, 200, 4_000
 FAR_MS = 3_600_000

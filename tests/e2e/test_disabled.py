@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.conftest import User
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_worker import RawWorker, start_workflows
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 SIGNAL: dict[str, Any] = {"signalId": "s", "workItemId": "i", "triggerKind": "event"}
 SIGNAL |= {"triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}}

@@ -23,7 +23,7 @@ from tests.harness.databases import Databases
 from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer, Service, body
 from timer_service.app.slices import SLICES
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8")
 DUE = "2020-01-01T00:00:00Z"

@@ -23,8 +23,9 @@ from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import Broker, QueryReply
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import CommandLog
+from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Address, Kind, Message
+from timer_service.core.values.message import Message
 from timer_service.core.values.raw_command import RawCommand
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.harness.clock import NOW, iso
-from timer_service.core.values.message import Address, Kind, Message, Position
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Message, Position
 from timer_service.core.values.raw_command import MESSAGE_ID, Headers, RawCommand
 from timer_service.timers import rules
 from timer_service.timers.messages import State

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from tests.harness.brokers import Stored
 from tests.harness.builders import command, command_address
+from timer_service.core.values.address import Address, kebab
 from timer_service.core.values.codec import REPLY_TO
-from timer_service.core.values.message import Address, kebab
 
 
 class Conversation(ABC):

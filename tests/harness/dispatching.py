@@ -11,8 +11,8 @@ from tests.harness.workflows import Workflows
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.database import Database
 from timer_service.core.requests.requests import RequestQueue
+from timer_service.core.values.address import Kind
 from timer_service.core.values.budget import MIB
-from timer_service.core.values.message import Kind
 from timer_service.workflows.tasks.dispatcher import Dispatcher
 from timer_service.workflows.tasks.requests import POLL_TASKS
 

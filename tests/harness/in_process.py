@@ -21,7 +21,8 @@ from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.ports.broker import Broker
 from timer_service.core.ports.database import Database
 from timer_service.core.service.slice import Slice
-from timer_service.core.values.message import Address, Position
+from timer_service.core.values.address import Address
+from timer_service.core.values.message import Position
 
 
 async def exhaust(worker: Worker, now: int) -> None:

@@ -20,7 +20,7 @@ from timer_service.core.ports.broker import ReceiveRequest
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.service.clock_repair import ClockReader
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 from timer_service.metrics import Metrics
 from timer_service.supervisor import NO_SUPERVISOR, Supervisor
 

@@ -18,7 +18,7 @@ from tests.harness.conversation import Conversation
 from tests.harness.databases import Databases
 from tests.harness.nats_client import read_stream
 from tests.harness.processes import NatsServer, Service
-from timer_service.core.values.message import Address, Kind
+from timer_service.core.values.address import Address, Kind
 
 PATIENCE_SECONDS = 30
 _WINDOW = 200

@@ -19,8 +19,8 @@ from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from tests.harness.processes import body
+from timer_service.core.values.address import kebab
 from timer_service.core.values.codec import REPLY_TO
-from timer_service.core.values.message import kebab
 
 AWAY = (nats.errors.Error, JetStreamError, OSError, TimeoutError)
 """The errors of a connection whose broker is away or slow. The request may have succeeded."""

@@ -10,7 +10,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from tests.harness.processes import body
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 
 async def start_workflows(connection: Client, ids: Sequence[str], tenant: str = "acme", **fields: Any) -> None:

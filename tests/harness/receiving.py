@@ -10,7 +10,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 AT = "2026-11-21T09:00:00.000Z"
 _PAYLOADS: dict[str, dict[str, Any]] = {

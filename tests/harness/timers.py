@@ -20,7 +20,8 @@ from timer_service.core.intake.route import Handle, Route
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.ports.database import Database, Row, Transaction
-from timer_service.core.values.message import Kind, Message, Position
+from timer_service.core.values.address import Kind
+from timer_service.core.values.message import Message, Position
 from timer_service.timers import SLICE, store
 from timer_service.timers.rules import Timer
 from timer_service.timers.store import TIMERS

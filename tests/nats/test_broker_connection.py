@@ -18,8 +18,8 @@ from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.core.ports.broker import PublishResult, PublishStatus, QueryReply, Replies, Request
 from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Kind
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""

@@ -12,7 +12,7 @@ from tests.harness.nats_peer import scripted_peer
 from timer_service.client.connection import open_connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.runs import Runs
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 from timer_service.nats_client import LastingClient
 
 ANSWER: dict[str, Any] = {"tasks": []}

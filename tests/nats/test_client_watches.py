@@ -14,7 +14,7 @@ from timer_service.client.connection import Connection, open_connection
 from timer_service.client.errors import NoAnswerError, WorkflowEndedError
 from timer_service.client.events import DueTimeReached
 from timer_service.client.workflows import Workflows
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 FIRED = "timer.evt.v1.acme.due-time-reached"
 ENDS = [f"timer.evt.v1.acme.workflow-{end}" for end in ("completed", "failed", "cancelled")]

@@ -18,7 +18,7 @@ from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.cli.tenant_streams import separate_tenants
 from timer_service.core.ports.health import HEALTHY
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 
 SUBJECTS = Subjects("timer")
 

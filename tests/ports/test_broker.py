@@ -13,8 +13,9 @@ from timer_service.core.ports.broker import (
     PublishStatus,
     Reply,
 )
+from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import Address, Kind, Message
+from timer_service.core.values.message import Message
 
 PATIENCE_SECONDS = 30
 

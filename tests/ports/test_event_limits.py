@@ -15,8 +15,9 @@ from timer_service.core.events.outbox import OUTBOX, stored_message
 from timer_service.core.limits.event_allowances import GO_ON, USAGE, WAITS, EventAllowances
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
+from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.errors import DatabaseUnavailableError
-from timer_service.core.values.message import Address, Event, Kind, Message
+from timer_service.core.values.message import Event, Message
 from timer_service.events import SLICE
 
 PERIOD = timedelta(hours=1)

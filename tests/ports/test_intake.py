@@ -13,7 +13,8 @@ from timer_service.core.intake.waiting_rows import ROW_BYTES, ROW_COMMANDS, Tena
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.log import LogCursor
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.message import Address, Kind, Position
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import Headers, RawCommand
 
 READ = LogCursor("a log", 7, 40, 1_800_000_000_123_456_789)

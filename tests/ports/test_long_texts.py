@@ -15,7 +15,8 @@ from timer_service.core.events import outbox
 from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
 from timer_service.core.events.relay import Encode
 from timer_service.core.ports.database import Database, Transaction
-from timer_service.core.values.message import Address, Event, Kind, Message
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Event, Message
 
 LONG = "x" * 2_000
 OTHER = "y" * 3_000

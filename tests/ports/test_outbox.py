@@ -12,7 +12,8 @@ from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX, stored_message
 from timer_service.core.events.relay import Relay
 from timer_service.core.ports.database import Database, Row
-from timer_service.core.values.message import Address, Event, Kind, Trace
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Event, Trace
 
 MAX_ATTEMPTS = 2
 

@@ -14,8 +14,8 @@ from tests.harness.raw_nats import RawMessage, RawNats
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import Broker, QueryReply, Replies, Request, RequestSubscription
 from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Kind
 
 BUSY = QueryReply(b"full", Code.BUSY, "too many requests are waiting")
 ERROR = Code.INVALID_PAYLOAD, "é, and\r\ntwo lines"

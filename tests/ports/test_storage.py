@@ -15,7 +15,7 @@ from tests.harness.processes import NatsServer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.health import HEALTHY
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 
 _STORE = '"/data"'
 SERVER_LIMIT = f"port: 4222\njetstream {{ store_dir: {_STORE}, max_file_store: 4MB }}"

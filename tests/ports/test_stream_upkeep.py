@@ -22,7 +22,7 @@ from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.faults import STORED, Answer, Fault
 from timer_service.core.ports.health import HEALTHY
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 
 STREAMS = {Kind.COMMAND: "TIMER_CMD", Kind.EVENT: "TIMER_EVT", Kind.DEAD_LETTER: "TIMER_DLQ"}
 

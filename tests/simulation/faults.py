@@ -26,8 +26,9 @@ from timer_service.core.ports.broker import (
 from timer_service.core.ports.database import Database, Parameters, Reader, Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import CommandLog, LogBatch, LogCursor, LogUnavailableError, Opening
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.values.message import Kind, Message
+from timer_service.core.values.message import Message
 from timer_service.core.values.raw_command import RawCommand
 
 _T = TypeVar("_T")

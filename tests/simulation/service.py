@@ -56,8 +56,9 @@ from timer_service.core.ports.broker import QueryReply, Request
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.service.slice import Slice
+from timer_service.core.values.address import kebab
 from timer_service.core.values.codec import REPLY_TO
-from timer_service.core.values.message import Command, kebab
+from timer_service.core.values.message import Command
 from timer_service.runs import events as run_events
 from timer_service.schedules import room
 from timer_service.schedules.backfill import transaction as backfill_pass

@@ -9,7 +9,8 @@ from tests.simulation.faults import Point, crash, outage
 from tests.simulation.service import ROWS_AT_ONCE, VISIBILITY_TIMEOUT, CommitObserver, SentCommand, Service
 from tests.simulation.service import running_service as running
 from timer_service.core.events.outbox import OUTBOX
-from timer_service.core.values.message import Kind, Message
+from timer_service.core.values.address import Kind
+from timer_service.core.values.message import Message
 
 _EVENTS = 2 * ROWS_AT_ONCE + 1
 _START = SentCommand("StartRun", "acme", {"runId": "r1", "jobs": [{"name": f"j{n}"} for n in range(_EVENTS)]})

@@ -29,8 +29,8 @@ from tests.simulation.log_ledger import LogChange
 from tests.simulation.timer_model import TimerCommand, TimerName
 from tests.simulation.timer_system import INSTANCES, BrokerMode, TimerSystem
 from timer_service.core.due.long_texts import LONGEST_IN_ROW
+from timer_service.core.values.address import kebab
 from timer_service.core.values.duration import format_duration
-from timer_service.core.values.message import kebab
 
 TALLY: Counter[str] = Counter()
 """The number of runs, steps, outcomes and faults in all runs together."""

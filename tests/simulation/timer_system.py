@@ -50,9 +50,10 @@ from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.address import Kind
 from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.instant import parse_instant
-from timer_service.core.values.message import Command, Kind, Message, Position
+from timer_service.core.values.message import Command, Message, Position
 from timer_service.timers import SLICE, cancellation_worker, handler
 from timer_service.timers.store import TIMERS
 

@@ -5,7 +5,8 @@ from nats.errors import BadHeaderError
 
 from timer_service.adapters.nats.publisher import write_frames
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.values.message import Address, Kind, Message
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Message
 
 SUBJECT = "timer.evt.v1.acme.something"
 

@@ -27,7 +27,7 @@ from timer_service.client.checks import wire_duration, wire_instant
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
 from timer_service.core.service.slice import Slice
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)

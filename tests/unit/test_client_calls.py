@@ -8,7 +8,7 @@ import pytest
 from timer_service.client.calls import Calls
 from timer_service.client.connection import Connection
 from timer_service.client.errors import QueryError
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

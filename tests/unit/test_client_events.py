@@ -11,7 +11,7 @@ import pytest
 
 from timer_service.client.errors import TimerServiceError
 from timer_service.client.events import EVENTS, DueTimeReached, Event, message_of, read_event
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 FIRED: Mapping[str, Any] = {

@@ -8,8 +8,9 @@ from tests.harness.cases import case
 from timer_service.app.slices import SLICES
 from timer_service.core.events.cloud_events import describe
 from timer_service.core.intake.rejection import CommandRejected
+from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.codec import encode
-from timer_service.core.values.message import Address, Event, Kind, Message, Trace
+from timer_service.core.values.message import Event, Message, Trace
 
 AT = 1_764_386_280_123
 ATTRIBUTES = {

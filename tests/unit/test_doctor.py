@@ -28,7 +28,7 @@ from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.cli.healthcheck import read_readiness
 from timer_service.config import Config
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 
 OK, NOTE, WARN, FAIL = Status.OK, Status.NOTE, Status.WARN, Status.FAIL
 SUBJECT = "timer.cmd.v1.*.*"

@@ -28,8 +28,9 @@ from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.requests.requests import Requests
 from timer_service.core.service.slice import Parts
 from timer_service.core.service.upkeep import Retention
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
-from timer_service.core.values.message import Event, Kind, Position
+from timer_service.core.values.message import Event, Position
 from timer_service.core.values.raw_command import MESSAGE_ID
 from timer_service.supervisor import Supervisor
 from timer_service.timers.store import TIMERS

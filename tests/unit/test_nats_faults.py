@@ -7,7 +7,7 @@ import pytest
 from tests.harness.cases import case
 from timer_service.adapters.nats.faults import STORED, Answer, Fault, classify, read_acknowledgement, to_results
 from timer_service.core.ports.broker import PublishStatus
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 
 MESSAGE, NO_ROOM, NO_STORAGE, NOT_NOW, UNKNOWN = Fault
 

@@ -12,7 +12,8 @@ from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import PublishStatus
-from timer_service.core.values.message import Address, Kind, Message
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Message
 
 PUBLISHED, REFUSED, FULL, UNAVAILABLE = PublishStatus
 STORED = b'{"stream":"TIMER_EVT","seq":1}'

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic_core import from_json, to_json
 
-from timer_service.core.values.message import MAX_MESSAGE_BYTES
+from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.paging import read_cursor, read_page
 
 

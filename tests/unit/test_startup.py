@@ -19,8 +19,8 @@ from timer_service.config import Config
 from timer_service.core.limits.audit import OPERATOR_ACTION
 from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.health import Health
+from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
 
 

@@ -19,8 +19,9 @@ from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import CommandResult, Route
 from timer_service.core.ports.broker import PUBLISHED, PublishResult, PublishStatus
 from timer_service.core.ports.database import Transaction
+from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import Address, Command, Kind, Message, Trace
+from timer_service.core.values.message import Command, Message, Trace
 from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
 from timer_service.timers.messages import CancelTimer
 

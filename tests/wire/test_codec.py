@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from tests.harness.builders import command, command_address, raw_command, schedule_timer
 from tests.harness.clock import NOW, iso
 from timer_service.core.intake.rejection import Rejected
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, Address, Kind, kebab
 from timer_service.core.values.codec import REPLY_TO, decode_command, decode_envelope, encode
 from timer_service.core.values.data import MAX_DATA_BYTES
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import LATEST
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
+from timer_service.core.values.message import Command, Event, Position, Trace
 from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
 from timer_service.timers import SLICE
 from timer_service.timers.messages import CancelTimer, ScheduleTimer

@@ -38,17 +38,10 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.due_rows import DueRows
 from timer_service.core.requests.query import Queries, QueryRoute
 from timer_service.core.requests.requests import RequestRoute
+from timer_service.core.values.address import Address, Kind, kebab
 from timer_service.core.values.codec import decode_command, decode_envelope, encode
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import (
-    Address,
-    Kind,
-    Payload,
-    Position,
-    TenantPayload,
-    Topic,
-    kebab,
-)
+from timer_service.core.values.message import Payload, Position, TenantPayload, Topic
 from timer_service.core.values.raw_command import Headers, RawCommand
 from timer_service.signals.events import failed_event
 from timer_service.signals.firing_store import FIRINGS

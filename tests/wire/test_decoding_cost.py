@@ -15,9 +15,9 @@ from timer_service.app.slices import SLICES
 from timer_service.core.intake.decoder import decode, parts
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports import turns as turns_module
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, kebab
 from timer_service.core.values.codec import MAX_BRACKETS, MAX_FIELDS
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, kebab
 from timer_service.core.values.raw_command import RawCommand
 
 PAYLOADS = {payload.type: payload for each in SLICES for payload in each.commands}

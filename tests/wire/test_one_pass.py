@@ -10,10 +10,11 @@ from tests.harness.clock import NOW, iso
 from timer_service.app.slices import SLICES
 from timer_service.core.intake.decoder import decode
 from timer_service.core.intake.rejection import Rejected
+from timer_service.core.values.address import kebab
 from timer_service.core.values.codec import decode_command, decode_envelope, decode_usual_command
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.errors import Rejection
-from timer_service.core.values.message import Command, CommandPayload, TenantPayload, kebab
+from timer_service.core.values.message import Command, CommandPayload, TenantPayload
 from timer_service.core.values.raw_command import RawCommand
 from timer_service.timers.messages import PlainTimer, ScheduleTimer
 

@@ -25,8 +25,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from timer_service.core.intake.apply import Done
 from timer_service.core.ports.broker import Publish, PublishResult, PublishStatus
+from timer_service.core.values.address import Address
 from timer_service.core.values.codec import read_trace
-from timer_service.core.values.message import Address, Message, Trace
+from timer_service.core.values.message import Message, Trace
 from timer_service.core.values.raw_command import RawCommand
 
 _PROPAGATOR = TraceContextTextMapPropagator()

@@ -12,8 +12,8 @@ from timer_service.config import Config
 from timer_service.core.due.loop import Loop
 from timer_service.core.ports.health import Health
 from timer_service.core.service.slice import Parts
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Kind
 from timer_service.ui.instance import Instance
 from timer_service.ui.rejections import NewestRejections
 from timer_service.ui.samples import INTERVAL, Samples

@@ -29,10 +29,10 @@ from timer_service.core.ports.health import HEALTHY, Health, worst
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.service.slice import Parts
 from timer_service.core.service.upkeep import DatabaseProbe
+from timer_service.core.values.address import Kind
 from timer_service.core.values.budget import Budget
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
-from timer_service.core.values.message import Kind
 from timer_service.http import HttpServer, http_app, serve_http
 from timer_service.supervisor import NO_SUPERVISOR, Supervisor
 from timer_service.ui.rejections import NewestRejections

@@ -18,8 +18,8 @@ from timer_service.app.storage import open_storage
 from timer_service.app.tasks import close_within
 from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.ports.health import worst
+from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
 from timer_service.schedules.messages import SkipReason
 from timer_service.signals.firing_store import FIRINGS

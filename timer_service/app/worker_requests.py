@@ -16,8 +16,8 @@ from timer_service.core.ports.health import HEALTHY, Health, worst
 from timer_service.core.requests.bodies import error_reply
 from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, RequestRoute, Requests
 from timer_service.core.service.slice import Parts
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import Kind
 from timer_service.workflows.tasks import dispatcher, registry
 from timer_service.workflows.tasks.dispatcher import Dispatcher
 from timer_service.workflows.tasks.requests import POLL_TASKS, REQUESTS, handle_requests

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from timer_service.core.values.address import IDENTIFIER_PATTERN, TENANT_PATTERN, TOPIC_PATTERN
 from timer_service.core.values.duration import LONGEST, parse_duration
 from timer_service.core.values.instant import parse_instant
-from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN, TOPIC_PATTERN
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")

@@ -23,8 +23,8 @@ from timer_service.adapters.nats.streams import TENANT_CONSUMER, StreamInfo, wan
 from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.app.login import nats_login
 from timer_service.config import Config
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Kind
 from timer_service.nats_client import UNREADABLE_ANSWER
 
 _SECONDS = 5

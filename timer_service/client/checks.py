@@ -8,9 +8,9 @@ from typing import Any, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from timer_service.client.convert import to_json
+from timer_service.core.values.address import IDENTIFIER_PATTERN, TENANT_PATTERN, TOPIC_PATTERN
 from timer_service.core.values.duration import LONGEST, format_duration
 from timer_service.core.values.instant import parse_instant
-from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN, TOPIC_PATTERN
 
 _T = TypeVar("_T")
 _SURROGATE = re.compile("[\ud800-\udfff]")

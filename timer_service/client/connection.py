@@ -29,7 +29,7 @@ from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceE
 from timer_service.client.events import EVENTS, Event, message_of, read_event
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
-from timer_service.core.values.message import Kind, kebab
+from timer_service.core.values.address import Kind, kebab
 from timer_service.nats_client import LastingClient
 
 _T = TypeVar("_T")

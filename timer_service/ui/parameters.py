@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from pydantic_core import PydanticCustomError
 
+from timer_service.core.values.address import IDENTIFIER_PATTERN, TENANT_PATTERN
 from timer_service.core.values.instant import parse_instant
-from timer_service.core.values.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _LONGEST = 2000

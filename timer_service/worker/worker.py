@@ -8,7 +8,7 @@ from typing import Any
 
 from timer_service.client.checks import check_identifier, check_tenant
 from timer_service.client.connection import open_connection
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 from timer_service.sigterm import at_sigterm
 from timer_service.worker.definition import Settings, WorkflowFunction
 from timer_service.worker.names import check_name

@@ -14,7 +14,7 @@ from tests.harness.prepared import Prepared, prepare
 from tests.harness.processes import NatsServer, Service
 from tests.harness.spawn import BIN
 from timer_service.app.slices import QUERIES, SLICES
-from timer_service.core.values.message import kebab
+from timer_service.core.values.address import kebab
 
 
 @pytest.mark.parametrize("tenant", ["tenant-a", "tenant-b"])

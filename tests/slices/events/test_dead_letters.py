@@ -13,7 +13,8 @@ from timer_service.app.slices import SLICES
 from timer_service.core.ports.broker import PublishStatus
 from timer_service.core.ports.database import Database
 from timer_service.core.service.slice import Parts
-from timer_service.core.values.message import Address, Kind, Message
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Message
 from timer_service.events import SLICE
 
 COUNT = 30

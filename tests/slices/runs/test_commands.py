@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.clock import iso
 from tests.harness.runs import RunConversation, jobs, run_after
-from timer_service.core.values.message import Address, Kind
+from timer_service.core.values.address import Address, Kind
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 DIAMOND: dict[str, Any] = {"top": [], "left": ["top"], "right": ["top"], "bottom": ["left", "right"]}

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.harness.clock import iso
 from tests.harness.signals import BLOCKED, SignalConversation
-from timer_service.core.values.message import Address, Kind
+from timer_service.core.values.address import Address, Kind
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "triggerSpec": BLOCKED}

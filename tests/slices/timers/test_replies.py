@@ -8,8 +8,8 @@ import pytest
 from tests.harness.builders import cancel_timer, schedule_timer
 from tests.harness.clock import NOW, after, iso
 from tests.harness.timers import Timers
+from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.codec import REPLY_TO
-from timer_service.core.values.message import Address, Kind
 
 DUE = after(minutes=1)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -9,7 +9,7 @@ from tests.harness.timers import Timers, bodies
 from tests.harness.wiring import VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
-from timer_service.core.values.message import Address, Kind
+from timer_service.core.values.address import Address, Kind
 
 DUE = after(minutes=1)
 LATER = after(minutes=2)

@@ -16,8 +16,9 @@ from timer_service.core.intake.decoder import decode
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.route import CommandResult, Handle, Lane, Route, TooManyCommandsError
 from timer_service.core.ports.database import Transaction
+from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Command, Position
+from timer_service.core.values.message import Command, Position
 from timer_service.timers.messages import CancelTimer, ScheduleTimer
 
 BODIES: dict[str, Callable[[str, str], bytes]] = {

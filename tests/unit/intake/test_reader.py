@@ -27,10 +27,11 @@ from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError
 from timer_service.core.ports.transactions import in_transaction
+from timer_service.core.values.address import Address
 from timer_service.core.values.budget import DEFAULT_BUDGET
 from timer_service.core.values.codec import REPLY_TO
 from timer_service.core.values.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
-from timer_service.core.values.message import Address, Command, Position
+from timer_service.core.values.message import Command, Position
 from timer_service.timers import SLICE
 
 

@@ -15,9 +15,10 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.broker import QueryReply, Replies, Request, RequestSubscription
 from timer_service.core.ports.database import Database, Reader
 from timer_service.core.requests.query import MAX_QUERY_BYTES, WAITING, Queries, QueryRoute
+from timer_service.core.values.address import Kind
 from timer_service.core.values.budget import DEFAULT_BUDGET, LEAST_MEMORY_BYTES, MIB, Budget
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.values.message import Kind, Payload
+from timer_service.core.values.message import Payload
 
 WAIT: Final = b'{"text": "wait"}'
 

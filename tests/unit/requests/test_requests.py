@@ -18,9 +18,10 @@ from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import OutageLog
 from timer_service.core.requests.bodies import ANSWERED
 from timer_service.core.requests.requests import Answer, Asked, HandleRequests, RequestQueue, RequestRoute, Requests
+from timer_service.core.values.address import Kind
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.errors import Code, DatabaseBlockedError, DatabaseUnavailableError, Rejection
-from timer_service.core.values.message import Kind, Payload
+from timer_service.core.values.message import Payload
 from timer_service.core.values.stored_json import RawJson
 
 INSERT = (

@@ -16,7 +16,8 @@ from timer_service.core.ports.broker import (
     Request,
 )
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.message import Address, Kind, Message, Position
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Message, Position
 
 FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
 

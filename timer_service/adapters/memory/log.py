@@ -7,7 +7,8 @@ from itertools import accumulate
 
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
-from timer_service.core.values.message import Address, Position
+from timer_service.core.values.address import Address
+from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import MESSAGE_ID, Headers, RawCommand
 
 

@@ -16,8 +16,9 @@ from timer_service.adapters.nats.streams import StreamUpkeep, prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import BrokerFeatures, PublishResult, ReceiveRequest, Reply
 from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Kind, Message
+from timer_service.core.values.message import Message
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.broker import PUBLISHED, PublishResult, PublishStatus
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 
 
 class Fault(Enum):

@@ -40,9 +40,10 @@ from timer_service.adapters.nats.driver import ReadMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
+from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Address, Kind, Position
+from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import Headers, RawCommand, decode_text
 from timer_service.nats_client import UNREADABLE_ANSWER
 

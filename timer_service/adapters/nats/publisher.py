@@ -16,7 +16,8 @@ from timer_service.adapters.nats.faults import TRANSIENT, Answer, Fault, read_ac
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import PublishResult
 from timer_service.core.ports.turns import Turns
-from timer_service.core.values.message import Address, Kind, Message
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Message
 from timer_service.nats_batches import batch_headers, split
 
 _TIMEOUT_SECONDS = 5

@@ -23,8 +23,8 @@ from timer_service.core.intake.replies import may_reply_to
 from timer_service.core.ports.broker import QueryReply, ReceiveRequest, Replies, Request
 from timer_service.core.ports.health import Health
 from timer_service.core.ports.turns import Turns
+from timer_service.core.values.address import Kind
 from timer_service.core.values.error_text import error_text
-from timer_service.core.values.message import Kind
 from timer_service.core.values.raw_command import decode_text
 
 log = logging.getLogger(__name__)

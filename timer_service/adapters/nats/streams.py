@@ -21,8 +21,8 @@ from timer_service.adapters.nats.faults import Answer, Fault
 from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, worst
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, Kind
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Kind
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from timer_service.core.values.message import Address, Kind
+from timer_service.core.values.address import Address, Kind
 
 _VERSION = "v1"
 

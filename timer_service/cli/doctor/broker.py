@@ -19,8 +19,8 @@ from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.client.connection import url_without_login
 from timer_service.config import Config
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
-from timer_service.core.values.message import Kind
 
 _TIMEOUT_SECONDS = 2
 _LOOKS = 5

@@ -7,7 +7,7 @@ from typing import Any
 
 from timer_service.adapters.nats.streams import has_tenant_streams, settings_that_lose
 from timer_service.cli.doctor.finding import Finding, Status
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 
 _SHORT_AGE = timedelta(days=1)
 _SHORT_WINDOW = timedelta(minutes=2)

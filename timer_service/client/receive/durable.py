@@ -16,7 +16,7 @@ import nats.js.errors
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.receive.filters import Consumer, covers, subject_parts
-from timer_service.core.values.message import Kind
+from timer_service.core.values.address import Kind
 from timer_service.nats_client import UNREADABLE_ANSWER
 
 log = logging.getLogger(__name__)

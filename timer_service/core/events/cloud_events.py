@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from pydantic_core import from_json
 
+from timer_service.core.values.address import Kind, kebab
 from timer_service.core.values.instant import LATEST, format_instant
-from timer_service.core.values.message import Kind, Message, kebab
+from timer_service.core.values.message import Message
 
 _USUAL = re.compile(rb'\{"id":"([\w.:/-]+)","type":"([\w.]+)",.*?"timestampMs":([0-9]{1,14}),"payload":', re.DOTALL)
 """How the body of an event begins, as `encode_event` writes it. No text in JSON has such a `"timestampMs":`, because it

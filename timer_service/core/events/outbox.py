@@ -19,8 +19,9 @@ from timer_service.core.due.long_texts import LONGEST_IN_ROW, LongTexts, TextKey
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.codec import encode
-from timer_service.core.values.message import Address, Event, Kind, Message
+from timer_service.core.values.message import Event, Message
 
 _TEXTS = LongTexts("outbox", "body", "large_body", "event_id")
 _SQL = load_sql("timer_service.core.events", "outbox.sql")

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.turns import Turns
+from timer_service.core.values.address import kebab
 from timer_service.core.values.codec import decode_command, decode_envelope, decode_usual_command
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import Command, Envelope, TenantPayload, kebab
+from timer_service.core.values.message import Command, Envelope, TenantPayload
 from timer_service.core.values.raw_command import RawCommand
 
 LARGE_BYTES = 64 * 1024

@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
+from timer_service.core.values.address import TENANT_PATTERN
 from timer_service.core.values.codec import read_trace
 from timer_service.core.values.dead_letter import dead_letter, printable
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import TENANT_PATTERN, Envelope, Event, Message, Payload
+from timer_service.core.values.message import Envelope, Event, Message, Payload
 from timer_service.core.values.raw_command import RawCommand
 
 

@@ -7,9 +7,10 @@ from datetime import timedelta
 from timer_service.core.due.blame import Blame, Evidence
 from timer_service.core.intake.route import Route
 from timer_service.core.ports.health import Health, OutageLog, RecentFailure
+from timer_service.core.values.address import kebab
 from timer_service.core.values.delays import Delays
 from timer_service.core.values.error_text import error_text
-from timer_service.core.values.message import Command, Position, kebab
+from timer_service.core.values.message import Command, Position
 from timer_service.core.values.raw_command import RawCommand
 
 log = logging.getLogger(__name__)

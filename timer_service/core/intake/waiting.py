@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from timer_service.core.intake.decoder import LARGE_BYTES
 from timer_service.core.intake.waiting_rows import ROW_COMMANDS, TenantWaits, may_begin, waiting_name
-from timer_service.core.values.message import MAX_MESSAGE_BYTES
+from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.raw_command import RawCommand
 
 MOST_BYTES = 1024 * 1024 * 1024

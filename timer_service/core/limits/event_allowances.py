@@ -20,7 +20,8 @@ from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
-from timer_service.core.values.message import Kind, Message
+from timer_service.core.values.address import Kind
+from timer_service.core.values.message import Message
 
 _SQL = load_sql("timer_service.core.limits", "event_allowances.sql")
 

@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 
 from timer_service.core.ports.health import Health
 from timer_service.core.ports.log import CommandLog
+from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import Code
-from timer_service.core.values.message import Kind, Message
+from timer_service.core.values.message import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from pydantic_core import from_json, to_json
 
 from timer_service.core.intake.rejection import error_body
 from timer_service.core.ports.broker import QueryReply
+from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.codec import MAX_BRACKETS, count_brackets, rejection_of
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Payload
+from timer_service.core.values.message import Payload
 from timer_service.core.values.stored_json import RawJson
 
 _M = TypeVar("_M", bound=Payload)

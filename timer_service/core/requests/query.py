@@ -14,9 +14,10 @@ from timer_service.core.ports.metrics_port import MetricsPort
 from timer_service.core.requests.bodies import ANSWERED, decode, encode_answer, error_reply
 from timer_service.core.requests.computing import Computing, Steps
 from timer_service.core.requests.fair_queue import FairQueue, QueueLimits
+from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, Payload
+from timer_service.core.values.message import Payload
 from timer_service.core.values.stored_json import RawJson, write
 
 log = logging.getLogger(__name__)

@@ -22,9 +22,10 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.ports.turns import Turns
 from timer_service.core.requests.bodies import ANSWERED, decode, encode_answer, error_reply
 from timer_service.core.requests.fair_queue import Entry, FairQueue, QueueLimits
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, TENANT_PATTERN
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import Code, Fault, Rejection
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Payload
+from timer_service.core.values.message import Payload
 from timer_service.core.values.stored_json import RawJson
 
 log = logging.getLogger(__name__)

@@ -10,22 +10,9 @@ from pydantic import ValidationError, create_model
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, from_json
 
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, TENANT_PATTERN, TOPIC_PATTERN, Address, Kind, kebab
 from timer_service.core.values.errors import Code, Fault, Rejection
-from timer_service.core.values.message import (
-    MAX_MESSAGE_BYTES,
-    TENANT_PATTERN,
-    TOPIC_PATTERN,
-    Address,
-    Command,
-    CommandPayload,
-    Envelope,
-    Event,
-    Kind,
-    Message,
-    TenantPayload,
-    Trace,
-    kebab,
-)
+from timer_service.core.values.message import Command, CommandPayload, Envelope, Event, Message, TenantPayload, Trace
 from timer_service.core.values.raw_command import Headers, RawCommand
 from timer_service.core.values.stored_json import quote, write
 

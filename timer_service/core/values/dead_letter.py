@@ -4,8 +4,9 @@ import json
 import re
 from collections.abc import Mapping
 
+from timer_service.core.values.address import TENANT_PATTERN, Address, Kind
 from timer_service.core.values.errors import Rejection
-from timer_service.core.values.message import TENANT_PATTERN, Address, Kind, Message, Position
+from timer_service.core.values.message import Message, Position
 from timer_service.core.values.raw_command import Headers, RawCommand
 
 UNREADABLE = "~unreadable"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
-from timer_service.core.values.message import IDENTIFIER_PATTERN, Address, Position
+from timer_service.core.values.address import IDENTIFIER_PATTERN, Address
+from timer_service.core.values.message import Position
 
 MESSAGE_ID = "Nats-Msg-Id"
 """The header with the id of the message. A broker that keeps the id elsewhere adds it."""
