@@ -3,7 +3,7 @@
 import asyncio
 
 from timer_service.cancellation import keep_cancellation
-from timer_service.core.ports.transactions import run_to_completion
+from timer_service.core.ports.completion import run_to_completion
 
 
 async def swallow() -> None:

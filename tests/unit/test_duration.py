@@ -14,10 +14,10 @@ from timer_service.core.values.duration import (
     MINUTE,
     SECOND,
     WEEK,
-    Duration,
     format_duration,
     parse_duration,
 )
+from timer_service.core.values.duration_field import Duration
 
 DURATION: TypeAdapter[int] = TypeAdapter(Duration)
 PATTERN = DURATION.json_schema()["anyOf"][0]["pattern"]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.harness.builders import command_address, raw_command
 from tests.harness.clock import NOW
 from timer_service.core.intake.rejection import Rejected
-from timer_service.core.values.address import MAX_MESSAGE_BYTES, TENANT_PATTERN
-from timer_service.core.values.dead_letter import UNREADABLE
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, TENANT_PATTERN, UNREADABLE
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Message, Position
 from timer_service.core.values.raw_command import Headers, RawCommand

@@ -11,7 +11,7 @@ from timer_service.cli.output import format_time, one_line, print_value
 from timer_service.cli.parameters import AsJson, read_tenant
 from timer_service.cli.resources import Page, Resource, Rows, rejection_text
 from timer_service.client import CommandError, DeadLetter, NoAnswerError, TimerClient
-from timer_service.core.values.dead_letter import UNREADABLE
+from timer_service.core.values.address import UNREADABLE
 
 app = typer.Typer(
     help="Dead letters: commands that the service rejected. Needs the login of the operator.", no_args_is_help=True

@@ -10,9 +10,10 @@ from zoneinfo import ZoneInfo
 from timer_service.client.convert import to_json
 from timer_service.core.values.address import IDENTIFIER_PATTERN, TENANT_PATTERN, TOPIC_PATTERN
 from timer_service.core.values.duration import LONGEST, format_duration
-from timer_service.core.values.instant import parse_instant
 
 _T = TypeVar("_T")
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -116,11 +117,12 @@ def wire_instant(argument: str, at: datetime) -> str:
     if at.utcoffset() is None:
         raise ValueError(f"{argument} must have a timezone")
     try:
-        text = at.astimezone(UTC).isoformat()  # in UTC, because an offset of a timezone can have seconds
-        parse_instant(text)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{argument} must lie between 1970-01-01 and 9999-12-31 (UTC)") from error
-    return text
+        utc = at.astimezone(UTC)  # an offset of a timezone can have seconds
+    except OverflowError:
+        utc = datetime.min.replace(tzinfo=UTC)
+    if not _EARLIEST <= utc <= _LATEST:
+        raise ValueError(f"{argument} must lie between 1970-01-01 and 9999-12-31 (UTC)")
+    return utc.isoformat()
 
 
 def wire_duration(argument: str, duration: timedelta) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from timer_service.client.answers import read_object
 from timer_service.client.calls import Calls
@@ -156,7 +156,7 @@ class _Exchange(_Publisher):
         loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Ended]] = {each.id: loop.create_future() for each in commands}
         """How each command ends, by its id."""
-        TraceContextTextMapPropagator().inject(self._headers)  # nothing if the caller has no span
+        _add_trace(self._headers)
         self._headers["Timer-Reply-To"] = f"{self._inbox}.{_OUTCOME}"
 
     async def run(self, batches: Batches) -> None:
@@ -296,3 +296,11 @@ def _may_take_batches(refusal: Mapping[str, Any]) -> bool:
     """Return False if the stream or the server takes no batches. Other errors are about one batch."""
     error = refusal.get("error")
     return isinstance(error, Mapping) and error.get("err_code", _ATOMIC_DISABLED) != _ATOMIC_DISABLED
+
+
+def _add_trace(headers: dict[str, str]) -> None:
+    """Add the trace context of the caller's span. A program that has spans has imported OpenTelemetry."""
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415
+
+        tracecontext.TraceContextTextMapPropagator().inject(headers)

@@ -20,8 +20,7 @@ from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.models import BuriedEvent, DeadLetter, Outcome
 from timer_service.client.resource import Resource
-from timer_service.core.values.address import Kind
-from timer_service.core.values.dead_letter import BODY_OMITTED, UNREADABLE
+from timer_service.core.values.address import BODY_OMITTED, UNREADABLE, Kind
 from timer_service.nats_client import UNREADABLE_ANSWER
 
 _CONSUMER_SECONDS = 10

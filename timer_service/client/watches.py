@@ -10,7 +10,7 @@ from nats.aio.subscription import Subscription
 
 from timer_service.client.calls import Calls
 from timer_service.client.errors import NoAnswerError
-from timer_service.core.ports.transactions import run_to_completion
+from timer_service.core.ports.completion import run_to_completion
 
 READ_AHEAD_BYTES = 128 * 1024 * 1024
 """What a watch may keep for a program that reads it slowly."""

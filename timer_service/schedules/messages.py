@@ -9,7 +9,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy, WorkflowSpec
 from timer_service.core.values.data import check_fits
-from timer_service.core.values.duration import DAY, SECOND, WRITE_DURATION, Duration, parse_between, schema_between
+from timer_service.core.values.duration import DAY, SECOND
+from timer_service.core.values.duration_field import WRITE_DURATION, Duration, parse_between, schema_between
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, TenantPayload, Topic
 from timer_service.schedules.calendar.errors import RecurrenceError

@@ -12,7 +12,8 @@ from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
 from timer_service.core.values.address import TENANT_PATTERN, TOPIC_PATTERN
 from timer_service.core.values.data import check_fits, dump_data
-from timer_service.core.values.duration import LONGEST_MS, Duration, parse_duration
+from timer_service.core.values.duration import LONGEST_MS, parse_duration
+from timer_service.core.values.duration_field import Duration
 from timer_service.core.values.instant import LATEST, Instant, out_of_range, parse_instant
 from timer_service.core.values.message import Identifier, Payload, PlainCommand, Tenant, TenantPayload, Topic
 from timer_service.core.values.paging import PageCursor, PageLimit

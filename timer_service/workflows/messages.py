@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy
-from timer_service.core.values.duration import Duration
+from timer_service.core.values.duration_field import Duration
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, TenantPayload
 

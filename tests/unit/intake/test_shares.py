@@ -7,7 +7,7 @@ import pytest
 from tests.harness.builders import command_address, raw_command
 from timer_service.core.intake.decoder import LARGE_BYTES
 from timer_service.core.intake.waiting import FAR_BEHIND, Shares, divide
-from timer_service.core.values.dead_letter import UNREADABLE
+from timer_service.core.values.address import UNREADABLE
 from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import RawCommand
 

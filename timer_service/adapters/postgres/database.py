@@ -12,9 +12,10 @@ import asyncpg
 
 from timer_service.adapters.postgres.errors import is_outage, translate_errors
 from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, one_by_one, translate
+from timer_service.core.ports.completion import run_to_completion
 from timer_service.core.ports.database import Parameters, Row, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.transactions import TransactionEnd, run_to_completion
+from timer_service.core.ports.transactions import TransactionEnd
 from timer_service.core.values.errors import (
     DatabaseBlockedError,
     DatabaseBusyError,

@@ -18,9 +18,10 @@ import aiosqlite
 from timer_service.adapters.sqlite.files import OpenFiles, create_if_missing, open_lock_file
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
 from timer_service.adapters.sqlite.statements import Statements, translate_errors
+from timer_service.core.ports.completion import run_to_completion
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.health import HEALTHY, Health, worst
-from timer_service.core.ports.transactions import TransactionEnd, run_to_completion
+from timer_service.core.ports.transactions import TransactionEnd
 from timer_service.core.values.errors import DatabaseUnavailableError, StartError
 
 _T = TypeVar("_T")

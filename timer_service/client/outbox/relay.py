@@ -22,7 +22,7 @@ from timer_service.client.outbox.pauses import Pauses
 from timer_service.client.outbox.store import OutboxRow, OutboxStore, RefusedCommand
 from timer_service.client.outbox.windows import windows
 from timer_service.client.own_database import database_errors, is_postgres, open_session
-from timer_service.core.ports.transactions import run_to_completion
+from timer_service.core.ports.completion import run_to_completion
 from timer_service.core.values.address import Kind
 from timer_service.core.values.error_text import error_text
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
-from timer_service.core.values.address import TENANT_PATTERN, Address, Kind
-from timer_service.core.values.dead_letter import UNREADABLE
+from timer_service.core.values.address import TENANT_PATTERN, UNREADABLE, Address, Kind
 from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import Headers, RawCommand

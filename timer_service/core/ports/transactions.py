@@ -4,10 +4,9 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.values.errors import ConflictError, DuplicateError
@@ -51,18 +50,6 @@ async def retry_on_conflict(work: Callable[[], Awaitable[_T]]) -> _T:
             log.info("conflict with another instance; retrying the transaction", extra={"reason": str(error)})
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - jitter, not a secret
     return await work()
-
-
-async def run_to_completion(step: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
-    """Finish `step` even if the current task is cancelled, once or more, then re-raise. Return its result."""
-    task = asyncio.ensure_future(step)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):  # cancelled again; the first one is raised
-                await asyncio.wait([task])
-        raise
 
 
 class TransactionEnd:

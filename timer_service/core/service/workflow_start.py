@@ -11,7 +11,8 @@ from timer_service.core.intake.route import Lane
 from timer_service.core.limits.quotas import Excess, Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.values.data import check_fits
-from timer_service.core.values.duration import DAY, SECOND, WRITE_DURATION, parse_between, schema_between
+from timer_service.core.values.duration import DAY, SECOND
+from timer_service.core.values.duration_field import WRITE_DURATION, parse_between, schema_between
 from timer_service.core.values.message import Payload, Position
 
 DEFAULT_QUEUE = "default"

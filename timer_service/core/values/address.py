@@ -12,6 +12,11 @@ TENANT_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 IDENTIFIER_PATTERN = r"^[^\x00-\x1f\x7f-\x9f]{1,200}$"
 TOPIC_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 
+UNREADABLE = "~unreadable"
+"""The part of an address that stands for a tenant or a message that cannot be part of one. No tenant has this name."""
+BODY_OMITTED = "Timer-Body-Omitted"
+"""The header of a dead letter without the body of its command."""
+
 
 class Kind(StrEnum):
     """The kind of message that an address is for."""

@@ -4,16 +4,13 @@ import json
 import re
 from collections.abc import Mapping
 
-from timer_service.core.values.address import TENANT_PATTERN, Address, Kind
+from timer_service.core.values.address import BODY_OMITTED, TENANT_PATTERN, UNREADABLE, Address, Kind
 from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import Message, Position
 from timer_service.core.values.raw_command import Headers, RawCommand
 
-UNREADABLE = "~unreadable"
-"""The part of an address that stands for a tenant or a message that cannot be part of one. No tenant has this name."""
 ORIGINAL_HEADERS = "Timer-Original-Headers"
 HEADERS_OMITTED = "Timer-Headers-Omitted"
-BODY_OMITTED = "Timer-Body-Omitted"
 
 _MAX_TEXT = 1000
 _MAX_ORIGINAL = 60_000  # JetStream refuses 64 KiB of headers

@@ -2,10 +2,6 @@
 
 import re
 from datetime import timedelta
-from typing import Annotated
-
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
 SECOND = 1000
 MINUTE = 60 * SECOND
@@ -15,10 +11,6 @@ WEEK = 7 * DAY
 LONGEST = timedelta(days=366)
 LONGEST_MS = LONGEST // timedelta(milliseconds=1)
 
-_SCHEMA_PATTERN = (
-    r"^P(?=[0-9]|T[0-9])([0-9]{1,12}W)?([0-9]{1,12}D)?"
-    r"(T(?=[0-9])([0-9]{1,12}H)?([0-9]{1,12}M)?([0-9]{1,12}(\.[0-9]{1,3})?S)?)?$"
-)
 _PATTERN = re.compile(
     r"P(?=[\dT])((?P<weeks>\d{1,12})W)?((?P<days>\d{1,12})D)?"
     r"(T(?=\d)((?P<hours>\d{1,12})H)?((?P<minutes>\d{1,12})M)?((?P<seconds>\d{1,12})(\.(?P<fraction>\d{1,3}))?S)?)?",
@@ -59,30 +51,3 @@ def format_duration(milliseconds: int) -> str:
     time = "".join(text for value, text in parts if value)
     day = f"{days}D" if days else ""
     return f"P{day}T{time}" if time else f"P{day}"
-
-
-def parse_between(least: int, most: int) -> BeforeValidator:
-    """Return the validator of a field that is a duration from `least` to `most` milliseconds."""
-
-    def parse(value: object) -> int:
-        try:
-            found = parse_duration(value)
-        except ValueError as error:
-            raise PydanticCustomError("duration", "{reason}", {"reason": str(error)}) from error
-        if not least <= found <= most:
-            bounds = {"least": format_duration(least), "most": format_duration(most)}
-            raise PydanticCustomError("duration", "must be from {least} to {most}", bounds)
-        return found
-
-    return BeforeValidator(parse)
-
-
-def schema_between(least: int, most: int) -> WithJsonSchema:
-    """Return the JSON schema of a field that is a duration from `least` to `most` milliseconds."""
-    integer = {"type": "integer", "minimum": least, "maximum": most}
-    return WithJsonSchema({"anyOf": [{"type": "string", "pattern": _SCHEMA_PATTERN}, integer]})
-
-
-WRITE_DURATION = PlainSerializer(format_duration)
-Duration = Annotated[int, parse_between(0, LONGEST_MS), WRITE_DURATION, schema_between(0, LONGEST_MS)]
-"""A field that is a duration of at most 366 days."""
