@@ -88,7 +88,7 @@ class Runs(Resource):
     def watch(self, tenant: str = "*") -> AsyncIterator[JobReady]:
         """Iterate over `JobReady` events from now on, of a tenant or of all. See `TimerClient.watch`.
 
-        An executor must not miss an event: it reads the stream instead (see docs/examples/executor.py).
+        An executor must not miss an event: it uses `TimerApp` instead (see docs/examples/executor.py).
         """
         return self._connection.events(tenant, "job-ready")
 
