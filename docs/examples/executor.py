@@ -2,6 +2,7 @@
 
     python docs/examples/executor.py acme
 
+It finds the broker as the commands of `timer-service` do: TIMER_BROKER_URL, or the `dev` of the current folder.
 It may be killed at any time. The broker delivers an event that was not acknowledged again, and the executor runs the
 command again. A report that is sent twice counts once.
 """
@@ -10,7 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
+import sys
 import time
 from typing import Any
 
@@ -19,15 +20,17 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig
 
+from timer_service.client import Broker, NoAnswerError, find_broker
+
 MAX_JOBS = 2
 """How many jobs run at the same time."""
 MAX_OUTPUT = 2000
 """How many characters of the output of a command are reported."""
 
 
-async def main(url: str, tenant: str, ack_wait: float) -> None:
+async def main(broker: Broker, tenant: str, ack_wait: float) -> None:
     """Run jobs until killed."""
-    async with await nats.connect(url) as connection:
+    async with await nats.connect(broker.url.split(",")) as connection:
         stream = connection.jetstream()
         ready = await stream.pull_subscribe(
             f"timer.evt.v1.{tenant}.job-ready",
@@ -118,6 +121,10 @@ if __name__ == "__main__":
         help="seconds until the jobs of a killed executor are run again",
     )
     arguments = parser.parse_args()
-    url = os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222")
+    try:
+        broker = find_broker()
+    except NoAnswerError as error:
+        sys.exit(f"executor.py: {error}")
+    print(f"Waiting for jobs of tenant {arguments.tenant} at {broker}. Stop with Ctrl-C.", file=sys.stderr, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(url, arguments.tenant, arguments.ack_wait))
+        asyncio.run(main(broker, arguments.tenant, arguments.ack_wait))

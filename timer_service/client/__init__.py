@@ -1,6 +1,7 @@
 """The Python client of timers, signals, schedules, runs and workflows (see docs/client.md)."""
 
 from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError, WorkflowEndedError
+from timer_service.client.lookup import Broker, find_broker
 from timer_service.client.models import (
     Backfill,
     BuriedEvent,
@@ -38,6 +39,7 @@ from timer_service.client.workflow_start import WorkflowStart
 
 __all__ = [
     "Backfill",
+    "Broker",
     "BuriedEvent",
     "CatchUp",
     "CatchUpPolicy",
@@ -72,4 +74,5 @@ __all__ = [
     "WorkflowEndedError",
     "WorkflowStart",
     "WorkflowStatus",
+    "find_broker",
 ]

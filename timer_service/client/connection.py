@@ -18,6 +18,7 @@ from timer_service.client.calls import Calls
 from timer_service.client.checks import check_seconds, check_tenant, write_json
 from timer_service.client.commands import Batches, Command, Ended, send_commands
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
+from timer_service.client.lookup import find_broker, url_without_login
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
 from timer_service.core.values.message import Kind, kebab
@@ -211,14 +212,15 @@ class Connection:
 
 @asynccontextmanager
 async def open_connection(
-    urls: str, name: str, subject_prefix: str, options: Mapping[str, Any]
+    urls: str | None, name: str, subject_prefix: str, options: Mapping[str, Any]
 ) -> AsyncIterator[Connection]:
     """Connect to a broker, and close the connection at the end of the block. It reconnects by itself.
 
-    `urls` are separated by commas. `options` go to `nats.connect`. Raises `NoAnswerError` if no server answers, or if
-    it refuses the login.
+    `urls` are separated by commas; None: see `find_broker`. `options` go to `nats.connect`. Raises `NoAnswerError` if
+    no server answers, or if it refuses the login.
     """
-    client = LastingClient()
+    broker = find_broker(urls) if urls is not None else await asyncio.to_thread(find_broker)
+    client = LastingClient(server_name=None if broker.dev is None else broker.dev.server_name)
     connection = Connection(client, subject_prefix)
     last_errors = deque[Exception](maxlen=1)  # the one that `connect` raises only says that all servers failed
 
@@ -228,7 +230,7 @@ async def open_connection(
     try:
         with keep_cancellation():
             await client.connect(
-                urls.split(","),
+                broker.url.split(","),
                 name=name,
                 connect_timeout=5,
                 max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
@@ -243,7 +245,7 @@ async def open_connection(
     except (nats.errors.Error, OSError) as error:
         why = last_errors[0] if last_errors else error
         reason = str(why) or type(why).__name__
-        raise NoAnswerError(f"cannot connect to the broker at {url_without_login(urls)}: {reason}") from error
+        raise NoAnswerError(f"cannot connect to the broker at {url_without_login(broker.url)}: {reason}") from error
     client.options["max_reconnect_attempts"] = -1  # from now on without end
     try:
         yield connection
@@ -259,9 +261,3 @@ def _read_event(body: bytes) -> dict[str, Any] | None:
     except TimerServiceError:
         return None
     return event if isinstance(event.get("payload"), dict) else None
-
-
-def url_without_login(urls: str) -> str:
-    """Return broker URLs without users and passwords. If one of them has a login, return only the last URL."""
-    # Not with a parser: it would take the wrong part of a password that contains one of the characters /#?,
-    return urls if "@" not in urls else f"nats://{urls.rpartition('@')[2]}"
