@@ -1,6 +1,7 @@
 """The NATS client of the service and of users: only the program closes its connection."""
 
 import asyncio
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client, Srv
@@ -17,11 +18,24 @@ UNREADABLE_ANSWER = (LookupError, TypeError, ValueError, AttributeError, Recursi
 class LastingClient(Client):
     """A client that survives errors of the server, and a flush that was given up. It says why a login was refused."""
 
+    def __init__(self, *, server_name: str | None = None) -> None:
+        """Refuse servers with another name than `server_name`, before a login is sent; None: any server may answer."""
+        super().__init__()
+        self._server_name = server_name
+
     async def _connect_to_server(self, s: Srv) -> None:
         """Connect to a server, over a `_LoginTransport` if the driver would use its own TCP connection."""
         if not self._transport and s.uri.scheme not in _WEB_SOCKETS and not self.options["verbose"]:
             self._transport = _LoginTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Process what a server says about itself. The first time, refuse one that may not answer."""
+        if initial_connection and self._server_name not in {None, info.get("server_name")}:
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]  # the driver would only forget it
+            raise nats.errors.Error("another nats-server listens there")
+        await super()._process_info(info, initial_connection)
 
     def discard_unsent(self) -> None:
         """Forget what was not sent before the connection was lost. The driver would send it to the next server.

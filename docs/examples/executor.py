@@ -2,6 +2,7 @@
 
     python docs/examples/executor.py acme
 
+It finds the broker as the commands of `timer-service` do: TIMER_BROKER_URL, or the `dev` of the current folder.
 It may be killed at any time. The broker delivers an event that was not acknowledged again, and the executor runs the
 command again. A report that is sent twice counts once.
 """
@@ -9,7 +10,6 @@ command again. A report that is sent twice counts once.
 import argparse
 import asyncio
 import json
-import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -22,9 +22,9 @@ MAX_OUTPUT = 2000
 """How many characters of the output of a command are reported."""
 
 
-def create_app(url: str, tenant: str, ack_wait: timedelta) -> TimerApp:
+def create_app(tenant: str, ack_wait: timedelta) -> TimerApp:
     """Return the app that executes the jobs of a tenant, also those that became ready before its first start."""
-    app = TimerApp(url, tenant=tenant, name="executor", concurrency=MAX_JOBS, from_start=True, ack_wait=ack_wait)
+    app = TimerApp(tenant=tenant, name="executor", concurrency=MAX_JOBS, from_start=True, ack_wait=ack_wait)
 
     @app.on_job()
     async def execute(event: JobReady) -> None:
@@ -87,5 +87,4 @@ if __name__ == "__main__":
         help="seconds until the jobs of a killed executor are run again",
     )
     arguments = parser.parse_args()
-    url = os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222")
-    create_app(url, arguments.tenant, timedelta(seconds=arguments.ack_wait)).run()
+    create_app(arguments.tenant, timedelta(seconds=arguments.ack_wait)).run()

@@ -1,10 +1,11 @@
 """An order as a workflow: charge the card, wait for an approval, then ship the order, or refund the charge.
 
-    timer-service worker acme orders:order                              # in the folder docs/examples
+    PYTHONPATH=docs/examples timer-service worker acme orders:order
     timer-service workflows start acme order-1 order --input '{"id": 1, "pause": 1}'
     timer-service workflows send acme order-1 approval --data true
 
-`python docs/examples/orders.py [BROKER_URL]` does all of it in one process, with a pause of a second.
+`python docs/examples/orders.py [BROKER_URL]` does all of it in one process, with a pause of a second. Without the
+URL, run it in the folder of `timer-service dev`.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ async def order(ctx: Context, order: Order) -> Handled:
     return Handled(charge, approved, refund=await ctx.step("refund", give_back, ctx, order.id))
 
 
-async def main(url: str = "nats://localhost:4222") -> None:
+async def main(url: str | None = None) -> None:
     """Run a worker, start an order, approve it and print its result."""
     worker = Worker(url, tenant="acme", workflows=[order], slots=100)
     working = asyncio.create_task(worker.run())

@@ -1,7 +1,7 @@
 """Schedules a timer in a span, handles its event in another, and prints both. docs/operations.md, "Tracing", says more.
 
-Run it with the URL of the broker, beside a service that has an OpenTelemetry SDK. The context of the event is that of
-the span `fire` of the service, which links to the span `order`.
+Run it in the folder of `timer-service dev`, or with the URL of the broker, beside a service that has an OpenTelemetry
+SDK. The context of the event is that of the span `fire` of the service, which links to the span `order`.
 """
 
 import asyncio
@@ -13,15 +13,16 @@ from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-from timer_service.client import TimerClient
+from timer_service.client import TimerClient, find_broker
 
 
-async def main(url: str = "nats://localhost:4222") -> None:
+async def main(url: str | None = None) -> None:
     """Schedule a timer and wait for its event."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter()))
     trace.set_tracer_provider(provider)
     tracer = trace.get_tracer("orders")
+    url = find_broker(url).url
     connection = await nats.connect(url)
     events = await connection.subscribe("timer.evt.v1.acme.due-time-reached")
     async with TimerClient.connect(url) as client:

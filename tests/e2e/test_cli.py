@@ -210,7 +210,8 @@ async def test_watch_one_schedule(cli: Cli, client: TimerClient) -> None:
         watching.send_signal(signal.SIGINT)
         code = await asyncio.to_thread(watching.wait, PATIENCE_SECONDS)
     head, *lines = output.read_text().splitlines()
-    assert head == "Waiting for events of tenant acme and schedule tick. Stop with Ctrl-C."
+    broker = f"{cli.settings['TIMER_BROKER_URL']} (TIMER_BROKER_URL)"
+    assert head == f"Waiting for events of tenant acme and schedule tick at {broker}. Stop with Ctrl-C."
     assert re.match(r"\S+Z  ScheduleFired  acme  scheduleId=tick  ", lines[0])
     assert (code, "tock" in output.read_text()) == (0, False)
 

@@ -4,11 +4,14 @@ import asyncio
 import json
 import signal
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.harness.processes import Dev
+from tests.harness.cases import case
+from tests.harness.processes import Dev, unused_port
 from tests.harness.spawn import TIMER_SERVICE, spawn
 
 
@@ -33,7 +36,7 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         done = await run(tmp_path, "timers", "list", "demo", "--json")
         assert json.loads(done.stdout)[0]["state"] == "Reached"
         done = await run(tmp_path, "doctor")
-        assert (done.returncode, "ok    target: the `dev` that runs in this folder" in done.stdout) == (0, True)
+        assert (done.returncode, "(the `dev` of this folder), process " in done.stdout) == (0, True)
         assert "ok    flow of commands: ok" in done.stdout
         done = await run(tmp_path, "doctor", "--server", "nats://127.0.0.1:1")
         assert "fail  broker: cannot connect to nats://127.0.0.1:1: " in done.stdout
@@ -43,13 +46,115 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         assert (done.returncode, f"(process {dev.running.pid}, broker nats://127.0.0.1:" in done.stderr) == (1, True)
         dev.signal(signal.SIGINT)
         await dev.wait()
-    assert not (tmp_path / "dev" / "dev.json").exists()
+
+
+EXECUTOR = Path(__file__).parents[2] / "docs" / "examples" / "executor.py"
+SCRIPT = """
+import asyncio
+from timer_service.client import TimerClient
+async def main():
+    async with TimerClient.connect() as client:
+        print([timer.call async for timer in client.list("acme")])
+asyncio.run(main())
+"""
+WORKFLOW = """
+from timer_service.worker import workflow
+@workflow("order")
+async def order(ctx, order): ...
+"""
+PROGRAMS = {
+    "timers list": [TIMER_SERVICE, "timers", "list", "acme"],
+    "timers schedule": [TIMER_SERVICE, "timers", "schedule", "acme", "stray", "--in", "1h"],
+    "timers watch": [TIMER_SERVICE, "timers", "watch"],
+    "worker": [TIMER_SERVICE, "worker", "acme", "orders:order"],
+    "doctor": [TIMER_SERVICE, "doctor"],
+    "tenants": [TIMER_SERVICE, "tenants", "events", "acme"],
+    "executor.py": [sys.executable, str(EXECUTOR), "acme"],
+    "client": [sys.executable, "-c", SCRIPT],
+}
+
+
+@pytest.mark.slow
+async def test_two_services_on_a_machine(tmp_path: Path) -> None:
+    """No program reaches the `dev` of another folder, whether its own one was stopped, killed, or lost its port."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        folder.mkdir()
+        (folder / ".timer-service").symlink_to(folder / "dev")
+        (folder / "orders.py").write_text(WORKFLOW)
+    async with new_dev(mine) as dev, new_dev(other) as neighbour:
+        for each in (dev, neighbour):
+            del each.command[-2:]  # the next start is to find the port
+        for folder in (mine, other):
+            done = await run(folder, "timers", "schedule", "acme", folder.name, "--in", "1h")
+            assert (done.returncode, done.stdout.split(" (")[0]) == (0, f"scheduled: acme/{folder.name}")
+            assert await calls(folder) == [folder.name]
+        lost = broker_of(mine)
+
+        dev.signal(signal.SIGTERM)
+        assert await dev.wait() == 0
+        with case("stopped"):
+            await assert_refused(mine)
+        await dev.start()
+        assert (broker_of(mine), await calls(mine)) == (lost, ["mine"])
+        await dev.kill()
+        with case("killed"):
+            await assert_refused(mine)
+        await neighbour.terminate()
+        neighbour.command += ["--nats-port", lost.rpartition(":")[2]]
+        await neighbour.start()
+        assert broker_of(other) == lost
+        content = json.loads((mine / "dev" / "dev.json").read_text())
+        (mine / "dev" / "dev.json").write_text(json.dumps({**content, "pid": neighbour.running.pid}))
+        with case("another dev has the port, and the pid"):
+            await assert_refused(mine)
+            assert await calls(other) == ["other"]
+
+        await dev.start()
+        assert f"Port {lost.rpartition(':')[2]} is in use; NATS uses " in dev.log.read_text()
+        assert broker_of(mine) != lost
+        assert (await calls(mine), await calls(other)) == (["mine"], ["other"])
+
+
+def new_dev(folder: Path) -> Dev:
+    """Return a `dev` at a port that no other test uses, without the demo."""
+    dev = Dev(folder)
+    dev.command.remove("--demo")
+    dev.command += ["--nats-port", str(unused_port())]
+    return dev
+
+
+def broker_of(folder: Path) -> str:
+    return str(json.loads((folder / "dev" / "dev.json").read_text())["brokerUrl"])
+
+
+async def calls(folder: Path) -> list[str]:
+    """Return the timers that the command line finds in a folder. The client must find the same ones."""
+    listed = [
+        each["serviceCallId"] for each in json.loads((await run(folder, "timers", "list", "acme", "--json")).stdout)
+    ]
+    assert (await run_program(folder, [sys.executable, "-c", SCRIPT])).stdout == f"{listed}\n"
+    return listed
+
+
+async def assert_refused(folder: Path) -> None:
+    """No program finds a broker. A command says that its usage is wrong."""
+    for name, command in PROGRAMS.items():
+        with case(name):
+            done = await run_program(folder, command)
+            assert (done.returncode, done.stdout) == (2 if command[0] == TIMER_SERVICE else 1, "")
+            assert "is not running" in " ".join(done.stderr.replace("│", " ").split())
 
 
 async def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return await run_program(folder, [TIMER_SERVICE, *arguments])
+
+
+async def run_program(folder: Path, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, without settings."""
     output, errors = folder / "stdout", folder / "stderr"
     output.unlink(missing_ok=True)
     errors.unlink(missing_ok=True)
-    process = spawn([TIMER_SERVICE, *arguments], output, errors, environment={}, cwd=folder)
+    process = spawn(command, output, errors, environment={"TIMER_BROKER_URL": ""}, cwd=folder)
     code = await asyncio.to_thread(process.wait, 30)
-    return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
+    return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())

@@ -113,7 +113,8 @@ async def test_the_order_example_on_the_command_line(shell: Shell) -> None:
     (shell.folder / "go").touch()
     waited = await shell.run("workflows", "start", "acme", "h-1", "held", "--wait")
     assert (waited.returncode, waited.stdout) == (0, '["held", "paid x"]\n')
-    assert "Executing workflows of tenant acme: order, held" in await end(worker)
+    broker = f"{shell.settings['TIMER_BROKER_URL']} (TIMER_BROKER_URL)"
+    assert f"Executing workflows of tenant acme at {broker}: order, held" in await end(worker)
 
 
 @pytest.mark.slow

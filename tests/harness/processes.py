@@ -140,9 +140,14 @@ class Dev(Process):
         command = [sys.executable, str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
         super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(unused_port()), **settings})
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
+        """Start it and wait until it serves. The log is that of this start."""
+        self.log.unlink(missing_ok=True)
         self.launch()
         await self._until(lambda: "Serving. From another terminal" in self.log.read_text())
+
+    async def __aenter__(self) -> Self:
+        await self.start()
         return self
 
 

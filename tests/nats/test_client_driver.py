@@ -4,15 +4,19 @@ import asyncio
 import json
 import socket
 import struct
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.nats_peer import scripted_peer
+from timer_service.adapters.embedded import embedded_nats, free_port
 from timer_service.client.connection import open_connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.runs import Runs
 from timer_service.core.values.address import Kind
+from timer_service.dev_server import DEFAULT_FOLDER, announce_dev_server
 from timer_service.nats_client import LastingClient
 
 ANSWER: dict[str, Any] = {"tasks": []}
@@ -20,15 +24,20 @@ INFO = {"server_id": "peer", "version": "2.15.1", "headers": True, "max_payload"
 RESET = struct.pack("ii", 1, 0)
 
 
+def connect_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients connect again without the usual pause."""
+    connect: Any = LastingClient.connect
+
+    async def without_pause(*args: Any, **options: Any) -> None:
+        await connect(*args, **{**options, "reconnect_time_wait": 0.01})
+
+    monkeypatch.setattr(LastingClient, "connect", without_pause)
+
+
 @pytest.mark.parametrize("reason", ["User Authentication Expired", "Authorization Violation", "Stale Connection"])
 async def test_a_worker_connects_again_after_an_error(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server ends the connection of a login that has expired. The client connects again, and its requests work."""
-    connect: Any = LastingClient.connect
-
-    async def connect_soon(*args: Any, **options: Any) -> None:
-        await connect(*args, **{**options, "reconnect_time_wait": 0.01})
-
-    monkeypatch.setattr(LastingClient, "connect", connect_soon)
+    connect_soon(monkeypatch)
     reconnected = asyncio.Event()
 
     async def note() -> None:
@@ -41,6 +50,38 @@ async def test_a_worker_connects_again_after_an_error(reason: str, monkeypatch: 
             async with asyncio.timeout(10):
                 await reconnected.wait()
             assert await opened.request(Kind.REQUEST, "acme", "poll-tasks", b"{}", 5) == ANSWER
+
+
+async def test_a_client_of_dev_connects_to_no_other_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that found the `dev` of its folder waits for it, and sends no login to a server that has its port."""
+    connect_soon(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TIMER_BROKER_URL", raising=False)
+    port, data_dir = free_port(0), DEFAULT_FOLDER / "nats"
+    reconnected = asyncio.Event()
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def note() -> None:
+        reconnected.set()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO " + json.dumps({**INFO, "server_name": "another"}).encode() + b"\r\n")
+        heard.put_nowait(await reader.read())
+        writer.close()
+
+    async with AsyncExitStack() as stack:
+        async with embedded_nats(data_dir, port) as url:
+            announce_dev_server(DEFAULT_FOLDER, broker_url=url, db_path=Path("db"), http_host="localhost", http_port=1)
+            options = {"reconnected_cb": note, "user": "kim", "password": "secret"}
+            opened = await stack.enter_async_context(open_connection(None, "user", "timer", options))
+        async with asyncio.timeout(10):
+            async with await asyncio.start_server(greet, "127.0.0.1", port):
+                assert [await heard.get() for _ in range(3)] == [b"", b"", b""]
+            assert not reconnected.is_set()
+            async with embedded_nats(data_dir, port):
+                await reconnected.wait()
+                with pytest.raises(NoAnswerError, match="no service answers"):
+                    await opened.ask("acme", "get-timer", {}, 5)
 
 
 async def test_the_reason_of_a_failed_connection_is_named() -> None:

@@ -111,23 +111,33 @@ async def test_settings_sync_before_acknowledging(tmp_path: Path) -> None:
 
 
 async def test_start_waits_for_the_old_server(tmp_path: Path) -> None:
-    """A start right after kill -9 waits until the old server has ended. They never share the store or the port."""
+    """A start right after kill -9 waits until the old server has ended. They never share the store or the port.
+
+    So the port is free again, and the new server has it although it could use another one.
+    """
     port = free_port(0)
     async with parent(tmp_path, port) as process:
         assert await stored(f"nats://127.0.0.1:{port}") == 1
         process.kill()
-        async with embedded_nats(tmp_path, port) as url:
+        async with embedded_nats(tmp_path, port, or_other_port=True) as url:
+            assert url == f"nats://127.0.0.1:{port}"
             assert await stored(url) == 2
 
 
 async def test_taken_port(tmp_path: Path) -> None:
-    """A taken port raises a start error with the log of the server, even if another server answers there."""
+    """A taken port raises a start error with the log of the server, even if another server answers there.
+
+    It is replaced if that is allowed.
+    """
     async with embedded_nats(tmp_path / "first", free_port(0)) as url:
         port = int(url.rsplit(":", 1)[1])
         with pytest.raises(StartError, match=rf"(?s)ended at once on port {port};.*address already in use"):
             async with embedded_nats(tmp_path / "second", port):
                 pass
         assert await stored(url) == 1
+        async with embedded_nats(tmp_path / "second", port, or_other_port=True) as other:
+            assert other != url
+            assert await stored(other) == 1
 
 
 async def test_folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

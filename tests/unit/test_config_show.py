@@ -36,7 +36,7 @@ def test_the_source_of_each_setting(folder: Path, monkeypatch: pytest.MonkeyPatc
     (folder / ".env").write_text("TIMER_BATCH_SIZE=5\nTIMER_MAX_ATTEMPTS=6\nTIMER_RETENTION_DAYS=0.5\nTIMER_ROLE=\n")
     monkeypatch.setenv("TIMER_MAX_ATTEMPTS", "7")
     monkeypatch.setenv("TIMER_HTTP_HOST", "")
-    found = {each["name"]: (each["value"], each["source"]) for each in json.loads(show("--json"))}
+    found = {each["name"]: (each["value"], each["source"]) for each in json.loads(show("--json"))["settings"]}
     expected = {
         "TIMER_BATCH_SIZE": ("5", ".env"),
         "TIMER_MAX_ATTEMPTS": ("7", "environment"),
@@ -48,6 +48,20 @@ def test_the_source_of_each_setting(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert {name: found[name] for name in expected} == expected
     monkeypatch.setenv("TIMER_BATCHSIZE", "5")
     assert "warning: unknown setting TIMER_BATCHSIZE; did you mean TIMER_BATCH_SIZE?" in show()
+
+
+def test_the_broker_of_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker of commands is shown with the reason, without its login, or with the reason why there is none."""
+    assert show().splitlines()[-2:] == [
+        "",
+        "Commands of this folder use the broker nats://localhost:4222 (the default).",
+    ]
+    (folder / ".timer-service").mkdir()
+    assert "Commands of this folder use no broker: the `dev` of this folder (" in show()
+    broker = json.loads(show("--json"))["broker"]
+    assert (broker["url"], "is not running" in broker["reason"]) == (None, True)
+    monkeypatch.setenv("TIMER_BROKER_URL", "nats://kim:hunter2@a:4222")
+    assert json.loads(show("--json"))["broker"] == {"url": "nats://a:4222", "reason": "TIMER_BROKER_URL"}
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,20 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from timer_service.adapters.embedded import free_port
 from timer_service.app import startup
+from timer_service.core.values.errors import StartError
+from timer_service.dev_server import announce_dev_server
 
 
 @asynccontextmanager
-async def replaced(*given: object) -> AsyncIterator[str]:
-    """Yield the URL of a broker at the port that was asked for."""
-    yield f"nats://127.0.0.1:{given[-1]}"
+async def replaced(*given: Any, or_other_port: bool = False) -> AsyncIterator[str]:
+    """Yield the URL of a broker at the port that was asked for, or at another one."""
+    yield f"nats://127.0.0.1:{free_port(given[-1]) if or_other_port else given[-1]}"
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +59,28 @@ async def test_ports_and_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "s3cret" not in " ".join(notes)
     async with startup.open_dev_app(tmp_path / "dev") as (_, config, notes):
         assert config.http_port == used
+
+
+async def test_ports_of_the_last_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dev` uses the ports of its last start. A setting or an option is used instead. A taken port is replaced."""
+    monkeypatch.delenv("TIMER_HTTP_PORT", raising=False)
+    (tmp_path / "nats").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
+        nats, http = (each.getsockname()[1] for each in (taken, other))
+        url, database = f"nats://127.0.0.1:{nats}", tmp_path / "timers.db"
+        announce_dev_server(tmp_path, broker_url=url, db_path=database, http_host="127.0.0.1", http_port=http)
+        async with startup.open_dev_app(tmp_path) as (_, config, notes):
+            assert config.broker_url != url
+            assert config.http_port != http
+            assert [note.split(" is in use")[0] for note in notes[:2]] == [f"Port {nats}", f"Port {http}"]
+        with pytest.raises(StartError, match=f"port {http} is in use: name another one with --http-port"):
+            async with startup.open_dev_app(tmp_path, http_port=http):
+                pass
+    async with startup.open_dev_app(tmp_path) as (_, config, notes):
+        assert (config.broker_url, config.http_port, [each for each in notes if "Port" in each]) == (url, http, [])
+    monkeypatch.setenv("TIMER_HTTP_PORT", str(nats))
+    async with startup.open_dev_app(tmp_path, nats_port=http) as (_, config, _):
+        assert (config.broker_url, config.http_port) == (f"nats://127.0.0.1:{http}", nats)
 
 
 @pytest.mark.parametrize(("value", "enabled"), [("", True), ("false", False)])

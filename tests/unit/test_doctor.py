@@ -270,7 +270,7 @@ async def test_no_nonsense_is_read(tmp_path: Path) -> None:
     """An answer of another form is a finding, not a traceback. The other checks still run."""
     async with scripted_peer() as peer:
         peer.answer = lambda _subject, _body: {"num_waiting": 1}
-        found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"), None)
+        found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"))
     assert "sent an answer that doctor cannot read (KeyError)" in [each.message for each in found]
     assert "database" in [each.check for each in found]
 
@@ -308,7 +308,7 @@ async def test_clock_of_the_broker(tmp_path: Path) -> None:
     behind = {"error": {"code": 503, "description": "no JetStream"}, "ts": "2020-01-01T00:00:00.123456789Z"}
     async with scripted_peer() as peer:
         peer.answer = lambda subject, _body: behind if ".STREAM." in subject else {"error": {}}
-        found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"), None)
+        found = await check_all(Config(broker_url=peer.url, db_path=tmp_path / "timers.db"))
     (clock,) = (each for each in found if each.check == "clock")
     assert (clock.status, clock.message[:14], clock.message[-29:]) == (
         WARN,

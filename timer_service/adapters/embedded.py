@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import json
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from timer_service.core.values.errors import StartError
+from timer_service.dev_server import broker_name, read_name
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 15
@@ -44,18 +44,20 @@ _GUARDED_COMMAND = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -TERM 0; } & exe
 
 
 @asynccontextmanager
-async def embedded_nats(data_dir: Path, port: int) -> AsyncIterator[str]:
+async def embedded_nats(data_dir: Path, port: int, *, or_other_port: bool = False) -> AsyncIterator[str]:
     """Run nats-server with JetStream on 127.0.0.1:`port`, with all its files in `data_dir`. Yield its URL.
 
+    `or_other_port`: use another port if this one is taken. The last server of `data_dir` has ended before.
     The server stops at the end of the block, or when this process ends for any reason. Ctrl-C does not reach it.
     Raises `StartError` if nats-server is not installed, the port is taken or another server uses `data_dir`.
     """
     binary = _find_binary()
-    name = f"embedded-{secrets.token_hex(4)}"
     log = data_dir / "nats-server.log"
     our_end, guard_end = socket.socketpair()
     with our_end, guard_end:
         with await _open_log(log) as output:
+            name = broker_name(data_dir)
+            port = free_port(port) if or_other_port else port
             settings = _write_settings(data_dir, name, port)
             server = await _start_server(binary, settings, guard_end, output)
         try:
@@ -176,7 +178,7 @@ async def _is_listening(name: str, port: int) -> bool:
         async with asyncio.timeout(_GREETING_SECONDS):
             reader, writer = await asyncio.open_connection(_HOST, port)
             try:
-                return name.encode() in await reader.readline()
+                return read_name(await reader.readline()) == name
             finally:
                 writer.close()
     except (OSError, ValueError):

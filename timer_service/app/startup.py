@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
@@ -20,6 +21,7 @@ from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.ports.health import worst
 from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.errors import StartError
+from timer_service.dev_server import BROKER_FOLDER, read_dev_server
 from timer_service.metrics import Metrics
 from timer_service.schedules.messages import SkipReason
 from timer_service.signals.firing_store import FIRINGS
@@ -58,24 +60,32 @@ async def open_app(config: Config) -> AsyncIterator[App]:
 
 
 @asynccontextmanager
-async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[str]]]:
+async def open_dev_app(
+    data_dir: Path, *, nats_port: int | None = None, http_port: int | None = None
+) -> AsyncIterator[tuple[App, Config, list[str]]]:
     """Open the service with an embedded broker and all its files under `data_dir`.
 
-    Yields the app, its settings, and notes: ports that were in use, and unknown settings.
+    It uses these ports, or raises `StartError` if one is taken. Without them, it uses the ports of its last start, or
+    others if these are taken. Yields the app, its settings, and notes: ports that were taken, and unknown settings.
     """
+    last = read_dev_server(data_dir)
     # Ignores the database in the environment: it may hold real timers.
     wanted = load_config(db_path=data_dir / "timers.db", database_url=None, database_url_file=None)
-    http_port = free_port(wanted.http_port, wanted.http_host)
-    nats_port = free_port(_NATS_PORT)
-    ports = (("NATS", _NATS_PORT, nats_port), ("HTTP", wanted.http_port, http_port))
-    notes = [f"Port {port} is in use; {what} uses {free} instead." for what, port, free in ports if port != free]
-    notes += unknown_settings(os.environ)
-    async with embedded_nats(data_dir / "nats", nats_port) as url:
+    last_http = wanted.http_port if last is None or "http_port" in wanted.model_fields_set else last.http_port
+    http = free_port(http_port or last_http, wanted.http_host)
+    if http_port not in {None, http}:
+        raise StartError(f"port {http_port} is in use: name another one with --http-port, or leave the option out")
+    last_nats = _NATS_PORT if last is None else last.broker_port
+    broker = embedded_nats(data_dir / BROKER_FOLDER, nats_port or last_nats, or_other_port=nats_port is None)
+    async with broker as url:
+        ports = (("NATS", nats_port or last_nats, urlsplit(url).port), ("HTTP", http_port or last_http, http))
+        moved = [(what, port, used) for what, port, used in ports if port not in {0, used}]
+        notes = [f"Port {port} is in use; {what} uses {used} instead." for what, port, used in moved]
         # The page is shown unless the environment forbids it: None is no answer.
-        update = {"broker_url": url, "http_port": http_port, "ui_enabled": wanted.ui_enabled is not False}
+        update = {"broker_url": url, "http_port": http, "ui_enabled": wanted.ui_enabled is not False}
         config = wanted.model_copy(update=update)
         async with open_app(config) as app:
-            yield app, config, notes
+            yield app, config, [*notes, *unknown_settings(os.environ)]
 
 
 def _create_failure_series(metrics: Metrics) -> None:

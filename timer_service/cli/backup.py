@@ -7,7 +7,7 @@ import typer
 
 from timer_service.app.backup import back_up
 from timer_service.app.backup import restore as restore_backup
-from timer_service.cli.dev_server import database_config
+from timer_service.cli.connection import database_config
 from timer_service.cli.process import run_async
 from timer_service.logs import configure_logs
 

@@ -1,4 +1,4 @@
-"""`timer-service config`. It shows the settings as in `.env.example`, without secrets, and connects to nothing."""
+"""`timer-service config`. It shows the settings as in `.env.example`, without secrets, and the broker of commands."""
 
 import json
 import os
@@ -10,8 +10,10 @@ import typer
 from pydantic import ByteSize, SecretStr
 from pydantic_settings import DotEnvSettingsSource, EnvSettingsSource
 
-from timer_service.cli.output import print_table
+from timer_service.cli.output import one_line, print_table
 from timer_service.cli.parameters import AsJson
+from timer_service.client import NoAnswerError, find_broker
+from timer_service.client.lookup import url_without_login
 from timer_service.config import Config, load_config, unknown_settings
 
 app = typer.Typer(help="The settings of this machine and folder.", no_args_is_help=True)
@@ -51,13 +53,25 @@ def _group() -> None:
 
 @app.command()
 def show(as_json: AsJson = False) -> None:
-    """Show every setting with its value and its source. Passwords and other secrets are masked."""
+    """Show every setting with its value and its source, and which broker the commands of this folder use.
+
+    Passwords and other secrets are masked.
+    """
     settings = settings_of(load_config())
+    try:
+        broker = find_broker()
+    except NoAnswerError as error:
+        url, reason, text = None, str(error), f"Commands of this folder use no broker: {error} or --server."
+    else:
+        url, reason = url_without_login(broker.url), broker.reason
+        text = f"Commands of this folder use the broker {broker}."
     if as_json:
-        typer.echo(json.dumps([each._asdict() for each in settings]))
+        document = {"settings": [each._asdict() for each in settings], "broker": {"url": url, "reason": reason}}
+        typer.echo(json.dumps(document))
     else:
         rows = [(each.name, each.source, "not set" if each.value is None else each.value) for each in settings]
         print_table(("SETTING", "SOURCE", "VALUE"), rows, {"environment": "cyan", ".env": "cyan"})
+        typer.echo("\n" + one_line(text))
     for warning in unknown_settings(os.environ):
         typer.echo(f"warning: {warning}", err=True)
 

@@ -3,17 +3,18 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
 from timer_service.app.login import nats_login
-from timer_service.cli.dev_server import find_dev_server
+from timer_service.cli.output import one_line
 from timer_service.cli.process import run_async
-from timer_service.client import NoAnswerError, TimerClient
-from timer_service.client.connection import url_without_login
+from timer_service.client import Broker, NoAnswerError, TimerClient, find_broker
+from timer_service.client.lookup import url_without_login
 from timer_service.config import Config, load_config
 from timer_service.core.values.errors import StartError
+from timer_service.dev_server import DevServer, find_dev_server
 
 Server = Annotated[
     str | None,
@@ -21,14 +22,24 @@ Server = Annotated[
         "--server",
         "--broker-url",
         metavar="URL",
-        help="The broker, such as nats://host:4222. Default: TIMER_BROKER_URL, else the `dev` of this folder if it "
-        "runs, else nats://localhost:4222.",
+        help="The broker, such as nats://host:4222. Default: TIMER_BROKER_URL, else the `dev` of this folder, else "
+        "nats://localhost:4222.",
     ),
 ]
 
 _REMEDY = "Check that it runs and accepts this login, or name another one with --server or TIMER_BROKER_URL."
 
+_DATABASE_SETTINGS = {"db_path", "database_url", "database_url_file"}
+
 Command = Callable[..., Awaitable[None]]
+
+
+class Target(NamedTuple):
+    """What a command connects to."""
+
+    config: Config
+    """The settings with the URL of the broker. If it is that of a `dev`, also with its database and its pages."""
+    broker: Broker
 
 
 def add_command(
@@ -39,18 +50,22 @@ def add_command(
     parameters: Mapping[str, Any],
     *,
     check: Callable[..., None] | None = None,
+    awaited: Callable[..., str] | None = None,
 ) -> None:
     """Add a command to `app`, with the option --server. `text` is its help.
 
     It calls `run` with a connected client and its parameters. `parameters`: the type of each, as typer reads it, or the
     type and the default. A ValueError is reported as wrong usage. `check` gets the same parameters before the
-    connection is made, and raises `BadParameter` for a wrong combination.
+    connection is made, and raises `BadParameter` for a wrong combination. `awaited`, of a command that waits until
+    Ctrl-C, gets them too, and returns what it waits for.
     """
 
     def command(*, server: str | None, **values: Any) -> None:
         if check is not None:
             check(**values)
-        run_async(_call(run, client_config(server), values))
+        target = find_target(server)
+        notice = awaited and f"Waiting for {awaited(**values)} at {target.broker}. Stop with Ctrl-C."
+        run_async(_call(run, target.config, values, notice))
 
     # typer makes the arguments and options of a command from the signature of its function.
     signature_parameters = [_parameter(*each) for each in {**parameters, "server": Server}.items()]
@@ -88,13 +103,44 @@ def _default_of(annotation: Any) -> Any:
     return None if type(None) in get_args(value_type) else inspect.Parameter.empty
 
 
+def find_target(server: str | None) -> Target:
+    """Return what a command connects to: `server`, or else the broker that every program of this folder uses.
+
+    A `dev` of this folder that does not run is wrong usage.
+    """
+    config = load_config() if server is None else _config_for(server)
+    try:
+        broker = find_broker(server)
+    except NoAnswerError as error:
+        raise typer.BadParameter(f"{error} or --server.") from error
+    if broker.dev is not None:
+        config = dev_config(config, broker.dev)
+    return Target(config, broker)
+
+
 def client_config(server: str | None) -> Config:
-    """Return the settings of a client. The broker is `server`, TIMER_BROKER_URL or the `dev` of this folder."""
-    if server is not None:
-        return _config_for(server)
+    """Return the settings of a command: see `find_target`."""
+    return find_target(server).config
+
+
+def dev_config(config: Config, dev: DevServer) -> Config:
+    """Return settings that name the broker, the database and the pages of a `dev`."""
+    update = {
+        "broker_url": dev.broker_url,
+        "db_path": dev.db_path,
+        "database_url": None,
+        "database_url_file": None,
+        "http_host": dev.http_host,
+        "http_port": dev.http_port,
+    }
+    return config.model_copy(update=update)
+
+
+def database_config() -> Config:
+    """Return the settings, with the database of the `dev` of this folder if it runs and no database is named."""
     config = load_config()
-    if "broker_url" not in config.model_fields_set and (dev := find_dev_server()) is not None:
-        return dev.configure(config)
+    if not config.model_fields_set & _DATABASE_SETTINGS and (dev := find_dev_server()) is not None:
+        return dev_config(config, dev)
     return config
 
 
@@ -130,9 +176,14 @@ def _config_for(server: str) -> Config:
         raise
 
 
-async def _call(function: Command, config: Config, values: Mapping[str, Any]) -> None:
-    """Call a command with a connected client. Its errors name the wrong usage, or the broker that does not answer."""
+async def _call(function: Command, config: Config, values: Mapping[str, Any], notice: str | None) -> None:
+    """Print `notice` and call a command with a connected client.
+
+    Its errors name the wrong usage, or the broker that does not answer.
+    """
     async with open_client(config) as client:
+        if notice is not None:
+            typer.echo(one_line(notice), err=True)
         try:
             await function(client, **values)
         except ValueError as error:

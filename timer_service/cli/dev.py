@@ -11,40 +11,61 @@ import typer
 
 from timer_service.app.startup import open_dev_app
 from timer_service.cli.connection import open_client
-from timer_service.cli.dev_server import DEFAULT_FOLDER, announce_dev_server, find_dev_server
 from timer_service.cli.process import run_async, serve_until_signalled
 from timer_service.cli.resources import event_line
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
+from timer_service.dev_server import DEFAULT_FOLDER, announce_dev_server, find_dev_server
 from timer_service.logs import configure_logs
 
 DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the broker and the database keep their files.")]
+_USUAL_PORT = "Default: that of the last start"
+NatsPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, metavar="PORT", help=f"The port of the broker. {_USUAL_PORT}, or 4222.")
+]
+HttpPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=65535, metavar="PORT", help=f"The port of the pages. {_USUAL_PORT}, or TIMER_HTTP_PORT, or 9464."
+    ),
+]
 Demo = Annotated[bool, typer.Option("--demo", help="Schedule a timer and show its event.")]
 
 _DEMO_DELAY = timedelta(seconds=3)
 
 
-def dev(data_dir: DataDir = DEFAULT_FOLDER, demo: Demo = False) -> None:
-    """Run the service with its own NATS server and SQLite database."""
+def dev(
+    data_dir: DataDir = DEFAULT_FOLDER, nats_port: NatsPort = None, http_port: HttpPort = None, demo: Demo = False
+) -> None:
+    """Run the service with its own NATS server and SQLite database.
+
+    The ports are those of the last start. A port that is taken is replaced, unless an option names it.
+    """
     if (running := find_dev_server(data_dir)) is not None:
         raise StartError(
             f"a `dev` already runs with its files in {data_dir} (process {running.pid}, broker {running.broker_url}). "
             "Use that one, stop it, or give another folder with --data-dir."
         )
-    run_async(_dev(data_dir, demo=demo))
+    run_async(_dev(data_dir, nats_port, http_port, demo=demo))
 
 
-async def _dev(data_dir: Path, *, demo: bool) -> None:
-    async with open_dev_app(data_dir) as (app, config, notes):
+async def _dev(data_dir: Path, nats_port: int | None, http_port: int | None, *, demo: bool) -> None:
+    async with open_dev_app(data_dir, nats_port=nats_port, http_port=http_port) as (app, config, notes):
         configure_logs(config)
         for note in notes:
             typer.echo(note)
-        with announce_dev_server(data_dir, config):
-            guide = asyncio.create_task(_print_guide(config, data_dir, demo=demo))
-            try:
-                await serve_until_signalled(app, config.shutdown_timeout)
-            finally:
-                guide.cancel()
+        announce_dev_server(
+            data_dir,
+            broker_url=config.broker_url,
+            db_path=config.db_path,
+            http_host=config.http_host,
+            http_port=config.http_port,
+        )
+        guide = asyncio.create_task(_print_guide(config, data_dir, demo=demo))
+        try:
+            await serve_until_signalled(app, config.shutdown_timeout)
+        finally:
+            guide.cancel()
     await asyncio.gather(guide, return_exceptions=True)
     typer.echo("Stopped. All timers are stored; the next start continues with them.")
 

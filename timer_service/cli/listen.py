@@ -16,11 +16,10 @@ from typing import Annotated
 import typer
 
 from timer_service.app.login import nats_login
-from timer_service.cli.connection import Server, client_config
+from timer_service.cli.connection import Server, find_target
 from timer_service.cli.output import one_line
 from timer_service.cli.parameters import Tenant
 from timer_service.client import Event, TimerApp
-from timer_service.client.connection import url_without_login
 from timer_service.client.events import EVENTS, message_of
 from timer_service.logs import configure_logs
 
@@ -91,12 +90,12 @@ def listen(
     server: Server = None,
 ) -> None:
     """Run a program for each event of a tenant, until SIGTERM or Ctrl-C. No event is missed."""
-    config = client_config(server)
+    config, broker = find_target(server)
     configure_logs(config)
     names = [str(each) for each in event] if event else ["due-time-reached"]
     try:
         app = TimerApp(
-            config.broker_url,
+            config.broker_url if broker.dev is None else None,  # None: it never connects to another one than this `dev`
             tenant=tenant,
             name=name,
             concurrency=concurrency,
@@ -115,7 +114,7 @@ def listen(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     what = ", ".join(names) + ("" if topic is None else f" with the topic {topic}")
-    where = f"as consumer {name} at {url_without_login(config.broker_url)}"
+    where = f"as consumer {name} at {broker}"
     typer.echo(one_line(f"Waiting for {what} of tenant {tenant} {where}. Stop with Ctrl-C."), err=True)
     app.run()
 

@@ -7,7 +7,7 @@ import typer
 
 from timer_service.adapters.migrations import Migration, find_pending
 from timer_service.app.schema import apply_migrations, migrations, unapplied_migrations
-from timer_service.cli.dev_server import database_config
+from timer_service.cli.connection import database_config
 from timer_service.cli.doctor.database import read_applied
 from timer_service.cli.process import run_async
 from timer_service.config import Config, load_config

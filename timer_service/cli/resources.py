@@ -150,14 +150,16 @@ class Resource(NamedTuple):
         """Add a command that prints the events that a method of the client yields, until Ctrl-C."""
 
         async def run(client: TimerClient, *, tenant: str, as_json: bool, **wanted: Any) -> None:
-            given = _given(wanted)
-            whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
-            about = "".join(f" and {name} {value}" for name, value in given.items())
-            typer.echo(one_line(f"Waiting for events of {whose}{about}. Stop with Ctrl-C."), err=True)
             with suppress(asyncio.CancelledError):  # Ctrl-C
-                await print_events(getattr(self.calls(client), method)(tenant, **given), as_json=as_json)
+                await print_events(getattr(self.calls(client), method)(tenant, **_given(wanted)), as_json=as_json)
 
-        add_command(self.app, "watch", text, run, {"tenant": (TenantOrAll, "*"), **filters, "as_json": AsJsonLines})
+        def awaited(*, tenant: str, **values: Any) -> str:
+            whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
+            about = [f" and {name} {values[name]}" for name in filters if values[name] is not None]
+            return f"events of {whose}{''.join(about)}"
+
+        parameters = {"tenant": (TenantOrAll, "*"), **filters, "as_json": AsJsonLines}
+        add_command(self.app, "watch", text, run, parameters, awaited=awaited)
 
     def _add(
         self,

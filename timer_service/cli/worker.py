@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from timer_service.app.login import nats_login
-from timer_service.cli.connection import Server, client_config
+from timer_service.cli.connection import Server, find_target
 from timer_service.cli.parameters import Tenant, read_duration, read_identifier
 from timer_service.cli.process import collect_rarely, run_async
 from timer_service.logs import configure_logs
@@ -65,11 +65,11 @@ def worker(
     server: Server = None,
 ) -> None:
     """Execute workflows until SIGTERM or Ctrl-C."""
-    config = client_config(server)
+    config, broker = find_target(server)
     configure_logs(config)
     try:
         executor = Worker(
-            config.broker_url,
+            config.broker_url if broker.dev is None else None,  # None: it never connects to another one than this `dev`
             tenant=tenant,
             workflows=workflows,
             queue=queue,
@@ -83,7 +83,7 @@ def worker(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     types = ", ".join(each.type for each in workflows)
-    typer.echo(f"Executing workflows of tenant {tenant}: {types}. Stop with Ctrl-C.", err=True)
+    typer.echo(f"Executing workflows of tenant {tenant} at {broker}: {types}. Stop with Ctrl-C.", err=True)
     collect_rarely()
     try:
         run_async(executor.run())

@@ -32,6 +32,7 @@ from timer_service.client.events import (
     WorkSignalFailed,
     WorkSignalFired,
 )
+from timer_service.client.lookup import Broker, find_broker
 from timer_service.client.models import (
     Backfill,
     BuriedEvent,
@@ -82,6 +83,7 @@ from timer_service.client.workflow_type import WorkflowType
 __all__ = [
     "AlreadyHandled",
     "Backfill",
+    "Broker",
     "BuriedEvent",
     "CatchUp",
     "CatchUpPolicy",
@@ -149,4 +151,5 @@ __all__ = [
     "WorkflowStart",
     "WorkflowStatus",
     "WorkflowType",
+    "find_broker",
 ]

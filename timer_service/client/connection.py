@@ -27,6 +27,7 @@ from timer_service.client.commands import (
 )
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.events import EVENTS, Event, message_of, read_event
+from timer_service.client.lookup import find_broker, url_without_login
 from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
 from timer_service.core.values.address import Kind, kebab
@@ -41,8 +42,10 @@ _VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outpu
 class Connection:
     """A connection that sends the messages of the contracts."""
 
-    def __init__(self, client: Client, prefix: str) -> None:
+    def __init__(self, client: Client, prefix: str, where: str = "") -> None:
         self._client = client
+        self.where = where
+        """The broker and the reason why it is used, for people."""
         self._prefix = prefix
         self._calls = Calls()
         self._batches = Batches()
@@ -244,15 +247,16 @@ class Connection:
 
 @asynccontextmanager
 async def open_connection(
-    urls: str, name: str, subject_prefix: str, options: Mapping[str, Any]
+    urls: str | None, name: str, subject_prefix: str, options: Mapping[str, Any]
 ) -> AsyncIterator[Connection]:
     """Connect to a broker, and close the connection at the end of the block. It reconnects by itself.
 
-    `urls` are separated by commas. `options` go to `nats.connect`. Raises `NoAnswerError` if no server answers, or if
-    it refuses the login.
+    `urls` are separated by commas; None: see `find_broker`. `options` go to `nats.connect`. Raises `NoAnswerError` if
+    no server answers, or if it refuses the login.
     """
-    client = LastingClient()
-    connection = Connection(client, subject_prefix)
+    broker = find_broker(urls) if urls is not None else await asyncio.to_thread(find_broker)
+    client = LastingClient(server_name=None if broker.dev is None else broker.dev.server_name)
+    connection = Connection(client, subject_prefix, str(broker))
     last_errors = deque[Exception](maxlen=1)  # the one that `connect` raises only says that all servers failed
 
     async def note(error: Exception) -> None:
@@ -261,7 +265,7 @@ async def open_connection(
     try:
         with keep_cancellation():
             await client.connect(
-                urls.split(","),
+                broker.url.split(","),
                 name=name,
                 connect_timeout=5,
                 max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
@@ -276,7 +280,7 @@ async def open_connection(
     except (nats.errors.Error, OSError) as error:
         why = last_errors[0] if last_errors else error
         reason = str(why) or type(why).__name__
-        raise NoAnswerError(f"cannot connect to the broker at {url_without_login(urls)}: {reason}") from error
+        raise NoAnswerError(f"cannot connect to the broker at {url_without_login(broker.url)}: {reason}") from error
     client.options["max_reconnect_attempts"] = -1  # from now on without end
     try:
         yield connection
@@ -296,9 +300,3 @@ def _read_event(body: bytes) -> Event | None:
         return read_event(body)
     except TimerServiceError:
         return None
-
-
-def url_without_login(urls: str) -> str:
-    """Return broker URLs without users and passwords. If one of them has a login, return only the last URL."""
-    # Not with a parser: it would take the wrong part of a password that contains one of the characters /#?,
-    return urls if "@" not in urls else f"nats://{urls.rpartition('@')[2]}"

@@ -71,7 +71,7 @@ class TimerClient(Resource):
     @asynccontextmanager
     async def connect(
         cls,
-        url: str = "nats://localhost:4222",
+        url: str | None = None,
         *,
         subject_prefix: str = "timer",
         inbox_prefix: str = "_INBOX",
@@ -79,10 +79,11 @@ class TimerClient(Resource):
     ) -> AsyncIterator["TimerClient"]:
         """Connect to a broker, and close the connection at the end of the block.
 
-        `url` may be several URLs with commas between them. `options` go to `nats.connect`: `user` and `password`,
+        `url` may be several URLs with commas between them. Without it, the client uses the broker that `find_broker`
+        returns, and no other one in its place. `options` go to `nats.connect`: `user` and `password`,
         `token`, `nkeys_seed_str`, `user_credentials`, `tls`. Raises `NoAnswerError` if no server answers.
         """
-        check_text("url", url)
+        optional(check_text, "url", url)
         options["inbox_prefix"] = check_text("inbox_prefix", inbox_prefix)
         check_text("subject_prefix", subject_prefix)
         async with open_connection(url, "timer-client", subject_prefix, options) as connection:

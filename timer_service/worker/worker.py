@@ -6,7 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from timer_service.client.checks import check_identifier, check_tenant
+from timer_service.client.checks import check_identifier, check_tenant, check_text, optional
 from timer_service.client.connection import open_connection
 from timer_service.core.values.address import Kind
 from timer_service.sigterm import at_sigterm
@@ -24,7 +24,7 @@ class Worker:
 
     def __init__(
         self,
-        url: str = "nats://localhost:4222",
+        url: str | None = None,
         *,
         tenant: str,
         workflows: Sequence[WorkflowFunction[Any, Any]],
@@ -64,7 +64,7 @@ class Worker:
             lease_seconds=lease.total_seconds(),
             shutdown_seconds=shutdown_timeout.total_seconds(),
         )
-        self._url = url
+        self._url = optional(check_text, "url", url)
         self._prefix = subject_prefix
         self._options = {**options, "inbox_prefix": inbox_prefix}
         self._stop = asyncio.Event()

@@ -8,8 +8,7 @@ from datetime import timedelta
 
 import typer
 
-from timer_service.cli.connection import Server, client_config
-from timer_service.cli.dev_server import DevServer, find_dev_server
+from timer_service.cli.connection import Server, dev_config, find_target
 from timer_service.cli.doctor.broker import check_broker
 from timer_service.cli.doctor.database import check_sqlite
 from timer_service.cli.doctor.finding import Finding, Skew, Status
@@ -18,6 +17,7 @@ from timer_service.cli.output import format_count, one_line, style
 from timer_service.cli.parameters import AsJson
 from timer_service.cli.process import run_async
 from timer_service.config import Config
+from timer_service.dev_server import find_dev_server
 from timer_service.nats_client import UNREADABLE_ANSWER
 
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
@@ -35,12 +35,15 @@ def doctor(as_json: AsJson = False, server: Server = None) -> None:
 
     If a `dev` runs in this folder and no other broker is named, doctor checks its broker and its database.
     """
-    config, dev = client_config(server), find_dev_server()
-    if dev is not None and dev.broker_url == config.broker_url:
-        config = dev.configure(config)
+    config, broker = find_target(server)
+    dev = broker.dev or find_dev_server()
+    if dev is not None and dev.broker_url == config.broker_url:  # also if its URL was given
+        config = dev_config(config, dev)
+        text = f"{broker}, process {dev.pid}, database {dev.db_path}"
+        first = [Finding("target", Status.OK, text)]  # its broker syncs to disk
     else:
-        dev = None
-    findings = run_async(check_all(config, dev))
+        first = [Finding("target", Status.OK, str(broker)), _SYNC]
+    findings = [*first, *run_async(check_all(config))]
     failed = any(finding.status is Status.FAIL for finding in findings)
     if as_json:
         checks = [{name: text for name, text in each._asdict().items() if text is not None} for each in findings]
@@ -50,13 +53,8 @@ def doctor(as_json: AsJson = False, server: Server = None) -> None:
     raise typer.Exit(1 if failed else 0)
 
 
-async def check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]:
-    """Run all checks. `dev` is the server of this folder if the settings are those of it, else None."""
-    if dev is None:
-        first = _SYNC
-    else:  # its broker syncs to disk
-        text = f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
-        first = Finding("target", Status.OK, text)
+async def check_all(config: Config) -> Sequence[Finding]:
+    """Run all checks."""
     page = await asyncio.to_thread(read_readiness, config)
     found = [*await _check_broker(config), *await _check_database(config)]
     findings = [each for each in found if isinstance(each, Finding)]
@@ -65,7 +63,7 @@ async def check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]:
             findings.append(check_clock(broker, database))
         case _:
             pass  # a clock could not be read, and another finding says why
-    return [first, *check_page(config, page), *findings]
+    return [*check_page(config, page), *findings]
 
 
 def check_page(config: Config, page: Mapping[str, str] | None) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.app.login import nats_login
 from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
-from timer_service.client.connection import url_without_login
+from timer_service.client.lookup import url_without_login
 from timer_service.config import Config
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError

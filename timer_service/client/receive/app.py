@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from timer_service.client.checks import check_text, check_whole
-from timer_service.client.connection import open_connection, url_without_login
+from timer_service.client.checks import check_text, check_whole, optional
+from timer_service.client.connection import open_connection
 from timer_service.client.errors import AlreadyHandled
 from timer_service.client.events import (
     DueTimeReached,
@@ -54,7 +54,7 @@ class TimerApp:
 
     def __init__(
         self,
-        url: str = "nats://localhost:4222",
+        url: str | None = None,
         *,
         tenant: str,
         name: str,
@@ -89,7 +89,7 @@ class TimerApp:
         self._consumer = check_consumer(tenant, name, (), stream=stream, from_start=from_start, ack_wait=ack_wait)
         self._rules = Rules(concurrency, attempts, in_order, ack_wait, shutdown_timeout)
         self._seen = MemorySeen() if seen is None else seen
-        self._url = check_text("url", url)
+        self._url = optional(check_text, "url", url)
         self._prefix = check_text("subject_prefix", subject_prefix)
         self._options = {**options, "inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
         self._handlers = Handlers()
@@ -164,8 +164,8 @@ class TimerApp:
                     threads=threads,
                     takes_all=consumer.stream is not None,
                 )
-                waits_for, where = ", ".join(source.durable.subjects), url_without_login(self._url)
-                log.info("waiting for %s at %s (%s)", waits_for, where, source.durable)
+                waits_for = ", ".join(source.durable.subjects)
+                log.info("waiting for %s at %s (%s)", waits_for, connection.where, source.durable)
                 self._begun.set()
                 try:
                     await Runner(source, self._attempts, self._rules).run(self._stop)

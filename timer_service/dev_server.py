@@ -1,0 +1,129 @@
+"""The `timer-service dev` of a folder: the file that says how it was started last, and whether it runs."""
+
+import json
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+DEFAULT_FOLDER = Path(".timer-service")
+"""Where `dev` keeps its files, and where other programs look for a running `dev`."""
+BROKER_FOLDER = "nats"
+"""The folder of the broker, in that of `dev`."""
+
+_FILE = "dev.json"
+_HOSTS = ("localhost", "127.0.0.1", "::1")
+_GREETING = b"INFO "
+_GREETING_BYTES = 64 * 1024
+_CONNECT_SECONDS = 1
+_GREETING_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DevServer:
+    """The last start of a `timer-service dev`."""
+
+    pid: int
+    broker_url: str
+    db_path: Path
+    http_host: str
+    http_port: int
+    server_name: str
+    """The name of its nats-server, at each start."""
+
+    @property
+    def broker_port(self) -> int:
+        """The port of the broker."""
+        return urlsplit(self.broker_url).port or 0
+
+
+def read_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
+    """Return the last start of the `dev` with its files in `folder`.
+
+    Returns None if it was never started, or if others could write the file, or if it names another machine.
+    """
+    try:
+        if not _is_ours(folder / _FILE):
+            return None
+        content = json.loads((folder / _FILE).read_text("utf-8"))
+        server = DevServer(
+            pid=int(content["pid"]),
+            broker_url=str(content["brokerUrl"]),
+            db_path=Path(content["database"]),
+            http_host=str(content["httpHost"]),
+            http_port=int(content["httpPort"]),
+            server_name=broker_name(folder / BROKER_FOLDER),
+        )
+        is_local = urlsplit(server.broker_url).hostname in _HOSTS and server.broker_port > 0
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+    return server if is_local else None
+
+
+def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
+    """Return the `dev` that runs with its files in `folder`, or None."""
+    server = read_dev_server(folder)
+    if server is None or server.pid <= 0:
+        return None
+    try:
+        with suppress(PermissionError):  # the process of another user exists, too
+            os.kill(server.pid, 0)
+        return server if _ask_name(server) == server.server_name else None
+    except (OSError, ValueError, RecursionError, OverflowError):
+        return None
+
+
+def announce_dev_server(folder: Path, *, broker_url: str, db_path: Path, http_host: str, http_port: int) -> None:
+    """Write that this process is the `dev` of `folder`.
+
+    The file stays when `dev` has ended. So the next start finds its ports, and it is known that the folder has a `dev`.
+    """
+    file, draft = folder / _FILE, folder / f"{_FILE}.tmp"
+    content = {
+        "pid": os.getpid(),
+        "brokerUrl": broker_url,
+        "database": str(db_path.absolute()),
+        "httpHost": http_host,
+        "httpPort": http_port,
+    }
+    draft.write_text(json.dumps(content) + "\n", "utf-8")
+    draft.chmod(0o600)
+    draft.replace(file)
+
+
+def broker_name(data_dir: Path) -> str:
+    """Return the name of the nats-server that keeps its files in `data_dir`. Raises OSError if there is no such folder.
+
+    It is the same at each start. No other folder has it, also no copy.
+    """
+    folder = data_dir.stat()
+    return f"embedded-{folder.st_dev:x}-{folder.st_ino:x}"
+
+
+def read_name(greeting: bytes) -> str | None:
+    """Return the name of a nats-server from its first line; None if it has no name. Raises ValueError."""
+    if not greeting.startswith(_GREETING):
+        raise ValueError("not the greeting of a nats-server")
+    info = json.loads(greeting.removeprefix(_GREETING))
+    return info.get("server_name") if isinstance(info, dict) else None
+
+
+def _ask_name(server: DevServer) -> str | None:
+    """Return the name of the nats-server that listens at the address of `server`. Raises OSError or ValueError.
+
+    Another program may have taken the port.
+    """
+    address = (urlsplit(server.broker_url).hostname, server.broker_port)
+    with socket.create_connection(address, _CONNECT_SECONDS) as connection, connection.makefile("rb") as stream:
+        connection.settimeout(_GREETING_SECONDS)
+        return read_name(stream.readline(_GREETING_BYTES))
+
+
+def _is_ours(file: Path) -> bool:
+    """Return whether only this user could write the file: programs send their login to the broker that it names."""
+    status = file.stat()
+    others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not others_may_write
