@@ -202,12 +202,13 @@ FORBIDDEN = {
         *("fired_count = max_count + 1", "data_size = 0", "data = NULL", "confirmed_at = 1"),
         "status = 'paused', is_paused = 1, slot_at = NULL, available_at = NULL, last_error = 'no'",
         "status = 'deleted', slot_at = NULL, available_at = NULL, ended_at = 1",
+        "topic = 'a', start = '[]'",
     ],
     "schedule_backfills": [
         *("to_at = from_at", "after_at = from_at - 2", "after_at = to_at", "slot_limit = 0"),
         *("fired_count = slot_limit", "fired_count = 5, skipped_count = slot_limit - 5", "fired_count = -1"),
         *("skipped_count = -1", "cron = '* * * * *'", "every_ms = NULL", "every_ms = 999", "jitter_ms = -1"),
-        *("data = NULL", "data_size = 0"),
+        *("data = NULL", "data_size = 0", "topic = 'a', start = '[]'"),
     ],
 }
 

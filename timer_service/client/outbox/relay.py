@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
-from timer_service.client.checks import check_text, check_type
+from timer_service.client.checks import check_text, check_type, optional
 from timer_service.client.commands import Command
 from timer_service.client.connection import Connection, open_connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
@@ -48,7 +48,7 @@ class OutboxRelay:
         self,
         outbox: Outbox,
         database: str | os.PathLike[str],
-        url: str = "nats://localhost:4222",
+        url: str | None = None,
         *,
         subject_prefix: str = "timer",
         inbox_prefix: str = "_INBOX",
@@ -62,7 +62,7 @@ class OutboxRelay:
         is_postgres(database)
         self._table = check_type("outbox", outbox, Outbox, "an Outbox").table
         self._database = database
-        self._url = check_text("url", url)
+        self._url = optional(check_text, "url", url)
         self._prefix = check_text("subject_prefix", subject_prefix)
         self._options = {**options, "inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
         self._woken = asyncio.Event()

@@ -2,7 +2,7 @@
 
 import re
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -39,7 +39,7 @@ class Address(NamedTuple):
     """The part by which consumers choose among the events of a type. Only events have one."""
 
 
-@cache
+@lru_cache(maxsize=1024)  # a type can be that of a user
 def kebab(message_type: str) -> str:
     """Return a message type as an address part: `ScheduleTimer` -> `schedule-timer`, `a.b` -> `a-b`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", message_type).replace(".", "-").lower()
