@@ -76,7 +76,7 @@ async def test_settings_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
-    async with connection.open_client(connection.client_config(None)):
+    async with connection.open_client(connection.find_target(None)):
         options = dict(connect.call_args.kwargs)
         assert (connect.call_args.args, options | OPTIONS) == (("nats://one:1",), options)
 

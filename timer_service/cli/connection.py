@@ -41,6 +41,11 @@ class Target(NamedTuple):
     """The settings with the URL of the broker. If it is that of a `dev`, also with its database and its pages."""
     broker: Broker
 
+    @property
+    def url(self) -> str | None:
+        """The URL for a client. None: the client finds the `dev` again, and never connects to another server."""
+        return self.config.broker_url if self.broker.dev is None else None
+
 
 def add_command(
     app: typer.Typer,
@@ -65,7 +70,7 @@ def add_command(
             check(**values)
         target = find_target(server)
         notice = awaited and f"Waiting for {awaited(**values)} at {target.broker}. Stop with Ctrl-C."
-        run_async(_call(run, target.config, values, notice))
+        run_async(_call(run, target, values, notice))
 
     # typer makes the arguments and options of a command from the signature of its function.
     signature_parameters = [_parameter(*each) for each in {**parameters, "server": Server}.items()]
@@ -145,16 +150,17 @@ def database_config() -> Config:
 
 
 @asynccontextmanager
-async def open_client(config: Config) -> AsyncIterator[TimerClient]:
+async def open_client(target: Target) -> AsyncIterator[TimerClient]:
     """Connect as the settings say. Replies go to inboxes under TIMER_REPLY_PREFIX.
 
     Raises `NoAnswerError` with the URL and the remedy if the broker cannot be reached.
     """
+    config = target.config
     async with AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(
                 TimerClient.connect(
-                    config.broker_url,
+                    target.url,
                     subject_prefix=config.subject_prefix,
                     inbox_prefix=config.reply_prefix.removesuffix("."),
                     **nats_login(config).options(),
@@ -176,12 +182,12 @@ def _config_for(server: str) -> Config:
         raise
 
 
-async def _call(function: Command, config: Config, values: Mapping[str, Any], notice: str | None) -> None:
+async def _call(function: Command, target: Target, values: Mapping[str, Any], notice: str | None) -> None:
     """Print `notice` and call a command with a connected client.
 
     Its errors name the wrong usage, or the broker that does not answer.
     """
-    async with open_client(config) as client:
+    async with open_client(target) as client:
         if notice is not None:
             typer.echo(one_line(notice), err=True)
         try:
@@ -189,4 +195,4 @@ async def _call(function: Command, config: Config, values: Mapping[str, Any], no
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         except NoAnswerError as error:
-            raise NoAnswerError(f"{error} (broker: {url_without_login(config.broker_url)})") from error
+            raise NoAnswerError(f"{error} (broker: {url_without_login(target.config.broker_url)})") from error

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from timer_service.app.startup import open_dev_app
-from timer_service.cli.connection import open_client
+from timer_service.cli.connection import Target, open_client
 from timer_service.cli.process import run_async, serve_until_signalled
 from timer_service.cli.resources import event_line
+from timer_service.client import find_broker
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 from timer_service.dev_server import DEFAULT_FOLDER, announce_dev_server, find_dev_server
@@ -92,7 +93,7 @@ def own_command(program: str) -> str:
 
 async def _show_a_timer(config: Config) -> None:
     """Schedule a timer, and print its event."""
-    async with open_client(config) as client:
+    async with open_client(Target(config, find_broker(config.broker_url))) as client:
         events = client.watch("demo")
         event = asyncio.ensure_future(anext(events))
         due_at = datetime.now(UTC) + _DEMO_DELAY

@@ -65,11 +65,12 @@ def worker(
     server: Server = None,
 ) -> None:
     """Execute workflows until SIGTERM or Ctrl-C."""
-    config, broker = find_target(server)
+    target = find_target(server)
+    config = target.config
     configure_logs(config)
     try:
         executor = Worker(
-            config.broker_url if broker.dev is None else None,  # None: it never connects to another one than this `dev`
+            target.url,
             tenant=tenant,
             workflows=workflows,
             queue=queue,
@@ -83,7 +84,7 @@ def worker(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     types = ", ".join(each.type for each in workflows)
-    typer.echo(f"Executing workflows of tenant {tenant} at {broker}: {types}. Stop with Ctrl-C.", err=True)
+    typer.echo(f"Executing workflows of tenant {tenant} at {target.broker}: {types}. Stop with Ctrl-C.", err=True)
     collect_rarely()
     try:
         run_async(executor.run())
