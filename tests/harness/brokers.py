@@ -41,8 +41,8 @@ class Stored(NamedTuple):
 def to_stored(kind: Kind, tenant: str, message: Msg) -> Stored:
     """Convert a message of a stream."""
     headers = message.headers or {}
-    address = Address(kind, tenant, message.subject.rpartition(".")[2])
-    return Stored(address, headers["Nats-Msg-Id"], message.data, headers)
+    name, *topic = message.subject.split(".")[4:]
+    return Stored(Address(kind, tenant, name, *topic), headers["Nats-Msg-Id"], message.data, headers)
 
 
 class Inbox(Protocol):
@@ -266,7 +266,7 @@ class NatsHarness:
             await connection.flush()
 
     async def _read(self, stream: str, kind: Kind, tenant: str) -> list[Stored]:
-        found = await read_stream(self._js, stream, f"timer.{kind}.v1.{tenant}.*")
+        found = await read_stream(self._js, stream, f"timer.{kind}.v1.{tenant}.>")
         return [to_stored(kind, tenant, message) for message in found]
 
     async def _until(self, reached: Callable[[], bool]) -> None:

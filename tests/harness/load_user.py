@@ -194,7 +194,7 @@ class LoadUser:
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=self._next
         )
-        pattern = f"timer.evt.v1.{self.tenant}.*"
+        pattern = f"timer.evt.v1.{self.tenant}.>"
         subscription = await self.js.pull_subscribe(pattern, stream="TIMER_EVT", config=config)
         expected = 1
         try:

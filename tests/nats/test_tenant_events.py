@@ -23,7 +23,7 @@ TENANTS = ["a", "b"]
 @pytest.fixture
 async def operator(server: NatsServer) -> AsyncIterator[Client]:
     async with await nats.connect(server.url, reconnect_time_wait=0.01) as client:
-        await client.jetstream().add_stream(name="TIMER_EVT", subjects=["timer.evt.v1.*.*"])
+        await client.jetstream().add_stream(name="TIMER_EVT", subjects=["timer.evt.v1.*.>"])
         yield client
 
 

@@ -49,6 +49,16 @@ async def test_stored_message_is_complete(harness: BrokerHarness) -> None:
     assert dict(stored.headers) | dict(message.headers) == dict(stored.headers)
 
 
+async def test_publish_with_a_topic(harness: BrokerHarness) -> None:
+    """Events of one call can have topics, of any form, or none. Each goes to its own address."""
+    topics = [None, "unpaid", "0_a-b", "Orders-2"] * 5
+    address = Address(Kind.EVENT, "acme", "due-time-reached")
+    messages = [Message(address._replace(topic=each), f"event-{n}", b"{}", {}) for n, each in enumerate(topics)]
+    for part in (messages[:4], messages[4:]):  # singles and a batch
+        assert await statuses(harness, part) == [PublishStatus.PUBLISHED] * len(part)
+    assert [each.address for each in await harness.events("acme")] == [each.address for each in messages]
+
+
 async def test_publish_to_several_addresses(harness: BrokerHarness) -> None:
     """One call can publish events of several tenants and dead letters. Each goes to its own address."""
     letter = Message(Address(Kind.DEAD_LETTER, "acme", "schedule-timer"), "dlq-1", b"x", {})

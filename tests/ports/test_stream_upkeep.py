@@ -99,7 +99,7 @@ async def test_missing_stream_is_reported(
     ]
 
 
-SUBJECTS = {kind: f"timer.{kind}.v1.*.*" for kind in STREAMS}
+SUBJECTS = {kind: f"timer.{kind}.v1.*.{'>' if kind is Kind.EVENT else '*'}" for kind in STREAMS}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,8 @@ SUBJECTS = {kind: f"timer.{kind}.v1.*.*" for kind in STREAMS}
         ("subject_transform", {"src": ">", "dest": "other.>"}, None),
         ("allow_rollup_hdrs", True, False),
         ("subjects", ["ours.>"], ["ours.>", SUBJECTS[Kind.EVENT]]),
+        ("subjects", ["timer.evt.v1.*.*"], [SUBJECTS[Kind.EVENT]]),
+        ("subjects", ["timer.evt.v1.*.*", "timer.evt.v1.a.b.>", "z"], [SUBJECTS[Kind.EVENT], "z"]),
     ],
 )
 @pytest.mark.parametrize("manage", [True, False])

@@ -32,6 +32,17 @@ def check_tenant(tenant: object) -> str:
     return _match("tenant", tenant, TENANT_PATTERN, "1 to 64 letters, digits, dashes or underscores")
 
 
+def check_consumer(consumer: object) -> str:
+    """Return a valid name of a consumer of events."""
+    return _match("consumer", consumer, TENANT_PATTERN, "1 to 64 letters, digits, dashes or underscores")
+
+
+def check_reason(reason: object) -> str:
+    """Return a valid reason why an event is parked."""
+    must = "1 to 1000 characters, without the character U+0000 and surrogates"
+    return _match("reason", reason, r"[^\x00]{1,1000}", must)
+
+
 def check_identifier(argument: str, name: object) -> str:
     """Return a valid id of a timer, signal, work item, schedule, run or job."""
     must = "1 to 200 characters, without control characters and surrogates"

@@ -25,7 +25,13 @@ from timer_service.nats_client import LastingClient
 
 _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
-_VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outputs", "CreateWorkSignal": "note"}
+_VALUES = {
+    "StartRun": "jobs",
+    "ResolveGroup": "jobs",
+    "ReportJobStatus": "outputs",
+    "CreateWorkSignal": "note",
+    "ParkEvent": "event",
+}
 """The arguments that a message type takes over unchecked. All others have only `data`."""
 
 

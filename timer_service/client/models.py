@@ -311,6 +311,23 @@ class BuriedEvent(View):
     last_error: str
 
 
+class ParkedEvent(View):
+    """An event that a consumer gave up."""
+
+    tenant: TenantId
+    consumer: str
+    event_id: str
+    type: Annotated[str, Field(alias="eventType")]
+    about: Mapping[str, str]
+    """The ids in its payload, for example the timer."""
+    parked_at: Instant
+    reason: str
+    attempts: int
+    """How often the consumer tried the event."""
+    event: Mapping[str, Any] | None = None
+    """The whole event, in the form of contracts/README.md. Only `Events.get_parked` returns it."""
+
+
 class DeadLetter(View):
     """A rejected command in the stream of dead letters."""
 

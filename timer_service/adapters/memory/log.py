@@ -41,7 +41,7 @@ class StoredLog:
         """Store a command. `stored_at`, in nanoseconds: by default, the commands follow each other by one."""
         self.last_sequence += 1
         position = Position(self.epoch, self.last_sequence)
-        source = ".".join(address)
+        source = ".".join(filter(None, address))
         block = Headers.of({**({MESSAGE_ID: message_id} if message_id else {}), **(headers or {})})
         size = len(source) + block.size + len(body)
         at = self.last_sequence if stored_at is None else stored_at

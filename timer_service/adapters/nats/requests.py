@@ -132,8 +132,8 @@ class TenantRequests:
             if self._ignored & (self._ignored - 1) == 0:  # 1, 2, 4, 8: a flood must not flood the log
                 log.warning("messages ignored: their reply subjects are not inboxes", extra={"count": self._ignored})
             return None
-        _, tenant, name = self._subjects.address(kind, decode_text(message.subject))
-        refused = self._receivers[kind](Request(name, tenant, message.body, reply_to))
+        address = self._subjects.address(kind, decode_text(message.subject))
+        refused = self._receivers[kind](Request(address.message, address.tenant, message.body, reply_to))
         self._refuse(refused)
         # The micro service only counts queries. Beside a flood it does not, because that takes time.
         return message._replace(headers=b"", body=b"") if kind is Kind.QUERY and not refused else None

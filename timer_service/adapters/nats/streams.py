@@ -18,7 +18,7 @@ from nats.js.errors import Error as JetStreamError
 
 from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.faults import Answer, Fault
-from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, worst
 from timer_service.core.values.errors import StartError
@@ -115,9 +115,10 @@ def _needed_changes(found: Mapping[str, Any], subjects: Subjects, kind: Kind) ->
     """
     wanted = wanted_stream(subjects, kind)
     changes: dict[str, Any] = {}
-    taken = set(found.get("subjects") or ())
-    if not taken.issuperset(wanted["subjects"]) and not has_tenant_streams(found):
-        changes["subjects"] = sorted({*taken, *wanted["subjects"]})
+    taken, (pattern,) = found.get("subjects") or (), wanted["subjects"]
+    if not any(covers(each, pattern) for each in taken) and not has_tenant_streams(found):
+        # The server refuses subjects that overlap.
+        changes["subjects"] = sorted([pattern, *(each for each in taken if not covers(pattern, each))])
     if found["discard"] != wanted["discard"]:
         changes["discard"] = wanted["discard"]
     changes |= settings_that_lose(found)

@@ -1,4 +1,4 @@
-"""NATS subjects of addresses: `<prefix>.<kind>.v1.<tenant>.<message>`."""
+"""NATS subjects of addresses: `<prefix>.<kind>.v1.<tenant>.<message>`, and `.<topic>` behind it if there is one."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,15 +16,17 @@ class Subjects:
 
     def subject(self, address: Address) -> str:
         """Return the subject of an address."""
-        return f"{self.prefix}.{address.kind}.{_VERSION}.{address.tenant}.{address.message}"
+        kind, tenant, message, topic = address
+        subject = f"{self.prefix}.{kind}.{_VERSION}.{tenant}.{message}"
+        return subject if topic is None else f"{subject}.{topic}"
 
-    def pattern(self, kind: Kind, message: str = "*") -> str:
+    def pattern(self, kind: Kind, message: str = "") -> str:
         """Return the wildcard for all tenants of a kind, for one message type or for all."""
-        return f"{self.prefix}.{kind}.{_VERSION}.*.{message}"
+        return f"{self.prefix}.{kind}.{_VERSION}.*.{message or _any_message(kind)}"
 
     def pattern_of_tenant(self, kind: Kind, tenant: str) -> str:
         """Return the wildcard for all message types of a kind, for one tenant."""
-        return f"{self.prefix}.{kind}.{_VERSION}.{tenant}.*"
+        return f"{self.prefix}.{kind}.{_VERSION}.{tenant}.{_any_message(kind)}"
 
     def address(self, kind: Kind, subject: str) -> Address:
         """Return the address of a subject that matches `pattern(kind)`. That of another subject is not valid.
@@ -55,6 +57,11 @@ class Subjects:
         `stream_created`: when the tenant's stream was created, in Unix nanoseconds. Another stream has another subject.
         """
         return f"{self.prefix}.intake.{_VERSION}.{tenant}.{stream_created}"
+
+
+def _any_message(kind: Kind) -> str:
+    """Return the wildcard for all messages of a kind. Only events can have a topic behind the message."""
+    return ">" if kind is Kind.EVENT else "*"
 
 
 @lru_cache(maxsize=1024)

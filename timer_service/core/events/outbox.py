@@ -34,8 +34,8 @@ OUTBOX = LeasedTable(
     name="outbox",
     key=("tenant_id", "event_id"),
     claimed=(
-        *("tenant_id", "event_id", "message", "body", "large_body", "traceparent", "tracestate", "added_at"),
-        "ordinal",
+        *("tenant_id", "event_id", "message", "topic", "body", "large_body", "traceparent", "tracestate"),
+        *("added_at", "ordinal"),
     ),
     oldest_first="added_at",
     ordinal="ordinal",
@@ -78,12 +78,17 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     The relay publishes events in the order in which this instance added them, as far as docs/guarantees.md promises.
     The caller should wake the relay's loop; otherwise the relay finds the events at its next poll.
     """
+    await add_messages(tx, map(encode, events), now)
+
+
+async def add_messages(tx: Transaction, messages: Iterable[Message], now: int) -> None:
+    """Write encoded events, as `add`."""
     rows, texts = [], _Texts()
-    for event in events:
-        message, trace = encode(event), event.trace
-        body = texts.place((event.tenant, event.id), message.body.decode())
-        values = (message.address.message, *body, trace.traceparent, trace.tracestate)
-        rows.append((event.tenant, event.id, *values, now, next(_ORDINALS), now))
+    for message in messages:
+        tenant, headers = message.address.tenant, message.headers
+        body = texts.place((tenant, message.id), message.body.decode())
+        values = (*message.address[2:], *body, headers.get("traceparent"), headers.get("tracestate"))
+        rows.append((tenant, message.id, *values, now, next(_ORDINALS), now))
     inserted = await tx.insert(_SQL["add"], sorted(rows, key=_KEY))  # in the order in which transactions lock rows
     await texts.add(tx, OUTBOX, inserted)
 
@@ -144,7 +149,8 @@ async def read_buried_page(reader: Reader, tenant_id: str, after: Sequence[str |
 def stored_message(row: Row, _at: int) -> Message:
     """Return the message of a claimed event. It is the same, byte for byte, each time it is published."""
     trace = {name: row[name] for name in ("traceparent", "tracestate") if row[name] is not None}
-    return Message(Address(Kind.EVENT, row["tenant_id"], row["message"]), row["event_id"], row["body"].encode(), trace)
+    address = Address(Kind.EVENT, row["tenant_id"], row["message"], row["topic"])
+    return Message(address, row["event_id"], row["body"].encode(), trace)
 
 
 def stored_dead_letter(row: Row, _at: int) -> Message:

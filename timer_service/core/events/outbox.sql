@@ -1,10 +1,11 @@
 -- name: add
 -- Adds an event, unless an event with its id is there. Returns the key of an event that was added.
 INSERT INTO outbox (
-    tenant_id, event_id, message, body, large_body, traceparent, tracestate, added_at, ordinal, state, available_at
+    tenant_id, event_id, message, topic, body, large_body, traceparent, tracestate, added_at, ordinal, state, available_at
 )
 VALUES (
-    :tenant_id, :event_id, :message, :body, :large_body, :traceparent, :tracestate, :at, :ordinal, 'Waiting', :available_at
+    :tenant_id, :event_id, :message, :topic, :body, :large_body, :traceparent, :tracestate, :at, :ordinal, 'Waiting',
+    :available_at
 )
 ON CONFLICT (tenant_id, event_id) DO NOTHING
 RETURNING tenant_id, event_id

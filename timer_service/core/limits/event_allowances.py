@@ -32,7 +32,7 @@ CHARGE_MS = 250
 _DEFAULT_PERIOD = timedelta(days=7)
 """The time in which a limit comes back if the broker keeps events for ever."""
 _EVENT_BYTES = 600
-"""What an event has in the stream in addition to its body, its id and the values of its headers, at most."""
+"""What an event has in the stream in addition to its body, its id, its topic and the values of its headers, at most."""
 _LOOK_MS = 5_000
 """How often to read who waits, because of what other instances have published."""
 _GRACE_MS = 2 * _LOOK_MS
@@ -114,9 +114,9 @@ class EventAllowances:
         if not self._has_limits:
             return
         sizes: dict[str, int] = {}
-        for (kind, tenant, _), message_id, body, headers in published:
+        for (kind, tenant, _, topic), message_id, body, headers in published:
             if kind is _EVENT:
-                size = _EVENT_BYTES + len(body) + len(message_id.encode())
+                size = _EVENT_BYTES + len(body) + len(message_id.encode()) + len(topic or "")
                 if headers:
                     size += sum(map(len, headers.values()))
                 sizes[tenant] = sizes.get(tenant, 0) + size

@@ -37,6 +37,8 @@ class Address(NamedTuple):
     kind: Kind
     tenant: str
     message: str
+    topic: str | None = None
+    """The part by which consumers choose among the events of a type. Only events have one."""
 
 
 @cache
@@ -112,6 +114,9 @@ def _keep(payload: object, check: Callable[[object], dict[str, Any]]) -> dict[st
     return payload if isinstance(payload, dict) else check(payload)
 
 
+JsonObject = Annotated[dict[str, Any], WrapValidator(_keep)]
+
+
 class Envelope(BaseModel):
     """The body of every command and event. Unknown envelope fields are ignored, so that v1 can get new fields."""
 
@@ -123,7 +128,7 @@ class Envelope(BaseModel):
     correlation_id: Identifier | None = None
     causation_id: Identifier | None = None
     timestamp_ms: StrictInt | None = None
-    payload: Annotated[dict[str, Any], WrapValidator(_keep)]
+    payload: JsonObject
 
 
 class Trace(NamedTuple):
