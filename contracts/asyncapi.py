@@ -109,6 +109,7 @@ def document(
             **{f"query-{each.name}": _channel(Kind.QUERY, each.request.__name__, each.name) for each in queries},
             **{f"request-{each.name}": _channel(Kind.REQUEST, each.request.__name__, each.name) for each in requests},
             **{f"answer-{each.name}": _inbox(f"{each.request.__name__}Answer") for each in (*queries, *requests)},
+            "event-resubmitted": _resubmitted(events),
             "dead-letter": _channel(Kind.DEAD_LETTER, "DeadLetter", "{message}"),
             "command-outcome": _inbox("CommandOutcome"),
         },
@@ -122,11 +123,15 @@ def document(
             },
             **{f"answer-{each.name}": _answer("query", each.name) for each in queries},
             **{f"answer-{each.name}": _answer("request", each.name) for each in requests},
+            "publish-resubmitted": _send("event-resubmitted"),
             "publish-dead-letter": _send("dead-letter"),
         },
         "components": {
             "parameters": {
                 "tenant": {"description": "The tenantId of the body: 1 to 64 letters, digits, dashes or underscores."},
+                "consumer": {
+                    "description": "The consumer that parked the event: 1 to 64 letters, digits, dashes or underscores."
+                },
                 "message": {"description": "The last token of the rejected command's subject."},
                 "topic": {
                     "description": "The topic of the timer or schedule: 1 to 64 lower-case letters, digits, dashes or "
@@ -180,6 +185,16 @@ def _channel(kind: Kind, message: str, last: str = "") -> dict[str, Any]:
         "parameters": {name: _ref("components", "parameters", name) for name in parameters},
         "messages": {message: _ref("components", "messages", message)},
         **kept,
+    }
+
+
+def _resubmitted(events: Sequence[type[Payload]]) -> dict[str, Any]:
+    """Return the channel of events that one consumer has parked, and gets again."""
+    return {
+        "address": f"timer.{Kind.EVENT}.v1.{{tenant}}.resubmitted.{{consumer}}",
+        "parameters": {name: _ref("components", "parameters", name) for name in ("tenant", "consumer")},
+        "messages": {each.type: _ref("components", "messages", each.type) for each in events},
+        "x-jetstream": {"stream": _STREAMS[Kind.EVENT]["stream"]},
     }
 
 

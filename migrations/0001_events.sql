@@ -37,6 +37,31 @@ CREATE INDEX outbox_pending ON outbox (tenant_id, added_at, ordinal) WHERE avail
 -- Used by `page_of_buried` and by the gauge that counts buried events.
 CREATE INDEX outbox_buried ON outbox (tenant_id, added_at, event_id) WHERE state = 'Buried';
 
+-- Events that a consumer of a user gave up. A row stays until the event is resubmitted or dropped, and is deleted when it is old. Rows
+-- are never updated. The body is the last column, so that SQLite finds the others without it. See timer_service/events/store.py.
+CREATE TABLE parked_events (
+    tenant_id TEXT COLLATE BINARY NOT NULL,
+    consumer TEXT COLLATE BINARY NOT NULL,
+    event_id TEXT COLLATE BINARY NOT NULL,
+    event_type TEXT NOT NULL,
+    about TEXT NOT NULL,  -- the short texts at the start of the payload, as JSON; a list does not read the body
+    reason TEXT NOT NULL,
+    attempts INTEGER NOT NULL CHECK (attempts >= 1),
+    parked_at BIGINT NOT NULL,
+    size INTEGER NOT NULL CHECK (size > 0),  -- the number of characters of `body`, which a command does not read to decide
+    body TEXT NOT NULL,  -- the whole event as JSON
+    PRIMARY KEY (tenant_id, consumer, event_id)
+);
+
+-- Used by `page` for all consumers, and by the operations page.
+CREATE INDEX parked_events_by_age ON parked_events (tenant_id, parked_at, event_id, consumer);
+
+-- Used by `page` for one consumer. The condition holds for all rows. Only `page` has it, so that no search by the key uses this index.
+CREATE INDEX parked_events_of_consumer ON parked_events (tenant_id, consumer, parked_at, event_id) WHERE size > 0;
+
+-- Used by `delete_old` and by the gauge that counts parked events.
+CREATE INDEX parked_events_old ON parked_events (parked_at);
+
 -- Dead letters to publish. They have a table of their own, so that no event waits for them while their stream is full. They are
 -- tried until they are stored, so none is ever buried.
 CREATE TABLE dead_letters (

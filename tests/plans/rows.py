@@ -157,6 +157,13 @@ SELECT 'tenant-' || (n % 50), md5(n::text), 'hello', '', '{}', n, n, 'Waiting', 
 FROM generate_series(1, $1::bigint) AS n
     """,
     """
+INSERT INTO parked_events (
+    tenant_id, consumer, event_id, event_type, about, reason, attempts, parked_at, size, body
+)
+SELECT 'tenant-' || (n % 50), 'consumer-' || (n % 3), 'event-' || n, 'JobReady', '{}', 'reason', 1, n, 2, '{}'
+FROM generate_series(1, $1::bigint) AS n
+    """,
+    """
 INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at)
 SELECT 'tenant-' || (n % 50), 'worker-' || n, 'default', '[]', 1, n, n FROM generate_series(1, $1::bigint) AS n
     """,

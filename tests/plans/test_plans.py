@@ -21,6 +21,7 @@ from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.row_counts import overdue_sql
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import leased_rows
+from timer_service.events.store import PAGES
 from timer_service.runs.announcements import ANNOUNCEMENTS
 from timer_service.schedules.backfill.store import BACKFILLS
 from timer_service.schedules.store import SCHEDULES
@@ -88,6 +89,7 @@ VARIANTS = {
     "workflows/queries page": {"open": {"where": "ended_at IS NULL"}, "ended": {"where": ENDED}},
     "workflows/queries page_end": {"open": {"where": "ended_at IS NULL"}, "ended": {"where": ENDED}},
     "workflows/queries count_ended": {"completed": {"status": "completed"}},
+    "events/store page": PAGES,
     "core/events/outbox buried_page": {"": {"body": "body"}},
 }
 """How the statements that have several forms are filled in."""
@@ -144,6 +146,7 @@ TABLES = {re.split("[ (]", rows.strip(), maxsplit=3)[2] for rows in ROWS}
 WHOLE = {
     *("core/intake/waiting_rows tenants", "core/intake/waiting_rows ready_before"),  # at the start of a reader
     *("timer_cancellations count Waiting", "schedule_backfills count open", "run_announcements count waiting"),
+    "parked_events count Parked",
 }
 """Statements that read a whole index which has all rows."""
 GROUPED = {"runs/loader count_by_status", "workflows/queries count_open"}
@@ -158,6 +161,8 @@ OTHER_INDEX = {
     "run_jobs repair": {"run_jobs_stale_of_tenant"},
     "page of work_signals TRUE count": {"work_signals_of_item"},
     "page of schedules TRUE count": {"schedules_by_status"},
+    "events/store count": {"parked_events_pkey"},
+    "page of parked_events TRUE count": {"parked_events_pkey"},
 }
 """Other indexes that PostgreSQL may use as well: they have the same rows in an order that serves, or few rows."""
 

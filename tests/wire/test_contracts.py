@@ -141,6 +141,7 @@ def test_the_asyncapi_document_stands_alone() -> None:
         ),
         *(f"timer.qry.v1.{{tenant}}.{route.name}" for route in QUERIES),
         *(f"timer.wrk.v1.{{tenant}}.{route.name}" for route in GENERATED["REQUESTS"]),
+        "timer.evt.v1.{tenant}.resubmitted.{consumer}",
         "timer.dlq.v1.{tenant}.{message}",
         None,  # inboxes
     }

@@ -1,23 +1,38 @@
 """`timer-service events`. These commands use the broker only, never the database."""
 
 import json
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated
 
 import typer
 
 from timer_service.cli.connection import broker_command
-from timer_service.cli.output import format_time, one_line
-from timer_service.cli.parameters import AsJson, Tenant, read_identifier
+from timer_service.cli.output import format_time, one_line, print_value
+from timer_service.cli.parameters import AsJson, Tenant, argument, identifier, option, read_identifier, read_tenant
 from timer_service.cli.resources import Resource, Rows
-from timer_service.client import BuriedEvent, TimerClient
+from timer_service.client import BuriedEvent, Outcome, ParkedEvent, TimerClient
 
-app = typer.Typer(help="Buried events, which could not be published: list them, retry them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Events that were given up: buried ones could not be published, parked ones could not be handled.",
+    no_args_is_help=True,
+)
 
+
+# The name of a consumer has the form of a tenant.
+Consumer = Annotated[
+    str, typer.Argument(parser=read_tenant, metavar="CONSUMER", help="The consumer that parked the events.")
+]
 Events = Annotated[
     list[str] | None,
     typer.Argument(parser=read_identifier, metavar="EVENT", help="The ids of the events.", show_default=False),
 ]
-Every = Annotated[bool, typer.Option("--all", help="Retry all buried events of the tenant.")]
+EveryBuried = Annotated[bool, typer.Option("--all", help="Retry all buried events of the tenant.")]
+EveryParked = Annotated[bool, typer.Option("--all", help="All events that the consumer has parked.")]
+
+
+def _about(event: BuriedEvent | ParkedEvent) -> str:
+    return " ".join(f"{name}={text}" for name, text in event.about.items())
+
 
 EVENTS = Rows(
     query="list-buried-events",
@@ -25,15 +40,45 @@ EVENTS = Rows(
     noun="buried events",
     view=BuriedEvent,
     head=("EVENT", "TYPE", "STORED", "ABOUT", "LAST ERROR"),
+    row=lambda event, _: (event.event_id, event.type, format_time(event.added_at), _about(event), event.last_error),
+)
+PARKED = Rows(
+    query="list-parked-events",
+    field="events",
+    noun="parked events",
+    view=ParkedEvent,
+    head=("CONSUMER", "EVENT", "TYPE", "PARKED", "ABOUT", "REASON"),
     row=lambda event, _: (
-        event.event_id,
-        event.type,
-        format_time(event.added_at),
-        " ".join(f"{name}={text}" for name, text in event.about.items()),
-        event.last_error,
+        *(event.consumer, event.event_id, event.type, format_time(event.parked_at), _about(event)),
+        event.reason,
     ),
 )
-Resource(app, lambda client: client.events).list(EVENTS, "List buried events, oldest first.")
+
+
+def print_parked(event: ParkedEvent) -> None:
+    """Print a parked event: its fields, and the whole event as JSON."""
+    print_value(event, f"{event.tenant}/{event.consumer}/{event.event_id}", leave_out=["consumer", "about", "event"])
+    typer.echo(one_line(json.dumps(event.event, ensure_ascii=False)))
+
+
+RESOURCE = Resource(app, lambda client: client.events, key_length=3)
+RESOURCE.list(EVENTS, "List buried events, oldest first.")
+RESOURCE.list(
+    PARKED,
+    "List the events that consumers gave up and parked, oldest first.",
+    {"consumer": option("CONSUMER", "Only the events of this consumer.", parser=read_tenant)},
+    name="parked",
+)
+RESOURCE.get(
+    "Show a parked event: the reason, and the whole event.",
+    print_parked,
+    {
+        "consumer": argument("CONSUMER", "The consumer that parked the event.", parser=read_tenant),
+        "event_id": identifier("EVENT", "The id of the event."),
+    },
+    name="show",
+    call=lambda client, **given: client.events.get_parked(**given),
+)
 
 
 def _check_ids(*, event_ids: list[str] | None, every: bool, **_: object) -> None:
@@ -43,17 +88,63 @@ def _check_ids(*, event_ids: list[str] | None, every: bool, **_: object) -> None
 
 @broker_command(app, check=_check_ids)
 async def retry(
-    client: TimerClient, tenant: Tenant, event_ids: Events = None, every: Every = False, as_json: AsJson = False
+    client: TimerClient, tenant: Tenant, event_ids: Events = None, every: EveryBuried = False, as_json: AsJson = False
 ) -> None:
     """Publish buried events again, under the same ids."""
     wanted = [event.event_id async for event in client.events.buried(tenant)] if every else event_ids or []
-    outcomes = [(event_id, (await client.events.retry(tenant, event_id)).name) for event_id in wanted]
+    await _send(lambda each: client.events.retry(tenant, each), wanted, tenant, EVENTS.noun, as_json=as_json)
+
+
+@broker_command(app, check=_check_ids)
+async def resubmit(
+    client: TimerClient,
+    tenant: Tenant,
+    consumer: Consumer,
+    event_ids: Events = None,
+    every: EveryParked = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish parked events again, to their consumer only."""
+    wanted = await _parked(client, tenant, consumer, event_ids, every=every)
+    subject = f"{tenant}/{consumer}"
+    await _send(
+        lambda each: client.events.resubmit(tenant, consumer, each), wanted, subject, PARKED.noun, as_json=as_json
+    )
+
+
+@broker_command(app, check=_check_ids)
+async def drop(
+    client: TimerClient,
+    tenant: Tenant,
+    consumer: Consumer,
+    event_ids: Events = None,
+    every: EveryParked = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete parked events: their consumer will not get them again."""
+    wanted = await _parked(client, tenant, consumer, event_ids, every=every)
+    subject = f"{tenant}/{consumer}"
+    await _send(lambda each: client.events.drop(tenant, consumer, each), wanted, subject, PARKED.noun, as_json=as_json)
+
+
+async def _parked(
+    client: TimerClient, tenant: str, consumer: str, event_ids: list[str] | None, *, every: bool
+) -> list[str]:
+    """Return the ids that were given, or those of all events that a consumer has parked."""
+    return [event.event_id async for event in client.events.parked(tenant, consumer)] if every else event_ids or []
+
+
+async def _send(
+    send: Callable[[str], Awaitable[Outcome]], event_ids: Iterable[str], owner: str, noun: str | None, *, as_json: bool
+) -> None:
+    """Send a command about each event, and print the outcomes. It ends with 1 if an event was not found."""
+    outcomes = [(event_id, (await send(event_id)).name) for event_id in event_ids]
     if as_json:
         typer.echo(json.dumps([{"eventId": event_id, "outcome": name} for event_id, name in outcomes]))
     else:
         for event_id, name in outcomes:
-            typer.echo(one_line(f"{name}: {tenant}/{event_id}"), err=name == "not_found")
+            typer.echo(one_line(f"{name}: {owner}/{event_id}"), err=name == "not_found")
         if not outcomes:
-            typer.echo("no buried events", err=True)
+            typer.echo(f"no {noun}", err=True)
     if any(name == "not_found" for _, name in outcomes):
         raise typer.Exit(1)

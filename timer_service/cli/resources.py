@@ -78,6 +78,8 @@ class Resource(NamedTuple):
     calls: Callable[[TimerClient], Any]
     """Returns the object whose methods the commands call."""
     outcomes: Outcomes = Outcomes(lambda _: "", (), {})
+    key_length: int = 2
+    """How many of the first parameters name a thing: the tenant, and its id or ids."""
 
     def command(
         self,
@@ -178,7 +180,7 @@ class Resource(NamedTuple):
             given = _given(values)
             method = getattr(self.calls(client), name) if call is None else partial(call, client)
             found = await method(**given)
-            subject = "/".join(map(str, [*given.values()][:2]))  # the tenant, and what the command is about
+            subject = "/".join(map(str, [*given.values()][: self.key_length]))
             if found is None:
                 typer.echo(f"not found: {one_line(subject)}", err=True)
             elif as_json:

@@ -37,6 +37,12 @@ def check_name(argument: str, name: object, most: int = 64) -> str:
     return _match(argument, name, rf"[A-Za-z0-9_-]{{1,{most}}}", f"1 to {most} letters, digits, dashes or underscores")
 
 
+def check_reason(reason: object) -> str:
+    """Return a valid reason why an event is parked."""
+    must = "1 to 1000 characters, without the character U+0000 and surrogates"
+    return _match("reason", reason, r"[^\x00]{1,1000}", must)
+
+
 def check_identifier(argument: str, name: object) -> str:
     """Return a valid id of a timer, signal, work item, schedule, run or job."""
     must = "1 to 200 characters, without control characters and surrogates"

@@ -35,7 +35,13 @@ from timer_service.nats_client import LastingClient
 
 _T = TypeVar("_T")
 _NOT_FOUND = "NOT_FOUND"
-_VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outputs", "CreateWorkSignal": "note"}
+_VALUES = {
+    "StartRun": "jobs",
+    "ResolveGroup": "jobs",
+    "ReportJobStatus": "outputs",
+    "CreateWorkSignal": "note",
+    "ParkEvent": "event",
+}
 """The arguments that a message type takes over unchecked. All others have only `data`."""
 
 

@@ -1,8 +1,8 @@
-"""The methods of the client for what failed: buried events, and dead letters in the stream of the broker."""
+"""The methods of the client for what failed: buried and parked events, and dead letters in the stream of the broker."""
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -14,11 +14,20 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from timer_service.client.checks import check_seconds, check_tenant, check_type, check_whole, optional
+from timer_service.client.checks import (
+    check_mapping,
+    check_name,
+    check_reason,
+    check_seconds,
+    check_tenant,
+    check_type,
+    check_whole,
+    optional,
+)
 from timer_service.client.commands import Command
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError
-from timer_service.client.models import BuriedEvent, DeadLetter, Outcome
+from timer_service.client.models import BuriedEvent, DeadLetter, Outcome, ParkedEvent
 from timer_service.client.resource import Resource
 from timer_service.core.values.address import BODY_OMITTED, UNREADABLE, Kind
 from timer_service.nats_client import UNREADABLE_ANSWER
@@ -30,7 +39,10 @@ _MOST_SEQUENCE = 2**64 - 1
 
 
 class Events(Resource):
-    """Methods for events that the service stopped trying to publish, as `TimerClient.events`."""
+    """Methods for events that were given up, as `TimerClient.events`.
+
+    A buried event could not be published by the service. A parked event could not be handled by a consumer.
+    """
 
     _id = ("eventId", "event_id")
 
@@ -41,6 +53,54 @@ class Events(Resource):
     async def retry(self, tenant: str, event_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Publish a buried event again, under the same id."""
         return await self._send("RetryEvent", tenant, event_id, timeout_seconds)
+
+    def parked(
+        self, tenant: str, consumer: str | None = None, *, timeout_seconds: float = 10
+    ) -> AsyncIterator[ParkedEvent]:
+        """Iterate over the parked events of a tenant, or of one of its consumers, oldest first, without `event`."""
+        chosen = None if consumer is None else check_name("consumer", consumer)
+        return self._list("list-parked-events", "events", ParkedEvent, tenant, timeout_seconds, consumer=chosen)
+
+    async def get_parked(
+        self, tenant: str, consumer: str, event_id: str, *, timeout_seconds: float = 10
+    ) -> ParkedEvent | None:
+        """Return a parked event with the whole `event`, or None if the consumer has not parked it."""
+        chosen = check_name("consumer", consumer)
+        return await self._find("get-parked-event", ParkedEvent, tenant, event_id, timeout_seconds, consumer=chosen)
+
+    async def park(
+        self,
+        tenant: str,
+        consumer: str,
+        event: Mapping[str, Any],
+        *,
+        reason: str,
+        attempts: int,
+        timeout_seconds: float = 10,
+    ) -> Outcome:
+        """Store an event that a consumer gives up after some attempts, until it is resubmitted or dropped.
+
+        `event` is the whole event as it was received. Raises `CommandError` if the service rejects the command.
+        """
+        if check_whole("attempts", attempts) < 1:
+            raise ValueError("attempts must be at least 1")
+        fields = {
+            "consumer": check_name("consumer", consumer),
+            "event": check_mapping("event", event),
+            "reason": check_reason(reason),
+            "attempts": attempts,
+        }
+        return await self._connection.send("ParkEvent", tenant, fields, timeout_seconds)
+
+    async def resubmit(self, tenant: str, consumer: str, event_id: str, *, timeout_seconds: float = 10) -> Outcome:
+        """Publish a parked event again, to its consumer only."""
+        chosen = check_name("consumer", consumer)
+        return await self._send("ResubmitEvent", tenant, event_id, timeout_seconds, consumer=chosen)
+
+    async def drop(self, tenant: str, consumer: str, event_id: str, *, timeout_seconds: float = 10) -> Outcome:
+        """Delete a parked event."""
+        chosen = check_name("consumer", consumer)
+        return await self._send("DropEvent", tenant, event_id, timeout_seconds, consumer=chosen)
 
 
 class DeadLetters:

@@ -258,6 +258,23 @@ class BuriedEvent(View, wire={"type": "eventType"}):
     last_error: str
 
 
+class ParkedEvent(View, wire={"type": "eventType"}):
+    """An event that a consumer gave up."""
+
+    tenant: str
+    consumer: str
+    event_id: str
+    type: str
+    about: Mapping[str, str]
+    """The ids in its payload, for example the timer."""
+    parked_at: datetime
+    reason: str
+    attempts: int
+    """How often the consumer tried the event."""
+    event: Mapping[str, Any] | None = None
+    """The whole event, in the form of contracts/README.md. Only `Events.get_parked` returns it."""
+
+
 class DeadLetter(View):
     """A rejected command in the stream of dead letters."""
 

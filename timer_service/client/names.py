@@ -85,6 +85,9 @@ OutcomeName = Literal[
     "not_kept",
     "unknown_job",
     "ignored_not_ready",
+    "parked",
+    "resubmitted",
+    "dropped",
     "stored",
 ]
 """How a command ended. The page of each kind of resource explains its outcomes. `stored`: it waits in an outbox."""

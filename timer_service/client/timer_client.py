@@ -63,7 +63,7 @@ class TimerClient(Resource):
         self.workflows = Workflows(connection)
         """The methods for workflows, which are durable functions."""
         self.events = Events(connection)
-        """The methods for buried events."""
+        """The methods for buried events and parked events."""
         self.dead_letters = DeadLetters(connection)
         """The methods for dead letters, which are rejected commands. They are for operators."""
 

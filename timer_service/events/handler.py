@@ -1,54 +1,41 @@
-"""The handler of event commands: it loads, applies and saves in the consumer's transaction."""
+"""The handler of event commands: it loads, applies and saves in the transaction of the intake."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 from timer_service.core.events import outbox
-from timer_service.core.events.outbox import OUTBOX, WAITING, EventKey
+from timer_service.core.intake.batch import apply_in_order
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
-from timer_service.core.values.message import Command
-from timer_service.events.messages import RetryEvent
+from timer_service.core.values.message import Address, Command, Kind, Message
+from timer_service.events import store
+from timer_service.events.batch import Batch, keys_of
+
+RESUBMITTED = "resubmitted"
+"""The message in the address of an event that is published again to one consumer. Its topic is the consumer."""
 
 
-class Outcome(StrEnum):
-    """The outcome of a command on an event."""
-
-    RETRIED = "retried"
-    UNCHANGED = "unchanged"
-    NOT_FOUND = "not_found"
-
-
-async def handle(
-    tx: Transaction,
-    commands: Sequence[Command],
-    now: int,
-    *,
-    quotas: Quotas,  # noqa: ARG001 - the commands add no rows
-) -> Sequence[CommandResult]:
-    """Apply commands in order, with one write."""
-    keys = [_key(command) for command in commands]
-    before = await outbox.lock_states(tx, set(keys))
-    after = dict(before)
-    results: list[CommandResult] = []
-    for key in keys:
-        outcome = _apply(after.get(key))
-        if outcome is Outcome.RETRIED:
-            after[key] = WAITING
-        results.append(CommandResult(outcome, now if outcome is Outcome.RETRIED else None))
-    await outbox.requeue(tx, [key for key, state in after.items() if state != before[key]], now)
+async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas) -> Sequence[CommandResult]:
+    """Apply the first commands in order. See `Handle`. The bodies of their events have 2 Mi characters at most."""
+    in_outbox, parked = keys_of(commands)
+    batch = Batch(await outbox.lock_states(tx, in_outbox), await store.lock_sizes(tx, parked), now)
+    results = await apply_in_order(commands, quotas.admission(tx, now), lambda number: batch.change(commands[number]))
+    await outbox.requeue(tx, batch.requeued, now)
+    await outbox.add_messages(tx, await _messages(tx, batch), now)
+    await store.delete(tx, batch.deleted)
+    await store.add(tx, batch.added)
     return results
 
 
-def _apply(state: str | None) -> Outcome:
-    """Return the outcome for an event in a state; None if it does not exist."""
-    if state is None:
-        return Outcome.NOT_FOUND
-    return Outcome.RETRIED if state == OUTBOX.buried else Outcome.UNCHANGED
-
-
-def _key(command: Command) -> EventKey:
-    payload = command.payload
-    assert isinstance(payload, RetryEvent)  # noqa: S101 - the route admits no other payload
-    return EventKey(payload.tenant_id, payload.event_id)
+async def _messages(tx: Transaction, batch: Batch) -> list[Message]:
+    """Return the messages of the events that are published again."""
+    stored = await store.load(tx, [each.key for each in batch.resubmissions if each.body is None])
+    return [
+        Message(
+            Address(Kind.EVENT, each.key.tenant_id, RESUBMITTED, each.key.consumer),
+            each.message_id,
+            (stored[each.key].body if each.body is None else each.body).encode(),
+            {},
+        )
+        for each in batch.resubmissions
+    ]

@@ -1,22 +1,32 @@
-"""Queries about buried events. A tenant sees only its own events."""
+"""Queries about buried events and parked events. A tenant sees only its own events."""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic_core import from_json
 
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Reader, Row
 from timer_service.core.requests.query import QueryRoute
+from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import Instant, format_instant
 from timer_service.core.values.message import Identifier, Payload, Tenant
 from timer_service.core.values.paging import PageCursor, PageLimit, read_cursor, read_page
-from timer_service.core.values.stored_json import RawJson
+from timer_service.core.values.stored_json import RawJson, write_view
+from timer_service.events import store
+from timer_service.events.contents import read_contents
+from timer_service.events.messages import Consumer, EventBody
+from timer_service.events.store import Cursor, ParkedKey
 
 _BEGINNING = (-1, "")
-_MAX_TEXT = 200
+_FIRST_PARKED = Cursor(-1, "", "")
+_About = Annotated[
+    Mapping[str, str],
+    Field(
+        description="The string fields at the start of the payload that have at most 200 characters, without tenantId."
+    ),
+]
 
 
 class ListBuriedEvents(Payload):
@@ -32,9 +42,7 @@ class BuriedEvent(Payload):
     tenant_id: Tenant
     event_id: Identifier
     event_type: str
-    about: Mapping[str, str] = Field(
-        description="The string fields at the start of the payload that have at most 200 characters, without tenantId."
-    )
+    about: _About
     added_at: Instant
     attempt: int = Field(ge=0)
     last_error: str
@@ -47,37 +55,112 @@ class BuriedEventPage(Payload):
     cursor: str | None = None
 
 
-async def _list(reader: Reader, tenant: str, request: ListBuriedEvents, _now: int) -> RawJson:
+class ListParkedEvents(Payload):
+    """Ask for one page of the events that consumers gave up, or one consumer, oldest first."""
+
+    consumer: Consumer | None = None
+    limit: PageLimit = 100
+    cursor: PageCursor | None = None
+
+
+class GetParkedEvent(Payload):
+    """Ask for an event that a consumer gave up, with the whole event."""
+
+    consumer: Consumer
+    event_id: Identifier
+
+
+class ParkedEventRow(Payload):
+    """An event that a consumer gave up after some attempts."""
+
+    tenant_id: Tenant
+    consumer: Consumer
+    event_id: Identifier
+    event_type: str
+    about: _About
+    parked_at: Instant
+    reason: str
+    attempts: int = Field(ge=1)
+
+
+class ParkedEventPage(Payload):
+    """A page of parked events, oldest first. If `cursor` is set, send it for the next page."""
+
+    events: list[ParkedEventRow]
+    cursor: str | None = None
+
+
+class ParkedEventView(ParkedEventRow):
+    """An event that a consumer gave up, with the whole event."""
+
+    event: EventBody
+
+
+async def _list_buried(reader: Reader, tenant: str, request: ListBuriedEvents, _now: int) -> RawJson:
     after = _BEGINNING if request.cursor is None else read_cursor(request.cursor, int, str)
     read = partial(outbox.read_buried_page, reader, tenant)
-    return await read_page("events", read, after=after, limit=request.limit, view=_view, cursor_of=_cursor_of)
+    return await read_page(
+        "events", read, after=after, limit=request.limit, view=_buried_view, cursor_of=_buried_cursor
+    )
 
 
-QUERIES = (QueryRoute("list-buried-events", ListBuriedEvents, BuriedEventPage, _list),)
+async def _list_parked(reader: Reader, tenant: str, request: ListParkedEvents, _now: int) -> RawJson:
+    after = _FIRST_PARKED if request.cursor is None else Cursor(*read_cursor(request.cursor, int, str, str))
+    read = partial(store.page, reader, tenant, request.consumer)
+    return await read_page(
+        "events", read, after=after, limit=request.limit, view=_parked_view, cursor_of=_parked_cursor
+    )
 
 
-def _cursor_of(row: Row) -> tuple[int, str]:
+async def _get_parked(reader: Reader, tenant: str, request: GetParkedEvent, _now: int) -> RawJson:
+    """Return a parked event with its body. Raises `Rejection` if it is not parked."""
+    key = ParkedKey(tenant, request.consumer, request.event_id)
+    if (found := (await store.load(reader, [key])).get(key)) is None:
+        raise Rejection(Code.NOT_FOUND, f"no event {request.event_id!r} that {request.consumer!r} has parked")
+    fields = {**key._asdict(), **found._asdict()}
+    return write_view(_parked_fields(fields), {"about": found.about, "event": found.body})
+
+
+QUERIES = (
+    QueryRoute("list-buried-events", ListBuriedEvents, BuriedEventPage, _list_buried),
+    QueryRoute("list-parked-events", ListParkedEvents, ParkedEventPage, _list_parked),
+    QueryRoute("get-parked-event", GetParkedEvent, ParkedEventView, _get_parked),
+)
+
+
+def _buried_cursor(row: Row) -> tuple[int, str]:
     return (row["added_at"], row["event_id"])
 
 
-def _view(row: Row) -> Mapping[str, Any]:
+def _buried_view(row: Row) -> Mapping[str, Any]:
+    contents = read_contents(row["head"])
     return {
         "tenantId": row["tenant_id"],
         "eventId": row["event_id"],
-        **_contents(row["head"]),
+        "eventType": contents.event_type,
+        "about": contents.about,
         "addedAt": format_instant(row["added_at"]),
         "attempt": row["attempt"],
         "lastError": row["last_error"],
     }
 
 
-def _contents(head: str) -> Mapping[str, Any]:
-    """Return what is shown of the beginning of a stored event; nothing if it cannot be read."""
-    try:
-        event = from_json(head, allow_partial=True)
-        event_type, payload = event["type"], event["payload"].items()
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return {"eventType": "", "about": {}}
-    texts = {name: value for name, value in payload if isinstance(value, str)}
-    about = {name: text for name, text in texts.items() if name != "tenantId" and len(text) <= _MAX_TEXT}
-    return {"eventType": event_type, "about": about}
+def _parked_cursor(row: Row) -> Cursor:
+    return Cursor(row["parked_at"], row["event_id"], row["consumer"])
+
+
+def _parked_view(row: Row) -> RawJson:
+    return write_view(_parked_fields(row), {"about": row["about"]})
+
+
+def _parked_fields(row: Row | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a parked event, without those that are stored as JSON."""
+    return {
+        "tenantId": row["tenant_id"],
+        "consumer": row["consumer"],
+        "eventId": row["event_id"],
+        "eventType": row["event_type"],
+        "parkedAt": format_instant(row["parked_at"]),
+        "reason": row["reason"],
+        "attempts": row["attempts"],
+    }

@@ -79,12 +79,17 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     The relay publishes events in the order in which this instance added them, as far as docs/guarantees.md promises.
     The caller should wake the relay's loop; otherwise the relay finds the events at its next poll.
     """
+    await add_messages(tx, map(encode, events), now)
+
+
+async def add_messages(tx: Transaction, messages: Iterable[Message], now: int) -> None:
+    """Write encoded events, as `add`."""
     rows, texts = [], _Texts()
-    for event in events:
-        message, trace = encode(event), event.trace
-        body = texts.place((event.tenant, event.id), message.body.decode())
-        values = (*message.address[2:], *body, trace.traceparent, trace.tracestate)
-        rows.append((event.tenant, event.id, *values, now, next(_ORDINALS), now))
+    for message in messages:
+        tenant, headers = message.address.tenant, message.headers
+        body = texts.place((tenant, message.id), message.body.decode())
+        values = (*message.address[2:], *body, headers.get("traceparent"), headers.get("tracestate"))
+        rows.append((tenant, message.id, *values, now, next(_ORDINALS), now))
     inserted = await tx.insert(_SQL["add"], sorted(rows, key=_KEY))  # in the order in which transactions lock rows
     await texts.add(tx, OUTBOX, inserted)
 

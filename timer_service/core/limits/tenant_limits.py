@@ -53,6 +53,9 @@ class Limits(BaseModel):
     published_events: _Size | None = None
     """The bytes of events that it may publish at once. They come back within the `max_age` of the events' stream."""
 
+    parked_events: _Count | None = None
+    """The events that its consumers have parked."""
+
     def amount(self, name: str) -> int | None:
         """Return the limit of a name."""
         limit: int | None = getattr(self, name)

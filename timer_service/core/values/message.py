@@ -83,6 +83,9 @@ def _keep(payload: object, check: Callable[[object], dict[str, Any]]) -> dict[st
     return payload if isinstance(payload, dict) else check(payload)
 
 
+JsonObject = Annotated[dict[str, Any], WrapValidator(_keep)]
+
+
 class Envelope(BaseModel):
     """The body of every command and event. Unknown envelope fields are ignored, so that v1 can get new fields."""
 
@@ -94,7 +97,7 @@ class Envelope(BaseModel):
     correlation_id: Identifier | None = None
     causation_id: Identifier | None = None
     timestamp_ms: StrictInt | None = None
-    payload: Annotated[dict[str, Any], WrapValidator(_keep)]
+    payload: JsonObject
 
 
 class Trace(NamedTuple):

@@ -1,6 +1,6 @@
 """The views: each reads what one page shows."""
 
-from timer_service.ui.views.failed import EVENTS, FAILED
+from timer_service.ui.views.failed import EVENTS, FAILED, PARKED
 from timer_service.ui.views.overview import OVERVIEW
 from timer_service.ui.views.runs import RUN, RUNS
 from timer_service.ui.views.schedules import SCHEDULE, SCHEDULES
@@ -9,6 +9,6 @@ from timer_service.ui.views.timers import TIMER, TIMERS
 from timer_service.ui.views.workflows import WORKERS, WORKFLOW, WORKFLOWS
 
 VIEWS = (
-    *(OVERVIEW, TIMERS, TIMER, FAILED, EVENTS, SIGNALS, SIGNAL, RUNS, RUN, SCHEDULES, SCHEDULE),
+    *(OVERVIEW, TIMERS, TIMER, FAILED, EVENTS, PARKED, SIGNALS, SIGNAL, RUNS, RUN, SCHEDULES, SCHEDULE),
     *(WORKFLOWS, WORKFLOW, WORKERS),
 )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Row
 from timer_service.events.queries import QUERIES
+from timer_service.events.store import TABLE as PARKED_EVENTS
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import SCHEDULES
 from timer_service.signals.firing_store import FIRINGS
@@ -23,7 +24,7 @@ from timer_service.ui.views.view import Asked, View, main_view
 from timer_service.workflows.messages import WorkflowStatus
 from timer_service.workflows.workflow import BLOCKED_FROM
 
-_EVENTS = QUERIES[0]
+_BURIED, _PARKED, _ = QUERIES
 _FEW = 10
 """How many tenants of each kind the page shows. A page of one kind shows more."""
 
@@ -90,6 +91,17 @@ KINDS = (
         order="added_at, event_id",
         list=lambda tenant: link("events", tenant=tenant),
         retry=lambda tenant, _: f"{command('events', 'retry', tenant)} --all",
+    ),
+    Kind(
+        "parked",
+        "Parked events",
+        "Events that a consumer of a tenant could not handle. Fix the reason, then resubmit them to this consumer.",
+        Rows(PARKED_EVENTS),
+        id="consumer",
+        reason="reason",
+        order="parked_at, event_id",
+        list=lambda tenant: link("parked", tenant=tenant),
+        retry=lambda tenant, consumer: f"{command('events', 'resubmit', tenant, consumer)} --all",
     ),
     Kind(
         "firings",
@@ -174,9 +186,16 @@ def _tenant(kind: Kind, name: str, count: int, first: Row) -> _Tenant:
 
 async def _show_events(asked: Asked) -> Content:
     tenant = asked.parameters.needed_tenant("the failures")
-    page = await read_page(asked, _EVENTS, tenant)
+    page = await read_page(asked, _BURIED, tenant)
     return Content("events.html", {**page, "tenant": tenant})
+
+
+async def _show_parked(asked: Asked) -> Content:
+    tenant = asked.parameters.needed_tenant("the failures")
+    page = await read_page(asked, _PARKED, tenant)
+    return Content("parked.html", {**page, "tenant": tenant})
 
 
 FAILED = main_view("failed", "Failed", _show, "kind", "after")
 EVENTS = View("events", None, FAILED.path, frozenset({"tenant", "cursor"}), _show_events)
+PARKED = View("parked", None, FAILED.path, frozenset({"tenant", "cursor"}), _show_parked)
