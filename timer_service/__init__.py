@@ -43,7 +43,8 @@ lease         `lease_token` (new for each claim) and `attempt`; every later writ
 loop          runs the passes of one worker and sleeps in between
 message       of a workflow: data that is stored until the workflow waits for a message of this name
 need          an edge of a run: a job needs another job, its upstream, or a group
-outbox        the table of events to publish, written in the transaction that caused them; dead letters have one too
+outbox        the table of events to publish, written in the transaction that caused them; dead letters have one too;
+              of a user: a table of commands to send, in the user's own database
 outcome       how one command ended, for example `scheduled`
 park          end a task because every branch of the function waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work

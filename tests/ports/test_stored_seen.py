@@ -126,7 +126,7 @@ async def test_a_login_that_may_not_create_tables(databases: Databases) -> None:
         connection = await asyncpg.connect(database.place)
         try:
             await connection.execute("CREATE ROLE reader LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-            await connection.execute("GRANT SELECT, INSERT, DELETE ON timer_seen TO reader")
+            await connection.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON timer_seen TO reader")
             async with opened(UserDatabase(database.place.replace("postgres@", "reader@"))) as seen:
                 await seen.add("orders", "event-1")
             await connection.execute("DROP TABLE timer_seen")

@@ -15,6 +15,8 @@ from timer_service.client.user_connection import Row, numbered, run
 
 _SECONDS = 30
 """The longest time of a statement. After that the connection counts as lost."""
+_LOCK_SECONDS = 10
+"""How long a statement waits for another writer of a SQLite file."""
 _CONNECTIONS = 4
 _CLOSE_SECONDS = 2
 """A lost connection is not closed in order."""
@@ -45,15 +47,12 @@ def is_postgres(database: object) -> bool:
 
 def database_errors() -> tuple[type[Exception], ...]:
     """Return the errors that a database raises, also when it is away."""
-    found: tuple[type[Exception], ...] = (sqlite3.Error, OSError, TimeoutError)
-    asyncpg = sys.modules.get("asyncpg")
-    return found if asyncpg is None else (*found, asyncpg.PostgresError, asyncpg.InterfaceError, _internal(asyncpg))
-
-
-def _internal(asyncpg: Any) -> type[Exception]:
-    """Return what asyncpg raises if it has read the error of the server, but not yet the end of the connection."""
-    error: type[Exception] = asyncpg.InternalClientError
-    return error
+    errors: tuple[type[Exception], ...] = (sqlite3.Error, OSError, TimeoutError)
+    asyncpg: Any = sys.modules.get("asyncpg")
+    if asyncpg is not None:
+        # The last one: the error of the server was read, but not yet the end of the connection.
+        errors += (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+    return errors
 
 
 @asynccontextmanager
@@ -96,7 +95,7 @@ async def open_sqlite(path: str | os.PathLike[str], *, create: bool) -> AsyncIte
     loop = asyncio.get_running_loop()
     thread = ThreadPoolExecutor(1, "timer-sqlite")
     try:
-        connection = await loop.run_in_executor(thread, partial(sqlite3.connect, uri, uri=True))
+        connection = await loop.run_in_executor(thread, partial(sqlite3.connect, uri, timeout=_LOCK_SECONDS, uri=True))
         try:
             yield _Sqlite(connection, thread)
         finally:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Self
 
 _FIRST_SECONDS = 1
-_LONGEST_SECONDS = 60
+_LONGEST_SECONDS = 30
 
 
 class _Pause(NamedTuple):
@@ -14,7 +14,7 @@ class _Pause(NamedTuple):
 
 
 class Pauses(NamedTuple):
-    """The pauses of tenants, each twice as long as the one before it, up to a minute."""
+    """The pauses of tenants, each twice as long as the one before it, up to 30 s."""
 
     of_tenants: Mapping[str, _Pause] = MappingProxyType({})
 

@@ -39,7 +39,7 @@ _OLD = (
 )
 _FORGET = {"sqlite": _OLD.format(lock=""), "postgresql": _OLD.format(lock="FOR UPDATE SKIP LOCKED")}
 KEPT_SECONDS = 14 * 24 * 3600
-"""Longer than the broker keeps an event that was not acknowledged."""
+"""Twice as long as the stream keeps an event, unless an operator has changed that."""
 _STEP = 1_000
 _PAUSE_SECONDS = 0.05
 """Between two steps, so that the program's own transactions have a turn."""
