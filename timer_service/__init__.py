@@ -46,7 +46,8 @@ need          an edge of a run: a job needs another job, its upstream, or a grou
 outbox        the table of events to publish, written in the transaction that caused them; dead letters have one too;
               of a user: a table of commands to send, in the user's own database
 outcome       how one command ended, for example `scheduled`
-park          end a task because every branch of the function waits
+park          of an event: store it because its consumer gave it up; of a workflow: end a task because every branch of the
+              function waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
 pending       published before its run or job is known, and kept until then (of a command)
 policy        which late slots of a schedule fire: `last`, `skip` or `all`
@@ -58,6 +59,7 @@ recurrence    a cron expression in a zone, or a fixed interval; it names slots
 relay         the worker that claims rows, publishes their events and settles the rows
 release       end a claim as if it had not been made
 requeue       return a buried row to state Waiting
+resubmit      publish a parked event again to its consumer; of a dead letter: send the command again
 retry         end a claim after a failure; the row is available again after a backoff
 run           a graph of jobs, executed by the users' workers
 schedule      a recurrence and what it fires; one row of `schedules`, keyed (tenant_id, schedule_id)

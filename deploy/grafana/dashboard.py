@@ -327,12 +327,12 @@ ROWS = Row(
         rows("workflows", "Workflows", "Workflows that run, sleep or wait for a worker, and failed and blocked ones."),
         Panel(
             "Outbox and unfinished work",
-            "Events and dead letters that wait, buried events, transitions to match, cancellations, and backfills.",
+            "Events and dead letters that wait, buried and parked events, transitions to match, cancellations, and backfills.",
             "short",
             (
                 Query(
                     "max by (table, state) "
-                    '(timer_rows{table=~"outbox|dead_letters|work_item_events|timer_cancellations|schedule_backfills"})',
+                    '(timer_rows{table=~"outbox|dead_letters|parked_events|work_item_events|timer_cancellations|schedule_backfills"})',
                     "{{table}} {{state}}",
                 ),
             ),

@@ -242,6 +242,40 @@ async def test_buried_events(cli: Cli, client: TimerClient, user: User) -> None:
 
 
 @ON_SQLITE
+async def test_parked_events(cli: Cli, client: TimerClient, user: User) -> None:
+    """An event that a consumer parks is listed and shown with the reason. A resubmit publishes it to this consumer."""
+    await client.schedule("acme", "order-1", due_in=timedelta(), data={"order": 1})
+    await user.until_stored("TIMER_EVT", 1)
+    (stored,) = await user.read("TIMER_EVT")
+    event = json.loads(stored.data)
+    for consumer in ("orders", "billing"):
+        outcome = await client.events.park("acme", consumer, event, reason="ValueError: no such order", attempts=5)
+        assert outcome.name == "parked"
+    for options, consumers in (((), ["orders", "billing"]), (("--consumer", "billing"), ["billing"])):
+        _, *rows = await cli.lines("events", "parked", "acme", *options)
+        assert [row.split()[:3] for row in rows] == [[each, event["id"], "DueTimeReached"] for each in consumers]
+        assert all(row.endswith("ValueError: no such order") for row in rows)
+    (shown, _) = await cli.json("events", "parked", "acme", "--all")
+    assert (shown["attempts"], shown["about"]["serviceCallId"]) == (5, "order-1")
+    assert (await cli.json("events", "show", "acme", "orders", event["id"]))["event"] == event
+    lines = await cli.lines("events", "show", "acme", "orders", event["id"])
+    assert (lines[0], json.loads(lines[-1])) == (f"acme/orders/{event['id']}", event)
+    name = f"acme/orders/{event['id']}"
+    assert await cli.lines("events", "resubmit", "acme", "orders", "--all") == [f"resubmitted: {name}"]
+    await user.until_stored("TIMER_EVT", 2)
+    again = (await user.read("TIMER_EVT"))[-1]
+    assert (again.subject, json.loads(again.data)) == ("timer.evt.v1.acme.resubmitted.orders", event)
+    assert again.headers["Nats-Msg-Id"] != event["id"]
+    for command in ("resubmit", "drop", "show"):
+        done = await cli.run("events", command, "acme", "orders", event["id"])
+        assert done.returncode == 1
+        assert done.stderr.strip().replace("_", " ") == f"not found: {name}"
+    assert await cli.lines("events", "drop", "acme", "billing", event["id"]) == [f"dropped: acme/billing/{event['id']}"]
+    done = await cli.run("events", "resubmit", "acme", "billing", "--all")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no parked events\n")
+
+
+@ON_SQLITE
 async def test_rejected_and_unanswered(cli: Cli, broker: NatsServer, service: Service) -> None:
     """A rejection, a missing service and a missing broker end with 1 and different messages."""
     large = json.dumps("x" * 70_000)

@@ -25,7 +25,7 @@ FILLED = [
     link(""),
     *(
         link(name, tenant="acme")
-        for name in ("timers", "signals", "runs", "schedules", "workflows", "workers", "events")
+        for name in ("timers", "signals", "runs", "schedules", "workflows", "workers", "events", "parked")
     ),
     *(link(name, tenant="acme", id=id_) for name, id_ in ITEMS.items()),
     link("failed"),

@@ -60,6 +60,10 @@ COMMANDS: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("CancelWorkflow", {"workflowId": "workflow-2"}),
     ("RetryWorkflow", {"workflowId": "workflow-2"}),
     ("RetryEvent", {"eventId": "event-1"}),
+    ("ParkEvent", {"consumer": "a", "event": {"id": "1", "type": "x", "payload": {}}, "reason": "no", "attempts": 1}),
+    ("ParkEvent", {"consumer": "b", "event": {"id": "1", "type": "x", "payload": {}}, "reason": "no", "attempts": 1}),
+    ("ResubmitEvent", {"consumer": "a", "eventId": "1"}),
+    ("DropEvent", {"consumer": "b", "eventId": "1"}),
 ]
 
 

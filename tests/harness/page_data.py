@@ -34,6 +34,12 @@ BURIED = """
 INSERT INTO outbox (tenant_id, event_id, message, body, added_at, ordinal, state, attempt, last_error)
 VALUES ('acme', :id, 'run-completed', :body, :now, 0, 'Buried', 20, 'stream TIMER_EVT: maximum bytes exceeded')
 """
+PARKED = """
+INSERT INTO parked_events (
+    tenant_id, consumer, event_id, event_type, about, reason, attempts, parked_at, size, body
+)
+VALUES ('acme', 'orders', :id, 'DueTimeReached', :about, :reason, 5, :now, 2, '{}')
+"""
 FAILED_FIRING = """
 INSERT INTO work_signal_firings (tenant_id, firing_id, signal_id, defined_epoch, defined_sequence, dedupe_key, status,
     due_at, created_at, position_epoch, position_sequence, settled_at, attempt, last_error)
@@ -83,6 +89,8 @@ async def fill(database: Database, now: int, *, jobs: int = 40) -> None:
             payload = f'{{"tenantId": "acme", "runId": "run-{number}", "status": "failed"}}'
             body = f'{{"id": "{number}", "type": "RunCompleted", "tenantId": "acme", "payload": {payload}}}'
             await tx.execute(BURIED, {"id": name, "body": body, "now": now})
+            about = json.dumps({"serviceCallId": name})
+            await tx.execute(PARKED, {"id": name, "about": about, "reason": f"cannot handle {name}", "now": now})
         await tx.execute(FAILED_FIRING, {"now": now})
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.simulation import run_check, signal_check
+from tests.simulation.parked_check import ParkedChecker
 from tests.simulation.run_model import RunsModel
 from tests.simulation.schedule_check import SchedulesChecker
 from tests.simulation.service import INSTANCES, VISIBILITY_TIMEOUT, CommitObserver, Handled, SentCommand, Service
@@ -26,6 +27,7 @@ class Checker(CommitObserver):
         self.signals = SignalsModel()
         self.timers = TimersChecker(service)
         self.schedules = SchedulesChecker(service)
+        self.parked = ParkedChecker(service)
         self.firings = signal_check.FiredFirings()
         self._sent: dict[str, tuple[SentCommand, int]] = {}
         """The commands and when they were sent, by their ids."""
@@ -59,6 +61,8 @@ class Checker(CommitObserver):
                 wanted = self.timers.command(sent, command.id, command.position)
             case "schedules":
                 wanted = self.schedules.command(sent, command, now, sent_at)
+            case "events":
+                wanted = self.parked.command(sent)
             case _:
                 wanted = self.signals.command(sent.type, sent.payload, command.position, command.id)
         assert outcome == wanted, f"{sent} at {command.position}: {outcome}, not {wanted}"
@@ -87,6 +91,7 @@ class Checker(CommitObserver):
     def _check(self) -> None:
         run_check.check_runs(self.runs, self.service)
         self.timers.check()
+        self.parked.check()
         signal_check.check_signals(self.signals, self.service)
 
     # Steps of the test
@@ -122,6 +127,7 @@ class Checker(CommitObserver):
         self.schedules.check_events()
         signal_check.check_signal_events(self.service)
         self.timers.check_finished()
+        self.parked.check_events()
         rejected = Counter(
             event["payload"]["commandId"] for event in self.service.events() if event["type"] == "CommandRejected"
         )
@@ -152,6 +158,7 @@ class Checker(CommitObserver):
         run_check.check_deleted(self.runs, self.service)
         signal_check.check_signals_deleted(self.service)
         self.schedules.check_deleted()
+        self.parked.check_deleted()
 
 
 _SLOTS_AT_END = 3

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from tests.harness.clock import after, iso
+from tests.simulation.parked_histories import parked_commands
 from tests.simulation.run_histories import run_commands
 from tests.simulation.schedule_histories import schedule_commands
 from tests.simulation.service import SentCommand
@@ -32,6 +33,7 @@ def mixed_commands(draw: st.DrawFn) -> list[SentCommand]:
     The handlers of some commands fail each time.
     """
     parts = [draw(run_commands(6)), draw(signal_commands(6)), draw(timer_commands()), draw(schedule_commands(4))]
+    parts.append(draw(parked_commands(3)))
     parts = [[each._replace(tenant=draw(_tenants)) for each in part] for part in parts]
     history = _interleave(parts, draw(st.randoms(use_true_random=False)).random)
     failing = draw(st.sets(st.integers(0, len(history) - 1), max_size=draw(_most_failing)))

@@ -26,6 +26,7 @@ from tests.simulation.faults import RELAY_POINTS, Point
 from tests.simulation.log_ledger import LogChange
 from tests.simulation.mixed_histories import mixed_commands, splits
 from tests.simulation.order_guarantees import executed_runs, final_state_of_runs, guaranteed_run_orders
+from tests.simulation.parked_histories import parked_commands
 from tests.simulation.run_histories import run_commands
 from tests.simulation.run_model import RunsModel
 from tests.simulation.schedule_scenarios import schedules_one_by_one, schedules_read_late, schedules_with_faults
@@ -93,6 +94,13 @@ def signals_created_again(service: Service, draw: Draw) -> None:
 def signals_in_batches(service: Service, draw: Draw) -> None:
     checker = Checker(service)
     _read_in_batches(checker, draw(signal_commands()), draw)
+    checker.finish()
+    checker.check_retention()
+
+
+def parked_events_in_batches(service: Service, draw: Draw) -> None:
+    checker = Checker(service)
+    _read_in_batches(checker, draw(parked_commands()), draw)
     checker.finish()
     checker.check_retention()
 
@@ -235,6 +243,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         runs_in_batches,
         signals_in_batches,
         many_signals_in_batches,
+        parked_events_in_batches,
         odd_orders_with_repeats,
         runs_in_guaranteed_order,
         runs_read_late,

@@ -21,6 +21,7 @@ from tests.simulation.scenarios import (
     odd_orders_with_repeats,
     one_reader_that_crashes,
     one_reader_with_faults,
+    parked_events_in_batches,
     runs_in_batches,
     runs_in_guaranteed_order,
     runs_one_by_one,
@@ -34,6 +35,9 @@ from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS
 from tests.simulation.service import running_service
 from tests.simulation.workflow_mutants import WORKFLOW_MUTANTS
 from timer_service.core.intake.backlog import Backlog
+from timer_service.events import batch as event_batch
+from timer_service.events import handler as event_handler
+from timer_service.events.batch import Resubmission
 from timer_service.runs import announcements, rules, sweep
 from timer_service.runs.announcements import Announcement
 from timer_service.runs.draft import Draft
@@ -131,6 +135,20 @@ def cancelled_upstream_does_not_skip(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "causes_skip", lambda if_failed, upstream: upstream.status == "failed" and if_failed == "skip")
 
 
+def resubmitted_event_not_sent(patch: pytest.MonkeyPatch) -> None:
+    """A resubmit deletes the parked event and publishes nothing."""
+
+    async def send_nothing(_tx: Any, _batch: Any) -> list[Any]:
+        return []
+
+    patch.setattr(event_handler, "_messages", send_nothing)
+
+
+def resubmitted_under_the_same_id(patch: pytest.MonkeyPatch) -> None:
+    """Each resubmit of an event has the same message id, so the broker drops the second one."""
+    patch.setattr(event_batch, "Resubmission", lambda _, key, body: Resubmission("-".join(key), key, body))
+
+
 # The defects R5 (bytes of names in JobReady), R6 (many ResolveGroup in one batch), R7 (bytes of pending commands) and
 # R12 (needs of unresolved groups count) have no mutant here. They need large sizes, and histories are small.
 _FAULTS = [one_reader_with_faults, two_readers_with_faults]
@@ -146,6 +164,8 @@ MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     r13_ready_after_end: _RUNS,
     pending_commands_unsorted: [odd_orders_with_repeats, runs_in_guaranteed_order],
     cancelled_upstream_does_not_skip: _RUNS,
+    resubmitted_event_not_sent: [parked_events_in_batches, *_FAULTS],
+    resubmitted_under_the_same_id: [parked_events_in_batches],
     **dict.fromkeys(INTAKE_MUTANTS, _FAULTS),
     commands_behind_a_left_one_applied_directly: [one_reader_with_faults],
     given_up_after_one_death: [one_reader_that_crashes],

@@ -26,6 +26,7 @@ from timer_service.client import (
     Counts,
     DeadLetter,
     Outcome,
+    ParkedEvent,
     Run,
     RunGraph,
     RunJob,
@@ -171,6 +172,17 @@ BURIED: Document = {
 }
 
 
+PARKED: Document = {
+    "tenantId": "acme",
+    "consumer": "orders",
+    "eventId": EVIL,
+    "eventType": "DueTimeReached",
+    "about": {"serviceCallId": EVIL},
+    "parkedAt": AT,
+    "reason": EVIL,
+    "attempts": 5,
+    "event": {"id": EVIL, "payload": {"data": EVIL}},
+}
 EVENT = {
     "id": "1",
     "type": "JobNew",
@@ -218,6 +230,8 @@ CASES: dict[str, Callable[[], None]] = {
     "dead-letters list": rows(dead_letters.LETTERS, LETTER),
     "dead-letters show": lambda: dead_letters.print_letter(DeadLetter.read(LETTER)),
     "events list": rows(events.EVENTS, BURIED),
+    "events parked": rows(events.PARKED, PARKED),
+    "events show": lambda: events.print_parked(ParkedEvent.read(PARKED)),
     "watch": lambda: typer.echo(event_line(read_event(json.dumps(EVENT).encode()))),
 }
 

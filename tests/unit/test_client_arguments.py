@@ -52,6 +52,8 @@ VALID: dict[str, Any] = {
     "run": "push-1",
     "job": "lint",
     "event_id": "event-1",
+    "consumer": "orders",
+    "event": {"id": "event-1", "type": "JobReady", "payload": {}},
     "group": "tests",
     "item": "ticket-7",
     "to": "blocked",
@@ -97,7 +99,7 @@ VALID: dict[str, Any] = {
     ),
     **dict.fromkeys(("due_in", "late_by", "every", "jitter", "start_in", "deadline_in"), HOUR),
     **dict.fromkeys(
-        ("count", "upcoming", "max_count", "catch_up_limit", "timeout_seconds", "sequence", "limit", "before"), 5
+        ("count", "upcoming", "max_count", "catch_up_limit", "timeout_seconds", "sequence", "limit", "before", "attempts"), 5
     ),
 }
 """A valid value of each argument. `state` and `status` follow below: they depend on the method."""
@@ -295,6 +297,12 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "on must be 1 to 100": (("signals", "create"), {"on": [""]}),
     "note must be text": (("signals", "create"), {"note": "\ud800"}),
     "jobs must be smaller": (("runs", "start"), {"jobs": [{"name": "x", "payload": LARGE}]}),
+    "event must be smaller": (("events", "park"), {"event": {"id": "1", "type": "x", "payload": {"data": LARGE}}}),
+    "event must be JSON": (("events", "park"), {"event": {"id": object()}}),
+    "attempts must be at least 1": (("events", "park"), {"attempts": 0}),
+    "reason must be 1 to 1000": (("events", "park"), {"reason": "x" * 1001}),
+    "reason must be 1 to 1000 ": (("events", "park"), {"reason": "a\0b"}),
+    "consumer must be 1 to 64": (("events", "resubmit"), {"consumer": "a.b"}),
     "cron or every must be given, and not both": (("schedules", "put"), {"cron": None}),
     "cron or every must": (("schedules", "preview"), {"every": HOUR}),
     "every must be whole milliseconds": (("schedules", "put"), {"cron": None, "every": timedelta(microseconds=1)}),

@@ -91,7 +91,8 @@ WRONG = {
     "/ui/workflows?tenant=acme&workflow_type=a:b": (400, "“workflow_type” must have 1 to 100 characters"),
     "/ui/workers": (400, "This page needs “tenant”"),
     "/ui/events": (400, "This page needs “tenant”"),
-    "/ui/failed?kind=wrong": (400, "“kind” must be one of: timers, events, firings"),
+    "/ui/parked": (400, "This page needs “tenant”"),
+    "/ui/failed?kind=wrong": (400, "“kind” must be one of: timers, events, parked, firings"),
 }
 
 
@@ -118,6 +119,7 @@ COMMAND = "timer-service {} acme".format
 SHOWN: dict[str, tuple[str, ...]] = {
     "": ("It is the only instance on this database.",),
     "failed": (
+        *("Parked events", COMMAND("events resubmit") + " orders --all", "/ui/parked?tenant=acme"),
         *("Timers that were given up", "Buried events", "Firings that were given up", "Failed workflows"),
         *("Schedules that cannot fire", "maximum bytes exceeded", COMMAND("events retry") + " --all", "STEP_FAILED"),
         *("for &lt;script&gt;", "no room", COMMAND("signals activate") + " signal-1", "there is no zone X"),
@@ -136,6 +138,12 @@ SHOWN: dict[str, tuple[str, ...]] = {
         COMMAND("events retry") + " --all",
     ),
     "events?tenant=other": ("has no buried events",),
+    "parked?tenant=acme": (
+        *("DueTimeReached", html.escape(HOSTILE[0]), "cannot handle &lt;script&gt;"),
+        *(COMMAND(f"events {name}") + " orders &#39;&#34;&gt;&lt;img" for name in ("show", "resubmit", "drop")),
+        COMMAND("events resubmit") + " orders --all",
+    ),
+    "parked?tenant=other": ("has no parked events",),
     link("signal", id=HOSTILE[0])[4:]: ("ticket-0 becomes blocked", "enqueued", COMMAND("signals activate")),
     "signal?id=invalid": ("never fires", "Its trigger is invalid.", "There are no firings."),
     "signal?id=tomorrow": ("it is 2026-11-21 10:00:00 UTC",),
