@@ -27,7 +27,7 @@ async def test_alerts_fire_and_resolve(broker: NatsServer, tmp_path: Path) -> No
     ):
         due = datetime.now(UTC) + timedelta(seconds=10)
         for number in range(20):
-            await client.schedule("acme", f"call-{number}", due)
+            await client.timers.schedule("acme", f"call-{number}", due)
         assert await prometheus.firing() == set()
         with service.locked_database():
             await prometheus.until_firing(lambda firing: OVERDUE in firing, PATIENCE)
@@ -40,4 +40,4 @@ async def test_alerts_fire_and_resolve(broker: NatsServer, tmp_path: Path) -> No
         await service.start()
         await prometheus.until_firing(lambda firing: not firing, PATIENCE)
         print("started again, resolved")
-        assert (await client.count("acme")).by_state["Reached"] == 20
+        assert (await client.timers.count("acme")).by_state["Reached"] == 20

@@ -36,7 +36,7 @@ async def take_order(order: Order) -> None:
     """Schedule the timer of an order."""
     async with TimerClient.connect(URL) as client:
         data = {"id": order.id, "total": order.total}
-        await client.schedule("shop", f"unpaid/{order.id}", due_in=timedelta(seconds=1), data=data)
+        await client.timers.schedule("shop", f"unpaid/{order.id}", due_in=timedelta(seconds=1), data=data)
 
 
 if __name__ == "__main__":

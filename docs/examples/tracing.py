@@ -27,7 +27,7 @@ async def main(url: str | None = None) -> None:
     events = await connection.subscribe("timer.evt.v1.acme.due-time-reached")
     async with TimerClient.connect(url) as client:
         with tracer.start_as_current_span("order"):  # the client adds the context of the span to the command
-            await client.schedule("acme", "order-1/payment", due_in=timedelta(seconds=1))
+            await client.timers.schedule("acme", "order-1/payment", due_in=timedelta(seconds=1))
         message = await events.next_msg(timeout=10)
         with tracer.start_as_current_span("remind", context=propagate.extract(dict(message.headers or {}))):
             print("fired:", message.subject)

@@ -35,7 +35,7 @@ async def lifespan(_: Starlette) -> AsyncIterator[None]:
 async def add(request: Request) -> JSONResponse:
     """Schedule a reminder, with the client of the app."""
     name = request.path_params["name"]
-    outcome = await app.client.schedule("shop", name, due_in=timedelta(seconds=1))
+    outcome = await app.client.timers.schedule("shop", name, due_in=timedelta(seconds=1))
     return JSONResponse({"outcome": outcome.name})
 
 

@@ -171,7 +171,7 @@ async def test_each_resource_for_machines(cli: Cli, service: Service, resource: 
 async def test_list(cli: Cli, client: TimerClient) -> None:
     """The list is aligned, ordered, filtered and limited. A warning on stderr has the cursor of the next page."""
     due = [LATER + timedelta(minutes=index) for index in range(120)]
-    await client.schedule_many([NewTimer("acme", f"call-{index:03}", at) for index, at in enumerate(due)])
+    await client.timers.schedule_many([NewTimer("acme", f"call-{index:03}", at) for index, at in enumerate(due)])
     done = await cli.run("timers", "list", "acme")
     _, *rows = done.stdout.splitlines()
     assert [row.split()[0] for row in rows] == [f"call-{index:03}" for index in range(50)]
@@ -244,7 +244,7 @@ async def test_buried_events(cli: Cli, client: TimerClient, user: User) -> None:
 @ON_SQLITE
 async def test_parked_events(cli: Cli, client: TimerClient, user: User) -> None:
     """An event that a consumer parks is listed and shown with the reason. A resubmit publishes it to this consumer."""
-    await client.schedule("acme", "order-1", due_in=timedelta(), data={"order": 1})
+    await client.timers.schedule("acme", "order-1", due_in=timedelta(), data={"order": 1})
     await user.until_stored("TIMER_EVT", 1)
     (stored,) = await user.read("TIMER_EVT")
     event = json.loads(stored.data)
@@ -293,7 +293,7 @@ async def test_rejected_and_unanswered(cli: Cli, broker: NatsServer, service: Se
 @ON_SQLITE
 async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user: User, client: TimerClient) -> None:
     """Beside a healthy service doctor exits with 0. It changes nothing and needs no lock."""
-    await client.schedule("acme", "call-1", LATER)  # this creates the consumer
+    await client.timers.schedule("acme", "call-1", LATER)  # this creates the consumer
     cli.settings["TIMER_HTTP_PORT"] = str(service.port)
     found = await statuses(cli, 0)
     assert {name for name, status in found.items() if status != "ok"} <= {"durability", "sqlite"}

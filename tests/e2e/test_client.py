@@ -52,7 +52,7 @@ async def until_state(client: TimerClient, state: TimerState, call: str = "call-
     """Wait until a timer has a state."""
     async with asyncio.timeout(10):
         while True:
-            timer = await client.get("acme", call)
+            timer = await client.timers.get("acme", call)
             if timer is not None and timer.state == state:
                 return timer
             await asyncio.sleep(0.02)
@@ -91,15 +91,15 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
 async def test_schedule_returns_the_timer(client: TimerClient) -> None:
     """The outcome of a command holds the timer after the command, with timezone-aware datetimes."""
     due_at = LATER.astimezone(timezone(timedelta(hours=5, minutes=30)))
-    outcome = await client.schedule("acme", "call-1", due_at, data={"kept": [1, None, "ü"]})
+    outcome = await client.timers.schedule("acme", "call-1", due_at, data={"kept": [1, None, "ü"]})
     assert outcome.name == "scheduled"
     timer = outcome.timer
     assert timer is not None
-    assert (timer.tenant, timer.call, timer.state, timer.attempt) == ("acme", "call-1", "Scheduled", 0)
+    assert (timer.tenant, timer.timer_id, timer.state, timer.attempt) == ("acme", "call-1", "Scheduled", 0)
     assert (timer.due_at, timer.data) == (LATER, {"kept": [1, None, "ü"]})
     assert abs(timer.registered_at - datetime.now(UTC)) < timedelta(seconds=10)
-    assert await client.get("acme", "call-1") == timer
-    assert await client.get("other", "call-1") is None
+    assert await client.timers.get("acme", "call-1") == timer
+    assert await client.timers.get("other", "call-1") is None
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "singly"])
@@ -111,7 +111,7 @@ async def test_schedule_many(user: User, client: TimerClient, service: Service, 
     timers = [NewTimer("acme", f"call-{index}", LATER, data=index) for index in range(2_500)]
     timers[1_234] = NewTimer("acme", "call-1234", LATER, data="x" * 70_000)
     ended: list[int] = []
-    endings = await client.schedule_many([*timers, timers[0]], progress=ended.append)
+    endings = await client.timers.schedule_many([*timers, timers[0]], progress=ended.append)
     assert ended == list(range(1, 2_502))
     rejected = endings[1_234]
     assert isinstance(rejected, CommandError)
@@ -119,7 +119,7 @@ async def test_schedule_many(user: User, client: TimerClient, service: Service, 
     outcomes = [each for each in endings if isinstance(each, Outcome)]
     assert [each.name for each in outcomes] == ["scheduled"] * 2_499 + ["unchanged"]
     assert [each.timer.data for each in outcomes[:-1] if each.timer] == [*range(1_234), *range(1_235, 2_500)]
-    assert await client.schedule_many([]) == []
+    assert await client.timers.schedule_many([]) == []
     ended.clear()
 
     def stop(count: int) -> None:
@@ -127,7 +127,7 @@ async def test_schedule_many(user: User, client: TimerClient, service: Service, 
         raise LookupError
 
     with pytest.raises(LookupError):
-        await client.schedule_many(timers[:3], progress=stop)
+        await client.timers.schedule_many(timers[:3], progress=stop)
     assert ended == [1]
     assert await counted(service, "ScheduleTimer", "scheduled") == 2_499
 
@@ -139,7 +139,7 @@ async def test_schedule_many_when_the_stream_refuses_one(user: User, client: Tim
     await user.js.update_stream(config.evolve(max_msg_size=10_000, allow_atomic=True))
     large = NewTimer("acme", "large", LATER, data="x" * 20_000)
     good = [NewTimer("acme", f"call-{index}", LATER) for index in range(3)]
-    first, refused, *rest = await client.schedule_many([good[0], large, *good[1:]])
+    first, refused, *rest = await client.timers.schedule_many([good[0], large, *good[1:]])
     assert isinstance(refused, NoAnswerError)
     assert "message size exceeds maximum allowed (10054)" in str(refused)
     assert [each.name for each in (first, *rest) if isinstance(each, Outcome)] == ["scheduled"] * 3
@@ -148,37 +148,37 @@ async def test_schedule_many_when_the_stream_refuses_one(user: User, client: Tim
 async def test_list_and_count(client: TimerClient) -> None:
     """`list` reads every page in order of due time, filters work, and `count` agrees with `list`."""
     due = [LATER + timedelta(minutes=index) for index in range(250)]
-    await client.schedule_many([NewTimer("acme", f"call-{index}", at) for index, at in enumerate(due)])
-    await client.schedule("other", "call-1", LATER)
+    await client.timers.schedule_many([NewTimer("acme", f"call-{index}", at) for index, at in enumerate(due)])
+    await client.timers.schedule("other", "call-1", LATER)
     for index in range(10):
-        await client.cancel("acme", f"call-{index}")
-    assert [each.due_at async for each in client.list("acme")] == due
-    cancelled = [each.call async for each in client.list("acme", state="Cancelled")]
+        await client.timers.cancel("acme", f"call-{index}")
+    assert [each.due_at async for each in client.timers.list("acme")] == due
+    cancelled = [each.timer_id async for each in client.timers.list("acme", state="Cancelled")]
     assert cancelled == [f"call-{index}" for index in range(10)]
-    window = client.list("acme", state="Scheduled", due_after=due[20], due_before=due[23])
+    window = client.timers.list("acme", state="Scheduled", due_after=due[20], due_before=due[23])
     assert [each.due_at async for each in window] == due[20:23]
-    counts = await client.count("acme")
+    counts = await client.timers.count("acme")
     assert counts.by_state == {"Scheduled": 240, "Reached": 0, "Expired": 0, "Cancelled": 10, "Failed": 0}
     assert (counts.overdue, counts.exact, counts.oldest_due) == (0, True, due[10])
-    assert (await client.count("nobody")).oldest_due is None
+    assert (await client.timers.count("nobody")).oldest_due is None
 
 
 @ON_SQLITE
 async def test_watch(client: TimerClient) -> None:
     """`watch` yields the ends of the timers of one tenant or of all tenants, and of cancellations by prefix."""
-    mine, all_of_them = client.watch("acme"), client.watch()
+    mine, all_of_them = client.timers.watch("acme"), client.timers.watch()
     first, any_first = asyncio.ensure_future(anext(mine)), asyncio.ensure_future(anext(all_of_them))
-    await client.count("acme")  # the subscriptions were sent before it on this connection
-    await client.schedule("other", "call-1", PAST)
-    await client.schedule("acme", "call-1", PAST, data=7, topic="unpaid")
+    await client.timers.count("acme")  # the subscriptions were sent before it on this connection
+    await client.timers.schedule("other", "call-1", PAST)
+    await client.timers.schedule("acme", "call-1", PAST, data=7, topic="unpaid")
     async with asyncio.timeout(5):
         assert (await any_first).tenant == "other"
         events = [await first]
-        await client.schedule("acme", "call-2", PAST, late_by=timedelta(seconds=1))
+        await client.timers.schedule("acme", "call-2", PAST, late_by=timedelta(seconds=1))
         events.append(await anext(mine))
-        await client.schedule("acme", "call-3", PAST, late_by=timedelta(seconds=1), topic="late")
+        await client.timers.schedule("acme", "call-3", PAST, late_by=timedelta(seconds=1), topic="late")
         events.append(await anext(mine))
-        await client.cancel_prefix("acme", "call")
+        await client.timers.cancel_prefix("acme", "call")
         events.append(await anext(mine))
     fired, expired, late, cancelled = events
     assert isinstance(fired, DueTimeReached)
@@ -193,7 +193,7 @@ async def test_watch(client: TimerClient) -> None:
 async def test_rejections(client: TimerClient, user: User) -> None:
     """A rejected command raises CommandError with code and fields. A rejected query raises QueryError."""
     with pytest.raises(CommandError) as rejected:
-        await client.schedule("acme", "call-1", LATER, data="x" * 70_000)
+        await client.timers.schedule("acme", "call-1", LATER, data="x" * 70_000)
     assert (rejected.value.code, rejected.value.errors[0]["path"]) == ("TOO_LARGE", "payload.data")
     await user.until_stored("TIMER_DLQ", 1)
     with pytest.raises(QueryError) as refused:
@@ -208,23 +208,23 @@ async def test_missing_stream_service_or_broker(broker: NatsServer, tmp_path: Pa
         with pytest.raises(
             NoAnswerError, match="no stream accepts commands of this tenant here; is timer-service running, "
         ):
-            await client.schedule("acme", "call-1", LATER)
-        many = await client.schedule_many([NewTimer("acme", f"call-{index}", LATER) for index in range(10)])
+            await client.timers.schedule("acme", "call-1", LATER)
+        many = await client.timers.schedule_many([NewTimer("acme", f"call-{index}", LATER) for index in range(10)])
         assert {type(each) for each in many} == {NoAnswerError}
         with pytest.raises(NoAnswerError, match="no service answers queries"):
-            await client.get("acme", "call-1")
+            await client.timers.get("acme", "call-1")
         async with Service(tmp_path / "service", broker.url) as service:
             await service.terminate()
         with pytest.raises(NoAnswerError, match=r"no outcome within 0\.2 s; the command may be handled later"):
-            await client.schedule("acme", "call-1", LATER, timeout_seconds=0.2)
-        watching = asyncio.ensure_future(anext(client.watch()))
+            await client.timers.schedule("acme", "call-1", LATER, timeout_seconds=0.2)
+        watching = asyncio.ensure_future(anext(client.timers.watch()))
         with pytest.raises(NoAnswerError):  # a round trip after the subscription of `watch`
-            await client.get("acme", "call-1")
+            await client.timers.get("acme", "call-1")
         await broker.terminate()
         with pytest.raises(NoAnswerError, match="has ended"):
             await watching
         with pytest.raises(NoAnswerError):
-            await client.schedule("acme", "call-1", LATER, timeout_seconds=1)
+            await client.timers.schedule("acme", "call-1", LATER, timeout_seconds=1)
     with pytest.raises(NoAnswerError, match="cannot connect to the broker at nats://"):
         async with TimerClient.connect(broker.url):
             pass
@@ -233,18 +233,18 @@ async def test_missing_stream_service_or_broker(broker: NatsServer, tmp_path: Pa
 @ON_SQLITE
 async def test_reconnect(broker: NatsServer, client: TimerClient) -> None:
     """After a restart of the broker the client works again. A `watch` from before the restart raises NoAnswerError."""
-    watching = asyncio.ensure_future(anext(client.watch()))
-    await client.count("acme")
+    watching = asyncio.ensure_future(anext(client.timers.watch()))
+    await client.timers.count("acme")
     await broker.terminate()
     with pytest.raises(NoAnswerError, match="events may be missing"):
         await watching
     with pytest.raises(NoAnswerError, match="not connected"):
-        await client.get("acme", "call-1")
+        await client.timers.get("acme", "call-1")
     with pytest.raises(NoAnswerError, match="not connected"):
-        await client.schedule("acme", "call-1", LATER)
+        await client.timers.schedule("acme", "call-1", LATER)
     await broker.start()
-    outcome = await until_answered(lambda: client.schedule("acme", "call-1", LATER, timeout_seconds=2))
-    assert outcome.timer == await until_answered(lambda: client.get("acme", "call-1"))
+    outcome = await until_answered(lambda: client.timers.schedule("acme", "call-1", LATER, timeout_seconds=2))
+    assert outcome.timer == await until_answered(lambda: client.timers.get("acme", "call-1"))
 
 
 @ON_SQLITE
@@ -253,11 +253,11 @@ async def test_calls_in_flight_end_when_the_connection_is_lost(broker: NatsServe
     ended: list[int] = []
     async with TimerClient.connect(broker.url) as client:
         timers = [NewTimer("acme", f"call-{index}", LATER) for index in range(5_000)]
-        sending = asyncio.ensure_future(client.schedule_many(timers, progress=ended.append, timeout_seconds=60))
+        sending = asyncio.ensure_future(client.timers.schedule_many(timers, progress=ended.append, timeout_seconds=60))
         while not ended:
             await asyncio.sleep(0)
         await service.kill()
-        asking = asyncio.ensure_future(client.get("acme", "call-1", timeout_seconds=60))
+        asking = asyncio.ensure_future(client.timers.get("acme", "call-1", timeout_seconds=60))
         await asyncio.sleep(0)
         await broker.kill()
         async with asyncio.timeout(10):
@@ -292,10 +292,10 @@ async def test_unreadable_answers(broker: NatsServer) -> None:
         await connection.subscribe("timer.qry.v1.acme.*", cb=answer)
         for _ in UNREADABLE:
             with pytest.raises(TimerServiceError):
-                _ = [each async for each in client.list("acme")]
-        watching = asyncio.ensure_future(anext(client.watch("acme")))
+                _ = [each async for each in client.timers.list("acme")]
+        watching = asyncio.ensure_future(anext(client.timers.watch("acme")))
         with pytest.raises(NoAnswerError):  # a round trip after the subscription of `watch`
-            await client.count("other")
+            await client.timers.count("other")
         for body in (*UNREADABLE, b'{"payload": {"serviceCallId": "call-0"}}', FIRED):
             await connection.publish("timer.evt.v1.acme.due-time-reached", body)
         async with asyncio.timeout(5):
@@ -335,15 +335,15 @@ async def test_outcomes_of_schedule_timer(user: User, client: TimerClient, servi
     """The reply and the metric show each outcome of ScheduleTimer."""
     moved = LATER + timedelta(hours=1)
     outcomes = [
-        await client.schedule("acme", "call-1", LATER),
-        await client.schedule("acme", "call-1", moved),
-        await client.schedule("acme", "call-1", moved),
-        await client.schedule("acme", "call-1", moved, data=[1]),
+        await client.timers.schedule("acme", "call-1", LATER),
+        await client.timers.schedule("acme", "call-1", moved),
+        await client.timers.schedule("acme", "call-1", moved),
+        await client.timers.schedule("acme", "call-1", moved, data=[1]),
     ]
-    await client.cancel("acme", "call-1")
-    outcomes += [await client.schedule("acme", "call-1", PAST)]
+    await client.timers.cancel("acme", "call-1")
+    outcomes += [await client.timers.schedule("acme", "call-1", PAST)]
     await until_state(client, "Reached")
-    outcomes += [await client.schedule("acme", "call-1", LATER)]
+    outcomes += [await client.timers.schedule("acme", "call-1", LATER)]
     names = ["scheduled", "rescheduled", "unchanged", "updated", "scheduled", "ignored_reached"]
     assert [each.name for each in outcomes] == names
     for name in names:

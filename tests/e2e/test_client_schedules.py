@@ -97,7 +97,7 @@ async def test_watch_schedules(client: TimerClient) -> None:
     """`schedules.watch` yields the slots and triggers of a schedule, and its end, and nothing of other schedules."""
     events = client.schedules.watch("acme", schedule="tick")
     first = asyncio.ensure_future(anext(events))
-    await client.count("acme")  # the subscriptions were sent before it on this connection
+    await client.timers.count("acme")  # the subscriptions were sent before it on this connection
     await client.schedules.put("acme", "tick", every=timedelta(seconds=1), max_count=2, data="own")
     await client.schedules.trigger("acme", "tick", data=None)
     await client.schedules.put("acme", "tock", every=timedelta(seconds=1))

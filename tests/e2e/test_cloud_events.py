@@ -18,7 +18,7 @@ async def test_attributes(tmp_path: Path, broker: NatsServer, user: User) -> Non
         Service(tmp_path / "service", broker.url, TIMER_CLOUDEVENTS="true"),
         TimerClient.connect(broker.url) as client,
     ):
-        await client.schedule_many([NewTimer("acme", f"call-{n}", PAST, topic="unpaid") for n in range(30)])
+        await client.timers.schedule_many([NewTimer("acme", f"call-{n}", PAST, topic="unpaid") for n in range(30)])
         await client.schedules.put("acme", "daily", every=timedelta(days=1))
         await client.schedules.trigger("acme", "daily")
         await user.js.publish("timer.cmd.v1.acme.schedule-timer", b"no JSON")

@@ -54,7 +54,7 @@ import asyncio
 from timer_service.client import TimerClient
 async def main():
     async with TimerClient.connect() as client:
-        print([timer.call async for timer in client.list("acme")])
+        print([timer.timer_id async for timer in client.timers.list("acme")])
 asyncio.run(main())
 """
 WORKFLOW = """

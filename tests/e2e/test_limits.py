@@ -21,16 +21,16 @@ async def test_over_quota(tmp_path: Path, broker: NatsServer, cli: Cli, stored: 
         Service(tmp_path / "service", broker.url, TIMER_LIMITS_FILE=str(limits), **stored),
         TimerClient.connect(broker.url) as client,
     ):
-        outcomes = [await client.schedule("acme", f"call-{n}", TOMORROW) for n in range(3)]
+        outcomes = [await client.timers.schedule("acme", f"call-{n}", TOMORROW) for n in range(3)]
         assert [(each.name, each.limit) for each in outcomes] == [
             ("scheduled", None),
             ("scheduled", None),
             ("over_quota", ExceededLimit(name="pending_timers", most=2)),
         ]
-        assert (await client.schedule("globex", "call-1", TOMORROW)).name == "scheduled"
-        assert (await client.cancel("acme", "call-0")).name == "cancelled"
+        assert (await client.timers.schedule("globex", "call-1", TOMORROW)).name == "scheduled"
+        assert (await client.timers.cancel("acme", "call-0")).name == "cancelled"
         async with asyncio.timeout(10):
-            while (await client.schedule("acme", "call-3", TOMORROW)).name != "scheduled":
+            while (await client.timers.schedule("acme", "call-3", TOMORROW)).name != "scheduled":
                 await asyncio.sleep(0.1)  # a slow count on a busy machine is repeated later
         done = await cli.run("timers", "schedule", "acme", "call-4", "--in", "1h")
         assert (done.returncode, done.stderr.partition("; ")[0]) == (

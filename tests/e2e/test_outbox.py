@@ -47,8 +47,8 @@ async def test_killed_programs(
     async with running(OutboxRelay(outbox_user.OUTBOX, user_database.place, broker.url)):
         await until_sent(user_database)
     async with TimerClient.connect(broker.url) as client:
-        await client.cancel("acme", "nothing")  # the commands before it are applied
-        timers = [timer.call async for timer in client.list("acme")]
+        await client.timers.cancel("acme", "nothing")  # the commands before it are applied
+        timers = [timer.timer_id async for timer in client.timers.list("acme")]
     orders = [name for (name,) in await user_database.query("SELECT name FROM orders")]
     without_timer, without_order = set(orders) - set(timers), set(timers) - set(orders)
     print(
@@ -78,8 +78,8 @@ async def test_recipes_of_the_page(tmp_path: Path, broker: NatsServer, service: 
     async with running(OutboxRelay(Outbox(), tmp_path / "shop.db", broker.url)):
         await until_sent(UserDatabase(str(tmp_path / "shop.db")))
     async with TimerClient.connect(broker.url) as client:
-        await client.cancel("acme", "nothing")  # the commands before it are applied
-        timers = [timer.call async for timer in client.list("acme")]
+        await client.timers.cancel("acme", "nothing")  # the commands before it are applied
+        timers = [timer.timer_id async for timer in client.timers.list("acme")]
     assert timers == ["order-1", "order-2", "order-3"]
 
 

@@ -30,7 +30,7 @@ def timer(number: int, **fields: Any) -> dict[str, Any]:
 async def test_export_and_import(cli: Cli, service: Service, broker: NatsServer) -> None:
     """An import of what another tenant exported makes the same timers: data, expiry, topic and correlation id too."""
     async with TimerClient.connect(broker.url) as client:
-        await client.schedule_many(
+        await client.timers.schedule_many(
             [
                 NewTimer("acme", "plain", LATER),
                 NewTimer("acme", "null", LATER + timedelta(milliseconds=1), data=None),
@@ -46,7 +46,7 @@ async def test_export_and_import(cli: Cli, service: Service, broker: NatsServer)
                 *(NewTimer("acme", f"bulk-{number:04}", LATER + timedelta(days=3)) for number in range(1_100)),
             ]
         )
-        await client.schedule("acme", "fired", datetime(2020, 1, 1, tzinfo=UTC))
+        await client.timers.schedule("acme", "fired", datetime(2020, 1, 1, tzinfo=UTC))
     exported = await cli.lines("timers", "export", "acme")
     assert len(exported) == 1_104
     assert [json.loads(line) for line in exported[:4]] == [

@@ -89,7 +89,7 @@ async def store_orders(database: Database, relay: OutboxRelay, draw: random.Rand
             async with database.transaction():
                 await database.insert(order)
                 kill_at("inserted", reached)
-                await OUTBOX.on(database.connection).schedule("acme", order, due_in=HOUR, data={"order": order})
+                await OUTBOX.on(database.connection).timers.schedule("acme", order, due_in=HOUR, data={"order": order})
                 kill_at("scheduled", reached)
                 if draw.randrange(5) == 0:
                     raise _ChangedMindError

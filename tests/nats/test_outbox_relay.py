@@ -82,8 +82,11 @@ async def test_the_commands_about_one_thing_are_in_order(
         async with transaction(user_database) as client:
             for number in range(start, start + 800, 8):
                 many = [NewTimer("acme", f"timer-{number % 7}-{each}", DUE, number) for each in range(6)]
-                ended = [*await client.schedule_many(many), await client.cancel("acme", f"timer-{number % 7}-0")]
-                ended.append(await client.cancel_prefix("acme", "timer-"))
+                ended = [
+                    *await client.timers.schedule_many(many),
+                    await client.timers.cancel("acme", f"timer-{number % 7}-0"),
+                ]
+                ended.append(await client.timers.cancel_prefix("acme", "timer-"))
                 stored += [each.command_id for each in ended]  # type: ignore[union-attr]
     async with running(OutboxRelay(OUTBOX, user_database.place, server.url)):
         await until_sent(user_database)
@@ -104,7 +107,7 @@ async def test_rows_that_could_not_be_deleted_are_sent_again(
 ) -> None:
     """As after a crash between the acknowledgement and the delete. The broker drops the repeats, by their ids."""
     async with transaction(user_database) as client:
-        await client.schedule_many([NewTimer("acme", f"timer-{number}", DUE) for number in range(5)])
+        await client.timers.schedule_many([NewTimer("acme", f"timer-{number}", DUE) for number in range(5)])
     for statement in _KEEP_ROWS[user_database.is_postgres]:
         await user_database.query(statement)
     async with running(OutboxRelay(OUTBOX, user_database.place, server.url)):
@@ -132,10 +135,10 @@ async def test_a_command_that_is_too_large_stops_no_other(
         js = connection.jetstream()
         await js.add_stream(name="ACME", subjects=["timer.cmd.v1.acme.>"], max_msg_size=100_000)
         async with transaction(user_database) as client:
-            await client.schedule("acme", "first", DUE)
-            await client.schedule("acme", "above the stream", DUE, data="x" * 110_000)
-            await client.schedule("acme", "above the broker", DUE, data="x" * 210_000)
-            await client.schedule("acme", "last", DUE)
+            await client.timers.schedule("acme", "first", DUE)
+            await client.timers.schedule("acme", "above the stream", DUE, data="x" * 110_000)
+            await client.timers.schedule("acme", "above the broker", DUE, data="x" * 210_000)
+            await client.timers.schedule("acme", "last", DUE)
         relay = OutboxRelay(OUTBOX, user_database.place, server.url)
         async with running(relay):
             await until_sent(user_database)
@@ -155,8 +158,8 @@ async def test_a_tenant_without_stream_stops_no_other(
 ) -> None:
     """Its commands wait, more than a page of them. Those of another tenant are sent, and its own ones later."""
     async with transaction(user_database) as client:
-        await client.schedule_many([NewTimer("other", f"timer-{number}", DUE) for number in range(1_100)])
-        await client.schedule("acme", "order-1", DUE)
+        await client.timers.schedule_many([NewTimer("other", f"timer-{number}", DUE) for number in range(1_100)])
+        await client.timers.schedule("acme", "order-1", DUE)
     async with running(OutboxRelay(OUTBOX, user_database.place, server.url)):
         await until_sent(user_database, 1_100)
         assert [each["payload"]["serviceCallId"] for each in await sent(js)] == ["order-1"]
@@ -188,7 +191,7 @@ async def test_the_second_relay_waits(
     caplog.set_level(logging.INFO)
     async with postgres_database(databases) as database:
         async with transaction(database) as client:
-            await client.schedule("acme", "order-1", DUE)
+            await client.timers.schedule("acme", "order-1", DUE)
         first, second = (OutboxRelay(OUTBOX, database.place, server.url) for _ in range(2))
         async with running(first):
             await until_sent(database)
@@ -196,11 +199,11 @@ async def test_the_second_relay_waits(
                 await until(lambda: "another relay sends the commands" in caplog.text)
                 assert await database.query("SELECT granted FROM pg_locks WHERE locktype = 'advisory'") == [(True,)]
                 async with transaction(database) as client:
-                    await client.schedule("acme", "order-2", DUE)
+                    await client.timers.schedule("acme", "order-2", DUE)
                 await until_sent(database)
         async with running(second), running(first):
             async with transaction(database) as client:
-                await client.schedule("acme", "order-3", DUE)
+                await client.timers.schedule("acme", "order-3", DUE)
             await until_sent(database)
     assert [each["payload"]["serviceCallId"] for each in await sent(js)] == ["order-1", "order-2", "order-3"]
 
@@ -212,7 +215,7 @@ async def test_outages(server: NatsServer, js: JetStreamContext, postgres_server
 
     async def store(number: int) -> None:
         async with transaction(database) as client:
-            await client.schedule("acme", f"order-{number}", DUE)
+            await client.timers.schedule("acme", f"order-{number}", DUE)
 
     await store(0)
     await postgres_server.kill()
@@ -239,12 +242,12 @@ async def test_wake(
     """A relay that looks every hour sends at once what it is woken for."""
     monkeypatch.setattr(relay_module, "POLL_SECONDS", 3600)
     async with transaction(user_database) as client:
-        await client.schedule("acme", "order-1", DUE)
+        await client.timers.schedule("acme", "order-1", DUE)
     relay = OutboxRelay(OUTBOX, user_database.place, server.url)
     async with running(relay):
         await until_sent(user_database)
         async with transaction(user_database) as client:
-            await client.schedule("acme", "order-2", DUE)
+            await client.timers.schedule("acme", "order-2", DUE)
         relay.wake()
         await until_sent(user_database)
     assert len(await sent(js)) == 2

@@ -44,11 +44,11 @@ async def test_commands_are_part_of_the_transaction(user_database: UserDatabase)
                 await OUTBOX.create_table(connection)
                 await settle(commit())
             client = OUTBOX.on(connection)
-            assert (await client.schedule("acme", "undone", DUE)).name == "stored"
+            assert (await client.timers.schedule("acme", "undone", DUE)).name == "stored"
             await settle(rollback())
-            assert (await client.schedule("acme", "first", DUE)).name == "stored"
+            assert (await client.timers.schedule("acme", "first", DUE)).name == "stored"
             many = [NewTimer("acme", f"many-{number}", DUE) for number in range(3)]
-            assert [each.command_id for each in await client.schedule_many(many)]  # type: ignore[union-attr]
+            assert [each.command_id for each in await client.timers.schedule_many(many)]  # type: ignore[union-attr]
             await settle(commit())
         assert await calls(user_database) == ["first", "many-0", "many-1", "many-2"]
 
@@ -61,7 +61,7 @@ async def test_a_connection_without_transaction_is_refused(user_database: UserDa
     for _, kind in kinds(user_database):
         async with kind(user_database, commits_each=True) as (connection, *_):
             with pytest.raises(ValueError, match=r"^connection must be in a transaction"):
-                await OUTBOX.on(connection).schedule("acme", "order-1", DUE)
+                await OUTBOX.on(connection).timers.schedule("acme", "order-1", DUE)
         assert await calls(user_database) == []
 
 
@@ -70,7 +70,7 @@ async def test_a_transaction_begun_by_hand(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "user.db", isolation_level=None)) as connection:
         run_sync(OUTBOX.create_table(connection))
         connection.execute("BEGIN")
-        run_sync(OUTBOX.on(connection).cancel("acme", "order-1"))
+        run_sync(OUTBOX.on(connection).timers.cancel("acme", "order-1"))
         connection.execute("COMMIT")
     assert await calls(UserDatabase(str(tmp_path / "user.db"))) == ["order-1"]
 
@@ -105,7 +105,7 @@ async def test_other_objects_are_refused() -> None:
     engine = sqlalchemy.create_engine("sqlite://")
     for wrong in (None, "postgresql://nowhere", pool, engine, sqlite3):
         with pytest.raises(ValueError, match=r"^connection must be a connection of sqlite3, aiosqlite, asyncpg, psyc"):
-            await OUTBOX.on(wrong).schedule("acme", "order-1", DUE)
+            await OUTBOX.on(wrong).timers.schedule("acme", "order-1", DUE)
 
 
 def test_a_program_without_event_loop(tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_a_program_without_event_loop(tmp_path: Path) -> None:
         client = OUTBOX.on(connection)
         assert run_sync(client.workflows.start("acme", "order-1", "order")).name == "stored"
         with pytest.raises(ValueError, match=r"^due_in must lie"):
-            run_sync(client.schedule("acme", "order-1", due_in=timedelta(-1)))
+            run_sync(client.timers.schedule("acme", "order-1", due_in=timedelta(-1)))

@@ -62,7 +62,7 @@ async def main(client: TimerClient, placed: Order) -> None:
         "acme", "daily", every=timedelta(days=1), start=WorkflowStart(workflow_type=order, data=placed)
     )
     WorkflowStart(workflow_type=order, data=5)  # misc
-    async for timer in client.list("acme", state="Schedulled"):  # arg-type
+    async for timer in client.timers.list("acme", state="Schedulled"):  # arg-type
         print(timer.state == "Failed", timer.state == "failed")  # comparison-overlap
     packed = await SimulatedWorkflow(order, placed).result()
     packed.upper()  # attr-defined

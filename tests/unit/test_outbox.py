@@ -84,9 +84,9 @@ async def test_an_outbox_only_stores_commands() -> None:
     """Queries, watches and the streams need a connection to the broker, and the error says so."""
     client = Outbox().on(None)
     for wrong in (
-        lambda: client.get("acme", "order-1"),
-        lambda: anext(client.list("acme")),
-        lambda: anext(client.watch("acme")),
+        lambda: client.timers.get("acme", "order-1"),
+        lambda: anext(client.timers.list("acme")),
+        lambda: anext(client.timers.watch("acme")),
         lambda: client.runs.get("acme", "run-1"),
         lambda: client.dead_letters.list("acme"),
     ):
@@ -106,6 +106,6 @@ async def test_wrong_arguments() -> None:
         OutboxRelay("timer_outbox", "x.db")  # type: ignore[arg-type]
     client = Outbox().on(None)
     with pytest.raises(ValueError, match=r"^due_in must lie"):
-        await client.schedule("acme", "order-1", due_in=timedelta(-1))
+        await client.timers.schedule("acme", "order-1", due_in=timedelta(-1))
     with pytest.raises(ValueError, match=r"^data must be smaller"):
-        await client.schedule("acme", "order-1", DUE, data="x" * 1_100_000)
+        await client.timers.schedule("acme", "order-1", DUE, data="x" * 1_100_000)

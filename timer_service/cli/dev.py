@@ -94,10 +94,10 @@ def own_command(program: str) -> str:
 async def _show_a_timer(config: Config) -> None:
     """Schedule a timer, and print its event."""
     async with open_client(Target(config, find_broker(config.broker_url))) as client:
-        events = client.watch("demo")
+        events = client.timers.watch("demo")
         event = asyncio.ensure_future(anext(events))
         due_at = datetime.now(UTC) + _DEMO_DELAY
-        outcome = await client.schedule("demo", f"hello-{due_at:%H%M%S}", due_at, data={"hello": "world"})
+        outcome = await client.timers.schedule("demo", f"hello-{due_at:%H%M%S}", due_at, data={"hello": "world"})
         typer.echo(f"\n{outcome.name}: a timer of tenant demo, due in {_DEMO_DELAY.seconds} seconds ...")
         typer.echo(f"fired:     {event_line(await event)}")
 

@@ -14,7 +14,7 @@ from timer_service.client import Outcome, Run, RunGraph, RunJob, RunStatus, Time
 
 app = typer.Typer(help="Job graphs: start, report, look up, cancel.", no_args_is_help=True)
 
-NAME = parameters.identifier("RUN", "The runId.")
+NAME = parameters.identifier("RUN", "The id of the run.")
 OUTPUTS = Annotated[
     dict[str, Any] | None,
     typer.Option(
@@ -44,7 +44,7 @@ def _rejection(run: Run) -> str:
 
 def _row(run: Run, now: datetime) -> tuple[str, ...]:
     started = format_time(run.created_at), format_distance(run.created_at, now)
-    return run.name, run.status, str(run.open_jobs), *started, _rejection(run)
+    return run.run_id, run.status, str(run.open_jobs), *started, _rejection(run)
 
 
 LIST = Rows(
@@ -81,7 +81,7 @@ def print_graph(graph: RunGraph) -> None:
     """Print the graph of a run: its jobs step by step, each with the jobs and groups that it needs."""
     counts = ", ".join(f"{count} {status}" for status, count in sorted(graph.counts.items()))
     status = style(one_line(graph.run.status), colour=_COLOURS.get(graph.run.status))
-    title = style(one_line(f"{graph.run.tenant}/{graph.run.name}"), bold=True)
+    title = style(one_line(f"{graph.run.tenant}/{graph.run.run_id}"), bold=True)
     typer.echo(f"{title}  {status}" + (f"  ({one_line(counts)})" if counts else ""))
     if rejection := _rejection(graph.run):
         typer.echo(f"  {one_line(rejection)}")
@@ -140,14 +140,14 @@ async def _resolve(client: TimerClient, *, tenant: str, run: str, group: str, fi
 RUNS.command(
     "start",
     "Start a run of the jobs in a file.",
-    {"run": NAME, "file": _file('JSON: {"jobs": […], "groups": […]}; - for stdin.')},
+    {"run_id": NAME, "file": _file('JSON: {"jobs": […], "groups": […]}; - for stdin.')},
     call=_start,
 )
 RUNS.command(
     "resolve",
     "Name the jobs of a group.",
     {
-        "run": NAME,
+        "run_id": NAME,
         "group": parameters.identifier("GROUP", "The name of the group."),
         "file": _file('JSON: {"jobs": […]}; - for stdin.'),
     },
@@ -158,14 +158,14 @@ RUNS.command(
     "report",
     "Report the status of a job.",
     {
-        "run": NAME,
+        "run_id": NAME,
         "job": parameters.identifier("JOB", "The name of the job."),
         "status": parameters.argument("STATUS", "dispatched, running, success, failed, cancelled, skipped, …"),
         "outputs": OUTPUTS,
     },
 )
-RUNS.command("cancel", "Cancel every job of a run that has not ended.", {"run": NAME})
-RUNS.get("Show the graph of a run, with the status of each job.", print_graph, {"run": NAME})
+RUNS.command("cancel", "Cancel every job of a run that has not ended.", {"run_id": NAME})
+RUNS.get("Show the graph of a run, with the status of each job.", print_graph, {"run_id": NAME})
 RUNS.list(LIST, "List runs, newest first.", {"status": parameters.choice(RunStatus, "Only runs in this status.")})
 RUNS.watch(
     "Print the events of runs that are published from now on: ready and skipped jobs, and ends of runs.",

@@ -16,7 +16,7 @@ from timer_service.client import CatchUpPolicy, Outcome, Schedule, ScheduleStatu
 
 app = typer.Typer(help="Recurring timers: cron expressions and fixed intervals.", no_args_is_help=True)
 
-NAME = parameters.identifier("SCHEDULE", "The scheduleId.")
+NAME = parameters.identifier("SCHEDULE", "The id of the schedule.")
 RECURRENCE = {
     "cron": parameters.option("EXPR", "A cron expression in quotes: '0 9 * * MON-FRI'."),
     "every": parameters.duration(f"The time between slots: {parameters.DURATION_FORMS}."),
@@ -68,9 +68,9 @@ def print_schedule(schedule: Schedule) -> None:
     """Print a line for each field of a schedule, for each backfill, and for each of its next slots."""
     print_value(
         schedule,
-        f"{schedule.tenant}/{schedule.name}",
+        f"{schedule.tenant}/{schedule.schedule_id}",
         {"recurrence": recurrence_text(schedule)},
-        leave_out=["name", "cron", "zone", "every"],
+        leave_out=["schedule_id", "cron", "zone", "every"],
         time_text=lambda at: slot_text(at, schedule.zone),
     )
 
@@ -79,7 +79,7 @@ def _row(schedule: Schedule, now: datetime) -> tuple[str, ...]:
     at = schedule.next_slot_at
     next_slot = ("", "") if at is None else (format_time(at), format_distance(at, now))
     error = f" (error: {schedule.last_error})" if schedule.last_error else ""
-    return schedule.name, schedule.status, *next_slot, recurrence_text(schedule) + error
+    return schedule.schedule_id, schedule.status, *next_slot, recurrence_text(schedule) + error
 
 
 LIST = Rows(
@@ -165,7 +165,7 @@ SCHEDULES.command(
     "Create a schedule, or replace its whole definition. A paused schedule stays paused.\n\n"
     "With --start, each slot starts a workflow instead of publishing an event.",
     {
-        "schedule": NAME,
+        "schedule_id": NAME,
         **RECURRENCE,
         "max_count": parameters.number("End after N slots."),
         "jitter": parameters.duration("Fire each slot up to so much later. Spreads many schedules."),
@@ -187,32 +187,32 @@ SCHEDULES.command(
 SCHEDULES.command(
     "pause",
     "Pause a schedule: no slot fires until it is resumed.",
-    {"schedule": NAME},
+    {"schedule_id": NAME},
     explain=lambda outcome: _AFTER_PAUSE.get(outcome.name),
     also_effective=_AFTER_PAUSE,
 )
-SCHEDULES.command("resume", "Resume a paused schedule. The slots of the pause do not fire.", {"schedule": NAME})
+SCHEDULES.command("resume", "Resume a paused schedule. The slots of the pause do not fire.", {"schedule_id": NAME})
 SCHEDULES.command(
     "trigger",
     "Fire a schedule once, now, also if it is paused or has ended.",
-    {"schedule": NAME, "data": parameters.json_option("JSON instead of the data of the schedule.")},
+    {"schedule_id": NAME, "data": parameters.json_option("JSON instead of the data of the schedule.")},
 )
 SCHEDULES.command(
     "backfill",
     "Fire past slots of a schedule under their own ids, also if it is paused or has ended.",
     {
-        "schedule": NAME,
+        "schedule_id": NAME,
         "from_at": parameters.instant("No slot is earlier: ISO 8601 with an offset.", "--from", wanted=str),
         "to_at": parameters.instant("Every slot is earlier. Slots are never later than now.", "--to", wanted=str),
         "limit": parameters.number("Fire at most the oldest N slots. Default: 1000."),
     },
 )
-SCHEDULES.command("delete", "Delete a schedule, and end its pause.", {"schedule": NAME})
+SCHEDULES.command("delete", "Delete a schedule, and end its pause.", {"schedule_id": NAME})
 SCHEDULES.get(
     "Show one schedule and its next slots.",
     print_schedule,
     {
-        "schedule": NAME,
+        "schedule_id": NAME,
         "upcoming": (
             Annotated[int, typer.Option(min=0, max=100, metavar="N", help="How many of the next slots to show.")],
             3,
@@ -243,5 +243,5 @@ add_command(
 )
 SCHEDULES.watch(
     "Print the events of schedules that are published from now on.",
-    {"schedule": parameters.identifier("SCHEDULE", "Only this scheduleId.", str | None)},
+    {"schedule_id": parameters.identifier("SCHEDULE", "Only this schedule.", str | None)},
 )

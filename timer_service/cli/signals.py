@@ -14,7 +14,7 @@ app = typer.Typer(
     help="Reminders that fire when a work item changes its status, or at an instant.", no_args_is_help=True
 )
 
-NAME = parameters.identifier("SIGNAL", "The signalId.")
+NAME = parameters.identifier("SIGNAL", "The id of the signal.")
 ITEM = parameters.identifier("ITEM", "The workItemId.")
 
 
@@ -42,10 +42,10 @@ LIST = Rows(
     view=Signal,
     head=("SIGNAL", "STATUS", "LAST FIRED", "WAITS FOR (NOTE)"),
     row=lambda signal, _: (
-        signal.name,
+        signal.signal_id,
         signal.status,
         "" if signal.last_fired_at is None else format_time(signal.last_fired_at),
-        _with_item(signal.item, trigger_text(signal), signal.last_error, signal.note),
+        _with_item(signal.work_item_id, trigger_text(signal), signal.last_error, signal.note),
     ),
     colours={"active": "green", "fired": "yellow", "paused": "red"},
 )
@@ -58,7 +58,7 @@ FIRINGS = Rows(
         firing.firing_id,
         firing.status,
         format_time(firing.created_at),
-        _with_item(firing.item, firing.dedupe_key, firing.last_error, firing.task_id),
+        _with_item(firing.work_item_id, firing.dedupe_key, firing.last_error, firing.task_id),
     ),
     colours={"enqueued": "green", "failed": "red"},
 )
@@ -67,7 +67,7 @@ TASKS = Rows(
     field="tasks",
     view=Task,
     head=("TASK", "CREATED", "SIGNAL"),
-    row=lambda task, _: (task.task_id, format_time(task.created_at), task.signal),
+    row=lambda task, _: (task.task_id, format_time(task.created_at), task.signal_id),
 )
 SIGNALS = Resource(
     app,
@@ -89,12 +89,12 @@ SIGNALS = Resource(
 
 def print_signal(signal: Signal) -> None:
     """Print a line for each field of a signal."""
-    spec = ["name", "trigger_kind", "trigger_spec", "trigger_error"]
-    print_value(signal, f"{signal.tenant}/{signal.name}", {"waits for": trigger_text(signal)}, leave_out=spec)
+    spec = ["signal_id", "trigger_kind", "trigger_spec", "trigger_error"]
+    print_value(signal, f"{signal.tenant}/{signal.signal_id}", {"waits for": trigger_text(signal)}, leave_out=spec)
 
 
-def _check_trigger(*, item: str | None, on: list[str] | None, at: Any, **_: object) -> None:
-    if on and item is None:
+def _check_trigger(*, work_item_id: str | None, on: list[str] | None, at: Any, **_: object) -> None:
+    if on and work_item_id is None:
         raise typer.BadParameter("--on needs --item: the work item whose status changes.")
     if bool(on) == (at is not None):
         raise typer.BadParameter("Give either --on (with --item) or --at.")
@@ -104,8 +104,8 @@ SIGNALS.command(
     "create",
     "Create a signal that fires when a work item changes its status, or at an instant.",
     {
-        "signal": NAME,
-        "item": parameters.identifier_option("ITEM", "The work item that the signal waits for."),
+        "signal_id": NAME,
+        "work_item_id": parameters.identifier_option("ITEM", "The work item that the signal waits for.", "--item"),
         "on": Annotated[
             list[str] | None,
             typer.Option(metavar="STATUS", help="Fire when the work item changes to this status. May be repeated."),
@@ -118,7 +118,7 @@ SIGNALS.command(
 SIGNALS.command(
     "transition",
     "Report that a work item has a new status.",
-    {"item": ITEM, "to": parameters.argument("STATUS", "The new status of the work item.")},
+    {"work_item_id": ITEM, "to": parameters.argument("STATUS", "The new status of the work item.")},
 )
 for name, text in {
     "pause": "Pause a signal: it does not fire until it is activated.",
@@ -126,8 +126,8 @@ for name, text in {
     "cancel": "Cancel a signal: it never fires again.",
     "resolve": "Resolve a signal: mark its purpose as done.",
 }.items():
-    SIGNALS.command(name, text, {"signal": NAME})
-SIGNALS.get("Show one signal.", print_signal, {"signal": NAME})
+    SIGNALS.command(name, text, {"signal_id": NAME})
+SIGNALS.get("Show one signal.", print_signal, {"signal_id": NAME})
 SIGNALS.list(
     LIST,
     "List signals in order of their names.",

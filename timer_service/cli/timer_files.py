@@ -68,7 +68,7 @@ async def export(client: TimerClient, tenant: Tenant) -> None:
 
     Timers that are scheduled, cancelled or fired during the export may be in it or not.
     """
-    total = (await client.count(tenant)).by_state.get("Scheduled")
+    total = (await client.timers.count(tenant)).by_state.get("Scheduled")
     after: dict[str, str] = {}
     with _progress("Exporting", total) as advance:
         while True:
@@ -94,7 +94,7 @@ async def import_timers(client: TimerClient, tenant: Tenant, file: TimersFile, a
     outcomes, errors = Counter[str](), list[Mapping[str, Any]]()
     with _progress("Importing", total) as advance:
         while batch := [*islice(timers, _BATCH_LINES)]:
-            ended = await client.schedule_many([timer for _, timer in batch], timeout_seconds=_TIMEOUT_SECONDS)
+            ended = await client.timers.schedule_many([timer for _, timer in batch], timeout_seconds=_TIMEOUT_SECONDS)
             _check_answers(outcomes.total(), total, ended)
             outcomes.update(map(_name, ended))
             refused = [(line, end) for (line, _), end in zip(batch, ended, strict=True) if _name(end) not in _STORED]

@@ -12,14 +12,14 @@ from timer_service.client import Outcome, Timer, TimerClient, TimerState
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 app.add_typer(timer_files.app)
 
-CALL = parameters.identifier("CALL", "The serviceCallId of the timer.")
+NAME = parameters.identifier("TIMER", "The id of the timer.")
 LIST = Rows(
     query="list-timers",
     field="timers",
     view=Timer,
-    head=("CALL", "STATE", "DUE", "", "ATTEMPT", "LAST ERROR"),
+    head=("TIMER", "STATE", "DUE", "", "ATTEMPT", "LAST ERROR"),
     row=lambda timer, now: (
-        timer.call,
+        timer.timer_id,
         timer.state,
         format_time(timer.due_at),
         format_distance(timer.due_at, now),
@@ -30,7 +30,7 @@ LIST = Rows(
 )
 TIMERS = Resource(
     app,
-    lambda client: client,
+    lambda client: client.timers,
     Outcomes(
         lambda outcome: f"{outcome.timer.state}, due {format_time(outcome.timer.due_at)}" if outcome.timer else "",
         {"scheduled", "rescheduled", "updated", "cancelled", "cancelling", "retried", "unchanged"},
@@ -48,7 +48,7 @@ TIMERS = Resource(
 
 def print_timer(timer: Timer) -> None:
     """Print a line for each field of a timer."""
-    print_value(timer, f"{timer.tenant}/{timer.call}", leave_out=["call"])
+    print_value(timer, f"{timer.tenant}/{timer.timer_id}", leave_out=["timer_id"])
 
 
 def _check_times(*, due_at: object, due_in: object, expires_at: object, late_by: object, **_: object) -> None:
@@ -58,20 +58,20 @@ def _check_times(*, due_at: object, due_in: object, expires_at: object, late_by:
         raise typer.BadParameter("Give --expires-at with --at and without --late-by.")
 
 
-def _check_timers(*, call: str | None, prefix: str | None, **_: object) -> None:
-    if (call is None) == (prefix is None):
-        raise typer.BadParameter("Give either CALL or --prefix.")
+def _check_timers(*, timer_id: str | None, prefix: str | None, **_: object) -> None:
+    if (timer_id is None) == (prefix is None):
+        raise typer.BadParameter("Give either TIMER or --prefix.")
 
 
 async def _cancel(client: TimerClient, **given: Any) -> Outcome:
-    return await (client.cancel_prefix(**given) if "prefix" in given else client.cancel(**given))
+    return await (client.timers.cancel_prefix(**given) if "prefix" in given else client.timers.cancel(**given))
 
 
 TIMERS.command(
     "schedule",
     "Schedule a timer, or change its due time, topic and data.",
     {
-        "call": CALL,
+        "timer_id": NAME,
         "due_at": parameters.instant("Due time: ISO 8601 with an offset.", "--at"),
         "due_in": parameters.duration(f"Due after: {parameters.DURATION_FORMS}.", "--in"),
         "expires_at": parameters.instant("If it fires then or later, it expires (needs --at)."),
@@ -83,16 +83,16 @@ TIMERS.command(
 )
 TIMERS.command(
     "cancel",
-    "Cancel a timer that has not fired, or all timers whose serviceCallId begins with a prefix.",
+    "Cancel a timer that has not fired, or all timers whose id begins with a prefix.",
     {
-        "call": parameters.identifier("CALL", "The serviceCallId of the timer.", str | None),
-        "prefix": parameters.identifier_option("PREFIX", "Cancel all timers whose serviceCallId begins so."),
+        "timer_id": parameters.identifier("TIMER", "The id of the timer.", str | None),
+        "prefix": parameters.identifier_option("PREFIX", "Cancel all timers whose id begins so."),
     },
     call=_cancel,
     check=_check_timers,
 )
-TIMERS.command("retry", "Fire a Failed timer now.", {"call": CALL})
-TIMERS.get("Show one timer.", print_timer, {"call": CALL})
+TIMERS.command("retry", "Fire a Failed timer now.", {"timer_id": NAME})
+TIMERS.get("Show one timer.", print_timer, {"timer_id": NAME})
 TIMERS.list(
     LIST,
     "List timers in order of due time.",

@@ -21,7 +21,7 @@ from timer_service.client import (
 
 app = typer.Typer(help="Durable functions: start, send messages, look up, cancel, retry.", no_args_is_help=True)
 
-NAME = parameters.identifier("WORKFLOW", "The workflowId.")
+NAME = parameters.identifier("WORKFLOW", "The id of the workflow.")
 DEADLINE = parameters.duration("It fails if it takes longer; 0s: at once.")
 _COLOURS = {
     "completed": "green",
@@ -48,7 +48,7 @@ def _why(workflow: Workflow) -> str:
 
 def _row(workflow: Workflow, now: datetime) -> tuple[str, ...]:
     created = output.format_time(workflow.created_at), output.format_distance(workflow.created_at, now)
-    return workflow.name, _status(workflow), workflow.type, *created, _why(workflow)
+    return workflow.workflow_id, _status(workflow), workflow.type, *created, _why(workflow)
 
 
 LIST = Rows(
@@ -103,10 +103,10 @@ def print_workflow(detail: WorkflowDetail) -> None:
     texts = {"status": _status(workflow), "why": _why(workflow)}
     if workflow.ended_at is None and workflow.worker_id is None and not detail.has_workers:
         texts["worker"] = "no worker asks for this type and queue"
-    left_out = ["name", "status", "code", "step", "reason", "effects"]
+    left_out = ["workflow_id", "status", "code", "step", "reason", "effects"]
     if workflow.ended_at is not None:
         left_out.append("due_at")  # nothing waits for it
-    output.print_value(workflow, f"{workflow.tenant}/{workflow.name}", texts, leave_out=left_out)
+    output.print_value(workflow, f"{workflow.tenant}/{workflow.workflow_id}", texts, leave_out=left_out)
     about = output.fields_of(detail, now, leave_out=["workflow", "has_workers", "effects"])
     output.print_fields({name: text[:_LONGEST_RESULT] for name, text in about.items()})
     if detail.effects:
@@ -135,7 +135,7 @@ def _check_start(*, start_in: Any, start_at: Any, **_: object) -> None:
 
 async def start(client: TimerClient, *, wait: bool, **given: Any) -> Outcome:
     """Start a workflow and return the outcome. With `wait`, print its result when it ends instead, and exit."""
-    tenant, workflow = given["tenant"], given["workflow"]
+    tenant, workflow = given["tenant"], given["workflow_id"]
     outcome = await client.workflows.start(**given)
     if not wait or outcome.name not in {"started", "unchanged"}:
         return outcome
@@ -152,7 +152,7 @@ WORKFLOWS.command(
     "start",
     "Start a workflow of a type. A worker executes its function.",
     {
-        "workflow": NAME,
+        "workflow_id": NAME,
         "workflow_type": parameters.argument("TYPE", "The type: the name of its function."),
         "data": parameters.json_option("The input of the function. Default: null.", "--input"),
         "queue": parameters.option("QUEUE", "The queue of its workers. Default: default."),
@@ -170,21 +170,23 @@ WORKFLOWS.command(
     "send",
     "Send a message to a workflow, also before it starts.",
     {
-        "workflow": NAME,
+        "workflow_id": NAME,
         "name": parameters.argument("MESSAGE", "The name of the message."),
         "data": parameters.json_option("JSON. Default: null."),
         "message_id": parameters.identifier_option("ID", "A second message with this id has no effect."),
     },
 )
 WORKFLOWS.command(
-    "cancel", "Cancel a workflow that has not ended.", {"workflow": NAME, "reason": parameters.option("TEXT", "Why.")}
+    "cancel",
+    "Cancel a workflow that has not ended.",
+    {"workflow_id": NAME, "reason": parameters.option("TEXT", "Why.")},
 )
 WORKFLOWS.command(
     "retry",
     "Continue a failed workflow. A step that failed last runs again.",
-    {"workflow": NAME, "deadline_in": DEADLINE},
+    {"workflow_id": NAME, "deadline_in": DEADLINE},
 )
-WORKFLOWS.get("Show one workflow, with its steps, sleeps and waits.", print_workflow, {"workflow": NAME})
+WORKFLOWS.get("Show one workflow, with its steps, sleeps and waits.", print_workflow, {"workflow_id": NAME})
 WORKFLOWS.list(
     LIST,
     "List workflows in order of creation.",

@@ -50,7 +50,7 @@ class WorkflowEndedError(TimerServiceError):
     def __init__(self, workflow: "Workflow", error: "WorkflowError | None") -> None:
         detail = workflow.reason if error is None else f"{error.type}: {error.message}"
         why = ": ".join(filter(None, [workflow.code, detail]))
-        name = f"the workflow {workflow.tenant}/{workflow.name}"
+        name = f"the workflow {workflow.tenant}/{workflow.workflow_id}"
         super().__init__(f"{name} is {workflow.status}" + (f": {why}" if why else ""))
         self.workflow = workflow
         self.error = error

@@ -31,10 +31,10 @@ UNSET: Any = _Unset()
 
 
 class NewTimer(NamedTuple):
-    """A timer to schedule: the arguments of `TimerClient.schedule`."""
+    """A timer to schedule: the arguments of `Timers.schedule`."""
 
     tenant: str
-    call: str
+    timer_id: str
     due_at: datetime | None = None
     data: Any = UNSET
     due_in: timedelta | None = None
@@ -44,11 +44,11 @@ class NewTimer(NamedTuple):
     topic: str | None = None
 
 
-class Timer(View, wire={"call": "serviceCallId"}):
+class Timer(View, wire={"timer_id": "serviceCallId"}):
     """A timer."""
 
     tenant: str
-    call: str
+    timer_id: str
     state: Open[TimerState]
     due_at: datetime
     registered_at: datetime
@@ -74,56 +74,56 @@ class Counts(View, wire={"by_state": "counts"}):
     """The earliest due time of the Scheduled timers."""
 
 
-class Signal(View, wire={"name": "signalId", "item": "workItemId"}):
+class Signal(View):
     """A work signal."""
 
     tenant: str
-    name: str
+    signal_id: str
     status: Open[SignalStatus]
     trigger_kind: str
     trigger_spec: Mapping[str, Any]
     created_at: datetime
     trigger_error: str | None = None
-    item: str | None = None
+    work_item_id: str | None = None
     note: str | None = None
     last_fired_at: datetime | None = None
     last_error: str | None = None
 
 
-class Firing(View, wire={"signal": "signalId", "item": "workItemId"}):
+class Firing(View):
     """A record that the trigger of a signal became true."""
 
     tenant: str
     firing_id: str
-    signal: str
+    signal_id: str
     dedupe_key: str
     """It identifies the cause: one cause fires a signal once."""
     status: Open[FiringStatus]
     due_at: datetime
     created_at: datetime
     attempt: int
-    item: str | None = None
+    work_item_id: str | None = None
     task_id: str | None = None
     settled_at: datetime | None = None
     last_error: str | None = None
 
 
-class Task(View, wire={"item": "workItemId", "signal": "signalId"}):
+class Task(View):
     """The follow-up task of a firing, for its work item."""
 
     tenant: str
     task_id: str
-    item: str
-    signal: str
+    work_item_id: str
+    signal_id: str
     firing_id: str
     created_at: datetime
 
 
-class Run(View, wire={"name": "runId"}):
+class Run(View):
     """A run, without its jobs."""
 
     tenant: str
-    name: str
+    run_id: str
     status: Open[RunStatus]
     created_at: datetime
     open_jobs: int
@@ -204,11 +204,11 @@ class Backfill(View, wire={"from_at": "from", "to_at": "to"}):
     """When they are tried again, if there is a `last_error`."""
 
 
-class Schedule(View, wire={"name": "scheduleId"}):
+class Schedule(View):
     """A schedule."""
 
     tenant: str
-    name: str
+    schedule_id: str
     status: Open[ScheduleStatus]
     cron: str | None = None
     zone: str | None = None

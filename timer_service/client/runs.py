@@ -23,12 +23,12 @@ class _About(View):
 class Runs(Resource):
     """Methods for runs, as `TimerClient.runs`. They raise the same exceptions as `TimerClient`."""
 
-    _id = ("runId", "run")
+    _id = ("runId", "run_id")
 
     async def start(
         self,
         tenant: str,
-        run: str,
+        run_id: str,
         jobs: Sequence[Mapping[str, Any]],
         *,
         groups: Sequence[str] = (),
@@ -36,19 +36,21 @@ class Runs(Resource):
     ) -> Outcome:
         """Start a run. `jobs` are in the form of docs/runs.md. `resolve_group` adds the jobs of each group later."""
         names = [check_identifier("groups", group) for group in check_list("groups", groups)]
-        return await self._send("StartRun", tenant, run, timeout_seconds, jobs=check_list("jobs", jobs), groups=names)
+        return await self._send(
+            "StartRun", tenant, run_id, timeout_seconds, jobs=check_list("jobs", jobs), groups=names
+        )
 
     async def resolve_group(
-        self, tenant: str, run: str, group: str, jobs: Sequence[Mapping[str, Any]], *, timeout_seconds: float = 10
+        self, tenant: str, run_id: str, group: str, jobs: Sequence[Mapping[str, Any]], *, timeout_seconds: float = 10
     ) -> Outcome:
         """Add the jobs of a group."""
         fields = {"groupName": check_identifier("group", group), "jobs": check_list("jobs", jobs)}
-        return await self._send("ResolveGroup", tenant, run, timeout_seconds, **fields)
+        return await self._send("ResolveGroup", tenant, run_id, timeout_seconds, **fields)
 
     async def report(
         self,
         tenant: str,
-        run: str,
+        run_id: str,
         job: str,
         status: ReportedStatus,
         *,
@@ -61,15 +63,15 @@ class Runs(Resource):
             "status": check_choice("status", status, ReportedStatus),
             "outputs": optional(check_mapping, "outputs", outputs),
         }
-        return await self._send("ReportJobStatus", tenant, run, timeout_seconds, **fields)
+        return await self._send("ReportJobStatus", tenant, run_id, timeout_seconds, **fields)
 
-    async def cancel(self, tenant: str, run: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def cancel(self, tenant: str, run_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Cancel a run: every job that has not ended ends as cancelled."""
-        return await self._send("CancelRun", tenant, run, timeout_seconds)
+        return await self._send("CancelRun", tenant, run_id, timeout_seconds)
 
-    async def get(self, tenant: str, run: str, *, timeout_seconds: float = 10) -> RunGraph | None:
+    async def get(self, tenant: str, run_id: str, *, timeout_seconds: float = 10) -> RunGraph | None:
         """Return a run with all its jobs, or None if it does not exist. Reads every page."""
-        pages = await self._connection.find_pages(tenant, "get-run", self._key(run), timeout_seconds)
+        pages = await self._connection.find_pages(tenant, "get-run", self._key(run_id), timeout_seconds)
         if not pages:
             return None
         jobs: dict[str, RunJob] = {}
@@ -86,7 +88,7 @@ class Runs(Resource):
         return self._list("list-runs", "runs", Run, tenant, timeout_seconds, status=wanted)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[JobReady]:
-        """Iterate over `JobReady` events from now on, of a tenant or of all. See `TimerClient.watch`.
+        """Iterate over `JobReady` events from now on, of a tenant or of all. See `Timers.watch`.
 
         An executor must not miss an event: it uses `TimerApp` instead (see docs/examples/executor.py).
         """
@@ -95,7 +97,7 @@ class Runs(Resource):
     def watch_all(
         self, tenant: str = "*"
     ) -> AsyncIterator[JobReady | JobSkipped | RunCompleted | RunRejected | RunStuck]:
-        """Iterate over all events of runs from now on, of a tenant or of all. See `TimerClient.watch`.
+        """Iterate over all events of runs from now on, of a tenant or of all. See `Timers.watch`.
 
         These are `JobReady`, `JobSkipped`, `RunCompleted`, `RunRejected` and `RunStuck`.
         """

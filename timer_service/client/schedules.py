@@ -39,12 +39,12 @@ class _Slots(View):
 class Schedules(Resource):
     """Methods for schedules, as `TimerClient.schedules`. They raise the same exceptions as `TimerClient`."""
 
-    _id = ("scheduleId", "schedule")
+    _id = ("scheduleId", "schedule_id")
 
     async def put(
         self,
         tenant: str,
-        schedule: str,
+        schedule_id: str,
         *,
         cron: str | None = None,
         every: timedelta | None = None,
@@ -81,28 +81,30 @@ class Schedules(Resource):
             "topic": optional(check_topic, "topic", topic),
             "start": None if start is None else wire_start(start),
         }
-        return await self._send("PutSchedule", tenant, schedule, timeout_seconds, data, **fields)
+        return await self._send("PutSchedule", tenant, schedule_id, timeout_seconds, data, **fields)
 
-    async def pause(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def pause(self, tenant: str, schedule_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Pause a schedule: no slot fires until it is resumed. If there is none, the next one is paused when put."""
-        return await self._send("PauseSchedule", tenant, schedule, timeout_seconds)
+        return await self._send("PauseSchedule", tenant, schedule_id, timeout_seconds)
 
-    async def resume(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def resume(self, tenant: str, schedule_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """End the pause of a schedule. The slots of the pause do not fire."""
-        return await self._send("ResumeSchedule", tenant, schedule, timeout_seconds)
+        return await self._send("ResumeSchedule", tenant, schedule_id, timeout_seconds)
 
-    async def trigger(self, tenant: str, schedule: str, *, data: Any = UNSET, timeout_seconds: float = 10) -> Outcome:
+    async def trigger(
+        self, tenant: str, schedule_id: str, *, data: Any = UNSET, timeout_seconds: float = 10
+    ) -> Outcome:
         """Fire once, now, also if the schedule is paused or has ended. `data` replaces the data of the schedule.
 
         If it starts workflows, `data` replaces their input. The outcome is `skipped_busy` if the concurrency key is
         taken.
         """
-        return await self._send("TriggerSchedule", tenant, schedule, timeout_seconds, data)
+        return await self._send("TriggerSchedule", tenant, schedule_id, timeout_seconds, data)
 
     async def backfill(
         self,
         tenant: str,
-        schedule: str,
+        schedule_id: str,
         *,
         from_at: datetime,
         to_at: datetime,
@@ -119,18 +121,18 @@ class Schedules(Resource):
             "to": wire_instant("to_at", to_at),
             "limit": optional(check_whole, "limit", limit),
         }
-        return await self._send("BackfillSchedule", tenant, schedule, timeout_seconds, **fields)
+        return await self._send("BackfillSchedule", tenant, schedule_id, timeout_seconds, **fields)
 
-    async def delete(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def delete(self, tenant: str, schedule_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Delete a schedule, and end its pause."""
-        return await self._send("DeleteSchedule", tenant, schedule, timeout_seconds)
+        return await self._send("DeleteSchedule", tenant, schedule_id, timeout_seconds)
 
     async def get(
-        self, tenant: str, schedule: str, *, upcoming: int = 0, timeout_seconds: float = 10
+        self, tenant: str, schedule_id: str, *, upcoming: int = 0, timeout_seconds: float = 10
     ) -> Schedule | None:
         """Return a schedule with the next `upcoming` slots (at most 100), or None if it does not exist."""
         number = check_whole("upcoming", upcoming)
-        return await self._find("get-schedule", Schedule, tenant, schedule, timeout_seconds, upcoming=number)
+        return await self._find("get-schedule", Schedule, tenant, schedule_id, timeout_seconds, upcoming=number)
 
     def list(
         self,
@@ -178,16 +180,16 @@ class Schedules(Resource):
             question |= {"from": next_at, "count": count - len(slots)}
 
     def watch(
-        self, tenant: str = "*", *, schedule: str | None = None
+        self, tenant: str = "*", *, schedule_id: str | None = None
     ) -> AsyncIterator[ScheduleFired | ScheduleSkipped | ScheduleEnded | ScheduleBackfilled]:
         """Iterate over the events of the schedules of a tenant, or of all tenants.
 
         These are `ScheduleFired`, `ScheduleSkipped`, `ScheduleEnded` and `ScheduleBackfilled`. It begins with the
         events that are published from now on.
 
-        With `schedule`, only events of the schedules with this id. See `TimerClient.watch`.
+        With `schedule_id`, only events of the schedules with this id. See `Timers.watch`.
         """
-        about = {} if schedule is None else self._key(schedule)
+        about = {} if schedule_id is None else self._key(schedule_id)
         names = (*with_topics("schedule-fired"), "schedule-skipped", "schedule-ended", "schedule-backfilled")
         return self._connection.events(tenant, *names, about=about)
 

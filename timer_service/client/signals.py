@@ -21,20 +21,20 @@ from timer_service.client.resource import Resource
 class Signals(Resource):
     """Methods for work signals, as `TimerClient.signals`. They raise the same exceptions as `TimerClient`."""
 
-    _id = ("signalId", "signal")
+    _id = ("signalId", "signal_id")
 
     async def create(
         self,
         tenant: str,
-        signal: str,
+        signal_id: str,
         *,
-        item: str | None = None,
+        work_item_id: str | None = None,
         on: Sequence[str] = (),
         at: datetime | None = None,
         note: str | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
-        """Create a signal that fires when `item` changes to a status in `on`, or else at the instant `at`."""
+        """Create a signal that fires when `work_item_id` changes to a status in `on`, or else at the instant `at`."""
         if bool(on) == (at is not None):
             raise ValueError("on or at must be given, and not both")
         if at is None:
@@ -45,58 +45,63 @@ class Signals(Resource):
         fields = {
             "triggerKind": kind,
             "triggerSpec": spec,
-            "workItemId": optional(check_identifier, "item", item),
+            "workItemId": optional(check_identifier, "work_item_id", work_item_id),
             "note": optional(check_text, "note", note),
         }
-        return await self._send("CreateWorkSignal", tenant, signal, timeout_seconds, **fields)
+        return await self._send("CreateWorkSignal", tenant, signal_id, timeout_seconds, **fields)
 
-    async def transition(self, tenant: str, item: str, to: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def transition(self, tenant: str, work_item_id: str, to: str, *, timeout_seconds: float = 10) -> Outcome:
         """Report that the status of a work item has changed to `to`."""
-        fields = {"workItemId": check_identifier("item", item), "to": check_status("to", to)}
+        fields = {"workItemId": check_identifier("work_item_id", work_item_id), "to": check_status("to", to)}
         return await self._connection.send("TransitionWorkItem", tenant, fields, timeout_seconds)
 
-    async def pause(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def pause(self, tenant: str, signal_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Pause a signal: it does not fire until it is activated again."""
-        return await self._send("PauseWorkSignal", tenant, signal, timeout_seconds)
+        return await self._send("PauseWorkSignal", tenant, signal_id, timeout_seconds)
 
-    async def activate(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def activate(self, tenant: str, signal_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Activate a paused or fired signal. It fires on transitions from now on."""
-        return await self._send("ActivateWorkSignal", tenant, signal, timeout_seconds)
+        return await self._send("ActivateWorkSignal", tenant, signal_id, timeout_seconds)
 
-    async def cancel(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def cancel(self, tenant: str, signal_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Cancel a signal: it does not fire any more."""
-        return await self._send("CancelWorkSignal", tenant, signal, timeout_seconds)
+        return await self._send("CancelWorkSignal", tenant, signal_id, timeout_seconds)
 
-    async def resolve(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:
+    async def resolve(self, tenant: str, signal_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Resolve a signal: its work is done and it does not fire any more."""
-        return await self._send("ResolveWorkSignal", tenant, signal, timeout_seconds)
+        return await self._send("ResolveWorkSignal", tenant, signal_id, timeout_seconds)
 
-    async def get(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Signal | None:
+    async def get(self, tenant: str, signal_id: str, *, timeout_seconds: float = 10) -> Signal | None:
         """Return a signal, or None if it does not exist."""
-        return await self._find("get-signal", Signal, tenant, signal, timeout_seconds)
+        return await self._find("get-signal", Signal, tenant, signal_id, timeout_seconds)
 
     def list(
-        self, tenant: str, *, status: SignalStatus | None = None, item: str | None = None, timeout_seconds: float = 10
+        self,
+        tenant: str,
+        *,
+        status: SignalStatus | None = None,
+        work_item_id: str | None = None,
+        timeout_seconds: float = 10,
     ) -> AsyncIterator[Signal]:
-        """Iterate over the signals of a tenant in order of their ids. `status` and `item` filter them."""
+        """Iterate over the signals of a tenant in order of their ids. `status` and `work_item_id` filter them."""
         filters = {
             "status": optional(check_choice, "status", status, SignalStatus),
-            "workItemId": optional(check_identifier, "item", item),
+            "workItemId": optional(check_identifier, "work_item_id", work_item_id),
         }
         return self._list("list-signals", "signals", Signal, tenant, timeout_seconds, **filters)
 
-    def firings(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> AsyncIterator[Firing]:
+    def firings(self, tenant: str, signal_id: str, *, timeout_seconds: float = 10) -> AsyncIterator[Firing]:
         """Iterate over the firings of a signal, oldest first. A signal that does not exist has none."""
-        return self._list("list-firings", "firings", Firing, tenant, timeout_seconds, **self._key(signal))
+        return self._list("list-firings", "firings", Firing, tenant, timeout_seconds, **self._key(signal_id))
 
-    def tasks(self, tenant: str, item: str, *, timeout_seconds: float = 10) -> AsyncIterator[Task]:
+    def tasks(self, tenant: str, work_item_id: str, *, timeout_seconds: float = 10) -> AsyncIterator[Task]:
         """Iterate over the follow-up tasks of a work item, oldest first. An item that does not exist has none."""
-        item = check_identifier("item", item)
-        return self._list("list-tasks", "tasks", Task, tenant, timeout_seconds, workItemId=item)
+        work_item_id = check_identifier("work_item_id", work_item_id)
+        return self._list("list-tasks", "tasks", Task, tenant, timeout_seconds, workItemId=work_item_id)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[WorkSignalFired | WorkSignalFailed]:
         """Iterate over `work.signal.fired` and `work.signal.failed` events from now on, of a tenant or of all.
 
-        See `TimerClient.watch`.
+        See `Timers.watch`.
         """
         return self._connection.events(tenant, "work-signal-fired", "work-signal-failed")

@@ -24,11 +24,11 @@ class WorkflowError(View):
     message: str = ""
 
 
-class Workflow(View, wire={"name": "workflowId"}):
+class Workflow(View):
     """A workflow, without its texts and effects."""
 
     tenant: str
-    name: str
+    workflow_id: str
     type: str
     queue: str
     status: Open[WorkflowStatus]

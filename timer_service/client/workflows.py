@@ -44,12 +44,12 @@ _TRY_AGAIN = {"BUSY", "INTERNAL"}
 class Workflows(Resource):
     """Methods for workflows, as `TimerClient.workflows`. They raise the same exceptions as `TimerClient`."""
 
-    _id = ("workflowId", "workflow")
+    _id = ("workflowId", "workflow_id")
 
     async def start(
         self,
         tenant: str,
-        workflow: str,
+        workflow_id: str,
         workflow_type: str | WorkflowType[Input, Any],
         data: Input = UNSET,
         *,
@@ -88,12 +88,12 @@ class Workflows(Resource):
             "startIn": optional(wire_duration, "start_in", start_in),
             "deadlineAt": optional(wire_instant, "deadline_at", deadline_at),
         }
-        return await self._send("StartWorkflow", tenant, workflow, timeout_seconds, **wire_start(start), **instants)
+        return await self._send("StartWorkflow", tenant, workflow_id, timeout_seconds, **wire_start(start), **instants)
 
     async def send(
         self,
         tenant: str,
-        workflow: str,
+        workflow_id: str,
         name: str,
         data: Any = UNSET,
         *,
@@ -105,28 +105,28 @@ class Workflows(Resource):
         A second message with the same `message_id` has no effect.
         """
         fields = {"name": check_text("name", name), "messageId": optional(check_identifier, "message_id", message_id)}
-        return await self._send("SendToWorkflow", tenant, workflow, timeout_seconds, data, **fields)
+        return await self._send("SendToWorkflow", tenant, workflow_id, timeout_seconds, data, **fields)
 
     async def cancel(
-        self, tenant: str, workflow: str, *, reason: str | None = None, timeout_seconds: float = 10
+        self, tenant: str, workflow_id: str, *, reason: str | None = None, timeout_seconds: float = 10
     ) -> Outcome:
         """End a workflow that has not ended. Its worker stops at its next request."""
         why = optional(check_text, "reason", reason)
-        return await self._send("CancelWorkflow", tenant, workflow, timeout_seconds, reason=why)
+        return await self._send("CancelWorkflow", tenant, workflow_id, timeout_seconds, reason=why)
 
     async def retry(
-        self, tenant: str, workflow: str, *, deadline_in: timedelta | None = None, timeout_seconds: float = 10
+        self, tenant: str, workflow_id: str, *, deadline_in: timedelta | None = None, timeout_seconds: float = 10
     ) -> Outcome:
         """Continue a failed workflow. If its function ended with the error of a failed step, this step runs again.
 
         It has a deadline only if `deadline_in` gives one, counted from when the broker has stored the command.
         """
         deadline = optional(wire_duration, "deadline_in", deadline_in)
-        return await self._send("RetryWorkflow", tenant, workflow, timeout_seconds, deadlineIn=deadline)
+        return await self._send("RetryWorkflow", tenant, workflow_id, timeout_seconds, deadlineIn=deadline)
 
-    async def get(self, tenant: str, workflow: str, *, timeout_seconds: float = 10) -> WorkflowDetail | None:
+    async def get(self, tenant: str, workflow_id: str, *, timeout_seconds: float = 10) -> WorkflowDetail | None:
         """Return a workflow with all its effects, or None if it does not exist. Reads every page."""
-        pages = await self._connection.find_pages(tenant, "get-workflow", self._key(workflow), timeout_seconds)
+        pages = await self._connection.find_pages(tenant, "get-workflow", self._key(workflow_id), timeout_seconds)
         details = [WorkflowDetail.read(page) for page in pages]
         effects = [effect for detail in details for effect in detail.effects]
         return replace(details[-1], effects=effects) if details else None
@@ -155,13 +155,13 @@ class Workflows(Resource):
         return self._list("list-workers", "workers", WorkerInfo, tenant, timeout_seconds)
 
     @overload
-    async def result(self, tenant: str, workflow: str, *, timeout_seconds: float | None = None) -> Any: ...
+    async def result(self, tenant: str, workflow_id: str, *, timeout_seconds: float | None = None) -> Any: ...
 
     @overload
     async def result(
         self,
         tenant: str,
-        workflow: str,
+        workflow_id: str,
         workflow_type: WorkflowType[Any, Result],
         *,
         timeout_seconds: float | None = None,
@@ -170,7 +170,7 @@ class Workflows(Resource):
     async def result(
         self,
         tenant: str,
-        workflow: str,
+        workflow_id: str,
         workflow_type: WorkflowType[Any, Any] | None = None,
         *,
         timeout_seconds: float | None = None,
@@ -182,13 +182,13 @@ class Workflows(Resource):
         cannot answer, it goes on waiting.
         """
         check_tenant(tenant)
-        check_identifier("workflow", workflow)
+        check_identifier("workflow_id", workflow_id)
         seconds = optional(check_seconds, "timeout_seconds", timeout_seconds)
         kind = Any if workflow_type is None else returned_type(check_workflow_type(workflow_type).function)
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    result = await self._result(tenant, workflow)
+                    result = await self._result(tenant, workflow_id)
                     return read_data(kind, result, "the result")
                 except NoAnswerError:
                     await asyncio.sleep(_PAUSE_SECONDS)
@@ -198,19 +198,19 @@ class Workflows(Resource):
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[WorkflowCompleted | WorkflowFailed | WorkflowCancelled]:
-        """Iterate over the events about ends of workflows from now on. See `TimerClient.watch`."""
+        """Iterate over the events about ends of workflows from now on. See `Timers.watch`."""
         return self._connection.events(tenant, *_EVENTS)
 
-    async def _result(self, tenant: str, workflow: str) -> Any:
+    async def _result(self, tenant: str, workflow_id: str) -> Any:
         """Return the result of a workflow once it has ended. Looks at it first, and again after each event."""
-        events = self._connection.events(tenant, *_EVENTS, about=self._key(workflow))
+        events = self._connection.events(tenant, *_EVENTS, about=self._key(workflow_id))
         following = asyncio.ensure_future(anext(events))
         try:
             while True:
                 # There may be 8 MiB of effects: it reads one.
-                detail = await self._find("get-workflow", WorkflowDetail, tenant, workflow, _QUERY_SECONDS, limit=1)
+                detail = await self._find("get-workflow", WorkflowDetail, tenant, workflow_id, _QUERY_SECONDS, limit=1)
                 if detail is None:
-                    raise LookupError(f"there is no workflow {tenant}/{workflow}")
+                    raise LookupError(f"there is no workflow {tenant}/{workflow_id}")
                 if detail.workflow.status == "completed":
                     return detail.result
                 if detail.workflow.status in {"failed", "cancelled"}:

@@ -74,7 +74,7 @@ async def _call(call: StepCall, threads: Threads, limit: asyncio.Timeout) -> End
         start_timeout()
         return Ended(await call.function(*call.args))
     ended = await threads.run(partial(contextvars.copy_context().run, call.function, *call.args), start_timeout)
-    if ended.error is None and inspect.isawaitable(ended.value):  # such as lambda: client.get(url)
+    if ended.error is None and inspect.isawaitable(ended.value):  # such as lambda: client.timers.get(url)
         return Ended(await ended.value)
     return ended
 

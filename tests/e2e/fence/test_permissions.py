@@ -110,10 +110,12 @@ async def test_tenant_uses_the_service(a: Peer, broker: NatsServer, operator: Op
     pulling = await js.pull_subscribe_bind("tenant-a", stream="TIMER_EVT_tenant-a")
     (events,) = await a.subscribe("timer.evt.v1.tenant-a.due-time-reached")
     async with TimerClient.connect(broker.url, **login) as client:
-        assert (await client.schedule("tenant-a", "call-1", datetime.now(UTC))).name == "scheduled"
+        assert (await client.timers.schedule("tenant-a", "call-1", datetime.now(UTC))).name == "scheduled"
         many = [NewTimer("tenant-a", f"later-{index}", datetime(2100, 1, 1, tzinfo=UTC)) for index in range(1_500)]
-        assert {each.name for each in await client.schedule_many(many) if isinstance(each, Outcome)} == {"scheduled"}
-        assert (await client.count("tenant-a")).by_state["Scheduled"] >= len(many)
+        assert {each.name for each in await client.timers.schedule_many(many) if isinstance(each, Outcome)} == {
+            "scheduled"
+        }
+        assert (await client.timers.count("tenant-a")).by_state["Scheduled"] >= len(many)
     (pulled,) = await pulling.fetch(1, timeout=PATIENCE_SECONDS)
     assert pulled.subject == "timer.evt.v1.tenant-a.due-time-reached"
     await pulled.ack_sync()

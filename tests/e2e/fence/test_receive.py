@@ -30,7 +30,7 @@ async def test_an_app_reads_the_stream_of_its_tenant(a: Peer, broker: NatsServer
     async def handle(event: DueTimeReached) -> None:
         handled.append(event.timer_id)
         if event.timer_id == "call-1":
-            await app.client.schedule("tenant-a", "call-2", event.due_at)
+            await app.client.timers.schedule("tenant-a", "call-2", event.due_at)
 
     await a.schedule("tenant-a", "call-1")  # before the app runs
     await a.publish("timer.cmd.v1.tenant-a.schedule-timer", b"no JSON")  # a CommandRejected follows
