@@ -66,7 +66,7 @@ peers: $(PEERS)/.done  ## Install the job queues that `make bench` compares the 
 
 # The hashes are those of every file of a version, so the lock files fit all platforms. ARGS=--upgrade: newer versions.
 lock: $(TOOLS)/.done  ## Write requirements/*.txt from pyproject.toml: the version and the hashes of every dependency.
-	@for each in dev:'--extra dev --extra speed' run:'--extra embedded' serve:'--extra nkeys --extra postgres --extra ui'; do \
+	@for each in dev:'--extra dev --extra speed' run:'--extra embedded' serve:'--extra server --extra nkeys --extra postgres --extra ui'; do \
 	  file=requirements/$${each%%:*}.txt; echo "Writing $$file ..."; \
 	  [ $$file = requirements/dev.txt ] && bound= || bound='-c requirements/dev.txt'; \
 	  $(LOCK) pyproject.toml --group build $${each#*:} $$bound -o $$file $(ARGS) || exit 1; \

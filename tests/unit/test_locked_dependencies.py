@@ -18,9 +18,9 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf
 PYTHONS = ("3.11", "3.12", "3.13")
 PLATFORMS = ("linux", "darwin")
 EXTRAS = {
-    "run.txt": ("embedded",),
-    "serve.txt": ("nkeys", "postgres", "ui"),
-    "dev.txt": ("dev", "embedded", "nkeys", "postgres", "speed"),
+    "run.txt": ("server", "embedded"),
+    "serve.txt": ("server", "nkeys", "postgres", "ui"),
+    "dev.txt": ("dev", "server", "embedded", "nkeys", "postgres", "speed"),
 }
 
 

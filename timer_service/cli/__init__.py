@@ -5,8 +5,11 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
+try:
+    import typer
+    from typer.core import TyperGroup
+except ModuleNotFoundError:
+    sys.exit("timer-service: the command line is not installed; run `pip install 'timer-service[server]'`")
 
 from timer_service import __version__
 from timer_service.cli.output import one_line
