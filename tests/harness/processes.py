@@ -138,13 +138,20 @@ class Dev(Process):
 
     def __init__(self, folder: Path, **settings: str) -> None:
         command = [sys.executable, str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
-        super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(unused_port()), **settings})
+        self.port = unused_port()
+        super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(self.port), **settings})
 
     async def start(self) -> None:
-        """Start it and wait until it serves. The log is that of this start."""
+        """Start it and wait until it is ready and has printed its guide. The log is that of this start."""
         self.log.unlink(missing_ok=True)
         self.launch()
-        await self._until(lambda: "Serving. From another terminal" in self.log.read_text())
+        await self._until(lambda: "Serving. From another terminal" in self.log.read_text() and self._ready())
+
+    def _ready(self) -> bool:
+        try:
+            return read_page(self.port, "/readyz")[0] == 200
+        except OSError:
+            return False
 
     async def __aenter__(self) -> Self:
         await self.start()
