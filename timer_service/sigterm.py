@@ -1,4 +1,4 @@
-"""What workers do at SIGTERM and SIGINT. A loop has one handler for a signal, so the workers of a loop share it."""
+"""What workers and apps do at SIGTERM and SIGINT. A loop has one handler for a signal, so they share it."""
 
 import asyncio
 import signal

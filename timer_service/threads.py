@@ -1,6 +1,6 @@
-"""The threads of a worker, for steps that are not async.
+"""Threads for functions of users that are not async: steps of workflows, and handlers of events.
 
-A thread cannot be stopped. So a call that was given up leaves its place to another one, and the worker does not wait
+A thread cannot be stopped. So a call that was given up leaves its place to another one, and the program does not wait
 for it when it stops. All threads are daemons: the process can end while they run.
 """
 
@@ -59,7 +59,7 @@ class Threads:
     def _give_up(self, thread: threading.Thread, ended: "asyncio.Future[Ended]") -> None:
         """Release the place of a call that has not ended. Its end will release none, but one more can be given up."""
         self._hung += 1
-        log.warning("a step has not ended in %s after its timeout; %d threads hang", thread.name, self._hung)
+        log.warning("a call that was given up has not ended in %s; %d threads hang", thread.name, self._hung)
         ended.remove_done_callback(self._leave)
         ended.add_done_callback(self._end_hung)
         self._places.release()
@@ -72,7 +72,7 @@ def _work(loop: asyncio.AbstractEventLoop, function: Callable[[], Any], ended: "
     """Call a function in this thread, and tell the loop how it ended."""
     try:
         how = Ended(function())
-    except BaseException as error:  # noqa: BLE001 - every error of a step is stored
+    except BaseException as error:  # noqa: BLE001 - the caller gets every error
         how = Ended(error=error)
     with suppress(RuntimeError):  # the loop is closed: the worker has stopped
         loop.call_soon_threadsafe(ended.set_result, how)

@@ -31,6 +31,8 @@ class Publisher:
         self.js = connection.jetstream()
         self.parked: list[dict[str, Any]] = []
         """The payloads of the ParkEvent commands."""
+        self.refuses: Callable[[Any], bool] = lambda _event: False
+        """Whether an event cannot be parked in this form."""
         self.outcome = "parked"
         """The outcome of the next ParkEvent commands."""
 
@@ -79,10 +81,13 @@ class Publisher:
     async def park(self, message: Msg) -> None:
         """Answer a command ParkEvent."""
         command = json.loads(message.data)
-        self.parked.append(command["payload"])
-        outcome = {"commandId": command["id"], "outcome": self.outcome}
-        if self.outcome != "silence":
-            await self.connection.publish((message.headers or {})["Timer-Reply-To"], json.dumps(outcome).encode())
+        answer: dict[str, Any] = {"outcome": self.outcome}
+        if self.refuses(command["payload"]["event"]):
+            answer = {"error": {"code": "INVALID_PAYLOAD", "message": "refused"}}
+        else:
+            self.parked.append(command["payload"])
+        answer["commandId"] = command["id"]
+        await self.connection.publish((message.headers or {})["Timer-Reply-To"], json.dumps(answer).encode())
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ A stand-in parks events; tests/e2e/test_receive.py has the service.
 """
 
 import asyncio
+import json
 import signal
 import threading
 import time
@@ -231,6 +232,20 @@ async def test_a_large_event_is_parked_without_its_payload(server: NatsServer, e
         await events.until_acknowledged()
     (parked,) = events.parked
     assert (parked["event"]["id"], list(parked["event"]["payload"])) == ("event-a", ["omitted"])
+
+
+async def test_an_event_that_the_service_refuses_is_parked_as_text(server: NatsServer, events: Publisher) -> None:
+    """The service refuses to park what it could not send again, such as an event of another tenant."""
+    app, _ = collecting(server.url)
+    events.refuses = lambda event: event["type"] != "unreadable"
+    wrong = {"id": "a\n", "type": "", "tenantId": "other", "payload": {"x": 1}}
+    async with app.running():
+        await events.send("acme.due-time-reached", json.dumps(wrong).encode())
+        await until(lambda: bool(events.parked))
+        await events.until_acknowledged()
+    (parked,) = events.parked
+    assert json.loads(parked["event"]["payload"]["text"]) == wrong
+    assert (len(parked["event"]["id"]), parked["event"]["tenantId"]) == (32, "acme")
 
 
 @pytest.mark.slow
@@ -536,6 +551,17 @@ async def test_consume(server: NatsServer, events: Publisher) -> None:
             await deliveries.aclose()
             with pytest.raises(ValueError, match="name must be"):
                 client.consume("acme", "a.b")
+
+
+async def test_consume_after_the_end_of_the_client(server: NatsServer, events: Publisher) -> None:
+    """An iteration that goes on after the block of its client raises `NoAnswerError`, like `watch`."""
+    async with TimerClient.connect(server.url) as client:
+        waiting = asyncio.ensure_future(anext(client.consume("acme", "mine")))
+        async with asyncio.timeout(10):
+            while not await events.js.consumers_info("TIMER_EVT"):
+                await asyncio.sleep(0.01)
+    with pytest.raises(NoAnswerError, match="the connection to the broker is closed"):
+        await asyncio.wait_for(waiting, 10)
 
 
 class TransactionSeen(MemorySeen):

@@ -14,8 +14,9 @@ import pytest
 
 from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
+from timer_service import threads
 from timer_service.threads import Ended, Threads
-from timer_service.worker import Context, Retry, threads, workflow
+from timer_service.worker import Context, Retry, workflow
 from timer_service.worker.steps import run_attempt
 from timer_service.worker.values import StepCall
 

@@ -291,7 +291,7 @@ async def open_connection(
     try:
         yield connection
     finally:
-        await connection.end_calls()
+        await connection.lose()
         await client.close()
 
 

@@ -181,6 +181,10 @@ def test_wrong_arguments() -> None:
         (lambda: TimerApp(tenant="acme", name="x", stream="a b"), "stream must"),
         (lambda: TimerApp(tenant="acme", name="x", ack_wait=timedelta(0)), "ack_wait must"),
         (lambda: TimerApp(tenant="acme", name="x", shutdown_timeout=timedelta(-1)), "shutdown_timeout must"),
+        (lambda: TimerApp(tenant="acme", name="x", shutdown_timeout=3), "shutdown_timeout must be a timedelta"),  # type: ignore[arg-type]
+        (lambda: TimerApp(tenant="acme", name="x", ack_wait=3), "ack_wait must be a timedelta"),  # type: ignore[arg-type]
+        (lambda: TimerApp(tenant="acme", name="x", in_order=3), "in_order must be a bool"),  # type: ignore[arg-type]
+        (lambda: TimerApp(tenant="acme", name="x", from_start=3), "from_start must be a bool"),  # type: ignore[arg-type]
         (lambda: app.on_due("Un.paid")(handle), "topic must be a topic"),
         (lambda: app.on_due("unpaid")(handle), "DueTimeReached must have one handler"),
         (lambda: app.on_job("")(handle), "job_name must"),

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from timer_service.client.checks import check_text, check_whole, optional
+from timer_service.client.checks import check_text, check_type, check_whole, optional
 from timer_service.client.connection import open_connection
 from timer_service.client.errors import AlreadyHandled
 from timer_service.client.events import (
@@ -84,7 +84,8 @@ class TimerApp:
             raise ValueError(f"concurrency must lie between 1 and {_MOST_CONCURRENCY}")
         if not check_whole("attempts", attempts) >= 1:
             raise ValueError("attempts must be at least 1")
-        if not timedelta(0) <= shutdown_timeout:
+        check_type("in_order", in_order, bool, "a bool")
+        if not timedelta(0) <= check_type("shutdown_timeout", shutdown_timeout, timedelta, "a timedelta"):
             raise ValueError("shutdown_timeout must not be negative")
         self._consumer = check_consumer(tenant, name, (), stream=stream, from_start=from_start, ack_wait=ack_wait)
         self._rules = Rules(concurrency, attempts, in_order, ack_wait, shutdown_timeout)

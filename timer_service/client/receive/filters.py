@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from timer_service.client.checks import check_name, check_tenant, check_topic, optional
+from timer_service.client.checks import check_name, check_tenant, check_topic, check_type, optional
 from timer_service.client.events import EVENTS, WITH_TOPIC, Event, message_of
 
 RESUBMITTED = "resubmitted"
@@ -51,10 +51,12 @@ def check_consumer(
             raise ValueError("events must be classes of events, such as DueTimeReached")
         if optional(check_topic, "topic", topic) is not None and kind not in WITH_TOPIC:
             raise ValueError(f"topic must be left out for {kind.__name__}, which has no topic")
+    check_type("ack_wait", ack_wait, timedelta, "a timedelta")
+    check_type("from_start", from_start, bool, "a bool")
     if not timedelta(seconds=1) <= ack_wait <= timedelta(minutes=10):
         raise ValueError("ack_wait must lie between 1 second and 10 minutes")
     stream = optional(check_name, "stream", stream, 255)
-    return Consumer(check_tenant(tenant), check_name("name", name), found, stream, bool(from_start), ack_wait)
+    return Consumer(check_tenant(tenant), check_name("name", name), found, stream, from_start, ack_wait)
 
 
 def subject_parts(consumer: Consumer) -> list[str]:

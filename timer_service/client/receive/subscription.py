@@ -21,11 +21,10 @@ from timer_service.client.events import Event, read_event
 from timer_service.client.receive.delivery import Delivery
 from timer_service.client.receive.durable import DurableConsumer
 from timer_service.client.receive.filters import Consumer
+from timer_service.client.receive.park import UNREADABLE
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = "unreadable"
-"""The type of what is parked in place of a message that is not even a JSON object with an id, a type and a payload."""
 _PULL_BYTES = 8 * 1024 * 1024
 """The most of one pull. Two can be open: a server of several tenants closes a connection for which 32 MB wait."""
 _PULL_SECONDS = 30
@@ -104,6 +103,7 @@ class Subscription:
         self._session = 0
         """The number of the connection to the consumer. A delivery can be settled only in its session."""
         self._broken = asyncio.Event()
+        self._is_closed = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -130,8 +130,8 @@ class Subscription:
         self._broken.set()
 
     async def next(self) -> Delivery:
-        """Wait for the next delivery."""
-        while True:
+        """Wait for the next delivery. Raises `NoAnswerError` when the connection is closed for good."""
+        while not self._is_closed:
             if self._room() * 2 >= self._ahead:
                 await self._pull()
             if (
@@ -140,6 +140,7 @@ class Subscription:
                 return delivery
             self._arrived.clear()
             await self._arrived.wait()
+        raise NoAnswerError("the connection to the broker is closed")
 
     def next_waiting(self) -> Delivery | None:
         """Return the next delivery that waits here, or None."""
@@ -264,7 +265,7 @@ class Subscription:
             self._broken.set()
 
     async def _repair(self) -> None:
-        """Begin again whenever the session is broken. Never ends."""
+        """Begin again whenever the session is broken. Ends when the connection is closed for good."""
         pause = _FIRST_PAUSE
         while True:
             await self._broken.wait()
@@ -273,6 +274,10 @@ class Subscription:
                 await self._begin()
             except NoAnswerError as error:
                 self._broken.set()
+                if self._connection.client.is_closed:
+                    self._is_closed = True
+                    self._arrived.set()
+                    return
                 is_connected = self._connection.client.is_connected
                 if is_connected:
                     log.warning("%s; trying again", error)
