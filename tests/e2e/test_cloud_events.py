@@ -19,13 +19,15 @@ async def test_attributes(tmp_path: Path, broker: NatsServer, user: User) -> Non
         TimerClient.connect(broker.url) as client,
     ):
         await client.timers.schedule_many([NewTimer("acme", f"call-{n}", PAST, topic="unpaid") for n in range(30)])
-        await client.schedules.put("acme", "daily", every=timedelta(days=1))
+        await client.schedules.put("acme", "daily", every=timedelta(days=1), topic="report")
         await client.schedules.trigger("acme", "daily")
         await user.js.publish("timer.cmd.v1.acme.schedule-timer", b"no JSON")
         await user.until_stored("TIMER_EVT", 32)
         await user.until_stored("TIMER_DLQ", 1)
     for message in await user.read("TIMER_EVT"):
         event = json.loads(message.data)
+        *_, last = message.subject.split(".")
+        assert last == event.get("topic", "command-rejected")
         attributes = {name[3:]: value for name, value in message.headers.items() if name.startswith("ce-")}
         at = datetime.fromisoformat(attributes.pop("time"))
         assert (at - EPOCH) // timedelta(milliseconds=1) == event["timestampMs"]
