@@ -45,8 +45,7 @@ message       of a workflow: data that is stored until the workflow waits for a 
 need          an edge of a run: a job needs another job, its upstream, or a group
 outbox        the table of events to publish, written in the transaction that caused them; dead letters have one too
 outcome       how one command ended, for example `scheduled`
-park          of an event: store it because its consumer gave it up; of a workflow: end a task because every branch of the
-              function waits
+park          of an event: store it because its consumer gave it up; of a workflow: end a task, as every branch waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
 pending       published before its run or job is known, and kept until then (of a command)
 policy        which late slots of a schedule fire: `last`, `skip` or `all`

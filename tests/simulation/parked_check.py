@@ -61,7 +61,9 @@ class ParkedChecker:
         """Assert that each resubmitted event was published to its consumer, once for each resubmit."""
         messages = [each for each in self._service.broker.events if each.address.message == "resubmitted"]
         bodies = [json.dumps(json.loads(each.body), sort_keys=True) for each in messages]
-        found = Counter((each.address.tenant, each.address.topic, body) for each, body in zip(messages, bodies, strict=True))
+        found = Counter(
+            (each.address.tenant, each.address.topic, body) for each, body in zip(messages, bodies, strict=True)
+        )
         assert found == self._resubmitted, f"{found}, not {self._resubmitted}"
 
     def check_deleted(self) -> None:

@@ -97,7 +97,18 @@ VALID: dict[str, Any] = {
     ),
     **dict.fromkeys(("due_in", "late_by", "every", "jitter", "start_in", "deadline_in"), HOUR),
     **dict.fromkeys(
-        ("count", "upcoming", "max_count", "catch_up_limit", "timeout_seconds", "sequence", "limit", "before", "attempts"), 5
+        (
+            "count",
+            "upcoming",
+            "max_count",
+            "catch_up_limit",
+            "timeout_seconds",
+            "sequence",
+            "limit",
+            "before",
+            "attempts",
+        ),
+        5,
     ),
 }
 """A valid value of each argument. `state` and `status` follow below: they depend on the method."""

@@ -32,9 +32,9 @@ def check_tenant(tenant: object) -> str:
     return _match("tenant", tenant, TENANT_PATTERN, "1 to 64 letters, digits, dashes or underscores")
 
 
-def check_consumer(consumer: object) -> str:
-    """Return a valid name of a consumer of events."""
-    return _match("consumer", consumer, TENANT_PATTERN, "1 to 64 letters, digits, dashes or underscores")
+def check_name(argument: str, name: object, most: int = 64) -> str:
+    """Return the name of a consumer or a stream."""
+    return _match(argument, name, rf"[A-Za-z0-9_-]{{1,{most}}}", f"1 to {most} letters, digits, dashes or underscores")
 
 
 def check_reason(reason: object) -> str:

@@ -14,8 +14,8 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from timer_service.client.checks import (
-    check_consumer,
     check_mapping,
+    check_name,
     check_reason,
     check_seconds,
     check_tenant,
@@ -58,14 +58,14 @@ class Events(Resource):
         self, tenant: str, consumer: str | None = None, *, timeout_seconds: float = 10
     ) -> AsyncIterator[ParkedEvent]:
         """Iterate over the parked events of a tenant, or of one of its consumers, oldest first, without `event`."""
-        chosen = None if consumer is None else check_consumer(consumer)
+        chosen = optional(check_name, "consumer", consumer)
         return self._list("list-parked-events", "events", ParkedEvent, tenant, timeout_seconds, consumer=chosen)
 
     async def get_parked(
         self, tenant: str, consumer: str, event_id: str, *, timeout_seconds: float = 10
     ) -> ParkedEvent | None:
         """Return a parked event with the whole `event`, or None if the consumer has not parked it."""
-        chosen = check_consumer(consumer)
+        chosen = check_name("consumer", consumer)
         return await self._find("get-parked-event", ParkedEvent, tenant, event_id, timeout_seconds, consumer=chosen)
 
     async def park(
@@ -85,7 +85,7 @@ class Events(Resource):
         if check_whole("attempts", attempts) < 1:
             raise ValueError("attempts must be at least 1")
         fields = {
-            "consumer": check_consumer(consumer),
+            "consumer": check_name("consumer", consumer),
             "event": check_mapping("event", event),
             "reason": check_reason(reason),
             "attempts": attempts,
@@ -94,12 +94,12 @@ class Events(Resource):
 
     async def resubmit(self, tenant: str, consumer: str, event_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Publish a parked event again, to its consumer only."""
-        chosen = check_consumer(consumer)
+        chosen = check_name("consumer", consumer)
         return await self._send("ResubmitEvent", tenant, event_id, timeout_seconds, consumer=chosen)
 
     async def drop(self, tenant: str, consumer: str, event_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Delete a parked event."""
-        chosen = check_consumer(consumer)
+        chosen = check_name("consumer", consumer)
         return await self._send("DropEvent", tenant, event_id, timeout_seconds, consumer=chosen)
 
 
