@@ -23,6 +23,8 @@ _STREAMS = {
     Kind.DEAD_LETTER: {"stream": "TIMER_DLQ", "max_age": "30d", "allow_atomic": True},
 }
 _ALL_STREAMS = {"retention": "limits", "storage": "file", "discard": "new", "duplicate_window": "2m"}
+_ANY_MESSAGE = {Kind.EVENT: ">"}
+"""The end of the subjects of a stream. Events can have a topic behind the message."""
 _CONSUMER = {
     "stream": "TIMER_CMD",
     "durable_name": "timer-service",
@@ -84,7 +86,8 @@ def document(
         },
         "x-jetstream": {
             "streams": [
-                {**own, **_ALL_STREAMS, "subjects": [f"timer.{kind}.v1.*.*"]} for kind, own in _STREAMS.items()
+                {**own, **_ALL_STREAMS, "subjects": [f"timer.{kind}.v1.*.{_ANY_MESSAGE.get(kind, '*')}"]}
+                for kind, own in _STREAMS.items()
             ],
             "consumer": _CONSUMER,
         },
