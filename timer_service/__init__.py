@@ -46,8 +46,7 @@ need          an edge of a run: a job needs another job, its upstream, or a grou
 outbox        the table of events to publish, written in the transaction that caused them; dead letters have one too;
               of a user: a table of commands to send, in the user's own database
 outcome       how one command ended, for example `scheduled`
-park          of an event: store it because its consumer gave it up; of a workflow: end a task because every branch
-              of the function waits
+park          of an event: store it because its consumer gave it up; of a workflow: end a task, as every branch waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
 pending       published before its run or job is known, and kept until then (of a command)
 policy        which late slots of a schedule fire: `last`, `skip` or `all`

@@ -163,6 +163,7 @@ OTHER_INDEX = {
     "page of schedules TRUE count": {"schedules_by_status"},
     "events/store count": {"parked_events_pkey"},
     "page of parked_events TRUE count": {"parked_events_pkey"},
+    "page of parked_events TRUE page": {"parked_events_pkey"},
 }
 """Other indexes that PostgreSQL may use as well: they have the same rows in an order that serves, or few rows."""
 

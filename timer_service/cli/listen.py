@@ -90,12 +90,13 @@ def listen(
     server: Server = None,
 ) -> None:
     """Run a program for each event of a tenant, until SIGTERM or Ctrl-C. No event is missed."""
-    config, broker = find_target(server)
+    target = find_target(server)
+    config = target.config
     configure_logs(config)
     names = [str(each) for each in event] if event else ["due-time-reached"]
     try:
         app = TimerApp(
-            config.broker_url if broker.dev is None else None,  # None: it never connects to another one than this `dev`
+            target.url,
             tenant=tenant,
             name=name,
             concurrency=concurrency,
@@ -114,7 +115,7 @@ def listen(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     what = ", ".join(names) + ("" if topic is None else f" with the topic {topic}")
-    where = f"as consumer {name} at {broker}"
+    where = f"as consumer {name} at {target.broker}"
     typer.echo(one_line(f"Waiting for {what} of tenant {tenant} {where}. Stop with Ctrl-C."), err=True)
     app.run()
 

@@ -58,7 +58,7 @@ class Events(Resource):
         self, tenant: str, consumer: str | None = None, *, timeout_seconds: float = 10
     ) -> AsyncIterator[ParkedEvent]:
         """Iterate over the parked events of a tenant, or of one of its consumers, oldest first, without `event`."""
-        chosen = None if consumer is None else check_name("consumer", consumer)
+        chosen = optional(check_name, "consumer", consumer)
         return self._list("list-parked-events", "events", ParkedEvent, tenant, timeout_seconds, consumer=chosen)
 
     async def get_parked(
