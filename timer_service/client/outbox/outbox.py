@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from nats.aio.client import Client
 
@@ -17,7 +17,7 @@ from timer_service.client.timer_client import TimerClient
 from timer_service.client.user_tables import check_table
 
 _T = TypeVar("_T")
-_STORED = "stored"
+_STORED: Final = "stored"
 _NOT_CONNECTED = "an outbox only stores commands: to ask the service or to receive events, use TimerClient.connect"
 
 
