@@ -169,6 +169,36 @@ async def test_a_tenant_without_stream_stops_no_other(
     assert len(await sent(js, "OTHER")) == 1_100
 
 
+_USERS = """
+authorization { users: [
+  {user: all, password: all}
+  {user: app, password: app, permissions: {publish: ["timer.cmd.v1.acme.>"], subscribe: "_INBOX.>"}}
+] }
+"""
+
+
+async def test_a_tenant_without_permission_stops_no_other(
+    tmp_path: Path, user_database: UserDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker does not answer about its commands. Those beside them are sent once, and the log names the tenant."""
+    monkeypatch.setattr(relay_module, "LEAST_SECONDS", 0.5)
+    async with (
+        NatsServer(tmp_path / "fenced", _USERS) as server,
+        await nats.connect(server.url, user="all", password="all") as connection,
+    ):
+        js = connection.jetstream()
+        await js.add_stream(name="ACME", subjects=["timer.cmd.v1.acme.>"])
+        async with transaction(user_database) as client:
+            for number in range(3):
+                await client.schedule("other", f"order-{number}", DUE)
+                await client.schedule("acme", f"order-{number}", DUE)
+        async with running(OutboxRelay(OUTBOX, user_database.place, server.url, user="app", password="app")):
+            await until_sent(user_database, 3)
+        assert [each["payload"]["serviceCallId"] for each in await sent(js)] == ["order-0", "order-1", "order-2"]
+        assert "of the tenant other: no acknowledgement within" in caplog.text
+        assert "of the tenant acme" not in caplog.text
+
+
 async def test_a_transaction_that_commits_later(server: NatsServer, js: JetStreamContext, databases: Databases) -> None:
     """On PostgreSQL, a row can be committed after a row with a greater id was sent. It is sent as well."""
     async with postgres_database(databases) as database:

@@ -241,12 +241,20 @@ async def store_commands(
     """
     if not connection.is_connected:
         raise NoAnswerError("not connected to the broker")
-    publisher = _Publisher(connection)
     endings: dict[str, str | None] = {}
+    fitting = []
+    for command in commands:
+        # The server ends the connection if a message is too large.
+        if len(command.body) + HEADER_BYTES > connection.max_payload:
+            endings[command.id] = f"the command has {len(command.body)} bytes, more than the broker accepts"
+        else:
+            fitting.append(command)
+    publisher = _Publisher(connection)
+    published: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
     errors: list[str] = []
     try:
         async with asyncio.timeout(timeout_seconds):
-            await calls.run(_store_each(publisher, connection.max_payload, commands, endings, errors))
+            await calls.run(_publish_all(publisher, fitting, published))
     except TimeoutError:
         errors.append(
             f"no acknowledgement within {timeout_seconds:.0f} s; may this login publish commands of the tenant?"
@@ -255,33 +263,28 @@ async def store_commands(
         errors.append(str(error) or type(error).__name__)
     finally:
         await publisher.close()
+    for command_id, acknowledged in published.items():
+        if not acknowledged.done():
+            continue
+        refusal = acknowledged.result().get("error")
+        if refusal is None:
+            endings[command_id] = None
+        elif isinstance(refusal, Mapping) and refusal.get("err_code") in _NEVER_STORED:
+            endings[command_id] = _why(refusal)
+        else:
+            errors.append(_why(refusal))
     return Stored(endings, errors[0] if errors else None)
 
 
-async def _store_each(
-    publisher: _Publisher,
-    max_payload: int,
-    commands: Sequence[Command],
-    endings: dict[str, str | None],
-    errors: list[str],
+async def _publish_all(
+    publisher: _Publisher, commands: Sequence[Command], published: dict[str, asyncio.Future[Mapping[str, Any]]]
 ) -> None:
-    """Add how each command ended to `endings`, and why others did not end to `errors`."""
+    """Publish commands and add the future acknowledgement of each to `published`. Wait for all of them."""
     await publisher.open()
-    published = []
     for command in commands:
-        # The server ends the connection if a message is too large.
-        if len(command.body) + HEADER_BYTES > max_payload:
-            endings[command.id] = f"the command has {len(command.body)} bytes, more than the broker accepts"
-        else:
-            published.append((command.id, await publisher.publish(command)))
-    for command_id, acknowledged in published:
-        error = (await acknowledged).get("error")
-        if error is None:
-            endings[command_id] = None
-        elif isinstance(error, Mapping) and error.get("err_code") in _NEVER_STORED:
-            endings[command_id] = _why(error)
-        else:
-            errors.append(_why(error))
+        published[command.id] = await publisher.publish(command)
+    if published:
+        await asyncio.wait(published.values())
 
 
 def _why(error: object) -> str:

@@ -33,7 +33,8 @@ POLL_SECONDS = 1
 _AGAIN_SECONDS = 1
 _MOST_PAUSED = 100
 """If so many tenants wait, the others wait too: each one is a parameter of a statement."""
-_LEAST_SECONDS = 10
+LEAST_SECONDS = 10
+"""How long the broker may take to acknowledge commands, if they are small."""
 _BYTES_PER_SECOND = 100_000
 """The slowest connection to a broker with which a page can be sent."""
 
@@ -169,7 +170,7 @@ def _command(broker: Connection, row: OutboxRow) -> Command:
 
 def _seconds(rows: Sequence[OutboxRow]) -> float:
     """Return how long the broker may take to store rows."""
-    return _LEAST_SECONDS + sum(len(row.body) for row in rows) / _BYTES_PER_SECOND
+    return LEAST_SECONDS + sum(len(row.body) for row in rows) / _BYTES_PER_SECOND
 
 
 def _errors() -> tuple[type[Exception], ...]:
