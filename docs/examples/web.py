@@ -3,7 +3,6 @@
 uvicorn --app-dir docs/examples web:web
 """
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -15,7 +14,7 @@ from starlette.routing import Route
 
 from timer_service.client import DueTimeReached, TimerApp
 
-app = TimerApp(os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222"), tenant="shop", name="web")
+app = TimerApp(tenant="shop", name="web")
 reminders: list[str] = []
 
 

@@ -52,7 +52,12 @@ async def test_put_returns_the_schedule(client: TimerClient) -> None:
     )
     schedule = outcome.schedule
     assert schedule is not None
-    assert (outcome.name, schedule.tenant, schedule.name, schedule.status) == ("created", "acme", "report", "active")
+    assert (outcome.name, schedule.tenant, schedule.schedule_id, schedule.status) == (
+        "created",
+        "acme",
+        "report",
+        "active",
+    )
     assert (schedule.cron, schedule.zone, schedule.every) == (WEEKDAYS, "Europe/Berlin", None)
     assert (schedule.start_at, schedule.end_at, schedule.max_count) == (PAST, LATER, 1000)
     assert schedule.jitter == timedelta(minutes=5)
@@ -85,17 +90,17 @@ async def test_life_of_a_schedule(client: TimerClient) -> None:
     assert [each.name for each in outcomes] == names
     statuses = [None if each.schedule is None else each.schedule.status for each in outcomes]
     assert statuses == [None, *["paused"] * 3, *["active"] * 2, *["ended"] * 2]
-    assert [each.name async for each in schedules.list("acme")] == ["hourly", "other"]
-    assert [each.name async for each in schedules.list("acme", status="ended")] == ["other"]
+    assert [each.schedule_id async for each in schedules.list("acme")] == ["hourly", "other"]
+    assert [each.schedule_id async for each in schedules.list("acme", status="ended")] == ["other"]
     gone = [await schedules.delete("acme", name) for name in ("hourly", "hourly", "nobody")]
     assert [each.name for each in gone] == ["deleted", "unchanged", "not_found"]
-    assert [each.name async for each in schedules.list("acme")] == ["other"]
+    assert [each.schedule_id async for each in schedules.list("acme")] == ["other"]
 
 
 @ON_SQLITE
 async def test_watch_schedules(client: TimerClient) -> None:
     """`schedules.watch` yields the slots and triggers of a schedule, and its end, and nothing of other schedules."""
-    events = client.schedules.watch("acme", schedule="tick")
+    events = client.schedules.watch("acme", schedule_id="tick")
     first = asyncio.ensure_future(anext(events))
     await client.timers.count("acme")  # the subscriptions were sent before it on this connection
     await client.schedules.put("acme", "tick", every=timedelta(seconds=1), max_count=2, data="own")

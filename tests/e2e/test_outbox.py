@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE
-from tests.e2e.test_examples import DEFAULT_URL, block, run
+from tests.e2e.test_examples import block, run
 from tests.harness import outbox_user
 from tests.harness.databases import Databases
 from tests.harness.outbox import running, until_sent
@@ -67,7 +67,7 @@ async def test_recipes_of_the_page(tmp_path: Path, broker: NatsServer, service: 
     async with databases.database() as url:
         place = url.removeprefix("postgresql:")
         for part in ("asyncpg.Connection", "AsyncSession"):
-            script = block(PAGE, "python", part).replace("//localhost/shop", place).replace(DEFAULT_URL, broker.url)
+            script = block(PAGE, "python", part).replace("//localhost/shop", place)
             (tmp_path / "recipe.py").write_text(script, "utf-8")
             assert await run(broker, sys.executable, "recipe.py", folder=tmp_path) == []
         assert await UserDatabase(url).query("SELECT name FROM orders ORDER BY name") == [("order-1",), ("order-2",)]

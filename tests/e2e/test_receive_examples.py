@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE
-from tests.e2e.test_examples import DEFAULT_URL, EXAMPLES, block
+from tests.e2e.test_examples import EXAMPLES, block
 from tests.harness.processes import NatsServer, Process, Service, unused_port
 from tests.harness.receiving import Publisher, publisher, until
 from tests.harness.spawn import BIN
@@ -43,7 +43,7 @@ class Example(Process):
 async def test_the_first_program_of_the_page(tmp_path: Path, broker: NatsServer, events: Publisher) -> None:
     """Each handler prints its event. The data have the declared type."""
     program = tmp_path / "program.py"
-    program.write_text(block(PAGE, "python", "def cancel_unpaid").replace(DEFAULT_URL, broker.url), "utf-8")
+    program.write_text(block(PAGE, "python", "def cancel_unpaid"), "utf-8")
     async with Example(tmp_path, broker, sys.executable, "-u", str(program)) as example:
         await example.until_prints("waiting for timer.evt.v1.shop.due-time-reached.unpaid, ")
         await events.fire("order-1", {"id": "1", "total": 12}, topic="unpaid", tenant="shop")

@@ -23,7 +23,9 @@ def _double(number: int) -> int:
 async def started_by(client: TimerClient, prefix: str, count: int) -> list[str]:
     """Return the ids of the first workflows that a schedule has started. Wait until there are so many."""
     while True:
-        names = [each.name async for each in client.workflows.list("acme") if each.name.startswith(prefix)]
+        names = [
+            each.workflow_id async for each in client.workflows.list("acme") if each.workflow_id.startswith(prefix)
+        ]
         if len(names) >= count:
             return names[:count]
         await asyncio.sleep(0.05)

@@ -190,8 +190,8 @@ async def test_a_tenant_without_permission_stops_no_other(
         await js.add_stream(name="ACME", subjects=["timer.cmd.v1.acme.>"])
         async with transaction(user_database) as client:
             for number in range(3):
-                await client.schedule("other", f"order-{number}", DUE)
-                await client.schedule("acme", f"order-{number}", DUE)
+                await client.timers.schedule("other", f"order-{number}", DUE)
+                await client.timers.schedule("acme", f"order-{number}", DUE)
         async with running(OutboxRelay(OUTBOX, user_database.place, server.url, user="app", password="app")):
             await until_sent(user_database, 3)
         assert [each["payload"]["serviceCallId"] for each in await sent(js)] == ["order-0", "order-1", "order-2"]
@@ -203,9 +203,9 @@ async def test_a_transaction_that_commits_later(server: NatsServer, js: JetStrea
     """On PostgreSQL, a row can be committed after a row with a greater id was sent. It is sent as well."""
     async with postgres_database(databases) as database:
         async with transaction(database) as early:
-            await early.schedule("acme", "early", DUE)
+            await early.timers.schedule("acme", "early", DUE)
             async with transaction(database) as late:
-                await late.schedule("acme", "late", DUE)
+                await late.timers.schedule("acme", "late", DUE)
             async with running(OutboxRelay(OUTBOX, database.place, server.url)):
                 await until_sent(database)
         async with running(OutboxRelay(OUTBOX, database.place, server.url)):

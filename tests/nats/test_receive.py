@@ -610,7 +610,7 @@ async def test_handlers_use_the_client_of_the_app(server: NatsServer, events: Pu
 
     @app.on_due()
     async def handle(event: DueTimeReached) -> None:
-        found.append(app.client.schedule)
+        found.append(app.client.timers.schedule)
 
     async with app.running():
         await events.fire("a")

@@ -7,7 +7,8 @@ from timer_service.core.intake.batch import apply_in_order
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports.database import Transaction
-from timer_service.core.values.message import Address, Command, Kind, Message
+from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.message import Command, Message
 from timer_service.events import store
 from timer_service.events.batch import Batch, keys_of
 

@@ -5,8 +5,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, TENANT_PATTERN
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Identifier, JsonObject, TenantPayload
+from timer_service.core.values.message import Identifier, JsonObject, TenantPayload
 
 Consumer = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
 """The name of a consumer. It is a token of subjects."""

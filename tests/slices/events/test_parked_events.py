@@ -15,7 +15,7 @@ from timer_service.core.intake.batch import MOST_DATA
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.service.upkeep import Retention
-from timer_service.core.values.message import Address, Kind
+from timer_service.core.values.address import Address, Kind
 from timer_service.events import SLICE
 from timer_service.events.messages import MAX_EVENT_BYTES
 

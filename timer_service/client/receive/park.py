@@ -11,7 +11,7 @@ from typing import Any
 from timer_service.client.connection import Connection
 from timer_service.client.errors import CommandError, TimerServiceError
 from timer_service.client.receive.delivery import Delivery
-from timer_service.core.values.message import IDENTIFIER_PATTERN
+from timer_service.core.values.address import IDENTIFIER_PATTERN
 
 log = logging.getLogger(__name__)
 
