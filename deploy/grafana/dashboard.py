@@ -327,7 +327,7 @@ ROWS = Row(
         rows("workflows", "Workflows", "Workflows that run, sleep or wait for a worker, and failed and blocked ones."),
         Panel(
             "Outbox and unfinished work",
-            "Waiting events and dead letters, buried and parked events, transitions, cancellations, backfills.",
+            "Waiting events and dead letters, buried and parked ones, transitions to match, cancellations, backfills.",
             "short",
             (
                 Query(

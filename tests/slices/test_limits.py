@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
-from timer_service import runs, signals, timers, workflows
+from timer_service import events, runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES, queries
 from timer_service.app.usage import GetUsage, usage_query
@@ -67,6 +67,15 @@ COMMANDS: dict[str, Callable[[str], dict[str, Any]]] = {
     "rest": lambda name: {"message_type": "PauseSchedule", "scheduleId": name},
     "trigger": lambda name: {"message_type": "TriggerSchedule", "scheduleId": name},
     "delete": lambda name: {"message_type": "DeleteSchedule", "scheduleId": name},
+    "park": lambda name: {
+        "message_type": "ParkEvent",
+        "consumer": "orders",
+        "event": {"id": name, "type": "JobReady", "payload": {}},
+        "reason": "no",
+        "attempts": 1,
+    },
+    "resubmit": lambda name: {"message_type": "ResubmitEvent", "consumer": "orders", "eventId": name},
+    "drop": lambda name: {"message_type": "DropEvent", "consumer": "orders", "eventId": name},
     "run": lambda name: start(name, 5, "g"),
     "needing": lambda name: start(name, 5, "g", needs=[{"group": "g"}]),
     "tenth": lambda name: start(name, 10),
@@ -113,6 +122,13 @@ STORIES: dict[str, tuple[Slice, str, int, str]] = {
         (
             "foreign 1 created, hourly 1 created, hourly 2 over, daily 1 updated, trigger 1 triggered, rest 1 paused, "
             "hourly 2 over, delete 1 deleted, hourly 2 created"
+        ),
+    ),
+    "a parked event that is resubmitted or dropped makes room, and a repeated one is unchanged": (
+        *(events.SLICE, "parked_events", 2),
+        (
+            "park 1 parked, park 2 parked, park 3 over, park 1 unchanged, resubmit 1 resubmitted, park 3 parked, "
+            "park 4 over, drop 2 dropped, park 4 parked, drop 5 not_found, park 5 over"
         ),
     ),
     "a run that ends makes room": (

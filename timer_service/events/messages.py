@@ -1,5 +1,6 @@
 """The commands about buried events and parked events."""
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
@@ -38,7 +39,7 @@ class EventBody(BaseModel):
     type: Identifier
     payload: JsonObject
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The event as compact JSON. Raises ValueError for numbers that JSON cannot hold."""
         return dump_data({"id": self.id, "type": self.type, **(self.model_extra or {}), "payload": self.payload})
