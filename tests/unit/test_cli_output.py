@@ -305,7 +305,7 @@ async def test_end_of_a_workflow(name: OutcomeName, capsys: pytest.CaptureFixtur
     calls = SimpleNamespace(start=AsyncMock(return_value=started), result=AsyncMock(side_effect=ended))
     client: Any = SimpleNamespace(workflows=calls)
     with pytest.raises(typer.Exit) as exited:
-        await workflows.start(client, wait=True, tenant="acme", workflow="order\u202e")
+        await workflows.start(client, wait=True, tenant="acme", workflow_id="order\u202e")
     assert exited.value.exit_code == 1
     waiting, failed = capsys.readouterr().err.splitlines()
     assert waiting == rf"{name}: acme/order\u202e. Waiting for its end."

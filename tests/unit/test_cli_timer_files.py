@@ -21,7 +21,7 @@ async def test_import_without_an_answer(tmp_path: Path) -> None:
     (file := tmp_path / "timers.jsonl").write_text("".join(f"{json.dumps(_timer(number))}\n" for number in (1, 2)))
     ended = [Outcome(command_id="1", name="scheduled"), NoAnswerError("no outcome within 120 s")]
     with pytest.raises(NoAnswerError, match=r"120 s; at least 1 of 2 timers were handled\. Import the file again: "):
-        await import_timers(MagicMock(schedule_many=AsyncMock(return_value=ended)), "acme", file)
+        await import_timers(MagicMock(**{"timers.schedule_many": AsyncMock(return_value=ended)}), "acme", file)
 
 
 async def test_rejected_timers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +30,9 @@ async def test_rejected_timers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (file := tmp_path / "timers.jsonl").write_text(lines)
     ended = [[CommandError("BUSY", "later")] * count for count in (1_000, 200)]
     with pytest.raises(typer.Exit) as exited:
-        await import_timers(MagicMock(schedule_many=AsyncMock(side_effect=ended)), "acme", file, as_json=True)
+        await import_timers(
+            MagicMock(**{"timers.schedule_many": AsyncMock(side_effect=ended)}), "acme", file, as_json=True
+        )
     summary = json.loads(capsys.readouterr().out)
     found = exited.value.exit_code, summary["outcomes"], summary["failed"], len(summary["errors"])
     assert found == (1, {"rejected": 1_200}, 1_200, 1_000)

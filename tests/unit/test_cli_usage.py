@@ -67,12 +67,12 @@ USAGE = {
     "timers schedule acme call-1 --in 5s --at 2100-01-01T00:00:00Z": "Give either --at or --in",
     "timers schedule acme call-1 --in 10000000d": "'10000000d' is too long: give at most 366 days",
     "timers schedule acme call-1 --in 5s --expires-at 2100-01-01T00:00:00Z": "Give --expires-at with --at",
-    "timers cancel acme call-1 --prefix call": "Give either CALL or --prefix",
+    "timers cancel acme call-1 --prefix call": "Give either TIMER or --prefix",
     "timers schedule acme call-1 --in 5s --data {": "Invalid value for '--data': must be JSON",
     "timers list acme --due-after 2100-01-01T00:00:00": "Invalid value for '--due-after'",
     "timers watch a.b": "'a.b' must be 1 to 64 letters",
     "timers list acme --limit many": "Invalid value for '--limit': must be a valid integer",
-    "timers cancel acme ": "Invalid value for 'CALL': '' must be 1 to 200 characters",
+    "timers cancel acme ": "Invalid value for 'TIMER': '' must be 1 to 200 characters",
     "timers list acme --server http://host": "Invalid value for '--server': must be nats://host:port",
 }
 FILES = {

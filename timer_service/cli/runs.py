@@ -129,12 +129,12 @@ def _check_group(*, file: Mapping[str, Any], **_: object) -> None:
         raise typer.BadParameter("The jobs of a group have no groups of their own: leave out 'groups'.")
 
 
-async def _start(client: TimerClient, *, tenant: str, run: str, file: Mapping[str, Any]) -> Outcome:
-    return await client.runs.start(tenant, run, **file)
+async def _start(client: TimerClient, *, tenant: str, run_id: str, file: Mapping[str, Any]) -> Outcome:
+    return await client.runs.start(tenant, run_id, **file)
 
 
-async def _resolve(client: TimerClient, *, tenant: str, run: str, group: str, file: Mapping[str, Any]) -> Outcome:
-    return await client.runs.resolve_group(tenant, run, group, file["jobs"])
+async def _resolve(client: TimerClient, *, tenant: str, run_id: str, group: str, file: Mapping[str, Any]) -> Outcome:
+    return await client.runs.resolve_group(tenant, run_id, group, file["jobs"])
 
 
 RUNS.command(

@@ -184,7 +184,7 @@ def test_wrong_arguments() -> None:
         (lambda: TimerApp(tenant="acme", name="x", ack_wait=3), "ack_wait must be a timedelta"),  # type: ignore[arg-type]
         (lambda: TimerApp(tenant="acme", name="x", in_order=3), "in_order must be a bool"),  # type: ignore[arg-type]
         (lambda: TimerApp(tenant="acme", name="x", from_start=3), "from_start must be a bool"),  # type: ignore[arg-type]
-        (lambda: app.on_due("Un.paid")(handle), "topic must be a topic"),
+        (lambda: app.on_due("Un.paid")(handle), "topic must be 1 to 64"),
         (lambda: app.on_due("unpaid")(handle), "DueTimeReached must have one handler"),
         (lambda: app.on_job("")(handle), "job_name must"),
         (lambda: app.on_slot("\n")(handle), "schedule_id must"),
