@@ -48,7 +48,7 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
             0,
             "updated: acme/a (Scheduled, due 2100-01-01T09:30:",
         ),
-        ("list acme --topic unpaid", 0, "a     Scheduled  2100-01-01T09:30:00Z"),
+        ("list acme --topic unpaid", 0, "a      Scheduled  2100-01-01T09:30:00Z"),
         ("get acme a", 0, "topic          unpaid\n"),
         ("get acme a", 0, "due at         2100-01-01T09:30:00.000Z (in "),
         ("retry acme a", 0, "unchanged: acme/a (Scheduled, due 2100-01-01T09:30:00Z): already in that state"),

@@ -502,7 +502,7 @@ async def test_what_is_missing_at_the_start(tmp_path: Path, missing: str) -> Non
 async def test_a_server_that_hangs(
     server: NatsServer, events: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If neither events nor heartbeats come, the app begins again."""
+    """If neither events nor heartbeats come, the app pulls again. An event reaches it by the old or the new pull."""
     monkeypatch.setattr(subscription, "HEARTBEAT_SECONDS", 0.2)
     monkeypatch.setattr(subscription, "LOOK_SECONDS", 0.05)
     app, handled = collecting(server.url)

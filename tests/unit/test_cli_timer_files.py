@@ -30,7 +30,8 @@ async def test_rejected_timers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (file := tmp_path / "timers.jsonl").write_text(lines)
     ended = [[CommandError("BUSY", "later")] * count for count in (1_000, 200)]
     with pytest.raises(typer.Exit) as exited:
-        await import_timers(
+        client = MagicMock(**{"timers.schedule_many": AsyncMock(side_effect=ended)})
+        await import_timers(client, "acme", file, as_json=True)
             MagicMock(**{"timers.schedule_many": AsyncMock(side_effect=ended)}), "acme", file, as_json=True
         )
     summary = json.loads(capsys.readouterr().out)

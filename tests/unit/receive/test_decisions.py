@@ -148,6 +148,7 @@ class Callee:
         (lambda _: None, {"number": 7}, False),
         (partial(without_data), {"number": 7}, False),
     ],
+    ids=["typed", "union", "object", "method", "untyped", "without data", "lambda", "partial"],
 )
 def test_data_have_the_declared_type(function: Callable[[Any], Any], wanted: Any, is_async: bool) -> None:  # noqa: FBT001
     """The data are of the type that the function declares, or as in JSON if it declares none."""

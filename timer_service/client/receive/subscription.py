@@ -294,14 +294,15 @@ class Subscription:
         self._waiting.clear()
 
     async def _look(self) -> None:
-        """Notice a server that has forgotten the pulls, and remember the place of the consumer. Never ends."""
+        """Pull again if the server has forgotten the pulls, and remember the place of the consumer. Never ends."""
         looked_at = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
             if self._expected and now - self._heard_at > 2.5 * HEARTBEAT_SECONDS and not self._broken.is_set():
-                log.warning("%s: no answer to a pull", self.durable)
-                self._broken.set()
+                log.warning("%s: no answer to a pull; pulling again", self.durable)
+                self._expected = 0  # without a new inbox: the server may still answer the old pulls
+                await self._pull()
             elif now - looked_at > _PLACE_SECONDS:
                 looked_at = now
                 await self.durable.remember_place()
