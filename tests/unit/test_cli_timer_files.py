@@ -32,8 +32,6 @@ async def test_rejected_timers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(typer.Exit) as exited:
         client = MagicMock(**{"timers.schedule_many": AsyncMock(side_effect=ended)})
         await import_timers(client, "acme", file, as_json=True)
-            MagicMock(**{"timers.schedule_many": AsyncMock(side_effect=ended)}), "acme", file, as_json=True
-        )
     summary = json.loads(capsys.readouterr().out)
     found = exited.value.exit_code, summary["outcomes"], summary["failed"], len(summary["errors"])
     assert found == (1, {"rejected": 1_200}, 1_200, 1_000)
