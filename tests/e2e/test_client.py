@@ -63,7 +63,9 @@ async def counted(service: Service, message_type: str, outcome: str) -> float:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_guide_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The example in docs/client.md prints what its comments say."""
     (example,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / "example.py").write_text(example, "utf-8")
@@ -71,7 +73,8 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
 
     async def run() -> None:
         async with NatsServer(tmp_path / "nats") as server, Service(tmp_path / "service", server.url):
-            await main(server.url)
+            monkeypatch.setenv("TIMER_BROKER_URL", server.url)
+            await main()
 
     asyncio.run(run())
     lines = capsys.readouterr().out.splitlines()

@@ -29,8 +29,8 @@ async def test_rejected_timers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     lines = "".join(f"{json.dumps(_timer(number))}\n" for number in range(1_200))
     (file := tmp_path / "timers.jsonl").write_text(lines)
     ended = [[CommandError("BUSY", "later")] * count for count in (1_000, 200)]
+    client = MagicMock(**{"timers.schedule_many": AsyncMock(side_effect=ended)})
     with pytest.raises(typer.Exit) as exited:
-        client = MagicMock(**{"timers.schedule_many": AsyncMock(side_effect=ended)})
         await import_timers(client, "acme", file, as_json=True)
     summary = json.loads(capsys.readouterr().out)
     found = exited.value.exit_code, summary["outcomes"], summary["failed"], len(summary["errors"])

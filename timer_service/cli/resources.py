@@ -157,7 +157,7 @@ class Resource(NamedTuple):
 
         def awaited(*, tenant: str, **values: Any) -> str:
             whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
-            about = [f" and {name} {values[name]}" for name in filters if values[name] is not None]
+            about = [f" and {each.removesuffix('_id')} {values[each]}" for each in filters if values[each] is not None]
             return f"events of {whose}{''.join(about)}"
 
         parameters = {"tenant": (TenantOrAll, "*"), **filters, "as_json": AsJsonLines}
