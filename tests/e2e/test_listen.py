@@ -84,6 +84,7 @@ async def test_a_signal_lets_the_handler_finish(program: Program, events: Publis
     await events.fire("held")
     await until(lambda: program.lines("begin") == ["held"])
     program.signal(signal.SIGTERM)
+    await until(lambda: "stopping; 1 handlers are in progress" in program.log.read_text())
     await events.fire("later")
     (program.folder / "go").touch()
     assert await program.wait() == 0
