@@ -445,8 +445,8 @@ async def test_a_stream_that_was_replaced(server: NatsServer, events: Publisher)
 
 async def test_new_handlers_change_the_consumer(server: NatsServer, events: Publisher, short_delays: None) -> None:
     """A version with other handlers changes the filters; while an older one runs, it only adds some."""
-    old, old_handled = collecting(server.url)
-    new, new_handled = TimerApp(server.url, tenant="acme", name="orders"), list[str]()
+    old, old_handled = collecting(server.url, attempts=30)
+    new, new_handled = TimerApp(server.url, tenant="acme", name="orders", attempts=30), list[str]()
 
     @new.on(RunCompleted)
     async def handle(event: RunCompleted) -> None:

@@ -87,7 +87,9 @@ class Attempts:
         if handler is None:
             if self._takes_all or self._handlers.expect(event):
                 return Done()
-            return await self._fail(delivery, f"this program has no handler for {event.type}", attempt)
+            result = await self._fail(delivery, f"this program has no handler for {event.type}", attempt)
+            # A random delay: with equal ones, two events could alternate between two programs, each at the wrong one.
+            return Failed(result.delay * self._random.random()) if isinstance(result, Failed) else result
         try:
             if await self._seen.has(self._consumer, event.id):
                 log.info("%s was handled before", _name(event))
