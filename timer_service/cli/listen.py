@@ -92,7 +92,6 @@ def listen(
     """Run a program for each event of a tenant, until SIGTERM or Ctrl-C. No event is missed."""
     target = find_target(server)
     config = target.config
-    configure_logs(config)
     names = [str(each) for each in event] if event else ["due-time-reached"]
     try:
         app = TimerApp(
@@ -117,6 +116,7 @@ def listen(
     what = ", ".join(names) + ("" if topic is None else f" with the topic {topic}")
     where = f"as consumer {name} at {target.broker}"
     typer.echo(one_line(f"Waiting for {what} of tenant {tenant} {where}. Stop with Ctrl-C."), err=True)
+    configure_logs(config)
     app.run()
 
 
