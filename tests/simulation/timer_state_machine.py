@@ -55,8 +55,10 @@ class Expiry(NamedTuple):
 _NAMES = [TimerName(*name.split("/")) for name in ("acme/xa", "acme/xb", "globex/xa", "acme/xc", "globex/xb")]
 names = st.sampled_from(_NAMES)
 broker_modes = st.sampled_from([BrokerMode.NORMAL, BrokerMode.NORMAL, *BrokerMode])
-contents = st.sampled_from([None, None, "1", "2", json.dumps("x" * LONGEST_IN_ROW)])
-topics = st.sampled_from([None, None, "a", "b"])
+contents = st.sampled_from(
+    [(None, None), (None, None), ("1", None), ("2", "a"), ("2", "b"), (json.dumps("x" * LONGEST_IN_ROW), None)]
+)
+"""Pairs of data and topic."""
 replacements = st.sampled_from([True, True, False])
 expiries = st.builds(
     Expiry, relative=st.sampled_from([False, False, True]), late_by=st.sampled_from([None, None, None, 250, 10_000])
@@ -97,27 +99,18 @@ class TimerStateMachine(RuleBasedStateMachine):
         self.system.defers = defers
         self.system.set_broker_mode(mode)
         for name, each in zip(_NAMES, due, strict=False):
-            self.schedule(name, each, None, at_once=True, replace=False, expiry=Expiry())
+            self.schedule(name, each, (None, None), at_once=True, replace=False, expiry=Expiry())
 
-    @rule(
-        name=names,
-        due=due_offsets,
-        data=contents,
-        at_once=st.booleans(),
-        replace=replacements,
-        expiry=expiries,
-        topic=topics,
-    )
+    @rule(name=names, due=due_offsets, content=contents, at_once=st.booleans(), replace=replacements, expiry=expiries)
     def schedule(
         self,
         name: TimerName,
         due: int,
-        data: str | None,
+        content: tuple[str | None, str | None],
         *,
         at_once: bool,
         replace: bool,
         expiry: Expiry,
-        topic: str | None = None,
     ) -> None:
         """Schedule a timer at a multiple of ten seconds near now. The values are few, so that many are equal.
 
@@ -126,6 +119,7 @@ class TimerStateMachine(RuleBasedStateMachine):
         """
         if replace and self.system.reached(self._current(name)):
             self._generations[name] += 1
+        data, topic = content
         due_at = (self.system.clock.now() // _GRID_MS + due) * _GRID_MS
         fields = {"dueAt": iso(due_at)}
         if expiry.relative:

@@ -52,7 +52,7 @@ class TransactionTime:
         self._turn_began = 0.0
 
     async def is_left(self) -> bool:
-        """Return whether to apply one more command; true at first. Others run after a turn: not for `Database.run`."""
+        """Return whether to apply one more command; true at first. It lets other tasks run: not for `Database.run`."""
         now = self._monotonic()
         if self._began is None:
             self._began = self._turn_began = now
