@@ -51,32 +51,41 @@ async def _add_new(
         requested = rules.requested(key, command, now)
         due_at = requested[0]
         rows[number] = store.new_row(key, command, requested, now)
-        view = None if command.reply_to is None else partial(_view_of_new, key, command, now)
+        view = None if command.reply_to is None else partial(_view_of_new, Key(*key), command, now)
         results[number] = CommandResult(Outcome.SCHEDULED, due_at, view)
-    if not rows or (admission and not await admission.may_write(store.growth_by_rows(rows.values(), now))):
+    growth = store.growth_by_rows(rows.values(), now) if admission else {}
+    if not rows or (admission and not await admission.may_write(growth)):
         return {}
     added = await store.insert_new(tx, rows.values())
     if len(added) < len(rows):  # the other timers exist: their commands must see them
-        numbers = [first[Key(*values[:2])] for values in added]
+        numbers = [first[values[0], values[1]] for values in added]
         rows = {number: rows[number] for number in numbers}
         results = {number: results[number] for number in numbers}
+        growth = store.growth_by_rows(rows.values(), now) if admission else {}
     if admission:
-        admission.wrote(store.growth_by_rows(rows.values(), now))
+        admission.wrote(growth)
     return results
 
 
-def _first_schedules(commands: Sequence[Command]) -> Mapping[Key, int]:
-    """Return the number of the first ScheduleTimer on each timer that no other command names before it."""
-    first: dict[Key, int] = {}
-    others: set[Key] = set()
+def _first_schedules(commands: Sequence[Command]) -> Mapping[tuple[str, str], int]:
+    """Return the number of the first ScheduleTimer on each timer that no other command names before it.
+
+    The keys are those of timers, as plain tuples: they take less time, and most commands are such.
+    """
+    first: dict[tuple[str, str], int] = {}
+    others: set[tuple[str, str]] = set()
     for number, command in enumerate(commands):
         payload = command.payload
-        if isinstance(payload, PlainTimer) or isinstance(payload, ScheduleTimer):  # noqa: SIM101 - twice as fast
+        if isinstance(payload, PlainTimer):
+            key = payload[:2]
+        elif isinstance(payload, ScheduleTimer):
             key = rules.key_of(command)
-            if key not in others:
-                first.setdefault(key, number)
-        elif not isinstance(payload, CancelTimers):
-            others.add(rules.key_of(command))
+        else:
+            if not isinstance(payload, CancelTimers):
+                others.add(rules.key_of(command))
+            continue
+        if key not in others:
+            first.setdefault(key, number)
     return first
 
 

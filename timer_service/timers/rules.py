@@ -117,7 +117,7 @@ def new_timer(key: Key, command: Command, now: int) -> Timer:
     return Timer(key, State.SCHEDULED, command.position, now, schedule, available_at=schedule.due_at)
 
 
-def requested(key: Key, command: Command, now: int) -> Requested:
+def requested(key: tuple[str, str], command: Command, now: int) -> Requested:
     """Return what a ScheduleTimer asks for: the first fields of its `Schedule`."""
     payload = command.payload
     if isinstance(payload, PlainTimer):
@@ -130,9 +130,10 @@ def requested(key: Key, command: Command, now: int) -> Requested:
     return due_at, event_id(key, due_at, command.position), data, expires_at, payload.topic
 
 
-def event_id(key: Key, due_at: int, position: Position) -> str:
+def event_id(key: tuple[str, str], due_at: int, position: Position) -> str:
     """Return the event id of a schedule. It depends on the accepted command, so a repeated event has the same id."""
-    cause = f"{key.tenant_id}\0{key.service_call_id}\0{due_at}\0{position.epoch}\0{position.sequence}"
+    (tenant_id, service_call_id), (epoch, sequence) = key, position
+    cause = f"{tenant_id}\0{service_call_id}\0{due_at}\0{epoch}\0{sequence}"
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
