@@ -165,7 +165,8 @@ class OutboxRelay:
 
 def _command(broker: Connection, row: OutboxRow) -> Command:
     """Return the command of a row."""
-    return Command(row.command_id, broker.subject(Kind.COMMAND, row.tenant, row.message), row.body.encode())
+    trace = {} if row.traceparent is None else {"traceparent": row.traceparent}
+    return Command(row.command_id, broker.subject(Kind.COMMAND, row.tenant, row.message), row.body.encode(), trace)
 
 
 def _seconds(rows: Sequence[OutboxRow]) -> float:
