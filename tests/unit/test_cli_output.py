@@ -25,6 +25,7 @@ from timer_service.client import (
     CommandError,
     Counts,
     DeadLetter,
+    NoAnswerError,
     Outcome,
     ParkedEvent,
     Run,
@@ -286,6 +287,16 @@ async def test_retries_without_effect(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(typer.Exit) as ended:
         await events.retry(client, "acme", ["a", "b"])
     assert (ended.value.exit_code, capsys.readouterr()) == (1, ("retried: acme/a\n", "not_found: acme/b\n"))
+
+
+async def test_interrupted_retries(capsys: pytest.CaptureFixture[str]) -> None:
+    """If the broker is lost, the command has printed what became of the events before."""
+    ended = [Outcome(command_id="1", name="retried"), NoAnswerError("lost")] * 2
+    client: Any = SimpleNamespace(events=SimpleNamespace(retry=AsyncMock(side_effect=ended)))
+    for as_json, printed in ((False, "retried: acme/a\n"), (True, '[{"eventId": "a", "outcome": "retried"}]\n')):
+        with pytest.raises(NoAnswerError):
+            await events.retry(client, "acme", ["a", "b"], as_json=as_json)
+        assert capsys.readouterr() == (printed, "")
 
 
 async def test_interrupted_resubmit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ USAGE = {
     "listen acme --exec true' --topic x": "No closing quotation",
     "listen acme --exec true --event fired": "'fired' is not one of 'due-time-reached', 'timer-expired'",
     "listen acme --exec true --event run-completed --topic x": "topic must be left out for RunCompleted",
-    "listen acme a.b --exec true": "name must be 1 to 64 letters",
+    "listen acme a.b --exec true": "Invalid value for 'NAME': 'a.b' must be 1 to 64 letters",
     "runs list acme --status done": "Invalid value for '--status': 'done' is not one of 'running'",
     "runs start acme push-1 missing.json": "Invalid value for 'FILE': cannot read 'missing.json': No such file",
     "runs start acme a job.json": "'job.json' has the unknown field 'job'; the fields are: jobs and groups",
