@@ -36,7 +36,7 @@ TenantOrAll = Annotated[
 ]
 Number = Annotated[int, typer.Argument(min=1, metavar="SEQUENCE", help="The number of the dead letter in the list.")]
 Numbers = Annotated[
-    list[int], typer.Argument(min=1, metavar="SEQUENCE...", help="The numbers of the dead letters in the list.")
+    list[int], typer.Argument(min=1, metavar="SEQUENCE", help="The numbers of the dead letters in the list.")
 ]
 Before = Annotated[
     int | None, typer.Option("--cursor", min=1, metavar="CURSOR", help="Continue after the last row that was shown.")

@@ -27,8 +27,8 @@ Events = Annotated[
     list[str] | None,
     typer.Argument(parser=read_identifier, metavar="EVENT", help="The ids of the events.", show_default=False),
 ]
-EveryBuried = Annotated[bool, typer.Option("--all", help="Retry all buried events of the tenant.")]
-EveryParked = Annotated[bool, typer.Option("--all", help="All events that the consumer has parked.")]
+EveryBuried = Annotated[bool, typer.Option("--all", help="All buried events of the tenant.")]
+EveryParked = Annotated[bool, typer.Option("--all", help="All parked events of the consumer.")]
 
 
 def _about(event: BuriedEvent | ParkedEvent) -> str:
@@ -66,7 +66,7 @@ RESOURCE = Resource(app, lambda client: client.events, key_length=3)
 RESOURCE.list(EVENTS, "List buried events, oldest first.")
 RESOURCE.list(
     PARKED,
-    "List the events that consumers gave up and parked, oldest first.",
+    "List parked events, oldest first.",
     {"consumer": option("CONSUMER", "Only the events of this consumer.", parser=read_tenant)},
     name="parked",
 )

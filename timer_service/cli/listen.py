@@ -69,7 +69,7 @@ Kind = Annotated[
     typer.Option(
         "--event",
         metavar="EVENT",
-        help="An event such as run-completed; several options: several events. Default: due-time-reached.",
+        help="An event such as run-completed. May be repeated. Default: due-time-reached.",
     ),
 ]
 Topic = Annotated[str | None, typer.Option(parser=read_topic, metavar="TOPIC", help="Only events with this topic.")]

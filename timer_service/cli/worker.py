@@ -38,7 +38,7 @@ def read_workflow(text: str) -> WorkflowFunction[Any, Any]:
 
 Workflows = Annotated[
     list[Any],  # of `WorkflowFunction`, which typer cannot name
-    typer.Argument(parser=read_workflow, metavar="MODULE:WORKFLOW...", help="The workflows to execute."),
+    typer.Argument(parser=read_workflow, metavar="MODULE:WORKFLOW", help="The workflows to execute."),
 ]
 Queue = Annotated[str, typer.Option(metavar="QUEUE", help="The queue to take workflows from.")]
 Slots = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Execute at most N workflows at a time.")]
