@@ -60,7 +60,7 @@ USAGE = {
     "schedules put acme daily --every 1h1h": "Invalid value for '--every': '1h1h' must be a duration, such as 500ms",
     "signals create acme help": "Give either --on (with --item) or --at",
     "signals create acme help --on blocked": "--on needs --item",
-    "worker acme orders": "Invalid value for 'MODULE:WORKFLOW...': 'orders' must be module:workflow",
+    "worker acme orders": "Invalid value for 'MODULE:WORKFLOW': 'orders' must be module:workflow",
     "worker acme nothing:order": "'nothing:order': there is no module 'nothing' in ",
     "worker acme json:dumps": "'json:dumps': dumps is not a function with the decorator @workflow",
     "workflows start acme order-1 order --in 5s --at 2100-01-01T00:00:00Z": "Give either --in or --at",

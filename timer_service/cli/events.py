@@ -1,7 +1,7 @@
 """`timer-service events`. These commands use the broker only, never the database."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -10,7 +10,7 @@ import typer
 from timer_service.cli.connection import add_command, broker_command
 from timer_service.cli.output import format_time, one_line, print_value
 from timer_service.cli.parameters import AsJson, Tenant, identifier, option, read_identifier, read_tenant
-from timer_service.cli.resources import Resource, Rows
+from timer_service.cli.resources import Resource, Rows, send_each
 from timer_service.client import BuriedEvent, Outcome, ParkedEvent, TimerClient
 
 app = typer.Typer(
@@ -93,7 +93,17 @@ async def retry(
 ) -> None:
     """Publish buried events again, under the same ids."""
     wanted = [event.event_id async for event in client.events.buried(tenant)] if every else event_ids or []
-    await _send(lambda each: client.events.retry(tenant, each), wanted, tenant, EVENTS.noun, as_json=as_json)
+    await _send(partial(client.events.retry, tenant), wanted, tenant, EVENTS.noun, as_json=as_json)
+
+
+async def _send(
+    send: Callable[[str], Awaitable[Outcome]], event_ids: Sequence[str], owner: str, noun: str | None, *, as_json: bool
+) -> None:
+    """Send a command about each event. With `--all` there may be none."""
+    if not event_ids and not as_json:
+        typer.echo(f"no {noun}", err=True)
+        return
+    await send_each(send, event_ids, "eventId", owner, as_json=as_json, without_effect=["not_found"])
 
 
 async def _send_about_parked(
@@ -118,23 +128,3 @@ for _name, _text in {
     "drop": "Delete parked events: their consumer will not get them again.",
 }.items():
     add_command(app, _name, _text, partial(_send_about_parked, _name), _ABOUT_PARKED, check=_check_ids)
-
-
-async def _send(
-    send: Callable[[str], Awaitable[Outcome]], event_ids: Sequence[str], owner: str, noun: str | None, *, as_json: bool
-) -> None:
-    """Send a command about each event, and print its outcome. It ends with 1 if an event was not found."""
-    ended: list[Mapping[str, str]] = []
-    try:
-        for event_id in event_ids:
-            outcome = (await send(event_id)).name
-            ended.append({"eventId": event_id, "outcome": outcome})
-            if not as_json:
-                typer.echo(one_line(f"{outcome}: {owner}/{event_id}"), err=outcome == "not_found")
-    finally:  # what was sent must be known, even if the broker is lost or the user stops
-        if as_json:
-            typer.echo(json.dumps(ended))
-    if not event_ids and not as_json:
-        typer.echo(f"no {noun}", err=True)
-    if any(each["outcome"] == "not_found" for each in ended):
-        raise typer.Exit(1)
