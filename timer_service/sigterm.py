@@ -12,11 +12,17 @@ _stops: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] =
 
 
 @contextmanager
-def at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at SIGTERM and SIGINT, where signals can be handled: in the main thread."""
-    loop = asyncio.get_running_loop()
+def stop_at_signals(stop: asyncio.Event) -> Iterator[None]:
+    """Set `stop` at SIGTERM and SIGINT, and cancel the task at a second one. Signals reach only the main thread."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     stops = _stops.setdefault(loop, [])
-    stops.append(stop)
+
+    def stop_or_cancel() -> None:
+        if stop.is_set() and task is not None:
+            task.cancel()
+        stop.set()
+
+    stops.append(stop_or_cancel)
     if len(stops) == 1:  # the first worker sets the handler, and the last one removes it
         for number in _SIGNALS:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # another thread, or Windows
@@ -24,7 +30,7 @@ def at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        stops.remove(stop)
+        stops.remove(stop_or_cancel)
         if not stops:
             for number in _SIGNALS:
                 with suppress(NotImplementedError, RuntimeError, ValueError):

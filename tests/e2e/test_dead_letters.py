@@ -74,16 +74,17 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
     await user.js.publish(LETTERS, b"", headers={"Timer-Body-Omitted": "true"})
     await user.js.publish("timer.dlq.v1.~unreadable.schedule-timer", command)
     await user.js.publish("timer.dlq.v1.acme.~unreadable", command)
-    assert await cli.lines("dead-letters", "resubmit", "acme", "2", "2") == ["acme/2  unchanged", "acme/2  unchanged"]
+    assert await cli.lines("dead-letters", "resubmit", "acme", "2", "2") == ["unchanged: acme/2", "unchanged: acme/2"]
     done = await cli.run("dead-letters", "resubmit", "acme", "2", "1", "3", "9")
-    outcomes = [line.split("  ", 1)[1] for line in done.stdout.splitlines()]
-    assert (done.returncode, outcomes[0], outcomes[3]) == (1, "unchanged", "NOT_FOUND: there is no such dead letter")
-    assert outcomes[1].startswith("INVALID_PAYLOAD: ")
-    assert outcomes[2].startswith("INVALID_PAYLOAD: dead letter 3 lacks the command: it was too large. It is message ")
+    rejected, omitted, missing = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "unchanged: acme/2\n")
+    assert rejected.startswith("INVALID_PAYLOAD: acme/1: ")
+    assert omitted.startswith("INVALID_PAYLOAD: acme/3: dead letter 3 lacks the command: it was too large. It is messa")
+    assert missing == "NOT_FOUND: acme/9: there is no such dead letter"
     assert [each["sequence"] for each in await cli.json("dead-letters", "list", "~unreadable")] == [4]
     for tenant, number in (("~unreadable", "4"), ("acme", "5")):
         done = await cli.run("dead-letters", "resubmit", tenant, number)
-        assert f"dead letter {number} was sent to a subject that no command can have\n" in done.stdout
+        assert f"dead letter {number} was sent to a subject that no command can have\n" in done.stderr
 
 
 async def test_wrong_dead_letters(user: User, service: Service, broker: NatsServer) -> None:
@@ -115,9 +116,9 @@ async def test_resubmit_without_an_answer(
         client.dead_letters.resubmit = resubmit  # type: ignore[method-assign, assignment]
         with pytest.raises(typer.Exit):
             await dead_letters.resubmit(client, "acme", [1, 2, 3])
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert second.startswith("acme/2  NO_ANSWER: no outcome within 0 s; the command may be handled later")
-    assert (first, third) == ("acme/1  scheduled", "acme/3  unchanged")
+    sent_ones, error = capsys.readouterr()
+    assert error.startswith("NO_ANSWER: acme/2: no outcome within 0 s; the command may be handled later")
+    assert sent_ones.splitlines() == ["scheduled: acme/1", "unchanged: acme/3"]
 
 
 async def test_without_the_stream(cli: Cli) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -46,6 +47,21 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         assert (done.returncode, f"(process {dev.running.pid}, broker nats://127.0.0.1:" in done.stderr) == (1, True)
         dev.signal(signal.SIGINT)
         await dev.wait()
+
+
+@pytest.mark.slow
+async def test_its_broker_is_killed(tmp_path: Path) -> None:
+    """It ends with code 1 and says what to do. The next start has the timers."""
+    (tmp_path / ".timer-service").symlink_to(tmp_path / "dev")
+    async with new_dev(tmp_path) as dev:
+        await run(tmp_path, "timers", "schedule", "acme", "call-1", "--in", "1h")
+        newest_line = (tmp_path / "dev" / "nats" / "nats-server.log").read_text().splitlines()[-1]
+        os.kill(int(newest_line.removeprefix("[").partition("]")[0]), signal.SIGKILL)
+        assert await dev.wait() == 1
+        error = "timer-service: nats-server has ended with code -9. What it has acknowledged is stored: start "
+        assert error in dev.log.read_text()
+        await dev.start()
+        assert await calls(tmp_path) == ["call-1"]
 
 
 EXECUTOR = Path(__file__).parents[2] / "docs" / "examples" / "executor.py"

@@ -1,7 +1,6 @@
 """The examples of docs/receive.md, as a reader runs them."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import sys
@@ -97,7 +96,6 @@ def ask(port: int, path: str, *, method: str = "GET") -> object:
     return None
 
 
-@pytest.mark.skipif(importlib.util.find_spec("faststream") is None, reason="FastStream is not installed")
 async def test_faststream(tmp_path: Path, broker: NatsServer, events: Publisher) -> None:
     """A subscriber of FastStream reads the events as values of this client."""
     command = (sys.executable, "-m", "faststream", "run", "--app-dir", str(EXAMPLES), "invoices:app")

@@ -70,7 +70,7 @@ async def test_a_client_of_dev_connects_to_no_other_server(tmp_path: Path, monke
         writer.close()
 
     async with AsyncExitStack() as stack:
-        async with embedded_nats(data_dir, port) as url:
+        async with embedded_nats(data_dir, port) as (url, _):
             announce_dev_server(DEFAULT_FOLDER, broker_url=url, db_path=Path("db"), http_host="localhost", http_port=1)
             options = {"reconnected_cb": note, "user": "kim", "password": "secret"}
             opened = await stack.enter_async_context(open_connection(None, "user", "timer", options))

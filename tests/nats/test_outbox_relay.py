@@ -16,6 +16,7 @@ import asyncpg
 import nats
 import pytest
 from nats.js import JetStreamContext
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from tests.harness.databases import Databases
 from tests.harness.nats_client import read_stream
@@ -100,6 +101,19 @@ async def test_the_commands_about_one_thing_are_in_order(
             assert place[envelope["id"]] == number  # nothing overtakes it
     assert all(each == sorted(each) for each in orders.values())
     assert len(orders) > 7
+
+
+async def test_traces(server: NatsServer, js: JetStreamContext, user_database: UserDatabase) -> None:
+    """A command carries the context of the span in which it was stored, and none if there was no span."""
+    span = NonRecordingSpan(SpanContext(0xA, 0xB, is_remote=False, trace_flags=TraceFlags(1)))
+    async with transaction(user_database) as client:
+        with use_span(span):
+            await client.timers.schedule("acme", "in a span", DUE)
+        await client.timers.schedule("acme", "without", DUE)
+    async with running(OutboxRelay(OUTBOX, user_database.place, server.url)):
+        await until_sent(user_database)
+    headers = [message.headers or {} for message in await read_stream(js, "ACME")]
+    assert [each.get("traceparent") for each in headers] == [f"00-{0xA:032x}-{0xB:016x}-01", None]
 
 
 async def test_rows_that_could_not_be_deleted_are_sent_again(

@@ -21,7 +21,7 @@ from pathlib import Path
 from timer_service.adapters.embedded import embedded_nats
 
 async def main():
-    async with embedded_nats(Path(sys.argv[1]), int(sys.argv[2])) as url:
+    async with embedded_nats(Path(sys.argv[1]), int(sys.argv[2])) as (url, _):
         print(url, flush=True)
         await asyncio.Event().wait()
 
@@ -74,11 +74,11 @@ async def test_jetstream_keeps_its_messages(tmp_path: Path) -> None:
     """JetStream answers inside the block, and nothing listens after it. A second start has the stored messages."""
     data_dir = tmp_path / 'a "folder" of ours' / "nats"
     port = free_port(0)
-    async with embedded_nats(data_dir, port) as url:
+    async with embedded_nats(data_dir, port) as (url, _):
         assert url == f"nats://127.0.0.1:{port}"
         assert await stored(url) == 1
     assert await is_refused(port)
-    async with embedded_nats(data_dir, port) as url:
+    async with embedded_nats(data_dir, port) as (url, _):
         assert await stored(url) == 2
     assert {each.name for each in data_dir.iterdir()} == {"jetstream", "nats-server.conf", "nats-server.log"}
 
@@ -119,7 +119,7 @@ async def test_start_waits_for_the_old_server(tmp_path: Path) -> None:
     async with parent(tmp_path, port) as process:
         assert await stored(f"nats://127.0.0.1:{port}") == 1
         process.kill()
-        async with embedded_nats(tmp_path, port, or_other_port=True) as url:
+        async with embedded_nats(tmp_path, port, or_other_port=True) as (url, _):
             assert url == f"nats://127.0.0.1:{port}"
             assert await stored(url) == 2
 
@@ -129,13 +129,13 @@ async def test_taken_port(tmp_path: Path) -> None:
 
     It is replaced if that is allowed.
     """
-    async with embedded_nats(tmp_path / "first", free_port(0)) as url:
+    async with embedded_nats(tmp_path / "first", free_port(0)) as (url, _):
         port = int(url.rsplit(":", 1)[1])
         with pytest.raises(StartError, match=rf"(?s)ended at once on port {port};.*address already in use"):
             async with embedded_nats(tmp_path / "second", port):
                 pass
         assert await stored(url) == 1
-        async with embedded_nats(tmp_path / "second", port, or_other_port=True) as other:
+        async with embedded_nats(tmp_path / "second", port, or_other_port=True) as (other, _):
             assert other != url
             assert await stored(other) == 1
 
@@ -143,7 +143,7 @@ async def test_taken_port(tmp_path: Path) -> None:
 async def test_folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two servers cannot share a folder, even on different ports."""
     monkeypatch.setattr(embedded, "LOCK_SECONDS", 0.05)
-    async with embedded_nats(tmp_path, free_port(0)) as url:
+    async with embedded_nats(tmp_path, free_port(0)) as (url, _):
         with pytest.raises(StartError, match="another nats-server uses"):
             async with embedded_nats(tmp_path, free_port(0)):
                 pass

@@ -25,6 +25,7 @@ from timer_service.client import (
     CommandError,
     Counts,
     DeadLetter,
+    NoAnswerError,
     Outcome,
     ParkedEvent,
     Run,
@@ -279,13 +280,16 @@ def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr() == printed
 
 
-async def test_retries_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    """If one of several events is not there, the exit code is 1."""
-    outcomes = [Outcome(command_id="1", name="retried"), Outcome(command_id="2", name="not_found")]
+@pytest.mark.parametrize("failed", ["not_found", "NO_ANSWER"])
+async def test_retries_without_effect(failed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """If one of several events is not there, or gets no answer, the others are sent, and the exit code is 1."""
+    retried, missing = Outcome(command_id="1", name="retried"), Outcome(command_id="2", name="not_found")
+    outcomes = [missing if failed == "not_found" else NoAnswerError("lost"), retried]
     client: Any = SimpleNamespace(events=SimpleNamespace(retry=AsyncMock(side_effect=outcomes)))
     with pytest.raises(typer.Exit) as ended:
         await events.retry(client, "acme", ["a", "b"])
-    assert (ended.value.exit_code, capsys.readouterr()) == (1, ("retried: acme/a\n", "not_found: acme/b\n"))
+    error = f"{failed}: acme/a" + ("" if failed == "not_found" else ": lost")
+    assert (ended.value.exit_code, capsys.readouterr()) == (1, ("retried: acme/b\n", f"{error}\n"))
 
 
 async def test_interrupted_resubmit(capsys: pytest.CaptureFixture[str]) -> None:

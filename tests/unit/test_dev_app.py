@@ -1,30 +1,37 @@
 """The notes and the settings of `open_dev_app`. The broker and the app themselves are replaced."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from timer_service.adapters.embedded import free_port
+from timer_service.adapters.embedded import EmbeddedServer, free_port
 from timer_service.app import startup
+from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 from timer_service.dev_server import announce_dev_server
 
 
 @asynccontextmanager
-async def replaced(*given: Any, or_other_port: bool = False) -> AsyncIterator[str]:
-    """Yield the URL of a broker at the port that was asked for, or at another one."""
-    yield f"nats://127.0.0.1:{free_port(given[-1]) if or_other_port else given[-1]}"
+async def no_server(_: Path, port: int, *, or_other_port: bool) -> AsyncIterator[EmbeddedServer]:
+    """Yield a broker that never ends, at the port that was asked for or at another one."""
+    port = free_port(port) if or_other_port else port
+    yield EmbeddedServer(f"nats://127.0.0.1:{port}", asyncio.get_running_loop().create_future())
+
+
+@asynccontextmanager
+async def no_app(_: Config) -> AsyncIterator[None]:
+    yield
 
 
 @pytest.fixture(autouse=True)
 def no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(startup, "embedded_nats", replaced)
-    monkeypatch.setattr(startup, "open_app", replaced)
+    monkeypatch.setattr(startup, "embedded_nats", no_server)
+    monkeypatch.setattr(startup, "open_app", no_app)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from timer_service.client import TimerServiceError
 from timer_service.client.outbox import Outbox, OutboxRelay
 from timer_service.client.outbox.instants import fix
-from timer_service.client.outbox.pauses import Pauses
 from timer_service.client.outbox.store import OutboxRow
 from timer_service.client.outbox.windows import windows
 
@@ -65,19 +64,6 @@ def test_windows_keep_the_order_of_each_thing() -> None:
     for rows, expected in cases:
         assert list(windows(rows)) == expected
     assert [len(each) for each in windows([row("acme", serviceCallId=str(n)) for n in range(1200)])] == [500, 500, 200]
-
-
-def test_pauses_grow_and_end() -> None:
-    """The pause of a tenant doubles with each failure, up to 30 s, and ends with a success."""
-    pauses = Pauses()
-    lengths = []
-    for _ in range(8):
-        pauses = pauses.after("acme", 0, failed=True)
-        lengths.append(next(second for second in range(1, 100) if not pauses.waiting(second)))
-    assert lengths == [1, 2, 4, 8, 16, 30, 30, 30]
-    both = pauses.after("other", 0, failed=True)
-    assert (both.waiting(0.5), both.waiting(20)) == (["acme", "other"], ["acme"])
-    assert both.after("acme", 0, failed=False).waiting(0.5) == ["other"]
 
 
 async def test_an_outbox_only_stores_commands() -> None:

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from timer_service.sigterm import at_sigterm
+from timer_service.sigterm import stop_at_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -13,10 +13,10 @@ async def test_all_workers_of_a_loop_stop(number: signal.Signals) -> None:
     """A signal stops each worker that runs, whichever began or ended before. After the last one, it is not handled."""
     before = signal.getsignal(number)
     first, second, third = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    with at_sigterm(first.set):
-        with at_sigterm(third.set):
+    with stop_at_signals(first):
+        with stop_at_signals(third):
             pass
-        with at_sigterm(second.set):
+        with stop_at_signals(second):
             signal.raise_signal(number)
             async with asyncio.timeout(10):
                 await asyncio.gather(first.wait(), second.wait())

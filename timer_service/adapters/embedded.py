@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from timer_service.core.values.errors import StartError
 from timer_service.dev_server import broker_name, read_name
@@ -43,13 +43,22 @@ jetstream {{
 _GUARDED_COMMAND = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -TERM 0; } & exec 3<&-; exec "$@"'
 
 
+class EmbeddedServer(NamedTuple):
+    """A nats-server that runs."""
+
+    url: str
+    ended: asyncio.Future[int]
+    """Done when the server has ended. The result is its exit code."""
+
+
 @asynccontextmanager
-async def embedded_nats(data_dir: Path, port: int, *, or_other_port: bool = False) -> AsyncIterator[str]:
-    """Run nats-server with JetStream on 127.0.0.1:`port`, with all its files in `data_dir`. Yield its URL.
+async def embedded_nats(data_dir: Path, port: int, *, or_other_port: bool = False) -> AsyncIterator[EmbeddedServer]:
+    """Run nats-server with JetStream on 127.0.0.1:`port`, with all its files in `data_dir`.
 
     `or_other_port`: use another port if this one is taken. The last server of `data_dir` has ended before.
     The server stops at the end of the block, or when this process ends for any reason. Ctrl-C does not reach it.
-    Raises `StartError` if nats-server is not installed, the port is taken or another server uses `data_dir`.
+    Raises `StartError` if nats-server is not installed, the port is taken or another server uses `data_dir`, and at the
+    end of the block if the server has ended by itself.
     """
     binary = _find_binary()
     log = data_dir / "nats-server.log"
@@ -62,7 +71,12 @@ async def embedded_nats(data_dir: Path, port: int, *, or_other_port: bool = Fals
             server = await _start_server(binary, settings, guard_end, output)
         try:
             await _wait_until_up(server, name, port, log)
-            yield f"nats://{_HOST}:{port}"
+            yield EmbeddedServer(f"nats://{_HOST}:{port}", asyncio.create_task(server.wait()))
+            if server.returncode is not None:
+                raise StartError(
+                    f"nats-server has ended with code {server.returncode}. What it has acknowledged is stored: start "
+                    f"`timer-service dev` again. The end of {log}:\n{_tail(log)}"
+                )
         finally:
             our_end.close()
             await _wait_until_ended(server)

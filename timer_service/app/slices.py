@@ -113,7 +113,7 @@ class Workers:
         keep = timedelta(days=self._config.retention_days)
         for each in SLICES:
             if each.delete_settled is not None:
-                retention = Retention(self._parts.database, keep, each.delete_settled)
+                retention = Retention(self._parts.database, each.keep(keep), each.delete_settled)
                 self._add_loop(f"{each.name}-retention", retention, _RETENTION_INTERVAL)
         row_counts = RowCounts(
             self._parts.database,

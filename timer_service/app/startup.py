@@ -67,6 +67,7 @@ async def open_dev_app(
 
     It uses these ports, or raises `StartError` if one is taken. Without them, it uses the ports of its last start, or
     others if these are taken. Yields the app, its settings, and notes: ports that were taken, and unknown settings.
+    If the broker ends, the app stops, and the end of the block raises `StartError`.
     """
     last = read_dev_server(data_dir)
     # Ignores the database in the environment: it may hold real timers.
@@ -77,14 +78,15 @@ async def open_dev_app(
         raise StartError(f"port {http_port} is in use: name another one with --http-port, or leave the option out")
     last_nats = _NATS_PORT if last is None else last.broker_port
     broker = embedded_nats(data_dir / BROKER_FOLDER, nats_port or last_nats, or_other_port=nats_port is None)
-    async with broker as url:
-        ports = (("NATS", nats_port or last_nats, urlsplit(url).port), ("HTTP", http_port or last_http, http))
+    async with broker as server:
+        ports = (("NATS", nats_port or last_nats, urlsplit(server.url).port), ("HTTP", http_port or last_http, http))
         moved = [(what, port, used) for what, port, used in ports if port not in {0, used}]
         notes = [f"Port {port} is in use; {what} uses {used} instead." for what, port, used in moved]
         # The page is shown unless the environment forbids it: None is no answer.
-        update = {"broker_url": url, "http_port": http, "ui_enabled": wanted.ui_enabled is not False}
+        update = {"broker_url": server.url, "http_port": http, "ui_enabled": wanted.ui_enabled is not False}
         config = wanted.model_copy(update=update)
         async with open_app(config) as app:
+            server.ended.add_done_callback(lambda _: app.stop())
             yield app, config, [*notes, *unknown_settings(os.environ)]
 
 

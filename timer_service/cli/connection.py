@@ -46,6 +46,17 @@ class Target(NamedTuple):
         """The URL for a client. None: the client finds the `dev` again, and never connects to another server."""
         return self.config.broker_url if self.broker.dev is None else None
 
+    def options(self) -> dict[str, Any]:
+        """Return the other arguments of a client, as the settings say. Replies go to inboxes under TIMER_REPLY_PREFIX.
+
+        Raises `StartError` with the name of a setting that cannot be used.
+        """
+        return {
+            "subject_prefix": self.config.subject_prefix,
+            "inbox_prefix": self.config.reply_prefix.removesuffix("."),
+            **nats_login(self.config).options(),
+        }
+
 
 def add_command(
     app: typer.Typer,
@@ -151,21 +162,10 @@ def database_config() -> Config:
 
 @asynccontextmanager
 async def open_client(target: Target) -> AsyncIterator[TimerClient]:
-    """Connect as the settings say. Replies go to inboxes under TIMER_REPLY_PREFIX.
-
-    Raises `NoAnswerError` with the URL and the remedy if the broker cannot be reached.
-    """
-    config = target.config
+    """Connect. Raises `NoAnswerError` with the URL and the remedy if the broker cannot be reached."""
     async with AsyncExitStack() as stack:
         try:
-            client = await stack.enter_async_context(
-                TimerClient.connect(
-                    target.url,
-                    subject_prefix=config.subject_prefix,
-                    inbox_prefix=config.reply_prefix.removesuffix("."),
-                    **nats_login(config).options(),
-                )
-            )
+            client = await stack.enter_async_context(TimerClient.connect(target.url, **target.options()))
         except NoAnswerError as error:
             raise NoAnswerError(f"{error}. {_REMEDY}") from error
         yield client

@@ -1,16 +1,14 @@
 """`timer-service dead-letters`. These commands read the stream of dead letters, as the operator."""
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output import format_time, one_line, print_value
 from timer_service.cli.parameters import AsJson, read_tenant
-from timer_service.cli.resources import Page, Resource, Rows, rejection_text
-from timer_service.client import CommandError, DeadLetter, NoAnswerError, TimerClient
+from timer_service.cli.resources import Page, Resource, Rows, send_each
+from timer_service.client import DeadLetter, Outcome, TimerClient
 from timer_service.core.values.address import UNREADABLE
 
 app = typer.Typer(
@@ -36,7 +34,7 @@ TenantOrAll = Annotated[
 ]
 Number = Annotated[int, typer.Argument(min=1, metavar="SEQUENCE", help="The number of the dead letter in the list.")]
 Numbers = Annotated[
-    list[int], typer.Argument(min=1, metavar="SEQUENCE...", help="The numbers of the dead letters in the list.")
+    list[int], typer.Argument(min=1, metavar="SEQUENCE", help="The numbers of the dead letters in the list.")
 ]
 Before = Annotated[
     int | None, typer.Option("--cursor", min=1, metavar="CURSOR", help="Continue after the last row that was shown.")
@@ -93,30 +91,10 @@ async def resubmit(client: TimerClient, tenant: Tenant, sequences: Numbers, as_j
 
     A new command is newer than all others: it can undo what was sent after the rejected one.
     """
-    ended: list[Mapping[str, Any]] = []
-    try:
-        for sequence in sequences:
-            document = await _resubmit(client, tenant, sequence)
-            ended.append({"sequence": sequence, **document})
-            if not as_json:
-                text = document["outcome"] if "outcome" in document else "{code}: {message}".format(**document["error"])
-                typer.echo(one_line(f"{tenant}/{sequence}  {text}"))
-    finally:  # what was sent must be known, even if the broker is lost or the user stops
-        if as_json and ended:
-            typer.echo(json.dumps(ended))
-    if any("outcome" not in document for document in ended):
-        raise typer.Exit(1)
 
-
-async def _resubmit(client: TimerClient, tenant: str, sequence: int) -> Mapping[str, Any]:
-    """Return what became of a command: its outcome, or an error."""
-    try:
+    async def send(sequence: int) -> Outcome:
         if (letter := await client.dead_letters.get(tenant, sequence)) is None:
-            return {"error": {"code": "NOT_FOUND", "message": "there is no such dead letter"}}
-        return (await client.dead_letters.resubmit(letter)).document()
-    except CommandError as error:
-        return {"error": {"code": error.code, "message": rejection_text(error).removeprefix(f"{error.code}: ")}}
-    except NoAnswerError as error:
-        return {"error": {"code": "NO_ANSWER", "message": str(error)}}
-    except ValueError as error:
-        return {"error": {"code": "INVALID_PAYLOAD", "message": str(error)}}
+            raise LookupError("there is no such dead letter")
+        return await client.dead_letters.resubmit(letter)
+
+    await send_each(send, sequences, "sequence", tenant, as_json=as_json)

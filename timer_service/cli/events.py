@@ -1,15 +1,16 @@
 """`timer-service events`. These commands use the broker only, never the database."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from timer_service.cli.connection import broker_command
+from timer_service.cli.connection import add_command, broker_command
 from timer_service.cli.output import format_time, one_line, print_value
-from timer_service.cli.parameters import AsJson, Tenant, argument, identifier, option, read_identifier, read_tenant
-from timer_service.cli.resources import Resource, Rows
+from timer_service.cli.parameters import AsJson, Tenant, identifier, option, read_identifier, read_tenant
+from timer_service.cli.resources import Resource, Rows, send_each
 from timer_service.client import BuriedEvent, Outcome, ParkedEvent, TimerClient
 
 app = typer.Typer(
@@ -20,14 +21,14 @@ app = typer.Typer(
 
 # The name of a consumer has the form of a tenant.
 Consumer = Annotated[
-    str, typer.Argument(parser=read_tenant, metavar="CONSUMER", help="The consumer that parked the events.")
+    str, typer.Argument(parser=read_tenant, metavar="CONSUMER", help="The consumer, as the list shows it.")
 ]
 Events = Annotated[
     list[str] | None,
     typer.Argument(parser=read_identifier, metavar="EVENT", help="The ids of the events.", show_default=False),
 ]
-EveryBuried = Annotated[bool, typer.Option("--all", help="Retry all buried events of the tenant.")]
-EveryParked = Annotated[bool, typer.Option("--all", help="All events that the consumer has parked.")]
+EveryBuried = Annotated[bool, typer.Option("--all", help="All buried events of the tenant.")]
+EveryParked = Annotated[bool, typer.Option("--all", help="All parked events of the consumer.")]
 
 
 def _about(event: BuriedEvent | ParkedEvent) -> str:
@@ -65,7 +66,7 @@ RESOURCE = Resource(app, lambda client: client.events, key_length=3)
 RESOURCE.list(EVENTS, "List buried events, oldest first.")
 RESOURCE.list(
     PARKED,
-    "List the events that consumers gave up and parked, oldest first.",
+    "List parked events, oldest first.",
     {"consumer": option("CONSUMER", "Only the events of this consumer.", parser=read_tenant)},
     name="parked",
 )
@@ -73,7 +74,7 @@ RESOURCE.get(
     "Show a parked event: the reason, and the whole event.",
     print_parked,
     {
-        "consumer": argument("CONSUMER", "The consumer that parked the event.", parser=read_tenant),
+        "consumer": Consumer,
         "event_id": identifier("EVENT", "The id of the event."),
     },
     name="show",
@@ -92,59 +93,38 @@ async def retry(
 ) -> None:
     """Publish buried events again, under the same ids."""
     wanted = [event.event_id async for event in client.events.buried(tenant)] if every else event_ids or []
-    await _send(lambda each: client.events.retry(tenant, each), wanted, tenant, EVENTS.noun, as_json=as_json)
-
-
-@broker_command(app, check=_check_ids)
-async def resubmit(
-    client: TimerClient,
-    tenant: Tenant,
-    consumer: Consumer,
-    event_ids: Events = None,
-    every: EveryParked = False,
-    as_json: AsJson = False,
-) -> None:
-    """Publish parked events again, to their consumer only."""
-    wanted = await _parked(client, tenant, consumer, event_ids, every=every)
-    subject = f"{tenant}/{consumer}"
-    await _send(
-        lambda each: client.events.resubmit(tenant, consumer, each), wanted, subject, PARKED.noun, as_json=as_json
-    )
-
-
-@broker_command(app, check=_check_ids)
-async def drop(
-    client: TimerClient,
-    tenant: Tenant,
-    consumer: Consumer,
-    event_ids: Events = None,
-    every: EveryParked = False,
-    as_json: AsJson = False,
-) -> None:
-    """Delete parked events: their consumer will not get them again."""
-    wanted = await _parked(client, tenant, consumer, event_ids, every=every)
-    subject = f"{tenant}/{consumer}"
-    await _send(lambda each: client.events.drop(tenant, consumer, each), wanted, subject, PARKED.noun, as_json=as_json)
-
-
-async def _parked(
-    client: TimerClient, tenant: str, consumer: str, event_ids: list[str] | None, *, every: bool
-) -> list[str]:
-    """Return the ids that were given, or those of all events that a consumer has parked."""
-    return [event.event_id async for event in client.events.parked(tenant, consumer)] if every else event_ids or []
+    await _send(partial(client.events.retry, tenant), wanted, tenant, EVENTS.noun, as_json=as_json)
 
 
 async def _send(
-    send: Callable[[str], Awaitable[Outcome]], event_ids: Iterable[str], owner: str, noun: str | None, *, as_json: bool
+    send: Callable[[str], Awaitable[Outcome]], event_ids: Sequence[str], owner: str, noun: str | None, *, as_json: bool
 ) -> None:
-    """Send a command about each event, and print the outcomes. It ends with 1 if an event was not found."""
-    outcomes = [(event_id, (await send(event_id)).name) for event_id in event_ids]
-    if as_json:
-        typer.echo(json.dumps([{"eventId": event_id, "outcome": name} for event_id, name in outcomes]))
-    else:
-        for event_id, name in outcomes:
-            typer.echo(one_line(f"{name}: {owner}/{event_id}"), err=name == "not_found")
-        if not outcomes:
-            typer.echo(f"no {noun}", err=True)
-    if any(name == "not_found" for _, name in outcomes):
-        raise typer.Exit(1)
+    """Send a command about each event. With `--all` there may be none."""
+    if not event_ids and not as_json:
+        typer.echo(f"no {noun}", err=True)
+        return
+    await send_each(send, event_ids, "eventId", owner, as_json=as_json, without_effect=["not_found"])
+
+
+async def _send_about_parked(
+    method: str,
+    client: TimerClient,
+    tenant: str,
+    consumer: str,
+    event_ids: list[str] | None,
+    *,
+    every: bool,
+    as_json: bool,
+) -> None:
+    """Call a method of the client for the events that were given, or for all that a consumer has parked."""
+    wanted = [event.event_id async for event in client.events.parked(tenant, consumer)] if every else event_ids or []
+    send = partial(getattr(client.events, method), tenant, consumer)
+    await _send(send, wanted, f"{tenant}/{consumer}", PARKED.noun, as_json=as_json)
+
+
+_ABOUT_PARKED = {"tenant": Tenant, "consumer": Consumer, "event_ids": Events, "every": EveryParked, "as_json": AsJson}
+for _name, _text in {
+    "resubmit": "Publish parked events again, to their consumer only.",
+    "drop": "Delete parked events: their consumer will not get them again.",
+}.items():
+    add_command(app, _name, _text, partial(_send_about_parked, _name), _ABOUT_PARKED, check=_check_ids)

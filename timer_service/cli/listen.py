@@ -15,10 +15,9 @@ from typing import Annotated
 
 import typer
 
-from timer_service.app.login import nats_login
 from timer_service.cli.connection import Server, find_target
 from timer_service.cli.output import one_line
-from timer_service.cli.parameters import Tenant
+from timer_service.cli.parameters import Tenant, read_tenant, read_topic
 from timer_service.client import Event, TimerApp
 from timer_service.client.events import EVENTS, message_of
 from timer_service.logs import configure_logs
@@ -50,7 +49,10 @@ def read_program(text: str) -> Command:
 
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="The durable consumer: it remembers which events were handled.")
+    str,
+    typer.Argument(
+        parser=read_tenant, metavar="NAME", help="The durable consumer: it remembers which events were handled."
+    ),
 ]
 Program = Annotated[
     Command,
@@ -67,10 +69,10 @@ Kind = Annotated[
     typer.Option(
         "--event",
         metavar="EVENT",
-        help="An event such as run-completed; several options: several events. Default: due-time-reached.",
+        help="An event such as run-completed. May be repeated. Default: due-time-reached.",
     ),
 ]
-Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="Only events with this topic.")]
+Topic = Annotated[str | None, typer.Option(parser=read_topic, metavar="TOPIC", help="Only events with this topic.")]
 Concurrency = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Run at most N programs at a time.")]
 Attempts = Annotated[int, typer.Option(min=1, metavar="N", help="Park an event after N attempts.")]
 Stream = Annotated[
@@ -91,7 +93,6 @@ def listen(
 ) -> None:
     """Run a program for each event of a tenant, until SIGTERM or Ctrl-C. No event is missed."""
     target = find_target(server)
-    config = target.config
     names = [str(each) for each in event] if event else ["due-time-reached"]
     try:
         app = TimerApp(
@@ -101,9 +102,7 @@ def listen(
             concurrency=concurrency,
             attempts=attempts,
             stream=stream,
-            subject_prefix=config.subject_prefix,
-            inbox_prefix=config.reply_prefix.removesuffix("."),
-            **nats_login(config).options(),
+            **target.options(),
         )
 
         async def handle(found: Event) -> None:
@@ -116,7 +115,7 @@ def listen(
     what = ", ".join(names) + ("" if topic is None else f" with the topic {topic}")
     where = f"as consumer {name} at {target.broker}"
     typer.echo(one_line(f"Waiting for {what} of tenant {tenant} {where}. Stop with Ctrl-C."), err=True)
-    configure_logs(config)
+    configure_logs(target.config)
     app.run()
 
 

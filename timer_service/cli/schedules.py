@@ -221,7 +221,7 @@ SCHEDULES.get(
 )
 SCHEDULES.list(
     LIST,
-    "List schedules in order of their names.",
+    "List schedules in order of their ids.",
     {
         "status": parameters.choice(ScheduleStatus, "Only schedules in this status."),
         "topic": parameters.topic("Only schedules with this topic."),

@@ -15,7 +15,7 @@ app = typer.Typer(
 )
 
 NAME = parameters.identifier("SIGNAL", "The id of the signal.")
-ITEM = parameters.identifier("ITEM", "The workItemId.")
+ITEM = parameters.identifier("ITEM", "The id of the work item.")
 
 
 def trigger_text(signal: Signal) -> str:
@@ -130,7 +130,7 @@ for name, text in {
 SIGNALS.get("Show one signal.", print_signal, {"signal_id": NAME})
 SIGNALS.list(
     LIST,
-    "List signals in order of their names.",
+    "List signals in order of their ids.",
     {
         "status": parameters.choice(SignalStatus, "Only signals in this status."),
         "workItemId": parameters.identifier_option("ITEM", "Only signals of this work item.", "--item"),

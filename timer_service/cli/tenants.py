@@ -13,8 +13,8 @@ from timer_service.client import TimerClient
 from timer_service.client.answers import read_rows
 from timer_service.client.view import View
 
-Tenants = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT...", help="Every tenant.")]
-Readers = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT...", help="Readers of events.")]
+Tenants = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT", help="Every tenant.")]
+Readers = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT", help="Readers of events.")]
 
 app = typer.Typer(help="Tenants: what they use of their limits, and their streams.", no_args_is_help=True)
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from timer_service.app.login import nats_login
 from timer_service.cli.connection import Server, find_target
+from timer_service.cli.output import one_line
 from timer_service.cli.parameters import Tenant, read_duration, read_identifier
 from timer_service.cli.process import collect_rarely, run_async
 from timer_service.logs import configure_logs
@@ -38,7 +38,7 @@ def read_workflow(text: str) -> WorkflowFunction[Any, Any]:
 
 Workflows = Annotated[
     list[Any],  # of `WorkflowFunction`, which typer cannot name
-    typer.Argument(parser=read_workflow, metavar="MODULE:WORKFLOW...", help="The workflows to execute."),
+    typer.Argument(parser=read_workflow, metavar="MODULE:WORKFLOW", help="The workflows to execute."),
 ]
 Queue = Annotated[str, typer.Option(metavar="QUEUE", help="The queue to take workflows from.")]
 Slots = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Execute at most N workflows at a time.")]
@@ -66,8 +66,7 @@ def worker(
 ) -> None:
     """Execute workflows until SIGTERM or Ctrl-C."""
     target = find_target(server)
-    config = target.config
-    configure_logs(config)
+    options = target.options() | ({} if lease is None else {"lease": lease})
     try:
         executor = Worker(
             target.url,
@@ -76,15 +75,14 @@ def worker(
             queue=queue,
             slots=slots,
             name=name,
-            **({} if lease is None else {"lease": lease}),
-            subject_prefix=config.subject_prefix,
-            inbox_prefix=config.reply_prefix.removesuffix("."),
-            **nats_login(config).options(),
+            **options,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     types = ", ".join(each.type for each in workflows)
-    typer.echo(f"Executing workflows of tenant {tenant} at {target.broker}: {types}. Stop with Ctrl-C.", err=True)
+    notice = f"Executing workflows of tenant {tenant} at {target.broker}: {types}. Stop with Ctrl-C."
+    typer.echo(one_line(notice), err=True)
+    configure_logs(target.config)
     collect_rarely()
     try:
         run_async(executor.run())

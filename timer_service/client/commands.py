@@ -49,6 +49,8 @@ class Command(NamedTuple):
     id: str
     subject: str
     body: bytes
+    trace: Mapping[str, str] = MappingProxyType({})
+    """The trace context of the span that stored the command. A command that is sent at once gets the current one."""
 
 
 class Stored(NamedTuple):
@@ -123,7 +125,7 @@ class _Publisher:
         return acknowledged
 
     async def _publish(self, command: Command, headers: Mapping[str, str], reply: str = "") -> None:
-        headers = {"Nats-Msg-Id": command.id, **self._headers, **headers}
+        headers = {"Nats-Msg-Id": command.id, **self._headers, **command.trace, **headers}
         await self._connection.publish(command.subject, command.body, reply=reply, headers=headers)
 
     async def _receive(self, message: Msg) -> None:
@@ -156,8 +158,7 @@ class _Exchange(_Publisher):
         loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Ended]] = {each.id: loop.create_future() for each in commands}
         """How each command ends, by its id."""
-        _add_trace(self._headers)
-        self._headers["Timer-Reply-To"] = f"{self._inbox}.{_OUTCOME}"
+        self._headers = {**current_trace(), "Timer-Reply-To": f"{self._inbox}.{_OUTCOME}"}
 
     async def run(self, batches: Batches) -> None:
         """Publish the commands, in atomic batches if the stream takes them, and wait until every command has ended.
@@ -301,9 +302,11 @@ def _may_take_batches(refusal: Mapping[str, Any]) -> bool:
     return isinstance(error, Mapping) and error.get("err_code", _ATOMIC_DISABLED) != _ATOMIC_DISABLED
 
 
-def _add_trace(headers: dict[str, str]) -> None:
-    """Add the trace context of the caller's span. A program that has spans has imported OpenTelemetry."""
-    if "opentelemetry.trace" in sys.modules:
+def current_trace() -> Mapping[str, str]:
+    """Return the headers with the trace context of the caller's span; none without a span."""
+    headers: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:  # a program that has spans has imported it
         from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415
 
         tracecontext.TraceContextTextMapPropagator().inject(headers)
+    return headers

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from nats.js import JetStreamContext
 from timer_service.cancellation import keep_cancellation
 from timer_service.client.answers import read_cursor, read_object, read_rows
 from timer_service.client.calls import Calls
-from timer_service.client.checks import check_seconds, check_tenant, write_json
+from timer_service.client.checks import check_seconds, check_tenant, check_text, optional, write_json
 from timer_service.client.commands import (
     HEADER_BYTES,
     Batches,
@@ -249,6 +249,18 @@ class Connection:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         finally:
             await self._watches.leave(watch)
+
+
+def connector(
+    name: str, url: object, subject_prefix: object, inbox_prefix: object, options: Mapping[str, Any]
+) -> Callable[[], AbstractAsyncContextManager[Connection]]:
+    """Check the arguments of `TimerClient.connect`, and return a function that opens the connection.
+
+    `name`: for the server. Raises ValueError with the name of a wrong argument.
+    """
+    urls, prefix = optional(check_text, "url", url), check_text("subject_prefix", subject_prefix)
+    inboxes = {"inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
+    return lambda: open_connection(urls, name, prefix, {**options, **inboxes})
 
 
 @asynccontextmanager

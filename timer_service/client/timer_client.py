@@ -5,13 +5,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from timer_service.client.checks import (
-    check_mapping,
-    check_query,
-    check_text,
-    optional,
-)
-from timer_service.client.connection import Connection, open_connection
+from timer_service.client.checks import check_mapping, check_query
+from timer_service.client.connection import Connection, connector
 from timer_service.client.dead_letters import DeadLetters, Events
 from timer_service.client.events import Event
 from timer_service.client.receive.delivery import Delivery
@@ -71,10 +66,7 @@ class TimerClient:
         returns, and no other one in its place. `options` go to `nats.connect`: `user` and `password`,
         `token`, `nkeys_seed_str`, `user_credentials`, `tls`. Raises `NoAnswerError` if no server answers.
         """
-        optional(check_text, "url", url)
-        options["inbox_prefix"] = check_text("inbox_prefix", inbox_prefix)
-        check_text("subject_prefix", subject_prefix)
-        async with open_connection(url, "timer-client", subject_prefix, options) as connection:
+        async with connector("timer-client", url, subject_prefix, inbox_prefix, options)() as connection:
             yield cls(connection)
 
     async def query(self, tenant: str, name: str, request: Mapping[str, Any], *, timeout_seconds: float = 10) -> Any:

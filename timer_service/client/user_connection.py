@@ -70,34 +70,39 @@ def numbered(statement: str, names: Sequence[str]) -> str:
     return _PARAMETER.sub(lambda match: f"${names.index(match[1]) + 1}", statement) if names else statement
 
 
-class _Sqlite:
-    """sqlite3 and aiosqlite."""
-
-    engine = "sqlite"
+class _Raw:
+    """A connection of a driver itself."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-
-    async def run(self, statement: str, rows: Sequence[Row]) -> int:
-        if len(rows) == 1:
-            cursor = await _settle(self._connection.execute(statement, rows[0]))
-        else:
-            cursor = await _settle(self._connection.executemany(statement, rows))
-        count: int = cursor.rowcount
-        await _settle(cursor.close())
-        return count
 
     async def is_in_transaction(self) -> bool:
         return _is_in_transaction(self._connection)
 
 
-class _Asyncpg:
-    """asyncpg: a connection, or one of a pool."""
+class _Sqlite(_Raw):
+    """sqlite3 and aiosqlite."""
+
+    engine = "sqlite"
+
+    async def run(self, statement: str, rows: Sequence[Row]) -> int:
+        return await _run(self._connection, statement, rows)
+
+
+class _Psycopg(_Raw):
+    """psycopg 3: a connection for synchronous or asynchronous programs."""
 
     engine = "postgresql"
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
+    async def run(self, statement: str, rows: Sequence[Row]) -> int:
+        named = _PARAMETER.sub(r"%(\1)s", statement) if rows[0] else statement
+        return await _run(self._connection, named, rows)
+
+
+class _Asyncpg(_Raw):
+    """asyncpg: a connection, or one of a pool."""
+
+    engine = "postgresql"
 
     async def run(self, statement: str, rows: Sequence[Row]) -> int:
         names = list(rows[0])
@@ -109,32 +114,6 @@ class _Asyncpg:
         status: str = await self._connection.execute(statement, *values[0])
         count = status.rpartition(" ")[2]
         return int(count) if count.isdecimal() else 0
-
-    async def is_in_transaction(self) -> bool:
-        return _is_in_transaction(self._connection)
-
-
-class _Psycopg:
-    """psycopg 3: a connection for synchronous or asynchronous programs."""
-
-    engine = "postgresql"
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    async def run(self, statement: str, rows: Sequence[Row]) -> int:
-        cursor = self._connection.cursor()
-        named = _PARAMETER.sub(r"%(\1)s", statement) if rows[0] else statement
-        if len(rows) == 1:
-            await _settle(cursor.execute(named, rows[0] or None))
-        else:
-            await _settle(cursor.executemany(named, rows))
-        count: int = cursor.rowcount
-        await _settle(cursor.close())
-        return count
-
-    async def is_in_transaction(self) -> bool:
-        return _is_in_transaction(self._connection)
 
 
 class _SqlAlchemy:
@@ -191,6 +170,18 @@ async def _find(connection: Any) -> _Driver:
 def _names(connection: Any) -> set[tuple[str, str]]:
     """Return the package and the name of the type of a connection, and of the types that it is derived from."""
     return {(each.__module__.partition(".")[0], each.__name__) for each in type(connection).__mro__}
+
+
+async def _run(connection: Any, statement: str, rows: Sequence[Row]) -> int:
+    """Run a statement for each row with a cursor, and return how many rows it changed."""
+    cursor = await _settle(connection.cursor())
+    if len(rows) > 1:
+        await _settle(cursor.executemany(statement, rows))
+    else:
+        await _settle(cursor.execute(statement, *(rows if rows[0] else [])))
+    count: int = cursor.rowcount
+    await _settle(cursor.close())
+    return count
 
 
 def _is_in_transaction(connection: Any) -> bool:

@@ -4,6 +4,7 @@ Consumers of users park events that they give up. Users list these, and resubmit
 """
 
 from dataclasses import replace
+from datetime import timedelta
 
 from timer_service.core.due.loop import Worker
 from timer_service.core.events.outbox import COUNTED, DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message
@@ -19,6 +20,8 @@ from timer_service.events.queries import QUERIES
 
 _EVER = 2**31
 """How many attempts a dead letter has: it is never given up."""
+_PARKED_FOR = timedelta(days=30)
+"""As long as the stream of dead letters keeps these: nobody may have looked at a parked event."""
 
 
 def _dead_letter_relay(parts: Parts) -> Worker:
@@ -48,4 +51,5 @@ SLICE = Slice(
     counted=(*COUNTED, store.COUNTED),
     usages=(event_allowances.USAGE, store.PARKED),
     delete_settled=_delete_old,
+    kept_at_least=_PARKED_FOR,
 )

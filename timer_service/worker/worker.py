@@ -6,10 +6,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from timer_service.client.checks import check_identifier, check_tenant, check_text, optional
-from timer_service.client.connection import open_connection
+from timer_service.client.checks import check_identifier, check_tenant
+from timer_service.client.connection import connector
 from timer_service.core.values.address import Kind
-from timer_service.sigterm import at_sigterm
+from timer_service.sigterm import stop_at_signals
 from timer_service.worker.definition import Settings, WorkflowFunction
 from timer_service.worker.names import check_name
 from timer_service.worker.process import run_worker
@@ -64,9 +64,7 @@ class Worker:
             lease_seconds=lease.total_seconds(),
             shutdown_seconds=shutdown_timeout.total_seconds(),
         )
-        self._url = optional(check_text, "url", url)
-        self._prefix = subject_prefix
-        self._options = {**options, "inbox_prefix": inbox_prefix}
+        self._connect = connector("timer-worker", url, subject_prefix, inbox_prefix, options)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -75,15 +73,8 @@ class Worker:
         A second signal ends the worker at once. Several workers can run in one event loop. Raises `NoAnswerError` if
         the broker cannot be reached at the start.
         """
-        task = asyncio.current_task()
-
-        def stop_at_signal() -> None:
-            if self._stop.is_set() and task is not None:
-                task.cancel()
-            self.stop()
-
-        async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
-            with at_sigterm(stop_at_signal):
+        async with self._connect() as connection:
+            with stop_at_signals(self._stop):
                 send = partial(connection.request, Kind.REQUEST, self._settings.tenant)
                 await run_worker(send, self._settings, self._stop)
 

@@ -293,18 +293,19 @@ async def test_limit(parked: Parked) -> None:
 
 
 async def test_old_parked_events_are_deleted(parked: Parked) -> None:
-    """An event is deleted exactly one millisecond after the retention time since it was parked."""
+    """An event is deleted 30 days and a millisecond after it was parked. A longer retention time counts instead."""
     await parked.park("event-1")
     parked.clock.advance(milliseconds=1)
     await parked.park("event-2")
     assert SLICE.delete_settled is not None
-    retention = Retention(parked.database, timedelta(days=7), SLICE.delete_settled)
-    week = 7 * 24 * 3600 * 1000
-    assert ((await retention.tick(NOW + week)).done, await parked.names()) == (
+    assert SLICE.keep(timedelta(days=90)) == timedelta(days=90)
+    retention = Retention(parked.database, SLICE.keep(timedelta(days=7)), SLICE.delete_settled)
+    month = 30 * 24 * 3600 * 1000
+    assert ((await retention.tick(NOW + month)).done, await parked.names()) == (
         0,
         [("orders", f"event-{n}") for n in (1, 2)],
     )
-    assert ((await retention.tick(NOW + week + 1)).done, await parked.names()) == (1, [("orders", "event-2")])
+    assert ((await retention.tick(NOW + month + 1)).done, await parked.names()) == (1, [("orders", "event-2")])
 
 
 async def test_schema_refuses(parked: Parked) -> None:

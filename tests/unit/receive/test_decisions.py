@@ -192,7 +192,7 @@ def test_wrong_arguments() -> None:
         (lambda: app.on(int)(handle), "event must be a class of events"),  # type: ignore[arg-type]
         (lambda: app.on(RunCompleted)(undefined), "the annotations of .* must be names of its module"),
         (lambda: check_consumer("a", "b", [Filter(RunCompleted, "t")], **OTHERS), "topic must be left out for Run"),
-        (lambda: check_consumer("a", "b", [int], **OTHERS), "events must be classes"),  # type: ignore[list-item]
+        (lambda: check_consumer("a", "b", [int], **OTHERS), "events must be a class of events"),  # type: ignore[list-item]
     ]
     for call, match in wrong:
         with case(match), pytest.raises(ValueError, match=match):

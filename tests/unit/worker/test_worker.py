@@ -520,8 +520,8 @@ async def test_settings() -> None:
     """Each argument of a worker reaches the part that needs it, in seconds if it is a time."""
     given: dict[str, Any] = {"queue": "q", "slots": 7, "name": "one", "user": "me", "inbox_prefix": "_IN.me"}
     times: dict[str, Any] = {"lease": 2 * MINUTE, "shutdown_timeout": MINUTE}
-    module = "timer_service.worker.worker"
-    with patch(f"{module}.open_connection") as connect, patch(f"{module}.run_worker") as run:
+    opened, executed = "timer_service.client.connection.open_connection", "timer_service.worker.worker.run_worker"
+    with patch(opened) as connect, patch(executed) as run:
         await Worker("nats://here", tenant="acme", workflows=[order], subject_prefix="prefix", **given, **times).run()
     expected = Settings("acme", {"order": order}, "q", "one", slots=7, lease_seconds=120, shutdown_seconds=60)
     found = run.call_args.args[1]

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from nats.aio.client import Client
 
 from timer_service.client import user_connection
-from timer_service.client.commands import Command, Ended
+from timer_service.client.commands import Command, Ended, current_trace
 from timer_service.client.connection import Connection
 from timer_service.client.errors import TimerServiceError
 from timer_service.client.models import Outcome
@@ -81,7 +81,9 @@ class _StoredCommands(Connection):
         """Store commands. `timeout_seconds` has no effect."""
         del timeout_seconds
         if commands:
-            await user_connection.insert(self._user_connection, self._table, [_row(each) for each in commands])
+            traceparent = current_trace().get("traceparent")
+            rows = [_row(each, traceparent) for each in commands]
+            await user_connection.insert(self._user_connection, self._table, rows)
         if progress is not None:
             progress(len(commands))
         return [Outcome(command_id=command.id, name=_STORED) for command in commands]
@@ -99,8 +101,14 @@ class _StoredCommands(Connection):
         raise TimerServiceError(_NOT_CONNECTED)
 
 
-def _row(command: Command) -> dict[str, Any]:
+def _row(command: Command, traceparent: str | None) -> dict[str, Any]:
     """Return a command as a row. The prefix of its subject is that of the relay."""
     *_, tenant, message = command.subject.split(".")
-    body = command.body.decode()
-    return {"tenant": tenant, "message": message, "command_id": command.id, "size": len(command.body), "body": body}
+    return {
+        "tenant": tenant,
+        "message": message,
+        "command_id": command.id,
+        "size": len(command.body),
+        "traceparent": traceparent,
+        "body": command.body.decode(),
+    }

@@ -13,17 +13,17 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
-from timer_service.client.checks import check_text, check_type, optional
+from timer_service.client.checks import check_type
 from timer_service.client.commands import Command
-from timer_service.client.connection import Connection, open_connection
+from timer_service.client.connection import Connection, connector
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.outbox.outbox import Outbox
-from timer_service.client.outbox.pauses import Pauses
 from timer_service.client.outbox.store import OutboxRow, OutboxStore, RefusedCommand
 from timer_service.client.outbox.windows import windows
 from timer_service.client.own_database import database_errors, is_postgres, open_session
 from timer_service.core.ports.completion import run_to_completion
 from timer_service.core.values.address import Kind
+from timer_service.core.values.delays import Delays
 from timer_service.core.values.error_text import error_text
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,7 @@ class OutboxRelay:
         is_postgres(database)
         self._table = check_type("outbox", outbox, Outbox, "an Outbox").table
         self._database = database
-        self._url = optional(check_text, "url", url)
-        self._prefix = check_text("subject_prefix", subject_prefix)
-        self._options = {**options, "inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
+        self._connect = connector("timer-outbox", url, subject_prefix, inbox_prefix, options)
         self._woken = asyncio.Event()
         self._problem = ""
         """Why nothing could be sent lately."""
@@ -82,10 +80,7 @@ class OutboxRelay:
         """
         while True:
             try:
-                async with (
-                    open_session(self._database) as database,
-                    open_connection(self._url, "timer-outbox", self._prefix, self._options) as broker,
-                ):
+                async with open_session(self._database) as database, self._connect() as broker:
                     await self._send_rows(OutboxStore(database, self._table), broker)
             except _errors() as error:
                 self._report(str(error) if isinstance(error, NoAnswerError) else error_text(error))
@@ -103,17 +98,23 @@ class OutboxRelay:
         """Send pages of rows, and wait while there are none. Raises an error of the database or a lost connection."""
         if not await store.exists():
             raise TimerServiceError(f"the database has no table {self._table}: create it with Outbox.create_table")
-        pauses = Pauses()
+        delays = Delays()
+        paused: dict[str, float] = {}
+        """When the commands of a tenant are tried again, of the tenants whose commands were not stored."""
         await self._until_locked(store)
         while True:
             self._woken.clear()
-            waiting = pauses.waiting(_now())
+            waiting = [tenant for tenant, until in paused.items() if until > _now()]
             rows = await store.read(waiting) if len(waiting) < _MOST_PAUSED else []
             if not rows:
                 await self._wait()
                 continue
             for tenant, error in (await self._send(store, broker, rows)).items():
-                pauses = pauses.after(tenant, _now(), failed=error is not None)
+                if error is None:
+                    paused.pop(tenant, None)
+                    delays.forget(tenant)
+                else:
+                    paused[tenant] = _now() + delays.next(tenant).total_seconds()
 
     async def _send(
         self, store: OutboxStore, broker: Connection, rows: Sequence[OutboxRow]
@@ -165,7 +166,8 @@ class OutboxRelay:
 
 def _command(broker: Connection, row: OutboxRow) -> Command:
     """Return the command of a row."""
-    return Command(row.command_id, broker.subject(Kind.COMMAND, row.tenant, row.message), row.body.encode())
+    trace = {} if row.traceparent is None else {"traceparent": row.traceparent}
+    return Command(row.command_id, broker.subject(Kind.COMMAND, row.tenant, row.message), row.body.encode(), trace)
 
 
 def _seconds(rows: Sequence[OutboxRow]) -> float:

@@ -18,6 +18,7 @@ class OutboxRow(NamedTuple):
     message: str
     command_id: str
     body: str
+    traceparent: str | None = None
 
 
 class RefusedCommand(NamedTuple):
@@ -62,7 +63,8 @@ class OutboxStore:
         oldest = f"SELECT id, size FROM {self._table} WHERE error IS NULL {others} ORDER BY id LIMIT {MOST_ROWS}"  # noqa: S608
         sizes = f"SELECT id, SUM(size) OVER (ORDER BY id) - size AS bytes_before FROM ({oldest}) AS oldest"  # noqa: S608
         page = f"SELECT id FROM ({sizes}) AS sizes WHERE bytes_before < {MOST_BYTES}"  # noqa: S608
-        rows = f"SELECT id, tenant, message, command_id, body FROM {self._table} WHERE id IN ({page}) ORDER BY id"  # noqa: S608
+        columns = "id, tenant, message, command_id, body, traceparent"
+        rows = f"SELECT {columns} FROM {self._table} WHERE id IN ({page}) ORDER BY id"  # noqa: S608
         return [OutboxRow(*row) for row in await self._database.fetch(rows, tenants)]
 
     async def settle(self, rows: Sequence[OutboxRow], endings: Mapping[str, str | None]) -> None:

@@ -12,6 +12,7 @@ _COLUMNS = """(
     size BIGINT NOT NULL,
     stored_at {stored_at} NOT NULL,
     error TEXT,
+    traceparent TEXT,
     body TEXT NOT NULL
 )"""
 _ENGINES = {

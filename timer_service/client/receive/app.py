@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from timer_service.client.checks import check_text, check_type, check_whole, optional
-from timer_service.client.connection import open_connection
+from timer_service.client.checks import check_type, check_whole
+from timer_service.client.connection import connector
 from timer_service.client.errors import AlreadyHandled
 from timer_service.client.events import (
     DueTimeReached,
@@ -26,7 +26,7 @@ from timer_service.client.receive.runner import Rules, Runner
 from timer_service.client.receive.seen import MemorySeen, SeenStore
 from timer_service.client.receive.subscription import Subscription
 from timer_service.client.timer_client import TimerClient
-from timer_service.sigterm import at_sigterm
+from timer_service.sigterm import stop_at_signals
 from timer_service.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -90,9 +90,7 @@ class TimerApp:
         self._consumer = check_consumer(tenant, name, (), stream=stream, from_start=from_start, ack_wait=ack_wait)
         self._rules = Rules(concurrency, attempts, in_order, ack_wait, shutdown_timeout)
         self._seen = MemorySeen() if seen is None else seen
-        self._url = optional(check_text, "url", url)
-        self._prefix = check_text("subject_prefix", subject_prefix)
-        self._options = {**options, "inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
+        self._connect = connector("timer-app", url, subject_prefix, inbox_prefix, options)
         self._handlers = Handlers()
         self._begun, self._stop = asyncio.Event(), asyncio.Event()
         self._attempts: Attempts | None = None
@@ -152,7 +150,7 @@ class TimerApp:
         threads = Threads(self._rules.concurrency)
         await self._seen.open()
         try:
-            async with open_connection(self._url, "timer-app", self._prefix, self._options) as connection:
+            async with self._connect() as connection:
                 source = Subscription(connection, consumer, _READ_AHEAD * self._rules.concurrency)
                 await source.open()
                 self._client = TimerClient(connection)
@@ -221,12 +219,5 @@ class TimerApp:
         return add
 
     async def _run(self) -> None:
-        task = asyncio.current_task()
-
-        def stop_at_signal() -> None:
-            if self._stop.is_set() and task is not None:
-                task.cancel()
-            self.stop()
-
-        with at_sigterm(stop_at_signal):
+        with stop_at_signals(self._stop):
             await self.serve()

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from timer_service.client.events import Event
+from timer_service.core.values.delays import Backoff
 
 LONGEST_DELAY = timedelta(minutes=10)
 """The longest delay before an event is tried again."""
@@ -87,6 +88,4 @@ def judge(delivery: Delivery, attempts: int, *, failed_here: bool) -> Arrival:
 
 def retry_delay(attempt: int, rng: random.Random) -> timedelta:
     """Return the delay after `attempt` (1, 2, ...) failed: 1 s, 2 s, 4 s and so on, at most 10 min, less the jitter."""
-    doublings = min(attempt - 1, 30)  # more would overflow
-    longest: timedelta = min(LONGEST_DELAY, FIRST_DELAY * 2**doublings)
-    return longest * (1 - _JITTER * rng.random())
+    return Backoff(FIRST_DELAY, LONGEST_DELAY).longest(attempt) * (1 - _JITTER * rng.random())

@@ -104,7 +104,7 @@ class DurableConsumer:
         if info.get("num_waiting"):
             both = {tuple(each.split(".")) for each in found | wanted}
             wanted = {".".join(each) for each in both if not any(covers(other, each) for other in both - {each})}
-        wait = _nanoseconds(self._consumer.ack_wait)
+        wait = nanoseconds(self._consumer.ack_wait)
         if wanted == found and config["ack_wait"] == wait:
             return {}
         return {"filter_subjects": sorted(wanted), "filter_subject": "", "ack_wait": wait}
@@ -126,7 +126,7 @@ class DurableConsumer:
         config = {
             "durable_name": self.name,
             "ack_policy": "explicit",
-            "ack_wait": _nanoseconds(self._consumer.ack_wait),
+            "ack_wait": nanoseconds(self._consumer.ack_wait),
             "max_deliver": -1,
             "max_ack_pending": _MOST_UNACKNOWLEDGED,
             "filter_subjects": self.subjects,
@@ -174,5 +174,6 @@ class DurableConsumer:
         return answer
 
 
-def _nanoseconds(duration: timedelta) -> int:
+def nanoseconds(duration: timedelta) -> int:
+    """Return a duration in nanoseconds, as JetStream takes it."""
     return duration // timedelta(microseconds=1) * 1000

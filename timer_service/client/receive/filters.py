@@ -46,17 +46,23 @@ def check_consumer(
 ) -> Consumer:
     """Return a consumer. Raises ValueError with the name of a wrong argument. Without filters it gets every event."""
     found = [each if isinstance(each, Filter) else Filter(each) for each in filters] or [Filter(Event)]
-    for kind, topic in found:
-        if kind is not Event and kind not in EVENTS:
-            raise ValueError("events must be classes of events, such as DueTimeReached")
-        if optional(check_topic, "topic", topic) is not None and kind not in WITH_TOPIC:
-            raise ValueError(f"topic must be left out for {kind.__name__}, which has no topic")
+    for each in found:
+        check_filter("events", each)
     check_type("ack_wait", ack_wait, timedelta, "a timedelta")
     check_type("from_start", from_start, bool, "a bool")
     if not timedelta(seconds=1) <= ack_wait <= timedelta(minutes=10):
         raise ValueError("ack_wait must lie between 1 second and 10 minutes")
     stream = optional(check_name, "stream", stream, 255)
     return Consumer(check_tenant(tenant), check_name("name", name), found, stream, from_start, ack_wait)
+
+
+def check_filter(argument: str, wanted: Filter) -> None:
+    """Raise ValueError if there are no such events, or if they have no topic. `argument` names the class."""
+    kind, topic = wanted
+    if kind is not Event and kind not in EVENTS:
+        raise ValueError(f"{argument} must be a class of events, such as DueTimeReached")
+    if optional(check_topic, "topic", topic) is not None and kind not in WITH_TOPIC:
+        raise ValueError(f"topic must be left out for {kind.__name__}, which has no topic")
 
 
 def subject_parts(consumer: Consumer) -> list[str]:

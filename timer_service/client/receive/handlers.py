@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from timer_service.client.checks import check_identifier, check_topic, optional
+from timer_service.client.checks import check_identifier, optional
 from timer_service.client.convert import read_data
-from timer_service.client.events import EVENTS, WITH_TOPIC, Event, JobReady, ScheduleFired
-from timer_service.client.receive.filters import Filter
+from timer_service.client.events import Event, JobReady, ScheduleFired
+from timer_service.client.receive.filters import Filter, check_filter
 from timer_service.threads import Threads
 
 _NAMES: dict[type[Event], str] = {JobReady: "job_name", ScheduleFired: "schedule_id"}
@@ -68,10 +68,7 @@ class Handlers:
         self, function: Callable[[Any], Any], kind: type[Event], topic: str | None = None, name: str | None = None
     ) -> None:
         """Add a function. Raises ValueError with the name of a wrong argument."""
-        if kind is not Event and kind not in EVENTS:
-            raise ValueError("event must be a class of events, such as RunCompleted")
-        if optional(check_topic, "topic", topic) is not None and kind not in WITH_TOPIC:
-            raise ValueError(f"topic must be left out for {kind.__name__}, which has no topic")
+        check_filter("event", Filter(kind, topic))
         optional(check_identifier, _NAMES.get(kind, "name"), name)
         if any(each[:3] == (kind, topic, name) for each in self._handlers):
             raise ValueError(f"{kind.__name__} must have one handler for the same topic and name")

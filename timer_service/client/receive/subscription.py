@@ -19,7 +19,7 @@ from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.events import Event, read_event
 from timer_service.client.receive.delivery import Delivery
-from timer_service.client.receive.durable import DurableConsumer
+from timer_service.client.receive.durable import DurableConsumer, nanoseconds
 from timer_service.client.receive.filters import Consumer
 from timer_service.client.receive.park import UNREADABLE
 
@@ -72,8 +72,8 @@ class _Receipt:
         await self.subscription.settle(self, b"+ACK")
 
     async def retry(self, delay: timedelta) -> None:
-        nanoseconds = delay // timedelta(microseconds=1) * 1000
-        await self.subscription.settle(self, b'-NAK {"delay": %d}' % nanoseconds if nanoseconds else b"-NAK")
+        answer = b'-NAK {"delay": %d}' % nanoseconds(delay) if delay else b"-NAK"
+        await self.subscription.settle(self, answer)
 
     async def renew(self) -> None:
         await self.subscription.send(self, b"+WPI")

@@ -164,5 +164,11 @@ class Slice:
     """What the tenants may have of it at most."""
     delete_settled: Delete | None = None
     """Deletes rows that were settled before an instant; None if the slice keeps no settled rows."""
+    kept_at_least: timedelta = timedelta(0)
+    """How long these rows are kept if TIMER_RETENTION_DAYS is shorter."""
     handle_when_off: LimitedHandle | None = None
     """Handles commands while the slice is disabled; None if it cannot be disabled."""
+
+    def keep(self, retention: timedelta) -> timedelta:
+        """Return how long settled rows are kept. `retention`: the setting."""
+        return max(retention, self.kept_at_least)

@@ -21,9 +21,13 @@ class Backoff:
 
     def delay(self, attempt: int, rng: random.Random) -> timedelta:
         """Return the delay after `attempt` (1, 2, ...) failed."""
+        return rng.random() * self.longest(attempt)
+
+    def longest(self, attempt: int) -> timedelta:
+        """Return the longest delay after `attempt` (1, 2, ...) failed."""
         doublings = min(attempt - 1, 30)  # more would overflow
         longest: timedelta = min(self.cap, self.first * 2**doublings)
-        return rng.random() * longest
+        return longest
 
 
 class Delays:
