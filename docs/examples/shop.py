@@ -24,7 +24,7 @@ class Order:
     total: float
 
 
-app = TimerApp(URL, tenant="shop", name="orders", from_start=True)
+app = TimerApp(URL, tenant="shop", name="orders", from_start=True)  # also the events before its first start
 
 
 @app.on_due("unpaid")

@@ -48,7 +48,7 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         await dev.wait()
 
 
-EXECUTOR = Path(__file__).parents[2] / "docs" / "examples" / "executor.py"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SCRIPT = """
 import asyncio
 from timer_service.client import TimerClient
@@ -69,7 +69,10 @@ PROGRAMS = {
     "worker": [TIMER_SERVICE, "worker", "acme", "orders:order"],
     "doctor": [TIMER_SERVICE, "doctor"],
     "tenants": [TIMER_SERVICE, "tenants", "events", "acme"],
-    "executor.py": [sys.executable, str(EXECUTOR), "acme"],
+    "listen": [TIMER_SERVICE, "listen", "acme", "--exec", "cat"],
+    "executor.py": [sys.executable, str(EXAMPLES / "executor.py"), "acme"],
+    "orders.py": [sys.executable, str(EXAMPLES / "orders.py")],
+    "shop.py": [sys.executable, str(EXAMPLES / "shop.py")],
     "client": [sys.executable, "-c", SCRIPT],
 }
 
