@@ -48,7 +48,7 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         await dev.wait()
 
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXECUTOR = Path(__file__).parents[2] / "docs" / "examples" / "executor.py"
 SCRIPT = """
 import asyncio
 from timer_service.client import TimerClient
@@ -70,9 +70,9 @@ PROGRAMS = {
     "doctor": [TIMER_SERVICE, "doctor"],
     "tenants": [TIMER_SERVICE, "tenants", "events", "acme"],
     "listen": [TIMER_SERVICE, "listen", "acme", "--exec", "cat"],
-    "executor.py": [sys.executable, str(EXAMPLES / "executor.py"), "acme"],
-    "orders.py": [sys.executable, str(EXAMPLES / "orders.py")],
-    "shop.py": [sys.executable, str(EXAMPLES / "shop.py")],
+    "executor.py": [sys.executable, str(EXECUTOR), "acme"],
+    "orders.py": [sys.executable, str(EXECUTOR.with_name("orders.py"))],
+    "shop.py": [sys.executable, str(EXECUTOR.with_name("shop.py"))],
     "client": [sys.executable, "-c", SCRIPT],
 }
 
