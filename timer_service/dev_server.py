@@ -15,6 +15,7 @@ BROKER_FOLDER = "nats"
 """The folder of the broker, in that of `dev`."""
 
 _FILE = "dev.json"
+_NAME = "embedded-"
 _HOSTS = ("localhost", "127.0.0.1", "::1")
 _GREETING = b"INFO "
 _GREETING_BYTES = 64 * 1024
@@ -71,9 +72,14 @@ def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
     try:
         with suppress(PermissionError):  # the process of another user exists, too
             os.kill(server.pid, 0)
-        return server if _ask_name(server) == server.server_name else None
-    except (OSError, ValueError, RecursionError, OverflowError):
+    except (OSError, OverflowError):
         return None
+    return server if _ask_name(server.broker_url) == server.server_name else None
+
+
+def is_dev_server(broker_url: str) -> bool:
+    """Return whether the nats-server at this address is that of a `dev`, of whichever folder."""
+    return str(_ask_name(broker_url)).startswith(_NAME)
 
 
 def announce_dev_server(folder: Path, *, broker_url: str, db_path: Path, http_host: str, http_port: int) -> None:
@@ -100,7 +106,7 @@ def broker_name(data_dir: Path) -> str:
     It is the same at each start. No other folder has it, also no copy.
     """
     folder = data_dir.stat()
-    return f"embedded-{folder.st_dev:x}-{folder.st_ino:x}"
+    return f"{_NAME}{folder.st_dev:x}-{folder.st_ino:x}"
 
 
 def read_name(greeting: bytes) -> str | None:
@@ -111,15 +117,16 @@ def read_name(greeting: bytes) -> str | None:
     return info.get("server_name") if isinstance(info, dict) else None
 
 
-def _ask_name(server: DevServer) -> str | None:
-    """Return the name of the nats-server that listens at the address of `server`. Raises OSError or ValueError.
-
-    Another program may have taken the port.
-    """
-    address = (urlsplit(server.broker_url).hostname, server.broker_port)
-    with socket.create_connection(address, _CONNECT_SECONDS) as connection, connection.makefile("rb") as stream:
-        connection.settimeout(_GREETING_SECONDS)
-        return read_name(stream.readline(_GREETING_BYTES))
+def _ask_name(broker_url: str) -> str | None:
+    """Return the name of the nats-server that listens at an address; None if there is none, or another program."""
+    try:
+        address = urlsplit(broker_url)
+        with socket.create_connection((address.hostname, address.port), _CONNECT_SECONDS) as connection:
+            connection.settimeout(_GREETING_SECONDS)
+            with connection.makefile("rb") as stream:
+                return read_name(stream.readline(_GREETING_BYTES))
+    except (OSError, ValueError, RecursionError, OverflowError):
+        return None
 
 
 def _is_ours(file: Path) -> bool:

@@ -7,14 +7,13 @@ FastStream acknowledges an event after the function has returned. It does not pa
 for what happens after an error.
 """
 
-import os
-
 from faststream import AckPolicy, FastStream
 from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
 
+from timer_service.client import find_broker
 from timer_service.client.events import DueTimeReached, read_event
 
-broker = NatsBroker(os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222"))
+broker = NatsBroker(find_broker().url)
 app = FastStream(broker)
 
 

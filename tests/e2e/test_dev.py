@@ -85,7 +85,10 @@ PROGRAMS = {
     "worker": [TIMER_SERVICE, "worker", "acme", "orders:order"],
     "doctor": [TIMER_SERVICE, "doctor"],
     "tenants": [TIMER_SERVICE, "tenants", "events", "acme"],
+    "listen": [TIMER_SERVICE, "listen", "acme", "--exec", "cat"],
     "executor.py": [sys.executable, str(EXECUTOR), "acme"],
+    "orders.py": [sys.executable, str(EXECUTOR.with_name("orders.py"))],
+    "shop.py": [sys.executable, str(EXECUTOR.with_name("shop.py"))],
     "client": [sys.executable, "-c", SCRIPT],
 }
 

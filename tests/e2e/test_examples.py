@@ -54,7 +54,7 @@ async def run_python(broker: NatsServer, folder: Path, example: str) -> list[str
 async def test_python_of_the_readme(tmp_path: Path, broker: NatsServer, service: Service) -> None:
     """The script schedules a timer and prints its event. It can be run twice."""
     for _ in range(2):
-        outcome, event = await run_python(broker, tmp_path, block("README.md", "python", "TimerClient"))
+        outcome, event = await run_python(broker, tmp_path, block("README.md", "python", "TimerApp"))
         assert (outcome, event.startswith("fired: call-"), "{'any': 'json'}" in event) == ("scheduled", True, True)
 
 

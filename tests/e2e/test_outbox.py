@@ -84,11 +84,11 @@ async def test_recipes_of_the_page(tmp_path: Path, broker: NatsServer, service: 
 
 
 def test_tables_of_the_page() -> None:
-    """The statements of the page are those of the code."""
+    """The statements of the pages are those of the code."""
     outbox = definition("timer_outbox")
-    for part, statements in (
-        ("AS IDENTITY", outbox["postgresql"]),
-        ("INTEGER PRIMARY KEY", outbox["sqlite"]),
-        ("timer_seen (", stored_seen.DEFINITION),
+    for page, part, statements in (
+        (PAGE, "AS IDENTITY", outbox["postgresql"]),
+        (PAGE, "INTEGER PRIMARY KEY", outbox["sqlite"]),
+        ("docs/receive.md", "timer_seen (", stored_seen.DEFINITION),
     ):
-        assert block(PAGE, "sql", part) == "".join(f"{statement};\n" for statement in statements)
+        assert block(page, "sql", part) == "".join(f"{statement};\n" for statement in statements)

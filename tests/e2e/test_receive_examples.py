@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE
-from tests.e2e.test_examples import EXAMPLES, block
+from tests.e2e.test_examples import EXAMPLES, block, run
+from tests.harness.databases import Databases
 from tests.harness.processes import NatsServer, Process, Service, unused_port
 from tests.harness.receiving import Publisher, publisher, until
 from tests.harness.spawn import BIN
+from tests.harness.user_databases import UserDatabase
 
 PAGE = "docs/receive.md"
 
@@ -42,14 +44,33 @@ class Example(Process):
 async def test_the_first_program_of_the_page(tmp_path: Path, broker: NatsServer, events: Publisher) -> None:
     """Each handler prints its event. The data have the declared type."""
     program = tmp_path / "program.py"
-    program.write_text(block(PAGE, "python", "def cancel_unpaid"), "utf-8")
+    program.write_text(block(PAGE, "python", "app.on_slot"), "utf-8")
     async with Example(tmp_path, broker, sys.executable, "-u", str(program)) as example:
         await example.until_prints("waiting for timer.evt.v1.shop.due-time-reached.unpaid, ")
         await events.fire("order-1", {"id": "1", "total": 12}, topic="unpaid", tenant="shop")
         await example.until_prints("cancel order-1 12.0")
-        await events.publish("RunCompleted", tenant="shop", runId="build-1", name="run")
-        await example.until_prints("build-1 success")
+        await events.publish("ScheduleFired", tenant="shop", scheduleId="report")
+        await example.until_prints("report 2026-11-21 09:00:00+00:00")
         assert await example.terminate() == 0
+
+
+async def test_an_effect_that_happens_once(
+    tmp_path: Path, broker: NatsServer, events: Publisher, databases: Databases
+) -> None:
+    """The handler cancels an order in the database, together with the mark of the event."""
+    async with databases.database() as url:
+        database = UserDatabase(url)
+        await database.query("CREATE TABLE orders (name TEXT PRIMARY KEY, state TEXT)")
+        await database.query("INSERT INTO orders VALUES ('order-1', 'placed'), ('order-2', 'placed')")
+        script = block(PAGE, "python", "PostgresSeen").replace("postgresql://localhost/shop", url)
+        (tmp_path / "program.py").write_text(script, "utf-8")
+        async with Example(tmp_path, broker, sys.executable, str(tmp_path / "program.py")) as example:
+            await example.until_prints("waiting for ")
+            await events.fire("order-1", topic="unpaid", tenant="shop")
+            await events.until_acknowledged("shop~orders")
+            assert await example.terminate() == 0
+        assert await database.query("SELECT name FROM orders WHERE state = 'cancelled'") == [("order-1",)]
+        assert await database.query("SELECT consumer, event_id FROM timer_seen") == [("shop~orders", "event-order-1")]
 
 
 async def test_listen_in_a_shell(tmp_path: Path, broker: NatsServer, events: Publisher) -> None:
@@ -66,9 +87,13 @@ async def test_listen_in_a_shell(tmp_path: Path, broker: NatsServer, events: Pub
 
 @ON_SQLITE
 async def test_the_shop(tmp_path: Path, broker: NatsServer, service: Service) -> None:
-    """The order is cancelled a second after it was taken."""
+    """The order that is not paid is cancelled, the other one is not. The schedule calls its handler."""
     async with Example(tmp_path, broker, sys.executable, str(EXAMPLES / "shop.py"), broker.url) as example:
         await example.until_prints("cancelled order-7: 12.50 were not paid in time")
+        await run(broker, "timer-service", "schedules", "trigger", "shop", "report")
+        await example.until_prints("report of ")
+        assert "paid order-8\n" in example.log.read_text()
+        assert "cancelled order-8" not in example.log.read_text()
         assert await example.terminate() == 0
 
 

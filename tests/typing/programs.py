@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from timer_service.client import TimerClient, WorkflowStart
+from timer_service.client import DueTimeReached, TimerApp, TimerClient, WorkflowStart
 from timer_service.worker import Context, workflow
 from timer_service.worker.testing import SimulatedWorkflow
 
@@ -48,6 +48,23 @@ async def order(ctx: Context, order: Order) -> list[int]:
     if order.totals:  # attr-defined
         return ["wrong"]  # list-item
     return await ctx.step("pack", pack, order.id)
+
+
+app = TimerApp(tenant="acme", name="orders")
+
+
+@app.on_due("unpaid")
+async def remind(event: DueTimeReached[Order]) -> None:
+    """Be a handler of an event with data."""
+    print(event.timer_id.upper(), event.due_at - event.reached_at, event.data.total + 1)
+    print(event.timerId)  # attr-defined
+    print(event.data.totals)  # attr-defined
+    event.timer_id = "other"  # misc
+
+
+@app.on_slot()  # type-var
+async def wrong(event: DueTimeReached) -> None:
+    """Be a handler of another event than the decorator's."""
 
 
 async def main(client: TimerClient, placed: Order) -> None:

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from timer_service.cli.connection import client_config, database_config, find_target
-from timer_service.client import NoAnswerError, find_broker
+from timer_service.client import NoAnswerError, find_broker, lookup
 from timer_service.client.lookup import url_without_login
 from timer_service.config import load_config
 from timer_service.dev_server import announce_dev_server, broker_name, find_dev_server, read_dev_server
@@ -94,11 +94,27 @@ def test_order(dev_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client_config("nats://other:4222").postgres_url == "postgresql://h/d"
 
 
-def test_default() -> None:
+def test_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder without a `dev` uses the default, and says so."""
     shutil.rmtree(DEV)
+    monkeypatch.setattr(lookup, "is_dev_server", lambda _url: False)  # one may run on this machine
     assert str(find_broker()) == "nats://localhost:4222 (the default)"
     assert client_config(None).broker_url == "nats://localhost:4222"
+
+
+def test_the_default_is_the_dev_of_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without a `dev` does not use that of another folder. It uses any other server at the default address."""
+    shutil.rmtree(DEV)
+    with listener(greeting("embedded-1-1")) as url:
+        monkeypatch.setattr(lookup, "DEFAULT_URL", url)
+        with pytest.raises(NoAnswerError, match=f"{url} is the `dev` of another folder; use that folder, start one "):
+            find_broker()
+        with pytest.raises(typer.BadParameter, match=r"name a server with TIMER_BROKER_URL or --server\."):
+            client_config(None)
+        assert find_broker(url).url == url
+    with listener(greeting("broker-1")) as url:
+        monkeypatch.setattr(lookup, "DEFAULT_URL", url)
+        assert str(find_broker()) == f"{url} (the default)"
 
 
 def assert_not_running() -> None:

@@ -16,6 +16,7 @@ from tests.harness.cases import case
 from timer_service import __version__
 from timer_service.cli import COMMANDS, GROUPS, create_app
 from timer_service.cli.parameters import read_duration, read_instant
+from timer_service.client import lookup
 
 NAMES = [*COMMANDS, *GROUPS]
 
@@ -90,6 +91,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path])  # `worker` adds its folder
     for name in ("TIMER_BROKER_URL", "TIMER_DB_PATH", "TIMER_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(lookup, "is_dev_server", lambda _url: False)  # one may run on this machine
     return tmp_path
 
 

@@ -122,7 +122,7 @@ def _default_of(annotation: Any) -> Any:
 def find_target(server: str | None) -> Target:
     """Return what a command connects to: `server`, or else the broker that every program of this folder uses.
 
-    A `dev` of this folder that does not run is wrong usage.
+    If there is none, as after the `dev` of this folder was stopped, this is wrong usage.
     """
     config = load_config() if server is None else _config_for(server)
     try:

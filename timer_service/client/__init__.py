@@ -1,5 +1,7 @@
 """The Python client of timers, signals, schedules, runs and workflows (see docs/client.md)."""
 
+from typing import TYPE_CHECKING
+
 from timer_service.client.errors import (
     AlreadyHandled,
     CommandError,
@@ -81,6 +83,19 @@ from timer_service.client.workflow_models import (
 from timer_service.client.workflow_start import WorkflowStart
 from timer_service.client.workflow_type import WorkflowType
 
+if TYPE_CHECKING:
+    from timer_service.client.receive.stored_seen import PostgresSeen, SqliteSeen
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the stores in a database when a program uses them: sqlite3 takes long to import."""
+        if name in {"PostgresSeen", "SqliteSeen"}:
+            from timer_service.client.receive import stored_seen  # noqa: PLC0415
+
+            return getattr(stored_seen, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "AlreadyHandled",
     "Backfill",
@@ -110,6 +125,7 @@ __all__ = [
     "OutcomeName",
     "ParkedEvent",
     "PermanentError",
+    "PostgresSeen",
     "QueryError",
     "ReportedStatus",
     "RetryLater",
@@ -130,6 +146,7 @@ __all__ = [
     "SeenStore",
     "Signal",
     "SignalStatus",
+    "SqliteSeen",
     "Task",
     "Timer",
     "TimerApp",

@@ -68,8 +68,10 @@ class Event:
         return f"event {self.id}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _TimerEvent(Event, Generic[T]):
+    """An event of a timer."""
+
     data_field: ClassVar[str | None] = "data"
 
     timer_id: str
@@ -110,8 +112,10 @@ class TimersCancelled(Event):
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _ScheduleEvent(Event):
+    """An event of a schedule."""
+
     schedule_id: str
 
     @property
@@ -172,8 +176,10 @@ class ScheduleBackfilled(_ScheduleEvent):
     """The first slot that the backfill left."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _SignalEvent(Event):
+    """An event of a work signal."""
+
     signal_id: str
     firing_id: str
     dedupe_key: str
@@ -205,8 +211,10 @@ class WorkSignalFailed(_SignalEvent):
     failed_at: datetime
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _RunEvent(Event):
+    """An event of a run."""
+
     run_id: str
 
     @property
@@ -269,8 +277,10 @@ class RunStuck(_RunEvent):
     jobs: Sequence[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _WorkflowEvent(Event):
+    """An event of a workflow."""
+
     workflow_id: str
     workflow_type: str
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from timer_service.client.errors import NoAnswerError
-from timer_service.dev_server import DEFAULT_FOLDER, DevServer, find_dev_server
+from timer_service.dev_server import DEFAULT_FOLDER, DevServer, find_dev_server, is_dev_server
 
 DEFAULT_URL = "nats://localhost:4222"
 _VARIABLE = "TIMER_BROKER_URL"
 _SETTINGS_FILE = ".env"
+_NAME_IT = f"name a server with {_VARIABLE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ def find_broker(url: str | None = None) -> Broker:
 
     It is `url`, else TIMER_BROKER_URL from the environment, else from `.env` (if python-dotenv is installed), else the
     `dev` that runs in this folder, else nats://localhost:4222. Raises `NoAnswerError` if this folder has a `dev` that
-    does not run: then another service may have the default address. May wait up to 5 s for the `dev`.
+    does not run, because another service may have the default address, and if a `dev` of another folder has it. May
+    wait up to 5 s for the `dev`.
     """
     if url is not None:
         return Broker(url, "as given")
@@ -44,7 +46,12 @@ def find_broker(url: str | None = None) -> Broker:
     if os.path.isdir(DEFAULT_FOLDER):  # noqa: PTH112 - Path.is_dir raises PermissionError
         raise NoAnswerError(
             f"the `dev` of this folder ({DEFAULT_FOLDER.absolute()}) is not running; "
-            f"start it with `timer-service dev`, or name a server with {_VARIABLE}"
+            f"start it with `timer-service dev`, or {_NAME_IT}"
+        )
+    if is_dev_server(DEFAULT_URL):
+        raise NoAnswerError(
+            f"{DEFAULT_URL} is the `dev` of another folder; use that folder, start one here with `timer-service dev`, "
+            f"or {_NAME_IT}"
         )
     return Broker(DEFAULT_URL, "the default")
 

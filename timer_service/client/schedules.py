@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING, Any
 
 from timer_service.client.checks import (
     check_choice,
@@ -24,6 +23,9 @@ from timer_service.client.names import CatchUpPolicy, ScheduleStatus
 from timer_service.client.resource import Resource
 from timer_service.client.view import View
 from timer_service.client.workflow_start import WorkflowStart, wire_start
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 """The last instant that a message can have. No slot follows it."""
@@ -48,7 +50,7 @@ class Schedules(Resource):
         *,
         cron: str | None = None,
         every: timedelta | None = None,
-        zone: str | ZoneInfo | None = None,
+        zone: "str | ZoneInfo | None" = None,
         start_at: datetime | None = None,
         end_at: datetime | None = None,
         max_count: int | None = None,
@@ -155,7 +157,7 @@ class Schedules(Resource):
         *,
         cron: str | None = None,
         every: timedelta | None = None,
-        zone: str | ZoneInfo | None = None,
+        zone: "str | ZoneInfo | None" = None,
         start_at: datetime | None = None,
         end_at: datetime | None = None,
         from_at: datetime | None = None,
@@ -197,7 +199,7 @@ class Schedules(Resource):
 def _recurrence(
     cron: str | None,
     every: timedelta | None,
-    zone: str | ZoneInfo | None,
+    zone: "str | ZoneInfo | None",
     start_at: datetime | None,
     end_at: datetime | None,
 ) -> dict[str, Any]:
