@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -17,6 +19,8 @@ log = logging.getLogger(__name__)
 
 MOST_REASON = 1000
 _MOST_REMEMBERED = 20_000
+LONG_SECONDS = 60.0
+"""A handler that runs longer is logged, and again each time that its time has doubled."""
 STORE_PAUSE = timedelta(seconds=1)
 """How long an event waits while the seen store cannot be used."""
 
@@ -107,7 +111,8 @@ class Attempts:
         """Call a handler, and return what its result leads to."""
         self.marked.discard(event.id)
         try:
-            await handler.call(event, self._threads)
+            with _logged_while_long(event):
+                await handler.call(event, self._threads)
         except AlreadyHandled:
             log.info("%s was handled before", _name(event))
             return Done()
@@ -162,6 +167,26 @@ class Attempts:
         self._failed[event.id] = None
         if len(self._failed) > _MOST_REMEMBERED:
             del self._failed[next(iter(self._failed))]
+
+
+@contextmanager
+def _logged_while_long(event: Event) -> Iterator[None]:
+    """Log that the handler of an event still runs, after `LONG_SECONDS` and each time that the time has doubled."""
+    loop = asyncio.get_running_loop()
+    next_report: asyncio.TimerHandle
+
+    def report(seconds: float) -> None:
+        nonlocal next_report
+        log.warning(
+            "the handler of %s has run for %.0f s and has not ended; its event is renewed", _name(event), seconds
+        )
+        next_report = loop.call_later(seconds, report, 2 * seconds)
+
+    next_report = loop.call_later(LONG_SECONDS, report, LONG_SECONDS)
+    try:
+        yield
+    finally:
+        next_report.cancel()
 
 
 def describe(error: BaseException) -> str:
