@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -44,6 +43,15 @@ class Failed(NamedTuple):
 Result = Done | Hold | Failed
 
 
+class _Call(NamedTuple):
+    """A handler in progress."""
+
+    event: Event
+    began: float
+    logged_after: float
+    """After how many seconds it is logged next."""
+
+
 class Park(Protocol):
     """Stores an event that is given up."""
 
@@ -75,6 +83,8 @@ class Attempts:
         self._takes_all = takes_all
         self._random = random.Random()  # noqa: S311 - for jitter
         self._failed: dict[str, None] = {}
+        self._calls: dict[str, _Call] = {}
+        """The handlers in progress, by the id of their event."""
         self.marked: set[str] = set()
         """The events that their handlers have marked in a transaction of their own."""
 
@@ -110,9 +120,9 @@ class Attempts:
     async def _call(self, handler: Handler, event: Event, delivery: Delivery, attempt: int) -> Result:
         """Call a handler, and return what its result leads to."""
         self.marked.discard(event.id)
+        self._calls[event.id] = _Call(event, time.monotonic(), LONG_SECONDS)
         try:
-            with _logged_while_long(event):
-                await handler.call(event, self._threads)
+            await handler.call(event, self._threads)
         except AlreadyHandled:
             log.info("%s was handled before", _name(event))
             return Done()
@@ -128,8 +138,19 @@ class Attempts:
                 raise
             log.exception("%s failed, attempt %d of %d", _name(event), attempt, self._attempts)
             return await self._fail(delivery, describe(error), attempt)
+        finally:
+            self._calls.pop(event.id, None)
         await self._mark(event)
         return Done()
+
+    def log_long(self) -> None:
+        """Log each handler that has run for `LONG_SECONDS`, and again each time that its time has doubled."""
+        now = time.monotonic()
+        for event_id, call in self._calls.items():
+            seconds = now - call.began
+            if seconds >= call.logged_after:
+                log.warning("the handler of %s has run for %.0f s; its event is renewed", _name(call.event), seconds)
+                self._calls[event_id] = call._replace(logged_after=2 * seconds)
 
     async def park(self, delivery: Delivery, reason: str) -> Result:
         """Park an event without a try."""
@@ -167,26 +188,6 @@ class Attempts:
         self._failed[event.id] = None
         if len(self._failed) > _MOST_REMEMBERED:
             del self._failed[next(iter(self._failed))]
-
-
-@contextmanager
-def _logged_while_long(event: Event) -> Iterator[None]:
-    """Log that the handler of an event still runs, after `LONG_SECONDS` and each time that the time has doubled."""
-    loop = asyncio.get_running_loop()
-    next_report: asyncio.TimerHandle
-
-    def report(seconds: float) -> None:
-        nonlocal next_report
-        log.warning(
-            "the handler of %s has run for %.0f s and has not ended; its event is renewed", _name(event), seconds
-        )
-        next_report = loop.call_later(seconds, report, 2 * seconds)
-
-    next_report = loop.call_later(LONG_SECONDS, report, LONG_SECONDS)
-    try:
-        yield
-    finally:
-        next_report.cancel()
 
 
 def describe(error: BaseException) -> str:

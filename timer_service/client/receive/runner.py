@@ -226,11 +226,12 @@ class Runner:
             await asyncio.wait(hung, timeout=_END_SECONDS)
 
     async def _renew(self) -> None:
-        """Renew the deliveries that are not settled, in their order. Never ends."""
+        """Renew the deliveries that are not settled, in their order, and log handlers that take long. Never ends."""
         while True:
             await asyncio.sleep(self._rules.ack_wait.total_seconds() / 3)
             for delivery in list(self._held):
                 await delivery.renew()
+            self._attempts.log_long()
 
     def _has_room(self) -> bool:
         most = _MOST_HELD if self._rules.in_order else self._rules.concurrency
