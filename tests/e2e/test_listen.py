@@ -2,18 +2,20 @@
 
 import asyncio
 import json
-import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
 import pytest
 
-from tests.harness.processes import NatsServer, Process
+from tests.e2e.conftest import ON_SQLITE, User
+from tests.harness.processes import NatsServer, Process, Service
 from tests.harness.receiving import Publisher, publisher, until
 from tests.harness.spawn import TIMER_SERVICE
+from timer_service.client import TimerClient
 from timer_service.client.receive.delivery import DEATHS
 
 PROGRAM = """
@@ -23,7 +25,10 @@ from timer_service.client import DueTimeReached, TimerApp
 
 second = timedelta(seconds=1)
 random.seed(open("log").read().count("deadly"))
-app = TimerApp(sys.argv[1], tenant="acme", name="orders", attempts=2, from_start=True, ack_wait=second)
+shutdown = timedelta(seconds=float(sys.argv[2]))
+app = TimerApp(
+    sys.argv[1], tenant="acme", name="orders", attempts=2, from_start=True, ack_wait=second, shutdown_timeout=shutdown
+)
 
 def note(text):
     with open("log", "a") as file:
@@ -52,9 +57,10 @@ async def events(broker: NatsServer) -> AsyncIterator[Publisher]:
 class Program(Process):
     """A program of a user. Its output is in `log`, its errors in `errors`."""
 
-    def __init__(self, folder: Path, broker: NatsServer) -> None:
+    def __init__(self, folder: Path, broker: NatsServer, shutdown_seconds: float = 20) -> None:
         (folder / "program.py").write_text(f"import os\nos.chdir({str(folder)!r})\n{PROGRAM}", "utf-8")
-        super().__init__([sys.executable, str(folder / "program.py"), broker.url], folder / "errors", {})
+        command = [sys.executable, str(folder / "program.py"), broker.url, str(shutdown_seconds)]
+        super().__init__(command, folder / "errors", {})
         self.folder = folder
         (folder / "log").touch()
 
@@ -74,11 +80,11 @@ async def program(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Program]:
         yield found
 
 
-async def test_a_signal_lets_the_handler_finish(program: Program, events: Publisher) -> None:
+async def test_a_signal_lets_the_handler_finish(broker: NatsServer, program: Program, events: Publisher) -> None:
     """At SIGTERM the handler in progress ends and is acknowledged, and the program ends with 0."""
     program.launch()
     await program.until_waiting()
-    address = f"nats://127.0.0.1:{program.command[-1].rpartition(':')[2]}"
+    address = f"nats://127.0.0.1:{broker.port}"
     wanted = "timer.evt.v1.acme.due-time-reached, timer.evt.v1.acme.due-time-reached.*"
     assert f"waiting for {wanted}, timer.evt.v1.acme.resubmitted.orders at {address}" in program.log.read_text()
     await events.fire("held")
@@ -106,53 +112,43 @@ async def test_a_second_signal_ends_at_once(program: Program, events: Publisher)
 
 
 @pytest.mark.slow
-async def test_kills_at_random_moments(program: Program, events: Publisher) -> None:
-    """However often the program is killed, each event is handled at least once, and none is parked."""
-    rng = random.Random(7)
-    names = [str(number) for number in range(400)]
-    published = asyncio.ensure_future(fire_all(events, names))
-    kills = 0
-    while len({*program.lines()}) < len(names):
+async def test_a_signal_while_a_handler_hangs(tmp_path: Path, broker: NatsServer, events: Publisher) -> None:
+    """The program ends after `shutdown_timeout`, also if the handler is in a thread. Its event comes again."""
+    async with Program(tmp_path, broker, shutdown_seconds=0.1) as program:
         program.launch()
-        await program.until_waiting(kills + 1)
-        wanted = min(len({*program.lines()}) + 1 + rng.randrange(60), len(names))
-        await until(lambda wanted=wanted: len({*program.lines()}) >= wanted)  # type: ignore[misc]
-        await program.kill()
-        kills += 1
-    await published
-    program.launch()
-    await events.until_acknowledged()
-    assert {*program.lines()} == {*names}
-    assert kills >= 5
-    assert events.parked == []
-    repeats = len(program.lines()) - len(names)
-    assert repeats <= kills * 30, "at most what was in progress at a kill, and what waited in the program"
-
-
-async def fire_all(events: Publisher, names: list[str]) -> None:
-    for start in range(0, len(names), 50):
-        await asyncio.gather(*map(events.fire, names[start : start + 50]))
+        await program.until_waiting()
+        await events.fire("held")
+        await until(lambda: program.lines("begin") == ["held"])
+        assert await program.terminate() == 0
+        assert "1 handlers have not ended; their events come again" in program.log.read_text()
+        (program.folder / "go").touch()
+        program.launch()
+        await events.until_acknowledged()
+        assert (program.lines("begin"), program.lines()) == (["held", "held"], ["held"])
 
 
 @pytest.mark.slow
-async def test_a_handler_that_ends_the_process(program: Program, events: Publisher) -> None:
+@ON_SQLITE
+async def test_a_handler_that_ends_the_process(
+    broker: NatsServer, service: Service, user: User, program: Program
+) -> None:
     """Its event is parked after some deaths. The events that are delivered with it are handled."""
     program.launch()
     await program.until_waiting()
     names = [str(number) for number in range(10)]
-    await fire_all(events, [*names[:5], "deadly", *names[5:]])
     deaths = 0
-    async with asyncio.timeout(60):
-        while not events.parked:
+    async with TimerClient.connect(broker.url) as client, asyncio.timeout(60):
+        for name in (*names[:5], "deadly", *names[5:]):
+            await client.timers.schedule("acme", name, due_in=timedelta())
+        while not (parked := [each async for each in client.events.parked("acme")]):
             if program.running.poll() is not None:
                 assert await program.wait() == 9
                 deaths += 1
                 program.launch()
             await asyncio.sleep(0.02)
-        await events.until_acknowledged()
+        await Publisher(user.connection).until_acknowledged()
     assert {*program.lines()} == {*names}
-    ((name, attempts),) = [(each["event"]["payload"]["serviceCallId"], each["attempts"]) for each in events.parked]
-    assert (name, attempts) == ("deadly", 3 + DEATHS)
+    assert [(each.about["serviceCallId"], each.attempts) for each in parked] == [("deadly", 3 + DEATHS)]
     assert deaths == 2 + DEATHS
 
 

@@ -1,4 +1,4 @@
-"""What a consumer of events talks to: the stream of events as the service has it, and a stand-in that parks events."""
+"""What a consumer of events reads: the stream of events as the service has it, or that of the service."""
 
 import asyncio
 import json
@@ -8,7 +8,6 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from timer_service.core.values.address import kebab
 
@@ -24,17 +23,11 @@ _PAYLOADS: dict[str, dict[str, Any]] = {
 
 
 class Publisher:
-    """Publishes events as the service does, and parks events as the service does."""
+    """Publishes events as the service does."""
 
     def __init__(self, connection: Client) -> None:
         self.connection = connection
         self.js = connection.jetstream()
-        self.parked: list[dict[str, Any]] = []
-        """The payloads of the ParkEvent commands."""
-        self.refuses: Callable[[Any], bool] = lambda _event: False
-        """Whether an event cannot be parked in this form."""
-        self.outcome = "parked"
-        """The outcome of the next ParkEvent commands."""
 
     async def fire(self, name: str, data: Any = None, *, topic: str | None = None, tenant: str = "acme") -> None:
         """Publish a DueTimeReached of the timer `name`, whose id is `event-<name>`."""
@@ -60,13 +53,6 @@ class Publisher:
         """Publish any message to the stream of events."""
         await self.js.publish(f"timer.evt.v1.{address}", body)
 
-    async def resubmit(self, consumer: str, name: str) -> None:
-        """Publish the DueTimeReached of a timer again, to one consumer."""
-        stored = await self.js.get_last_msg("TIMER_EVT", "timer.evt.v1.acme.due-time-reached")
-        body = json.loads(stored.data or b"")
-        assert body["id"] == f"event-{name}"
-        await self.send(f"acme.resubmitted.{consumer}", stored.data or b"")
-
     async def unacknowledged(self, consumer: str = "acme~orders") -> tuple[int, int]:
         """Return how many events a consumer has not acknowledged, and how many it has not delivered."""
         info = await self.js.consumer_info("TIMER_EVT", consumer)
@@ -78,26 +64,13 @@ class Publisher:
             while await self.unacknowledged(consumer) != (0, 0):
                 await asyncio.sleep(0.02)
 
-    async def park(self, message: Msg) -> None:
-        """Answer a command ParkEvent."""
-        command = json.loads(message.data)
-        answer: dict[str, Any] = {"outcome": self.outcome}
-        if self.refuses(command["payload"]["event"]):
-            answer = {"error": {"code": "INVALID_PAYLOAD", "message": "refused"}}
-        else:
-            self.parked.append(command["payload"])
-        answer["commandId"] = command["id"]
-        await self.connection.publish((message.headers or {})["Timer-Reply-To"], json.dumps(answer).encode())
-
 
 @asynccontextmanager
 async def publisher(url: str) -> AsyncIterator[Publisher]:
-    """Yield a publisher, after it has created the streams."""
+    """Yield a publisher, after it has created the stream. For tests without the service."""
     async with await nats.connect(url, reconnect_time_wait=0.05) as connection:
         found = Publisher(connection)
         await found.js.add_stream(name="TIMER_EVT", subjects=["timer.evt.v1.*.>"], allow_atomic=True)
-        await found.js.add_stream(name="TIMER_CMD", subjects=["timer.cmd.v1.*.*"])
-        await connection.subscribe("timer.cmd.v1.*.park-event", cb=found.park)
         yield found
 
 

@@ -1,16 +1,13 @@
-"""`TimerApp` and `consume` with a real nats-server: acknowledged, tried again, parked, renewed, shared, and resumed.
+"""`TimerApp` and `consume` with a real nats-server: acknowledged, shared, and resumed.
 
-A stand-in parks events; tests/e2e/test_receive.py has the service.
+tests/e2e/test_receive.py has what needs the service.
 """
 
 import asyncio
-import json
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -155,125 +152,6 @@ async def test_consumers_of_tenants_do_not_collide(server: NatsServer, events: P
     assert names == ["a", "a_b"]
 
 
-async def test_failures_are_tried_again_and_parked(
-    server: NatsServer, events: Publisher, short_delays: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The delays grow. After `attempts` tries the event is parked with the last error, then acknowledged."""
-    app = TimerApp(server.url, tenant="acme", name="orders", attempts=4)
-    tried: list[float] = []
-
-    @app.on_due()
-    def handle(event: DueTimeReached) -> None:
-        tried.append(time.monotonic())
-        raise RuntimeError(f"attempt {len(tried)}")
-
-    async with app.running():
-        await events.fire("a", {"total": 7})
-        await until(lambda: bool(events.parked))
-        await events.until_acknowledged()
-    first, second, third = (after - before for before, after in pairwise(tried))
-    assert first >= 0.016
-    assert second >= 0.032
-    assert third >= 0.064
-    (parked,) = events.parked
-    assert (parked["consumer"], parked["reason"], parked["attempts"]) == ("orders", "RuntimeError: attempt 4", 4)
-    assert parked["event"]["payload"]["data"] == {"total": 7}
-    assert "the DueTimeReached event-a of timer a failed, attempt 1 of 4" in caplog.text
-
-
-async def test_what_cannot_be_read_is_parked_at_once(server: NatsServer, events: Publisher) -> None:
-    """The event as it is, or the text if it is no JSON object with an id, a type and a payload."""
-    app, handled = collecting(server.url)
-    async with app.running():
-        await events.send("acme.due-time-reached", b"\xff garbage")
-        await events.publish("DueTimeReached", serviceCallId=7, name="b")
-        await events.fire("c")
-        await until(lambda: (handled, len(events.parked)) == (["c"], 2))
-        await events.until_acknowledged()
-    garbage, wrong = sorted(events.parked, key=lambda each: str(each["event"]["type"]), reverse=True)
-    assert (garbage["event"]["type"], garbage["event"]["payload"]) == ("unreadable", {"text": "\ufffd garbage"})
-    assert garbage["reason"].startswith("this is no event: it is not JSON")
-    assert (wrong["event"]["id"], wrong["event"]["payload"]["serviceCallId"]) == ("event-b", 7)
-    assert wrong["reason"] == "this is no event: serviceCallId is missing or wrong"
-
-
-async def test_parking_waits_for_the_service(server: NatsServer, events: Publisher, short_delays: None) -> None:
-    """An event that cannot be parked is not acknowledged. It is tried again until the service has stored it."""
-    app = TimerApp(server.url, tenant="acme", name="orders", attempts=1)
-    tries = 0
-
-    @app.on_due()
-    async def handle(event: DueTimeReached) -> None:
-        nonlocal tries
-        tries += 1
-        raise RuntimeError
-
-    events.outcome = "over_quota"
-    async with app.running():
-        await events.fire("a")
-        await until(lambda: len(events.parked) >= 10)
-        assert await events.unacknowledged() == (1, 0)
-        events.outcome = "unchanged"
-        await events.until_acknowledged()
-    assert tries == len(events.parked)
-
-
-async def test_a_large_event_is_parked_without_its_payload(server: NatsServer, events: Publisher) -> None:
-    """An event that does not fit into a command is parked with its id, its type and its size."""
-    app = TimerApp(server.url, tenant="acme", name="orders", attempts=1)
-
-    @app.on_due()
-    async def handle(event: DueTimeReached) -> None:
-        raise RuntimeError
-
-    async with app.running():
-        await events.fire("a", "x" * (1024 * 1024 - 500))
-        await until(lambda: bool(events.parked))
-        await events.until_acknowledged()
-    (parked,) = events.parked
-    assert (parked["event"]["id"], list(parked["event"]["payload"])) == ("event-a", ["omitted"])
-
-
-async def test_an_event_that_the_service_refuses_is_parked_as_text(server: NatsServer, events: Publisher) -> None:
-    """The service refuses to park what it could not send again, such as an event of another tenant."""
-    app, _ = collecting(server.url)
-    events.refuses = lambda event: event["type"] != "unreadable"
-    wrong = {"id": "a\n", "type": "", "tenantId": "other", "payload": {"x": 1}}
-    async with app.running():
-        await events.send("acme.due-time-reached", json.dumps(wrong).encode())
-        await until(lambda: bool(events.parked))
-        await events.until_acknowledged()
-    (parked,) = events.parked
-    assert json.loads(parked["event"]["payload"]["text"]) == wrong
-    assert (len(parked["event"]["id"]), parked["event"]["tenantId"]) == (32, "acme")
-
-
-@pytest.mark.slow
-async def test_long_handlers_are_renewed(server: NatsServer, events: Publisher) -> None:
-    """A handler and the events behind it may take longer than `ack_wait`. Nothing is delivered again."""
-    app = TimerApp(server.url, tenant="acme", name="orders", concurrency=1, ack_wait=SECOND)
-    handled: list[str] = []
-    began = time.monotonic()
-
-    @app.on_due()
-    async def handle(event: DueTimeReached) -> None:
-        await asyncio.to_thread(until_time, began + 3)
-        handled.append(event.timer_id)
-
-    async with app.running():
-        await events.fire("a")
-        await events.fire("b")
-        await until(lambda: len(handled) == 2)
-        await events.until_acknowledged()
-        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
-    assert info.delivered is not None
-    assert (handled, info.delivered.consumer_seq) == (["a", "b"], 2)
-
-
-def until_time(at: float) -> None:
-    time.sleep(max(0.0, at - time.monotonic()))
-
-
 async def test_handlers_that_are_not_async_run_at_the_same_time(server: NatsServer, events: Publisher) -> None:
     """Each has a thread, with the context of the app's task."""
     app = TimerApp(server.url, tenant="acme", name="orders", concurrency=3)
@@ -317,25 +195,6 @@ async def test_a_stop_gives_back_what_has_not_begun(server: NatsServer, events: 
     await events.until_acknowledged()
 
 
-@pytest.mark.slow
-async def test_an_event_of_a_hung_handler_comes_again(server: NatsServer, events: Publisher) -> None:
-    """The stop does not wait for a hung handler. Its event comes again after `ack_wait`."""
-    app = TimerApp(server.url, tenant="acme", name="orders", ack_wait=SECOND, shutdown_timeout=timedelta(0))
-    begun = asyncio.Event()
-
-    @app.on_due()
-    async def handle(event: DueTimeReached) -> None:
-        begun.set()
-        await asyncio.sleep(600)
-
-    async with app.running():
-        await events.fire("a")
-        await begun.wait()
-    other, others = collecting(server.url, ack_wait=SECOND)
-    async with other.running():
-        await until(lambda: others == ["a"])
-
-
 async def test_two_processes_share_the_work(server: NatsServer, events: Publisher) -> None:
     """Each event is handled by one of them."""
     first, one = collecting(server.url)
@@ -356,35 +215,6 @@ async def test_a_repeat_is_not_handled_again(server: NatsServer, events: Publish
         await events.fire("b")
         await events.until_acknowledged()
     assert sorted(handled) == ["a", "b"]
-
-
-async def test_a_resubmitted_event_reaches_one_consumer(server: NatsServer, events: Publisher) -> None:
-    """An event that is sent again to one consumer does not reach the others of the tenant, also if they take all."""
-    app = TimerApp(server.url, tenant="acme", name="orders", attempts=1)
-    mended = False
-    handled: list[str] = []
-
-    @app.on_due()
-    async def handle(event: DueTimeReached) -> None:
-        if not mended:
-            raise RuntimeError
-        handled.append(event.timer_id)
-
-    other, others = TimerApp(server.url, tenant="acme", name="audit"), list[str]()
-
-    @other.on(Event)
-    async def note(event: Event) -> None:
-        others.append(event.id)
-
-    async with app.running(), other.running():
-        await events.fire("a")
-        await until(lambda: bool(events.parked) and bool(others))
-        mended = True
-        await events.resubmit("orders", "a")
-        await until(lambda: handled == ["a"])
-        await events.until_acknowledged()
-        await events.until_acknowledged("acme~audit")
-    assert others == ["event-a"]
 
 
 @pytest.mark.slow
@@ -465,22 +295,6 @@ async def test_new_handlers_change_the_consumer(server: NatsServer, events: Publ
         await events.until_acknowledged()
     async with new.running():
         assert await subjects() == {"run-completed", "resubmitted.orders"}
-
-
-async def test_an_event_without_a_handler_waits_for_a_newer_version(
-    server: NatsServer, events: Publisher, short_delays: None
-) -> None:
-    """A program that has no handler for an event of its consumer gives it back, and at last parks it."""
-    app, handled = collecting(server.url, attempts=3)
-    async with app.running():
-        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
-        info.config.filter_subjects = [*(info.config.filter_subjects or []), "timer.evt.v1.acme.run-completed"]
-        await events.js.add_consumer("TIMER_EVT", info.config)
-        await events.publish("RunCompleted", runId="r", name="r")
-        await until(lambda: bool(events.parked))
-    (parked,) = events.parked
-    assert (parked["reason"], parked["attempts"]) == ("this program has no handler for RunCompleted", 3)
-    assert handled == []
 
 
 @pytest.mark.parametrize("missing", ["stream", "JetStream", "consumer"])

@@ -5,13 +5,13 @@ import logging
 from typing import Any
 
 from timer_service.threads import Threads
+from timer_service.watchdog import watch_loop
 from timer_service.worker.definition import Settings
 from timer_service.worker.leases import Leases
 from timer_service.worker.poller import Poller
 from timer_service.worker.reporter import Reporter
 from timer_service.worker.service import Send
 from timer_service.worker.tasks import Tasks
-from timer_service.worker.watchdog import watch_loop
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,8 @@ async def run_worker(send: Send, settings: Settings, stop: asyncio.Event) -> Non
     tasks = Tasks(settings.slots, Threads(settings.slots))
     poller, leases = Poller(send, settings, tasks), Leases(send, settings, tasks)
     polls = asyncio.create_task(poller.run())
-    parts = [Reporter(send, settings, tasks).run(), leases.renew(), leases.watch(), watch_loop(), stop.wait()]
+    watching = watch_loop("all workflows of this worker wait")
+    parts = [Reporter(send, settings, tasks).run(), leases.renew(), leases.watch(), watching, stop.wait()]
     running: list[asyncio.Task[Any]] = [polls, *map(asyncio.create_task, parts)]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)  # the stop, or an error of a part

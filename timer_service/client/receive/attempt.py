@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 MOST_REASON = 1000
 _MOST_REMEMBERED = 20_000
+LONG_SECONDS = 60.0
+"""A handler that runs longer is logged, and again each time that its time has doubled."""
 STORE_PAUSE = timedelta(seconds=1)
 """How long an event waits while the seen store cannot be used."""
 
@@ -38,6 +41,15 @@ class Failed(NamedTuple):
 
 
 Result = Done | Hold | Failed
+
+
+class _Call(NamedTuple):
+    """A handler in progress."""
+
+    event: Event
+    began: float
+    logged_after: float
+    """After how many seconds it is logged next."""
 
 
 class Park(Protocol):
@@ -71,6 +83,8 @@ class Attempts:
         self._takes_all = takes_all
         self._random = random.Random()  # noqa: S311 - for jitter
         self._failed: dict[str, None] = {}
+        self._calls: dict[str, _Call] = {}
+        """The handlers in progress, by the id of their event."""
         self.marked: set[str] = set()
         """The events that their handlers have marked in a transaction of their own."""
 
@@ -106,6 +120,7 @@ class Attempts:
     async def _call(self, handler: Handler, event: Event, delivery: Delivery, attempt: int) -> Result:
         """Call a handler, and return what its result leads to."""
         self.marked.discard(event.id)
+        self._calls[event.id] = _Call(event, time.monotonic(), LONG_SECONDS)
         try:
             await handler.call(event, self._threads)
         except AlreadyHandled:
@@ -123,8 +138,19 @@ class Attempts:
                 raise
             log.exception("%s failed, attempt %d of %d", _name(event), attempt, self._attempts)
             return await self._fail(delivery, describe(error), attempt)
+        finally:
+            self._calls.pop(event.id, None)
         await self._mark(event)
         return Done()
+
+    def log_long(self) -> None:
+        """Log each handler that has run for `LONG_SECONDS`, and again each time that its time has doubled."""
+        now = time.monotonic()
+        for event_id, call in self._calls.items():
+            seconds = now - call.began
+            if seconds >= call.logged_after:
+                log.warning("the handler of %s has run for %.0f s; its event is renewed", _name(call.event), seconds)
+                self._calls[event_id] = call._replace(logged_after=2 * seconds)
 
     async def park(self, delivery: Delivery, reason: str) -> Result:
         """Park an event without a try."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from timer_service.client.receive.attempt import Attempts, Done, Failed, Result
 from timer_service.client.receive.delivery import Arrival, Delivery, judge
+from timer_service.watchdog import watch_loop
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +19,9 @@ _MOST_HELD = 1000
 _MOST_HELD_BYTES = 16 * 1024 * 1024
 """With `in_order`: how many events wait here for others with the same key, at most."""
 _END_SECONDS = 2
+_BLOCKED = (
+    "all handlers of this app wait, and no event is renewed: after ack_wait, another process gets those in progress"
+)
 
 
 class Source(Protocol):
@@ -68,7 +72,7 @@ class Runner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run deliveries until `stop` is set. Then give back those that have not begun, and let the others finish."""
-        parts = [asyncio.create_task(each) for each in (self._take(), self._renew())]
+        parts = [asyncio.create_task(each) for each in (self._take(), self._renew(), watch_loop(_BLOCKED))]
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([*parts, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -222,11 +226,12 @@ class Runner:
             await asyncio.wait(hung, timeout=_END_SECONDS)
 
     async def _renew(self) -> None:
-        """Renew the deliveries that are not settled, in their order. Never ends."""
+        """Renew the deliveries that are not settled, in their order, and log handlers that take long. Never ends."""
         while True:
             await asyncio.sleep(self._rules.ack_wait.total_seconds() / 3)
             for delivery in list(self._held):
                 await delivery.renew()
+            self._attempts.log_long()
 
     def _has_room(self) -> bool:
         most = _MOST_HELD if self._rules.in_order else self._rules.concurrency

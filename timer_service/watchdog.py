@@ -1,4 +1,4 @@
-"""Watches the event loop of a worker: while code of the user runs without await, all tasks wait.
+"""Watches the event loop of a worker or an app: while code of the user runs without await, everything else waits.
 
 The loop cannot notice this, because such code does not return to it. So a thread looks, and logs where it is.
 """
@@ -17,10 +17,10 @@ SLOW_SECONDS = 5.0
 _MOST_FRAMES = 5
 
 
-async def watch_loop() -> None:
-    """Log each time that code blocks this event loop for long, until cancelled."""
-    watchdog = _Watchdog(threading.get_ident())
-    threading.Thread(target=watchdog.look, name="workflow-watchdog", daemon=True).start()
+async def watch_loop(consequence: str) -> None:
+    """Log each time that code blocks this event loop for long, and the consequence, until cancelled."""
+    watchdog = _Watchdog(threading.get_ident(), consequence)
+    threading.Thread(target=watchdog.look, name="timer-watchdog", daemon=True).start()
     try:
         while True:
             watchdog.seen_at = time.monotonic()
@@ -30,11 +30,12 @@ async def watch_loop() -> None:
 
 
 class _Watchdog:
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, consequence: str) -> None:
         self.done = threading.Event()
         self.seen_at = time.monotonic()
         """When the loop went on last."""
         self._thread = thread
+        self._consequence = consequence
 
     def look(self) -> None:
         """Look until the loop ends."""
@@ -44,5 +45,5 @@ class _Watchdog:
             if seen_at != logged_at and time.monotonic() - seen_at > SLOW_SECONDS:
                 logged_at = seen_at
                 where = "".join(traceback.format_stack(sys._current_frames().get(self._thread))[-_MOST_FRAMES:])  # noqa: SLF001 - documented
-                text = "code has run for %.0f s without an await; all workflows of this worker wait:\n%s"
-                log.warning(text, SLOW_SECONDS, where)
+                text = "code has run for %.0f s without an await; %s:\n%s"
+                log.warning(text, SLOW_SECONDS, self._consequence, where)

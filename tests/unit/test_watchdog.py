@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from timer_service.worker import watchdog
+from timer_service import watchdog
 
 
 async def test_code_that_blocks_the_loop_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ async def test_code_that_blocks_the_loop_is_logged_once(monkeypatch: pytest.Monk
 
     notes = Notes()
     watchdog.log.addHandler(notes)
-    watching = asyncio.create_task(watchdog.watch_loop())
+    watching = asyncio.create_task(watchdog.watch_loop("all handlers wait"))
     try:
         await asyncio.sleep(0)
         block()
@@ -34,4 +34,5 @@ async def test_code_that_blocks_the_loop_is_logged_once(monkeypatch: pytest.Monk
         watchdog.log.removeHandler(notes)
         watching.cancel()
     (text,) = logged
+    assert "without an await; all handlers wait:\n" in text
     assert "in block\n" in text
