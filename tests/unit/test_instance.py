@@ -257,7 +257,8 @@ async def test_settings_of_the_parts(new: NewInstance) -> None:
     assert shown == ["worker", "ACME_DLQ", "localhost"]
     found = {name: parts.call_args.kwargs[name] for name in settings}
     assert found == {**settings, "visibility_timeout": timedelta(seconds=90)}
-    assert {call.args[1] for call in retention.call_args_list} == {timedelta(days=9)}
+    kept = {call.args[1] for call in retention.call_args_list}
+    assert kept == {timedelta(days=9), timedelta(days=30)}  # parked events are kept at least 30 days
 
 
 async def test_supervisor(new: NewInstance) -> None:
