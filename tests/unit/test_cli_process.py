@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -44,6 +46,21 @@ def test_exit_with_a_message(monkeypatch: pytest.MonkeyPatch, error: Exception, 
         cli.main()
     code: Any = ended.value.code
     assert code == text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["--help", "config show"])
+def test_full_disk(tmp_path: Path, arguments: str, unbuffered: str) -> None:
+    """If its output cannot be written, a command ends with 1 and says why in one line."""
+    command = [sys.executable, "-m", "timer_service", *arguments.split()]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as output:
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, cwd=tmp_path, env=environment, text=True, check=False
+        )
+    text = "timer-service: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, text)
 
 
 def test_command_that_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

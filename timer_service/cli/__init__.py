@@ -1,5 +1,7 @@
 """The command `timer-service`. Exit codes: 0 success, 1 failure or no effect, 2 wrong usage."""
 
+import errno
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -31,6 +33,7 @@ GROUPS = (
     "dead-letters",
     "tenants",
 )
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def main() -> None:
@@ -46,6 +49,12 @@ def main() -> None:
         sys.exit(f"timer-service: {_visible(error)}")
     except DatabaseUnavailableError as error:
         sys.exit(f"timer-service: the database cannot be used: {_visible(error)}")
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        # Python writes the rest at its end, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(f"timer-service: the output cannot be written: {error.strerror}")
 
 
 def _visible(error: Exception) -> str:
