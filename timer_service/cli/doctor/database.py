@@ -38,10 +38,9 @@ def check_version(version: tuple[int, ...]) -> Finding:
     if version < _SAFE_VERSION:
         return Finding(
             "sqlite",
-            Status.WARN,
-            f"{text} can corrupt a WAL database that several connections write to",
-            "The service writes through one connection, and its lock file excludes other instances. Let no other "
-            "program write to the file, or use a Python with SQLite 3.51.3 or newer.",
+            Status.NOTE,
+            f"{text} has an error that several writers of a WAL database can meet; the service has one writer",
+            "The lock file excludes other instances. Let no other program write to the file.",
         )
     return Finding("sqlite", Status.OK, text)
 
