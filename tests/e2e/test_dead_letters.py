@@ -48,7 +48,7 @@ async def test_list_of_several_pages(user: User, service: Service, cli: Cli) -> 
 
 
 async def test_show(user: User, service: Service, cli: Cli) -> None:
-    """A dead letter is shown with its reason, its headers and its command, to its tenant's name only."""
+    """A dead letter is shown with its reason, headers and command. A tenant that is given must be its own."""
     command = body("ScheduleTimer", "acme", {**VALID, "data": "?"}).replace(b"?", b"\xff")
     await user.js.publish(SUBJECT.format("acme"), command)
     await user.until_stored("TIMER_DLQ", 1)
@@ -57,6 +57,12 @@ async def test_show(user: User, service: Service, cli: Cli) -> None:
     assert "  Timer-Source-Subject: timer.cmd.v1.acme.schedule-timer" in shown
     letter = await cli.json("dead-letters", "show", "acme", "1")
     assert (letter["sequence"], letter["sourceSequence"], letter["size"]) == (1, 1, len(command))
+    assert await cli.json("dead-letters", "show", "1") == letter
+    done = await cli.run("dead-letters", "show", "2")
+    assert (done.returncode, done.stderr) == (1, "not found: 2\n")
+    for words in (["acme"], []):
+        done = await cli.run("dead-letters", "show", *words)
+        assert (done.returncode, "give the SEQUENCE of a dead letter" in done.stderr) == (2, True)
     for tenant, number in (("globex", "1"), ("acme", "2")):
         done = await cli.run("dead-letters", "show", tenant, number)
         assert (done.returncode, done.stderr) == (1, f"not found: {tenant}/{number}\n")
@@ -75,6 +81,7 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
     await user.js.publish("timer.dlq.v1.~unreadable.schedule-timer", command)
     await user.js.publish("timer.dlq.v1.acme.~unreadable", command)
     assert await cli.lines("dead-letters", "resubmit", "acme", "2", "2") == ["unchanged: acme/2", "unchanged: acme/2"]
+    assert await cli.lines("dead-letters", "resubmit", "2", "2") == ["unchanged: 2", "unchanged: 2"]
     done = await cli.run("dead-letters", "resubmit", "acme", "2", "1", "3", "9")
     rejected, omitted, missing = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "unchanged: acme/2\n")

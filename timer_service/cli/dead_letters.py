@@ -1,5 +1,6 @@
 """`timer-service dead-letters`. These commands read the stream of dead letters, as the operator."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -16,25 +17,27 @@ app = typer.Typer(
 )
 
 
-def read_letter_tenant(text: str) -> str:
-    """Return a tenant, or the name that a dead letter has instead if its command named no valid tenant."""
-    return text if text == UNREADABLE else read_tenant(text)
+def read_tenant_or_all(text: str) -> str:
+    """Return a tenant, `*` for all, or the name that a dead letter has if its command named no valid tenant."""
+    return text if text in {"*", UNREADABLE} else read_tenant(text)
 
 
-def read_letter_tenant_or_all(text: str) -> str:
-    """Return a tenant as the dead letters name it, or `*` for all."""
-    return text if text == "*" else read_letter_tenant(text)
-
-
-Tenant = Annotated[
-    str, typer.Argument(parser=read_letter_tenant, metavar="TENANT", help="The tenant, as the list shows it.")
-]
 TenantOrAll = Annotated[
-    str, typer.Argument(parser=read_letter_tenant_or_all, metavar="TENANT", help="Only this tenant; * for all tenants.")
+    str, typer.Argument(parser=read_tenant_or_all, metavar="TENANT", help="Only this tenant; * for all tenants.")
 ]
-Number = Annotated[int, typer.Argument(min=1, metavar="SEQUENCE", help="The number of the dead letter in the list.")]
+Tenant = Annotated[
+    str,
+    typer.Argument(
+        parser=read_tenant_or_all,
+        metavar="TENANT",
+        help="The tenant, as the list shows it. It may be left out.",
+    ),
+]
+Number = Annotated[
+    int | None, typer.Argument(min=1, metavar="SEQUENCE", help="The number of the dead letter in the list.")
+]
 Numbers = Annotated[
-    list[int], typer.Argument(min=1, metavar="SEQUENCE", help="The numbers of the dead letters in the list.")
+    list[int] | None, typer.Argument(min=1, metavar="SEQUENCE", help="The numbers of the dead letters in the list.")
 ]
 Before = Annotated[
     int | None, typer.Option("--cursor", min=1, metavar="CURSOR", help="Continue after the last row that was shown.")
@@ -76,25 +79,52 @@ def print_letter(letter: DeadLetter) -> None:
 
 DEAD_LETTERS = Resource(app, lambda client: client.dead_letters)
 DEAD_LETTERS.list(LETTERS, "List dead letters, newest first.", {"tenant": (TenantOrAll, "*"), "cursor": Before})
+
+
+def _letters(tenant: str, sequences: Sequence[int]) -> tuple[str, Sequence[int]]:
+    """Return the tenant, or `*`, and the sequences. A first word that is a number is a sequence.
+
+    Raises ValueError if there is no sequence.
+    """
+    if tenant.isdecimal():
+        return "*", [int(tenant), *sequences]
+    if not sequences:
+        raise ValueError("give the SEQUENCE of a dead letter")
+    return tenant, sequences
+
+
+async def _show(client: TimerClient, tenant: str, sequence: int | None = None) -> DeadLetter | None:
+    if sequence is None:
+        tenant, (sequence,) = _letters(tenant, [])
+    return await client.dead_letters.get(tenant, sequence)
+
+
+DEAD_LETTERS = Resource(app, lambda client: client.dead_letters)
+DEAD_LETTERS.list(LETTERS, "List dead letters, newest first.", {"tenant": (TenantOrAll, "*"), "cursor": Before})
 DEAD_LETTERS.get(
     "Show a dead letter: the reason, the headers and the command.",
     print_letter,
-    {"tenant": Tenant, "sequence": Number},
+    {"tenant": (Tenant, "*"), "sequence": Number},
     name="show",
-    call=lambda client, **given: client.dead_letters.get(**given),
+    call=_show,
 )
 
 
 @broker_command(app)
-async def resubmit(client: TimerClient, tenant: Tenant, sequences: Numbers, as_json: AsJson = False) -> None:
+async def resubmit(
+    client: TimerClient, tenant: Tenant = "*", sequences: Numbers = None, as_json: AsJson = False
+) -> None:
     """Send the commands of dead letters again, as new commands. Fix the reason before. The dead letters stay.
 
     A new command is newer than all others: it can undo what was sent after the rejected one.
+
+    If all words are numbers, they are sequences.
     """
+    owner, numbers = _letters(tenant, sequences or [])
 
     async def send(sequence: int) -> Outcome:
-        if (letter := await client.dead_letters.get(tenant, sequence)) is None:
+        if (letter := await client.dead_letters.get(owner, sequence)) is None:
             raise LookupError("there is no such dead letter")
         return await client.dead_letters.resubmit(letter)
 
-    await send_each(send, sequences, "sequence", tenant, as_json=as_json)
+    await send_each(send, numbers, "sequence", "" if owner == "*" else f"{owner}/", as_json=as_json)

@@ -103,7 +103,7 @@ async def _send(
     if not event_ids and not as_json:
         typer.echo(f"no {noun}", err=True)
         return
-    await send_each(send, event_ids, "eventId", owner, as_json=as_json, without_effect=["not_found"])
+    await send_each(send, event_ids, "eventId", f"{owner}/", as_json=as_json, without_effect=["not_found"])
 
 
 async def _send_about_parked(

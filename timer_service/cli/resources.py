@@ -197,14 +197,15 @@ async def send_each(
     send: Callable[[Any], Awaitable[Outcome]],
     ids: Sequence[str | int],
     field: str,
-    owner: str,
+    prefix: str,
     *,
     as_json: bool,
     without_effect: Collection[str] = (),
 ) -> None:
     """Send a command about each thing, and print what became of each. An error of one does not stop the others.
 
-    `field`: the name of an id in JSON. It ends with 1 after an error, or an outcome of `without_effect`.
+    `field`: the name of an id in JSON. `prefix`: the text before each id.
+    It ends with 1 after an error, or an outcome of `without_effect`.
     """
     ended: list[Mapping[str, Any]] = []
     has_failed = False
@@ -217,7 +218,7 @@ async def send_each(
             if not as_json:
                 error = ending.get("error")
                 name, sentence = (ending["outcome"], "") if error is None else (error["code"], f": {error['message']}")
-                typer.echo(one_line(f"{name}: {owner}/{each}{sentence}"), err=is_failure)
+                typer.echo(one_line(f"{name}: {prefix}{each}{sentence}"), err=is_failure)
     finally:  # what was sent must be known, even if the user stops
         if as_json:
             typer.echo(json.dumps(ended))

@@ -119,7 +119,7 @@ class DeadLetters:
 
         `before`: only older ones than the dead letter with this sequence.
         """
-        tenant = tenant if tenant == "*" else _check_tenant(tenant)
+        _check_tenant_or_all(tenant)
         subject = self._connection.subject(Kind.DEAD_LETTER, tenant, "*")
         check_whole("limit", limit)
         optional(check_whole, "before", before)
@@ -133,10 +133,11 @@ class DeadLetters:
     async def get(self, tenant: str, sequence: int) -> DeadLetter | None:
         r"""Return a dead letter with its headers and its body, or None if the tenant has none with this sequence.
 
+        `tenant`: `*` for any.
         A byte of the body that is not UTF-8 is written as in Python, such as `\xff`. This is not JSON either, so the
         command does not become another one.
         """
-        _check_tenant(tenant)
+        _check_tenant_or_all(tenant)
         if not 0 < check_whole("sequence", sequence) <= _MOST_SEQUENCE:
             return None
         async with self._translated() as js:
@@ -147,7 +148,7 @@ class DeadLetters:
             headers = message.headers or {}
             data = message.data or b""
             letter = _letter(str(message.subject), sequence, message.time, headers, len(data))
-        if letter.tenant != tenant:
+        if tenant not in {"*", letter.tenant}:
             return None
         return replace(letter, headers=headers, body=data.decode(errors="backslashreplace"))
 
@@ -240,9 +241,9 @@ class DeadLetters:
             ) from error
 
 
-def _check_tenant(tenant: str) -> str:
-    """Return a tenant that a dead letter can have."""
-    return tenant if tenant == UNREADABLE else check_tenant(tenant)
+def _check_tenant_or_all(tenant: str) -> str:
+    """Return a tenant that a dead letter can have, or `*`."""
+    return tenant if tenant in {"*", UNREADABLE} else check_tenant(tenant)
 
 
 def _read(message: Msg) -> DeadLetter:
