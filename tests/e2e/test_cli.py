@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,26 @@ async def test_watch_one_schedule(cli: Cli, client: TimerClient) -> None:
     assert head == f"Waiting for events of tenant acme and schedule tick at {broker}. Stop with Ctrl-C."
     assert re.match(r"\S+Z  ScheduleFired  acme  scheduleId=tick  ", lines[0])
     assert (code, "tock" in output.read_text()) == (0, False)
+
+
+@ON_SQLITE
+async def test_watch_workflows(cli: Cli, client: TimerClient) -> None:
+    """`workflows watch` prints the ends of the workflows of a tenant until Ctrl-C."""
+    output = cli.folder / "watched"
+    watching = spawn([*cli.program, "workflows", "watch", "acme"], output, environment=cli.settings, cwd=cli.folder)
+    try:
+        async with asyncio.timeout(30):
+            for number in count():  # again, until the watch has subscribed
+                if "workflowId=order-" in (output.read_text() if output.exists() else ""):
+                    break
+                await client.workflows.start("acme", f"order-{number}", "order")
+                await client.workflows.cancel("acme", f"order-{number}", reason="sold out")
+                await asyncio.sleep(0.1)
+    finally:
+        watching.send_signal(signal.SIGINT)
+        code = await asyncio.to_thread(watching.wait, PATIENCE_SECONDS)
+    _, line, *_ = output.read_text().splitlines()
+    assert (code, "WorkflowCancelled  acme  workflowId=order-" in line, "reason=sold out" in line) == (0, True, True)
 
 
 @ON_SQLITE

@@ -122,6 +122,14 @@ def test_version() -> None:
     assert run("--version").stdout == f"timer-service {__version__}\n"
 
 
+def test_values_of_an_option() -> None:
+    """The help of an option with fixed values has a short name for them, and lists them whole."""
+    text = " ".join(run("timers", "list", "--help").stdout.replace("│", " ").split())
+    assert (
+        "--state WORD Only timers in this state. One of: scheduled, reached, expired, cancelled, failed." in text
+    )
+
+
 def test_unreachable_broker() -> None:
     """The message has the URL, without the password, and the remedy."""
     result = run("timers", "get", "acme", "call-1", "--server", "nats://user:secret@127.0.0.1:1")

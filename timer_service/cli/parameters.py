@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -169,8 +169,9 @@ def number(text: str, *names: str) -> Any:
 
 
 def choice(values: Any, text: str, *names: str) -> Any:
-    """Return the type of an option that is one of the values of a `Literal`."""
-    return Annotated[values | None, typer.Option(*names, case_sensitive=False, help=text)]
+    """Return the type of an option that is one of the values of a `Literal`. Its help lists them."""
+    text = f"{text} One of: {', '.join(map(str.lower, get_args(values)))}."
+    return Annotated[values | None, typer.Option(*names, metavar="WORD", case_sensitive=False, help=text)]
 
 
 Tenant = Annotated[str, typer.Argument(parser=read_tenant, metavar="TENANT", help="The tenant.")]

@@ -197,3 +197,4 @@ WORKFLOWS.list(
 )
 WORKFLOWS.list(WORKERS, "List the workers that execute workflows.", name="workers")
 WORKFLOWS.get("Count workflows by status.", print_counts, name="count")
+WORKFLOWS.watch("Print the events of workflows that are published from now on: completed, failed and cancelled.")
