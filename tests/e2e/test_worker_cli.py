@@ -60,6 +60,12 @@ class Shell(Cli):
         self.workers.append(worker)
         return worker
 
+    async def begin(self, name: str, workflow_type: str) -> str:
+        """Start a workflow, and return the notes about it. The service may not have recorded the worker yet."""
+        done = await self.run("workflows", "start", "acme", name, workflow_type)
+        assert (done.returncode, done.stdout) == (0, f"started: acme/{name} (waiting)\n")
+        return done.stderr
+
     async def until_status(self, name: str, status: str) -> Any:
         while (found := await self.json("workflows", "get", "acme", name))["workflow"]["status"] != status:
             await asyncio.sleep(0.1)
@@ -97,7 +103,7 @@ async def test_the_order_example_on_the_command_line(shell: Shell) -> None:
     """A worker executes a workflow that was started on the command line, and shows what it did."""
     worker = await shell.start_worker("orders:order", "orders:held", "--name", "demo")
     start = ("workflows", "start", "acme", "o-1", "order", "--input", '{"id": 7}')
-    assert await shell.lines(*start) == ["started: acme/o-1 (waiting)"]
+    assert (await shell.run(*start)).stdout == "started: acme/o-1 (waiting)\n"
     assert (await shell.lines("workflows", "send", "acme", "o-1", "approval", "--data", "true"))[0].startswith("sent")
     found = await shell.until_status("o-1", "completed")
     assert found["result"] == {"charge": "paid 7", "approved": True}
@@ -117,11 +123,23 @@ async def test_the_order_example_on_the_command_line(shell: Shell) -> None:
     assert f"Executing workflows of tenant acme at {broker}: order, held" in await end(worker)
 
 
+async def test_a_type_without_workers(shell: Shell) -> None:
+    """The start of a workflow says that no worker asks for its type, which may be a wrong one."""
+    note = "No worker asks for the type odrer in the queue default yet. Check the type, or start a worker.\n"
+    assert await shell.begin("o-1", "odrer") == note
+    worker = await shell.start_worker("orders:held")
+    while not await shell.json("workflows", "workers", "acme"):
+        await asyncio.sleep(0.1)
+    assert await shell.begin("o-2", "odrer") == note
+    assert await shell.begin("h-1", "held") == ""
+    worker.kill()
+
+
 @pytest.mark.slow
 async def test_a_stopped_worker_finishes_its_step(shell: Shell) -> None:
     """SIGTERM lets the step in progress finish and releases the workflow; no attempt is lost."""
     worker = await shell.start_worker("orders:held")
-    await shell.lines("workflows", "start", "acme", "h-1", "held")
+    await shell.begin("h-1", "held")
     await shell.until_held()
     worker.send_signal(signal.SIGTERM)
     (shell.folder / "go").touch()
@@ -136,7 +154,7 @@ async def test_a_stopped_worker_finishes_its_step(shell: Shell) -> None:
 async def test_a_second_signal_ends_a_worker(shell: Shell) -> None:
     """A worker that gets a second signal ends before its step has ended, and says so instead of a traceback."""
     worker = await shell.start_worker("orders:held")
-    await shell.lines("workflows", "start", "acme", "h-1", "held")
+    await shell.begin("h-1", "held")
     await shell.until_held()
     for number in (signal.SIGTERM, signal.SIGINT):
         worker.send_signal(number)
@@ -150,7 +168,7 @@ async def test_a_second_signal_ends_a_worker(shell: Shell) -> None:
 async def test_a_worker_that_was_stopped_for_longer_than_its_lease(shell: Shell) -> None:
     """Another worker takes over. When the first one continues, it stores nothing: the step ran twice at most."""
     first = await shell.start_worker("orders:held")
-    await shell.lines("workflows", "start", "acme", "h-1", "held")
+    await shell.begin("h-1", "held")
     await shell.until_held()
     first.send_signal(signal.SIGSTOP)
     (shell.folder / "go").touch()

@@ -1,6 +1,7 @@
 """`timer-service workflows`. These commands use the broker only, never the database."""
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
 from timer_service.client import (
     Outcome,
     TimerClient,
+    TimerServiceError,
     WorkerInfo,
     Workflow,
     WorkflowDetail,
@@ -133,10 +135,23 @@ def _check_start(*, start_in: Any, start_at: Any, **_: object) -> None:
         raise typer.BadParameter("Give either --in or --at.")
 
 
+async def _note_missing_worker(client: TimerClient, tenant: str, workflow_id: str) -> None:
+    """Print a note if no worker asks for the type of a new workflow. One with a wrong type waits for ever."""
+    with suppress(TimerServiceError):  # without an answer, the workflow is started all the same
+        found = await client.workflows.get(tenant, workflow_id)
+        if found is not None and found.workflow.status == "waiting" and not found.has_workers:
+            wanted = f"the type {found.workflow.type} in the queue {found.workflow.queue}"
+            typer.echo(
+                output.one_line(f"No worker asks for {wanted} yet. Check the type, or start a worker."), err=True
+            )
+
+
 async def start(client: TimerClient, *, wait: bool, **given: Any) -> Outcome:
     """Start a workflow and return the outcome. With `wait`, print its result when it ends instead, and exit."""
     tenant, workflow = given["tenant"], given["workflow_id"]
     outcome = await client.workflows.start(**given)
+    if outcome.name == "started":
+        await _note_missing_worker(client, tenant, workflow)
     if not wait or outcome.name not in {"started", "unchanged"}:
         return outcome
     typer.echo(output.one_line(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end."), err=True)
