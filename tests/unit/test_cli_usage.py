@@ -125,9 +125,7 @@ def test_version() -> None:
 def test_values_of_an_option() -> None:
     """The help of an option with fixed values has a short name for them, and lists them whole."""
     text = " ".join(run("timers", "list", "--help").stdout.replace("│", " ").split())
-    assert (
-        "--state WORD Only timers in this state. One of: scheduled, reached, expired, cancelled, failed." in text
-    )
+    assert "--state WORD Only timers in this state. One of: scheduled, reached, expired, cancelled, failed." in text
 
 
 def test_unreachable_broker() -> None:
