@@ -145,6 +145,11 @@ HELD = {
     "step": None,
 }
 OPEN = {**WORKFLOW, "workflowId": "w2", "status": "waiting", "blockedBy": EVIL, "endedAt": None, "messages": 1}
+WAITING: list[Document] = [
+    {**HELD, "workflowId": "w4", "status": "parked", "workerId": None, "step": None, "dueAt": None},
+    {**HELD, "workflowId": "w5", "status": "waiting", "workerId": None, "step": None, "dueAt": AT},
+    {**HELD, "workflowId": "w6", "status": "waiting", "workerId": None, "step": None, "dueAt": THEN},
+]
 EFFECTS: list[Document] = [
     {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL, "dueAt": AT},
     {"key": "b", "kind": "step", "status": "open", "failures": 2, "dueAt": AT, "error": {"type": "E", "message": EVIL}},
@@ -223,7 +228,7 @@ CASES: dict[str, Callable[[], None]] = {
     "runs get": lambda: runs.print_graph(
         RunGraph(Run.read(REJECTED), {EVIL: 1}, {EVIL: False}, [RunJob.read(each) for each in JOBS])
     ),
-    "workflows list": rows(workflows.LIST, WORKFLOW, OPEN),
+    "workflows list": rows(workflows.LIST, WORKFLOW, OPEN, HELD, *WAITING),
     "workflows get": lambda: workflows.print_workflow(detail(WORKFLOW, failure=WorkflowError(type="E", message=EVIL))),
     "workflows get, running": lambda: workflows.print_workflow(detail(HELD)),
     "workflows get, open": lambda: workflows.print_workflow(detail(OPEN, input=EVIL, result=None)),
@@ -306,7 +311,11 @@ async def test_end_of_a_workflow(name: OutcomeName, capsys: pytest.CaptureFixtur
     """The error that `start --wait` prints, which the code of a tenant raised, does not act on the terminal."""
     started = Outcome(command_id="1", name=name, workflow=Workflow.read(OPEN))
     ended = WorkflowEndedError(Workflow.read(WORKFLOW), WorkflowError(type="E", message="\x1b[2J\n"))
-    calls = SimpleNamespace(start=AsyncMock(return_value=started), result=AsyncMock(side_effect=ended))
+    calls = SimpleNamespace(
+        start=AsyncMock(return_value=started),
+        get=AsyncMock(side_effect=NoAnswerError("later")),
+        result=AsyncMock(side_effect=ended),
+    )
     client: Any = SimpleNamespace(workflows=calls)
     with pytest.raises(typer.Exit) as exited:
         await workflows.start(client, wait=True, tenant="acme", workflow_id="order\u202e")

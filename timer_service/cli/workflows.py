@@ -48,9 +48,20 @@ def _why(workflow: Workflow) -> str:
     return ": ".join(part for part in parts if part)
 
 
+def _waits_for(workflow: Workflow, now: datetime) -> str:
+    """Return what a workflow without a worker waits for; empty if it runs or has ended."""
+    if workflow.status == "parked":
+        return "waits for a message"
+    if workflow.status != "waiting" or workflow.due_at is None:
+        return ""
+    if workflow.due_at > now:
+        return f"continues {output.format_distance(workflow.due_at, now)}"
+    return f"waits for a worker since {output.format_time(workflow.due_at)}"
+
+
 def _row(workflow: Workflow, now: datetime) -> tuple[str, ...]:
     created = output.format_time(workflow.created_at), output.format_distance(workflow.created_at, now)
-    return workflow.workflow_id, _status(workflow), workflow.type, *created, _why(workflow)
+    return workflow.workflow_id, _status(workflow), workflow.type, *created, _why(workflow) or _waits_for(workflow, now)
 
 
 LIST = Rows(
