@@ -208,6 +208,8 @@ class WorkSignalFailed(_SignalEvent):
 @dataclass(frozen=True, kw_only=True)
 class _RunEvent(Event):
     run_id: str
+    attempt: int = 1
+    """Greater than 1 after `Runs.retry`. `Runs.report` takes that of a `JobReady`."""
 
     @property
     def about(self) -> str:
