@@ -114,7 +114,7 @@ def run_commands(draw: st.DrawFn, most: int = 10) -> list[SentCommand]:
 
 
 @st.composite
-def retried_runs(draw: st.DrawFn) -> list[SentCommand]:
+def retried_runs(draw: st.DrawFn, most: int = 12) -> list[SentCommand]:
     """Draw the commands of an executor whose jobs often fail. When its run has ended, the run is retried."""
     model, history = RunsModel(), list[SentCommand]()
 
@@ -125,14 +125,14 @@ def retried_runs(draw: st.DrawFn) -> list[SentCommand]:
 
     send("StartRun", draw(starts()))
     run = model.runs[RunName("acme", "r1")]
-    for _ in range(draw(st.integers(1, 12))):
+    for _ in range(draw(st.integers(1, most))):
         ready = [name for name, job in run.jobs.items() if job.ready and not job.ended]
         if not run.is_open:
             send("RetryRun", {})
         elif run.open_groups and draw(st.booleans()):
             send("ResolveGroup", draw(resolves()))
-        elif ready and draw(st.integers(0, 5)):
-            report = {"jobName": draw(st.sampled_from(ready)), "status": draw(st.sampled_from(_ENDS))}
+        elif ready and draw(st.integers(0, 5)) > 0:
+            report: dict[str, Any] = {"jobName": draw(st.sampled_from(ready)), "status": draw(st.sampled_from(_ENDS))}
             report |= draw(st.sampled_from([{}, {"outputs": {"n": len(history)}}]))
             send("ReportJobStatus", report | draw(st.sampled_from([{}, {"attempt": run.attempt}, {"attempt": 1}])))
         else:

@@ -11,6 +11,8 @@ from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 NO_POSITION = Position(0, 0)
 """The position of a run that is not started."""
 UNFINISHED = frozenset({JobStatus.PENDING, JobStatus.DISPATCHED, JobStatus.RUNNING})
+MAX_ATTEMPTS = 100
+"""How often a run can begin. A RetryRun has 100 bytes, and can cause 10,000 JobReady."""
 OPEN = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
 """The statuses of a run that has not ended."""
 RETRIABLE = frozenset({RunStatus.FAILED, RunStatus.CANCELLED})

@@ -19,7 +19,7 @@ from timer_service.runs.messages import (
     RunStatus,
     StartRun,
 )
-from timer_service.runs.rules import RETRIABLE, UNFINISHED, Group, Job, Outcome, Run
+from timer_service.runs.rules import MAX_ATTEMPTS, RETRIABLE, UNFINISHED, Group, Job, Outcome, Run
 from timer_service.runs.size import bytes_of_groups, count_jobs
 
 SWEEP_MS = 10 * 60 * 1000
@@ -213,7 +213,7 @@ class _CommandApplier:
             return Outcome.NOT_FOUND
         if not run.ended:
             return Outcome.UNCHANGED
-        if run.status not in RETRIABLE:
+        if run.status not in RETRIABLE or run.attempt >= MAX_ATTEMPTS:
             return Outcome.ALREADY_ENDED
         if not draft.is_complete:
             return Outcome.NOT_FOUND

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import iso
-from tests.harness.runs import RunConversation, jobs, run_after
+from tests.harness.runs import Graph, RunConversation, jobs, run_after
 from timer_service.core.values.address import Address, Kind
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -183,7 +183,7 @@ async def test_always_job_runs_after_a_failure(runs: RunConversation) -> None:
 
 async def test_always_jobs_run_after_a_cancel(runs: RunConversation) -> None:
     """The `always` jobs of a cancelled run run after the jobs they need, without waiting for groups. Then it ends."""
-    graph = {"a": [], "b": ["a"], "stop": ["b", {"group": "g"}], "clean": ["stop"], "runs": []}
+    graph: Graph = {"a": [], "b": ["a"], "stop": ["b", {"group": "g"}], "clean": ["stop"], "runs": []}
     await runs.start(graph, "g", always=["stop", "clean", "runs"])
     await runs.report("running", "a", "runs")
     reply = await runs.request("CancelRun")

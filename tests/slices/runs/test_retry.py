@@ -163,6 +163,16 @@ async def test_run_that_is_being_deleted(slice_: Runs) -> None:
     assert (await slice_.request("RetryRun"))["outcome"] == "not_found"
 
 
+async def test_attempts_are_bounded(slice_: Runs) -> None:
+    """A run begins at most 100 times."""
+    await slice_.start({"a": []})
+    await slice_.request("CancelRun")
+    await slice_.sql("UPDATE runs SET attempt = 99")
+    assert (await slice_.request("RetryRun"))["outcome"] == "retried"
+    await slice_.request("CancelRun")
+    assert (await slice_.request("RetryRun"))["outcome"] == "already_ended"
+
+
 async def test_retried_run_is_kept(slice_: Runs) -> None:
     """Retention keeps a run that runs again, and deletes it after its next end."""
     await slice_.start({"a": []})
